@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 
 from percolator.errors import InvariantViolation, StoreFault
 
+_CLOSED = "closed"
+
 
 class MemoryBatch:
     """Changes to a `MemoryStorage`, by key; None deletes."""
@@ -113,13 +115,15 @@ class MemoryStorage:
         self._check()
 
     async def close(self) -> None:
-        self._broken = "closed"
+        self._broken = _CLOSED
 
     def crash(self) -> None:
         """Loses everything but the disk, immediately."""
         self._broken = "crashed"
 
     def _check(self) -> None:
+        if self._broken == _CLOSED:
+            raise RuntimeError("the storage is closed")  # as LevelDB's: who asks has a bug
         if self._broken is not None:
             raise OSError(f"the storage cannot be used: {self._broken}")
 

@@ -186,6 +186,15 @@ async def test_a_closed_storage_opened_again_has_everything(place: Place) -> Non
         assert storage.get(b"b") == b"2"
 
 
+async def test_whoever_reads_a_closed_storage_has_a_bug_and_the_disk_none(place: Place) -> None:
+    async with opened(place) as storage:
+        await write(storage, a="1")
+    for read in (lambda: storage.get(b"a"), storage.cursor):
+        with pytest.raises(RuntimeError):
+            read()
+    assert not issubclass(RuntimeError, storage.failures)
+
+
 async def test_the_size_of_a_range_grows_with_what_is_in_it(place: Place) -> None:
     async with opened(place) as storage:
         batch = storage.batch()

@@ -125,6 +125,7 @@ async def pages(state: TabletState, plan: ChangePlan) -> AsyncIterator[pb.ScanCh
     settled = Settled(plan.until) if plan.settled else await find_settled(state, plan)
     scan = _ChangeScan(state, plan, settled.until)
     while True:
+        state.require_open()  # the tablet may have been closed since the last page was taken
         page, ended = await scan.page()
         if ended:
             for row, column, record in settled.locks:

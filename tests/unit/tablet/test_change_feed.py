@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator.errors import InvalidArgument, SnapshotTooOld, StoreUnusable
+from percolator.errors import InvalidArgument, SnapshotTooOld, StoreUnusable, TabletMoved
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
 from percolator.tablet import keys, opening
@@ -369,6 +369,19 @@ async def test_a_scan_that_collection_overtakes_is_refused() -> None:
     await rig.tablet.raise_safe_points(SafePoints(5, 5))
     with pytest.raises(SnapshotTooOld):
         await anext(request_pages)
+
+
+async def test_a_scan_of_a_tablet_that_is_closed_between_two_pages_is_sent_elsewhere() -> None:
+    """As when it is split or moved while the reader is busy with a page."""
+    rig = await fed()
+    await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
+    pages = rig.tablet.scan_changes(
+        pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
+    )
+    await anext(pages)
+    await rig.tablet.close()
+    with pytest.raises(TabletMoved):
+        await anext(pages)
 
 
 async def test_a_half_of_a_split_has_the_changes_of_its_rows_before_and_after_trimming() -> None:

@@ -38,8 +38,10 @@ class _StoreOfOne(MemoryStore):
 def _is_closed(storage: MemoryStorage) -> bool:
     try:
         storage.get(b"")
-    except OSError as error:
-        return "closed" in str(error)
+    except RuntimeError:
+        return True
+    except OSError:  # a write failed, and it is still open
+        return False
     return False
 
 
