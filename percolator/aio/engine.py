@@ -161,8 +161,6 @@ class Engine:
         """How to divide tables among those who work in parallel."""
         self.contents: Contents = TabletContents(world, self.catalog)
         self.timestamps: TimestampSource | SpacedTimestamps = timestamps
-        self.oracle = timestamps if rows is None else None
-        """For commits that may be one message, which none in a row store can be."""
         self.intents: Intents | None = None
         """What waits for observers, if it is in a row store."""
         if rows is not None:

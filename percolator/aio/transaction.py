@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping
 from enum import Enum
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
 from percolator.aio.engine import Engine
+from percolator.aio.one_message import OneMessage
 from percolator.aio.outcomes import settled
-from percolator.aio.weak_notifications import WeakNotifications
+from percolator.aio.transaction_internals import TransactionInternals
 from percolator.arguments import require_bool, require_seconds
 from percolator.errors import (
-    CellAddress,
     ConflictError,
     OutcomeUnknown,
     UsageError,
 )
 from percolator.protocol.baton import Baton
 from percolator.protocol.commit import Commit
-from percolator.protocol.commit_message import fits_one_message
 from percolator.protocol.first_message import FirstMessage
-from percolator.protocol.known_row import KnownRow
 from percolator.protocol.read_locks import explained
-from percolator.protocol.scan import FoundRow
 from percolator.protocol.write_set import WriteSet
 from percolator.protocol.write_steps import WriteSteps
 from percolator.retries import Attempts
-from percolator.routing.cells import CommitAnswer, FoundCell
-from percolator.routing.table_info import NO_OBSERVERS, TableInfo
-from percolator.schema import Column, Readable, Table
+from percolator.routing.cells import CommitAnswer
+from percolator.schema import Column
 from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
@@ -56,7 +52,7 @@ _ENDINGS = {
 _COMMITTING = "is being committed"
 
 
-class Transaction(WeakNotifications):
+class Transaction(OneMessage):
     """Reads from one snapshot, and writes that take effect all at once.
 
     It shows the moment of its first read, not of entering the block; `timestamp` counts as a
@@ -76,10 +72,6 @@ class Transaction(WeakNotifications):
     commit_timestamp: Timestamp | None = None
     """Set by a commit that wrote something."""
     _commit: Commit | None = None
-    _alone = True
-    """No other process can commit this transaction."""
-    _two_phases = False
-    """Do not try to commit in one round."""
 
     def __init__(
         self, engine: Engine, timeout_seconds: float | None, attempts: Attempts | None = None
@@ -94,11 +86,6 @@ class Transaction(WeakNotifications):
     def start_timestamp(self) -> Timestamp | None:
         """The timestamp of the snapshot that it reads; None before the first read."""
         return Timestamp(self._start) if self._start else None
-
-    def _resume(self, start: int, started_seconds: float) -> None:
-        self._set_start(start)
-        self._started_seconds = started_seconds
-        self._alone = False
 
     @property
     def internal(self) -> TransactionInternals:
@@ -186,38 +173,6 @@ class Transaction(WeakNotifications):
             # At once, rather than when the caller's thread has woken up.
             self._attempts.end(Baton.after(commit, self._writes.cells))
         return self.commit_timestamp
-
-    def _first_message(self, deadline: float) -> FirstMessage | None:
-        """The message that may be all that it takes, on its way; None if it cannot be one."""
-        engine, writes = self._engine, self._writes
-        env, oracle, weak = engine.env, engine.oracle, self._weak or ()
-        if (
-            not writes.cells
-            or oracle is None
-            or self._two_phases
-            or not fits_one_message(writes.cells, weak, env.limits)
-        ):
-            return None
-        first = FirstMessage(
-            env,
-            writes,
-            sorted(weak) if weak else (),
-            self._bound_tables,
-            self._begin_at_once,
-            deadline,
-            is_followed=self._attempts is not None and self._attempts.is_followed,
-        )
-        if self._start:
-            self._require_older_tables()
-            first.send(self._start)
-        else:
-            self.statistics.round_trips += 1
-            oracle.give(first, 1, max(deadline - engine.now(), 0.001))
-        return first
-
-    def _begin_at_once(self, start: int) -> None:
-        self._set_start(start)
-        self._require_older_tables()
 
     async def _go_on(self, answer: CommitAnswer | None, deadline: float) -> int:
         """Commits with more than the first message, or without it: then there is no answer."""
@@ -334,78 +289,3 @@ class Transaction(WeakNotifications):
             )
         if self._start and not self._ended:
             self._engine.open_starts.discard(self)
-
-
-class TransactionInternals:
-    """What the rest of the library needs from a transaction.
-
-    It is a view that is made for each use: if the transaction kept it, there would be a reference
-    cycle for the garbage collector to find.
-    """
-
-    __slots__ = ("_transaction", "writes")
-
-    def __init__(self, transaction: Transaction) -> None:
-        self._transaction = transaction
-        self.writes = transaction._writes
-
-    def known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
-        """The cell's address, if its table was used before. Works in any thread."""
-        return self._transaction._known_address(row, column)
-
-    def known_target(self, row: object, column: Column[Any]) -> CellAddress | None:
-        """As `known_address`, for a cell that is to be set: None also if the column's codec has to
-        be declared first."""
-        return self._transaction._known_target(row, column)
-
-    def put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:
-        """As `set`, for a cell whose table is known. Works in any one thread at a time."""
-        self._transaction._put(address, row, column, value)
-
-    def updating(self) -> asyncio.Lock:
-        """To be held from a read to the write that depends on it: calls may be gathered."""
-        return self._transaction._updating()
-
-    async def write_together(
-        self,
-        puts: Sequence[tuple[object, Column[Any], Any]],
-        deletes: Sequence[tuple[object, Column[Any]]],
-    ) -> None:
-        """As `set` and `delete` of each of them, or nothing if one is refused."""
-        await self._transaction._write_together(puts, deletes)
-
-    def notify_cell(self, address: CellAddress) -> None:
-        """As `notify`, for a column that is known to have a weak observer."""
-        self._transaction._notify_cell(address)
-
-    def found_pages(
-        self, table: Table[K], start: K, end: K, columns: Sequence[Column[Any]]
-    ) -> AsyncGenerator[list[FoundRow], None]:
-        """Scans rows as they are stored, with the commit timestamps of their cells."""
-        return self._transaction._found_pages(table, start, end, None, columns)
-
-    def bind(self, table: str, table_id: int) -> None:
-        """Fixes which table the name means in this transaction, before it is used."""
-        transaction = self._transaction
-        known = transaction._engine.catalog.known(table)
-        if known is None or known.table_id != table_id:
-            known = TableInfo(table_id, table, NO_OBSERVERS)
-        transaction._bind(known)
-
-    def know(self, row: KnownRow) -> None:
-        """Cells as they are at the transaction's timestamp, so that they need not be read."""
-        self._transaction._known = row
-
-    async def versions(
-        self, cells: Iterable[CellAddress], deadline: float
-    ) -> dict[CellAddress, FoundCell]:
-        """The newest versions of these cells at its timestamp, deletions among them."""
-        return await self._transaction._versions(cells, deadline)
-
-    def resume(self, start: int, started_seconds: float) -> None:
-        """Continues a transaction that was begun elsewhere. Call it before anything else.
-
-        A gateway calls this, because its client keeps the start timestamp. `started_seconds` is
-        when that was handed out, by this machine's monotonic clock: locks live from then on.
-        """
-        self._transaction._resume(start, started_seconds)

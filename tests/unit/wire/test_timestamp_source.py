@@ -449,6 +449,7 @@ class _Taker:
 
     def set_exception(self, error: errors.PercolatorError, /) -> None:
         self.errors.append(error)
+        self.is_gone = True
 
 
 async def test_what_takes_a_timestamp_has_it_in_the_turn_in_which_it_comes() -> None:
@@ -476,6 +477,7 @@ async def test_what_takes_a_timestamp_hears_that_none_comes() -> None:
     source.give(taker, timeout_seconds=1.0)
     await asyncio.sleep(1.1)
     assert [type(error) for error in taker.errors] == [errors.DeadlineExceeded]
-    source.give(taker)
+    last = _Taker(source)
+    source.give(last)
     await source.close()
-    assert [type(error) for error in taker.errors[1:]] == [errors.UsageError]
+    assert [type(error) for error in last.errors] == [errors.UsageError]
