@@ -52,10 +52,13 @@ class RecentWrites:
 
     def publish(self, committed: dict[bytes, int], newest_commit: int, newest_marker: int) -> None:
         """Records a durable batch: its commits by cell, and the newest timestamps it wrote."""
+        if min(committed.values(), default=0) >= self.newest_commit:
+            self._young.update(committed)  # above every bound, as nearly always
+        else:
+            bound = self.bound
+            self._young.update({cell: max(at, bound(cell)) for cell, at in committed.items()})
         self.newest_marker = max(self.newest_marker, newest_marker)
         self.newest_commit = max(self.newest_commit, newest_commit)
-        bound = self.bound
-        self._young.update({cell: max(at, bound(cell)) for cell, at in committed.items()})
         if len(self._young) > self._cells_max:
             # Everything published before the young generation began is at or below this.
             self._horizon = self._newest_before_young

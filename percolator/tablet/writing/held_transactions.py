@@ -34,7 +34,7 @@ from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.lines import Lines, Place
 from percolator.tablet.writing.listed_steps import prewrite_conditions
 from percolator.tablet.writing.mutations import CheckedCondition
-from percolator.tablet.writing.transactions import WholeTransaction
+from percolator.tablet.writing.transactions import TransactionWork, WholeTransaction
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -114,10 +114,15 @@ class HeldTransactions:
         """Judges them one after the other, and holds the cells of those that pass."""
         held: list[WholeTransaction] = []
         judging: list[WholeTransaction] = []
+        work: TransactionWork | None = None
+        of_work: PercolatorError | None = None
         try:
             for transaction in transactions:
                 judging = [transaction]
-                obstacle = self._obstacle(transaction)
+                if transaction.work is not work:  # most come with the one before
+                    work = transaction.work
+                    of_work = self._obstacle(work)
+                obstacle = of_work or self._fence(transaction)
                 if obstacle is not None:
                     self._end(transaction, not_executed(obstacle))
                     continue
@@ -146,9 +151,9 @@ class HeldTransactions:
             self._tasks.start(self._take_timestamps(part))
         self._stir()
 
-    def _obstacle(self, transaction: WholeTransaction) -> PercolatorError | None:
-        """Why it is not judged: what may have changed while it waited."""
-        state, work = self._state, transaction.work
+    def _obstacle(self, work: TransactionWork) -> PercolatorError | None:
+        """Why nothing of a request is judged: what may have changed while it waited."""
+        state = self._state
         if state.closed_because is not None:
             return state.closed_because
         if work.schema_version != state.schema_version:
@@ -157,9 +162,14 @@ class HeldTransactions:
             return NotExecuted("the deadline passed while the transaction waited for its cells")
         if work.done.cancelled():
             return NotExecuted("the caller has cancelled the request")
-        if state.load_fences:
+        return None
+
+    def _fence(self, transaction: WholeTransaction) -> PercolatorError | None:
+        """The bulk load, if any, that has closed one of its rows."""
+        fences = self._state.load_fences
+        if fences:
             for write in (*transaction.writes, *transaction.weak):
-                fence = state.load_fences.over(write[0])
+                fence = fences.over(write[0])
                 if fence is not None:
                     return closed(fence)
         return None
