@@ -163,7 +163,7 @@ class Assignment:
         while True:
             self._news.clear()
             try:
-                await self._note_served()
+                await self.note_served()
                 await self._assign_orphans()
             except StoreUnusable as error:
                 _log.error("no tablet can be assigned", error=str(error))
@@ -175,7 +175,7 @@ class Assignment:
             except TimeoutError:
                 continue
 
-    async def _note_served(self) -> None:
+    async def note_served(self) -> None:
         """Notes which tablets hold data, and at which epoch: from now on, it is a loss if this
         epoch and all later ones are missing."""
         now = self._world.clock.monotonic_seconds()

@@ -82,6 +82,9 @@ class TabletChanges:
         """Returns when both halves are served. Clients notice nothing but a short pause."""
         self._assignment.hold(tablet_id)
         try:
+            if not self._tablet(tablet_id).exists:
+                # It may have been served for so short a time that the map does not know it yet.
+                await self._assignment.note_served()
             parent = self._tablet(tablet_id)
             if not parent.exists or not self._assignment.is_served(parent):
                 raise NotReady(f"tablet {tablet_id} is not served", retry_after_seconds=1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -34,6 +35,22 @@ async def test_a_split_loses_no_row_and_the_parent_is_forgotten() -> None:
         assert leader.store.current.retired == ()
         # After it was moved it still has all of its rows.
         await world.ask(methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=found[0].tablet_id))
+        assert await is_complete(world, table)
+
+
+async def test_a_tablet_can_be_split_as_soon_as_it_is_served() -> None:
+    """Also by a call that is faster than the note, in the map, that the tablet is served."""
+    async with cluster("a:1") as world:
+        table = await create(world, splits=[])
+        await fill(world, table)
+        (whole,) = await world.locate(table)
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        store = leader.store
+        unnoted = replace(store.current.tablets[whole.tablet_id], exists=False, served_epoch=0)
+        store.current = store.current.with_tablets([unnoted])
+        request = wire.SplitTabletRequest(tablet_id=whole.tablet_id)
+        await world.ask(methods.SPLIT_TABLET, request)
         assert await is_complete(world, table)
 
 
