@@ -53,8 +53,8 @@ class FirstMessage:
         *,
         is_followed: bool,
     ) -> None:
-        """`begun` is called with the start timestamp, if that is fetched here. If it raises, the
-        caller receives the error, and nothing is sent."""
+        """`begun` is called with the start timestamp. If it raises, the caller receives the error,
+        and nothing is sent."""
         self._env = env
         self._writes = writes
         self._weak = weak
@@ -63,7 +63,7 @@ class FirstMessage:
         self._deadline = deadline
         self._is_followed = is_followed
         self.answer: asyncio.Future[CommitAnswer] = asyncio.get_running_loop().create_future()
-        """An exception means that nothing was sent."""
+        """An exception means that nothing was sent, unless `is_sent`."""
         self.is_sent = False
         """From here on it may be executed, even if the caller is cancelled."""
 
@@ -89,19 +89,24 @@ class FirstMessage:
         self.is_sent = True
         env.cells.commit(message, self._deadline, self.answer)
 
-    # ------------------------------------------------------------------ a start timestamp comes
+    # ------------------------------------------------------------------ the timestamp comes
 
     def done(self) -> bool:
         """Whether nobody waits any more."""
         return self.answer.done()
 
     def set_result(self, start: int) -> None:
+        """Raises nothing: whatever goes wrong, only the caller of this commit should hear of it,
+        together with whether the message may have left."""
         try:
             self._begun(start)
             self.send(start)
-        except Exception as error:  # noqa: BLE001 - the caller's, not the source's of timestamps
+        except Exception as error:  # noqa: BLE001
             if not self.answer.done():
                 self.answer.set_exception(error)
+            else:  # a bug, of which nobody else would hear
+                context = {"message": "after the answer to a commit", "exception": error}
+                asyncio.get_running_loop().call_exception_handler(context)
 
     def set_exception(self, error: PercolatorError) -> None:
         self.answer.set_exception(harmless(error))

@@ -206,3 +206,26 @@ async def test_commits_that_wait_for_one_answer_of_the_oracle_share_a_message() 
         # Of the three that write one cell, one has committed.
         assert len(committed) == len(set(committed)) == 20
         assert sum(tx.outcome is Outcome.COMMITTED for tx in open_ones) == 1
+
+
+@pytest.mark.parametrize("reads_first", [False, True])
+async def test_a_message_that_may_have_left_before_a_bug_struck_has_an_unknown_outcome(
+    monkeypatch: pytest.MonkeyPatch, *, reads_first: bool
+) -> None:
+    async with held() as (db, _):
+        tx = await written(db, 1)
+        if reads_first:
+            assert await tx.get("known", balance) == 0
+        cells = db.internal.engine.cells
+        correct = cells.commit
+
+        def broken(*arguments: Any) -> object:
+            correct(*arguments)
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(cells, "commit", broken)
+        with pytest.raises(RuntimeError, match="a bug"):
+            await tx.commit()
+        assert tx.outcome is Outcome.UNKNOWN
+        monkeypatch.undo()
+        assert await tx.resolve() is Outcome.COMMITTED
