@@ -102,9 +102,12 @@ class SharedTransaction:
             raise UsageError("the shared transaction has begun already")
         engine = self._engine
         if self._ticket is None:
-            self._ticket = await new_ticket(
+            ticket = await new_ticket(
                 engine, self._unchanged_since, self._ttl_seconds, self._timeout_seconds
             )
+            if self._ticket is not None:  # by another call meanwhile: its tasks may have it
+                raise UsageError("the shared transaction has begun already")
+            self._ticket = ticket
         # Commits below the safe point are refused, so that must not pass the parts.
         engine.open_starts.add(self, self._ticket.unchanged_since or self._ticket.began)
         self._keeper = Keeper(engine.env, self._ticket.job)

@@ -99,6 +99,8 @@ class Worker:
         letters = await dead_letters_table(context)
         if self._is_unwanted:
             raise UsageError("this worker was stopped before it had started")
+        if self._parts is not None:  # by another call meanwhile: its parts would not be stopped
+            raise UsageError("this worker was already started")
         self._stopped = asyncio.Event()
         self._parts = parts = _Parts(context, watched, self._limits, letters)
         for work in (

@@ -7,6 +7,7 @@ transaction has committed.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from abc import ABC, abstractmethod
 from dataclasses import replace
@@ -38,6 +39,7 @@ class TablesInMemory(ABC):
         self._clock = clock
         self._ids = itertools.count(1)
         self._tables: dict[str, master_pb2.Table] = {}
+        self._creating = asyncio.Lock()
         self._deleting: dict[int, master_pb2.Table] = {}
         self.tablets: dict[int, Tablet] = {}
         self._disks: dict[int, DurableMemory] = {}
@@ -55,6 +57,12 @@ class TablesInMemory(ABC):
         return self._allocate(count)
 
     async def create_table(
+        self, request: master_pb2.CreateTableRequest
+    ) -> master_pb2.CreateTableResponse:
+        async with self._creating:  # while its tablets are opened, another call would make it again
+            return await self._created(request)
+
+    async def _created(
         self, request: master_pb2.CreateTableRequest
     ) -> master_pb2.CreateTableResponse:
         known = self._tables.get(request.name)

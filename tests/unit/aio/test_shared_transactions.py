@@ -60,6 +60,16 @@ async def test_tickets_and_receipts_travel_between_processes() -> None:
 
 
 @on_both_engines
+async def test_begun_twice_at_once_it_begins_once() -> None:
+    async with connected() as (db, _):
+        whole = db.shared_transaction()
+        begun = await asyncio.gather(whole.begin(), whole.begin(), return_exceptions=True)
+        assert [str(one) for one in begun if one] == ["the shared transaction has begun already"]
+        assert await whole.commit([await receipt_of(db, whole.ticket, "1", ann=1)])
+        assert await values_of(db) == {"ann": 1}
+
+
+@on_both_engines
 async def test_one_process_begins_it_and_another_decides() -> None:
     async with connected() as (db, _):
         ticket = await db.internal.shared_ticket(60.0, 1.0)

@@ -136,6 +136,14 @@ async def test_locks_are_released_when_the_work_is_done() -> None:
         assert holders == {}
 
 
+async def test_a_worker_that_is_started_twice_at_once_starts_once() -> None:
+    async with observed() as world:
+        worker = Worker(world.context, [copying])
+        started = await asyncio.gather(worker.start(), worker.start(), return_exceptions=True)
+        assert [str(one) for one in started if one] == ["this worker was already started"]
+        assert await worker.stop()
+
+
 @observes(source, name="copying")
 async def never_copying(tx: Any, row: str) -> None:
     await asyncio.get_running_loop().create_future()
