@@ -425,9 +425,10 @@ class InvariantViolation(PercolatorError):
 
 def harmless(error: PercolatorError) -> PercolatorError:
     """The error of a call that has asked for a timestamp and nothing else: it can safely be
-    repeated."""
+    repeated. To be raised as it is: with `from error`, it might be its own cause."""
     if error.retry is not Retry.UNKNOWN:
         return error
     found = copy(error)  # others may wait for the same timestamp
     found.retry = Retry.SAFE
+    found.__cause__ = error
     return found

@@ -18,7 +18,7 @@ async def fresh_timestamp(engine: Engine, timeout_seconds: float) -> int:
     try:
         return await engine.env.timestamps.get(timeout_seconds=timeout_seconds)
     except PercolatorError as error:
-        raise harmless(error) from error
+        raise harmless(error)  # noqa: B904 - it has its cause already
 
 
 class Moment:
@@ -78,7 +78,7 @@ class Moment:
                 continue  # another reader of this transaction was cancelled, not this one
             except PercolatorError as error:
                 self._starting = None
-                raise harmless(error) from error
+                raise harmless(error)  # noqa: B904 - it has its cause already
             if not self._start:
                 self._set_start(start)
             self._require_older_tables()

@@ -10,7 +10,7 @@ import pytest
 
 from percolator import RetryPolicy, Timestamp
 from percolator.aio import Database, Transaction
-from percolator.errors import DeadlineExceeded, Retry
+from percolator.errors import DeadlineExceeded, Retry, Unauthenticated
 from percolator.v1 import oracle_pb2
 from tests.unit.connected import Cluster, balance, connected_to
 
@@ -95,3 +95,28 @@ async def test_whatever_only_misses_a_timestamp_can_be_repeated(
             await call(db, at)
         assert late.value.retry is Retry.SAFE
         cluster.until = 0.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda db: db.timestamp(),
+        lambda db: db.transaction().get("a", balance),
+        lambda db: db.run(write),
+    ],
+    ids=["timestamp", "read", "write"],
+)
+async def test_an_error_of_the_oracle_is_not_its_own_cause(
+    call: Callable[[Database], Awaitable[object]],
+) -> None:
+    """Programs that follow causes to the first one would never get there."""
+    async with connected_to(Paused) as (db, cluster):
+        await db.run(write)
+
+        async def refuses(request: oracle_pb2.GetTimestampsRequest) -> object:
+            raise Unauthenticated("who are you?")
+
+        cluster.get_timestamps = refuses  # type: ignore[assignment, method-assign]
+        with pytest.raises(Unauthenticated, match="who are you") as refused:
+            await call(db)
+        assert refused.value.__cause__ is None
