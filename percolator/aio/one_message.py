@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from percolator.aio.weak_notifications import WeakNotifications
 from percolator.protocol.commit_message import fits_one_message
 from percolator.protocol.first_message import FirstMessage
+from percolator.routing.cells import CommitAnswer
 from percolator.wire.timestamp_source import TimestampSource
 
 
@@ -22,7 +25,7 @@ class OneMessage(WeakNotifications):
         self._alone = False
 
     def _first_message(self, deadline: float) -> FirstMessage | None:
-        """The message that may be all that it takes, on its way; None if it cannot be one."""
+        """The message that may be all that it takes; None if it cannot be one."""
         engine, writes = self._engine, self._writes
         env, oracle, weak = engine.env, engine.timestamps, self._weak or ()
         if (
@@ -32,8 +35,9 @@ class OneMessage(WeakNotifications):
             or not fits_one_message(writes.cells, weak, env.limits)
         ):
             return None
-        first = FirstMessage(
+        return FirstMessage(
             env,
+            oracle,
             writes,
             sorted(weak) if weak else (),
             self._bound_tables,
@@ -41,12 +45,16 @@ class OneMessage(WeakNotifications):
             deadline,
             is_followed=self._attempts is not None and self._attempts.is_followed,
         )
+
+    def _answer_to(self, first: FirstMessage) -> Awaitable[CommitAnswer]:
+        """Sends the message, or asks for the timestamp with which it leaves. Whoever calls this has
+        the message already, and so knows whether it has left, however this ends."""
         if self._start:
             first.set_result(self._start)
         else:
             self.statistics.round_trips += 1
-            oracle.give(first, 1, max(deadline - engine.now(), 0.001))
-        return first
+            first.ask()
+        return first.answer
 
     def _begin_at_once(self, start: int) -> None:
         if not self._start:

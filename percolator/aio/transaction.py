@@ -142,7 +142,7 @@ class Transaction(OneMessage):
             if self._starting is not None or self._taking_turn is not None:
                 await self._begin(deadline)  # a read is waiting for the timestamp already
             first = self._first_message(deadline)
-            answer = None if first is None else await first.answer
+            answer = None if first is None else await self._answer_to(first)
             if isinstance(answer, int):
                 commit = answer
                 self.statistics.round_trips += 1
@@ -153,7 +153,8 @@ class Transaction(OneMessage):
             self._end(Outcome.UNKNOWN)
             raise
         except BaseException as error:
-            # If cancelled in the middle, the outcome is not known here; `resolve` can find out.
+            # If cancelled or interrupted in the middle, the outcome is not known here; `resolve`
+            # can find out.
             if first is not None and first.is_sent and self._commit is None:
                 self._commit = self._prepare_commit()
                 self._commit.left()
@@ -181,8 +182,10 @@ class Transaction(OneMessage):
         self._require_older_tables()
         if not self._writes.cells:
             return await self._only_notify(deadline)
-        self._commit = self._prepare_commit()
-        return await self._commit.run(deadline, answer)
+        commit = self._prepare_commit()
+        reaching = commit.run(deadline, answer)
+        self._commit = commit  # not before it knows of the first message: this may be interrupted
+        return await reaching
 
     def _prepare_commit(self) -> Commit:
         engine = self._engine

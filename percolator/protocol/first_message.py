@@ -25,6 +25,7 @@ from percolator.protocol.same_codecs import require_same_codecs
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.cells import CommitAnswer, NotSent
 from percolator.routing.table_info import TableInfo
+from percolator.wire.timestamp_source import TimestampSource
 
 
 class FirstMessage:
@@ -35,6 +36,7 @@ class FirstMessage:
         "_deadline",
         "_env",
         "_is_followed",
+        "_oracle",
         "_tables",
         "_weak",
         "_writes",
@@ -45,6 +47,7 @@ class FirstMessage:
     def __init__(
         self,
         env: Environment,
+        oracle: TimestampSource,
         writes: WriteSet,
         weak: Sequence[CellAddress],
         tables: Mapping[str, TableInfo],
@@ -56,6 +59,7 @@ class FirstMessage:
         """`begun` is called with the start timestamp. If it raises, the caller receives the error,
         and nothing is sent."""
         self._env = env
+        self._oracle = oracle
         self._writes = writes
         self._weak = weak
         self._tables = tables
@@ -90,6 +94,10 @@ class FirstMessage:
         env.cells.commit(message, self._deadline, self.answer)
 
     # ------------------------------------------------------------------ the timestamp comes
+
+    def ask(self) -> None:
+        """Asks for the start timestamp. The message leaves when that comes."""
+        self._oracle.give(self, 1, max(self._deadline - self._env.now(), 0.001))
 
     def done(self) -> bool:
         """Whether nobody waits any more."""

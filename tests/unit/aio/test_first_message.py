@@ -12,10 +12,16 @@ import pytest
 from percolator import Limits, Outcome, UsageError
 from percolator.aio import Database, Transaction
 from percolator.errors import OutcomeUnknown, Retry, Unauthenticated, Unavailable
+from percolator.protocol.commit import Commit
 from percolator.routing.pending_commit import PendingCommit
+from percolator.routing.router import Router
 from percolator.v1 import oracle_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from tests.unit.connected import Cluster, balance, connected_to
+
+
+class Interrupted(BaseException):
+    """Not an `Exception`, as Ctrl-C is none."""
 
 
 class Held(Cluster):
@@ -228,4 +234,45 @@ async def test_a_message_that_may_have_left_before_a_bug_struck_has_an_unknown_o
             await tx.commit()
         assert tx.outcome is Outcome.UNKNOWN
         monkeypatch.undo()
+        assert await tx.resolve() is Outcome.COMMITTED
+
+
+async def test_ctrl_c_while_the_message_is_handed_over_is_not_told_of_a_rollback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+        await tx.timestamp()
+        correct = Router.commit
+
+        def interrupted(self: Router, *arguments: Any) -> object:
+            correct(self, *arguments)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Router, "commit", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                tx.commit().send(None)
+        await asyncio.sleep(0.05)
+        assert cluster.messages == 1
+        assert tx.outcome is Outcome.UNKNOWN
+        assert await tx.resolve() is Outcome.COMMITTED
+
+
+async def test_ctrl_c_before_the_answer_is_heard_is_not_told_of_a_rollback(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+        cluster.answers_lost = True
+
+        def interrupted(self: Commit, deadline: float, first: object) -> object:
+            raise Interrupted  # a `KeyboardInterrupt` would end the test's loop
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Commit, "run", interrupted)
+            with pytest.raises(Interrupted):
+                await tx.commit()
+        cluster.answers_lost = False
+        assert tx.outcome is Outcome.UNKNOWN
         assert await tx.resolve() is Outcome.COMMITTED
