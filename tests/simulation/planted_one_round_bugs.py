@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
@@ -130,6 +131,20 @@ def first_message_is_not_noted(patch: Patch) -> None:
     patch.setattr(FirstMessage, "send", wrong)
 
 
+def first_message_leaves_without_its_caller(patch: Patch) -> None:
+    """The caller is cancelled before the timestamp comes, and what was given up is committed."""
+
+    def wrong(self: FirstMessage, start: int) -> None:
+        if self.answer.done():
+            self.answer = asyncio.get_running_loop().create_future()
+        else:
+            self._begun(start)
+        self.send(start)
+
+    patch.setattr(FirstMessage, "done", lambda self: False)
+    patch.setattr(FirstMessage, "set_result", wrong)
+
+
 def first_message_is_forgotten(patch: Patch) -> None:
     """It has no answer, and what it commits is given up."""
 
@@ -244,6 +259,7 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
     (two_phases_after_a_message_without_an_answer, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (refusal_speaks_for_an_unanswered_message, (Kind.PAUSE, Kind.SLOW_LINKS), None, False),
     (first_message_is_not_noted, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
+    (first_message_leaves_without_its_caller, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (first_message_is_forgotten, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (executed_counts_as_not_sent, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (answered_before_the_batch_is_durable, (Kind.POWER, Kind.SLOW_DISK), None, False),
