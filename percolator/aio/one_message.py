@@ -56,7 +56,10 @@ class OneMessage(WeakNotifications):
             first.ask()
         return first.answer
 
-    def _begin_at_once(self, start: int) -> None:
-        if not self._start:
+    def _begin_at_once(self, start: int) -> int:
+        # A read that goes on beside the commit may have fetched another one before. If the commit
+        # has ended meanwhile, this raises.
+        if self._finished or not self._start:
             self._set_start(start)
         self._require_older_tables()
+        return self._start

@@ -51,13 +51,13 @@ class FirstMessage:
         writes: WriteSet,
         weak: Sequence[CellAddress],
         tables: Mapping[str, TableInfo],
-        begun: Callable[[int], None],
+        begun: Callable[[int], int],
         deadline: float,
         *,
         is_followed: bool,
     ) -> None:
-        """`begun` is called with the start timestamp. If it raises, the caller receives the error,
-        and nothing is sent."""
+        """`begun` is called with the start timestamp, and returns the one that counts. If it raises,
+        the caller receives the error, and nothing is sent."""
         self._env = env
         self._oracle = oracle
         self._writes = writes
@@ -107,8 +107,7 @@ class FirstMessage:
         """Raises nothing: whatever goes wrong, only the caller of this commit should hear of it,
         together with whether the message may have left."""
         try:
-            self._begun(start)
-            self.send(start)
+            self.send(self._begun(start))
         except Exception as error:  # noqa: BLE001
             if not self.answer.done():
                 self.answer.set_exception(error)

@@ -193,6 +193,27 @@ async def test_a_commit_shares_the_timestamp_that_a_read_of_its_transaction_wait
         assert cluster.messages == 1
 
 
+async def test_reads_that_go_on_beside_a_commit_see_the_snapshot_at_which_it_commits() -> None:
+    async with held() as (db, cluster):
+        tx = await written(db, 1)
+        cluster.gives_timestamps.clear()
+        reading, left = (asyncio.ensure_future(tx.get("known", balance)) for _ in range(2))
+        await asyncio.sleep(0.05)
+        left.cancel()  # and with it the request that both had waited for
+        cluster.gives_timestamps.set()
+        cluster.gives_timestamps.clear()
+        await asyncio.sleep(0.05)  # the other one has asked again, and waits
+        committing = asyncio.ensure_future(tx.commit())
+        await asyncio.sleep(0.05)
+        cluster.gives_timestamps.set()
+        cluster.gives_timestamps.clear()
+        assert await reading == 0
+        begun = tx.start_timestamp
+        cluster.gives_timestamps.set()
+        assert await committing is not None
+        assert begun == tx.start_timestamp
+
+
 async def test_commits_that_wait_for_one_answer_of_the_oracle_share_a_message() -> None:
     async with held() as (db, cluster):
         open_ones = [await written(db, number) for number in range(3)]
