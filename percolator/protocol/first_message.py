@@ -56,8 +56,8 @@ class FirstMessage:
         *,
         is_followed: bool,
     ) -> None:
-        """`begun` is called with the start timestamp, and returns the one that counts. If it raises,
-        the caller receives the error, and nothing is sent."""
+        """`begun` is called with the start timestamp, and returns the one that counts. If it
+        raises, the caller receives the error, and nothing is sent."""
         self._env = env
         self._oracle = oracle
         self._writes = writes
