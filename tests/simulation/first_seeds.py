@@ -33,7 +33,7 @@ FIRST_SEEDS = {
     "shared reads as of whoever leads": 92,
     "shown before it is durable": 49,
     "stalled look answered without the store": 13,
-    "tablets are opened before all know that the load is complete": 38,
+    "tablets are opened before all know that the load is complete": 142,
     "tablets roll forward what has lost its lock": 30,
     "timestamp fetched before the cells are held": 16,
     "values are collected before the safe point has seen their end": 6,

@@ -95,10 +95,16 @@ def answered_before_it_is_durable(patch: Patch) -> None:
         if self in syncing:
             await syncing.pop(self)
         self._show(batch.changes)
-        syncing[self] = asyncio.create_task(correct(self, batch))
+        syncing[self] = late = asyncio.create_task(correct(self, batch))
+        late.add_done_callback(_heard)  # what became of it is not the bug
         return then is None or then()
 
     patch.setattr(MemoryStorage, "write", wrong)
+
+
+def _heard(task: asyncio.Task[bool]) -> None:
+    if not task.cancelled():
+        task.exception()
 
 
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (

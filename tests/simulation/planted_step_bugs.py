@@ -10,7 +10,7 @@ from percolator.routing import mutation_lane
 from percolator.routing.cells import APPLIED
 from percolator.routing.lanes import Problem, Queued
 from percolator.tablet.writing import listed_steps
-from percolator.tablet.writing.mutations import ABSENT, CheckedCondition
+from percolator.tablet.writing.mutations import ABSENT, CheckedCondition, PrewriteConditions
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE
 from tests.simulation.scenario import Kind
@@ -35,8 +35,8 @@ def listed_steps_ignore_markers(patch: Patch) -> None:
     so neither of the two is enough of a bug."""
     prewrite, commit = listed_steps.prewrite_conditions, listed_steps.commit_conditions
 
-    def wrong_prewrite(start: int) -> list[CheckedCondition]:
-        return _without_marker(prewrite(start))
+    def wrong_prewrite(start: int) -> PrewriteConditions:
+        return PrewriteConditions(start, _without_marker(prewrite(start)))
 
     def wrong_commit(kind: int, start: int, min_commit: int) -> list[CheckedCondition]:
         return _without_marker(commit(kind, start, min_commit))
