@@ -287,6 +287,8 @@ class Session:
         committing.cancel()
         await asyncio.wait([committing])
         if transaction.outcome is Outcome.ABORTED:
+            if recorded.record.commit_called is None:  # it was cancelled before its timestamp came
+                recorded.aborted()
             self._claim(recorded, committed=False)
         return False
 
