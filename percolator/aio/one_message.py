@@ -47,8 +47,9 @@ class OneMessage(WeakNotifications):
         )
 
     def _answer_to(self, first: FirstMessage) -> Awaitable[CommitAnswer]:
-        """Sends the message, or asks for the timestamp with which it leaves. Whoever calls this has
-        the message already, and so knows whether it has left, however this ends."""
+        """Sends the message now, or as soon as its start timestamp comes. The caller holds the
+        message before this begins, so it can tell whether the message was sent, even after Ctrl-C.
+        """
         if self._start:
             first.set_result(self._start)
         else:

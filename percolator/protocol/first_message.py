@@ -100,7 +100,7 @@ class FirstMessage:
         self._oracle.give(self, 1, max(self._deadline - self._env.now(), 0.001))
 
     def done(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether the caller no longer waits."""
         return self.answer.done()
 
     def set_result(self, start: int) -> None:
@@ -108,10 +108,10 @@ class FirstMessage:
         together with whether the message may have left."""
         try:
             self.send(self._begun(start))
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - raised for the caller by its future
             if not self.answer.done():
                 self.answer.set_exception(error)
-            else:  # a bug, of which nobody else would hear
+            else:  # a bug that would otherwise go unreported
                 context = {"message": "after the answer to a commit", "exception": error}
                 asyncio.get_running_loop().call_exception_handler(context)
 

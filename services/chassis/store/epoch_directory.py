@@ -13,8 +13,8 @@ Invariants:
 - The highest sealed directory is never deleted, and no sealed one is ever written.
 - Nothing that could be cloned is ever half deleted: a published epoch is renamed before it is
   removed.
-- What has served stays, live or sealed, until a later epoch is published. So whoever knows that an
-  epoch was served (`Inheritance.served_epoch`) can tell that it was lost.
+- An epoch that was served stays, live or sealed, until a later one is published. So a caller that
+  knows which one was served (`Inheritance.served_epoch`) can tell if it was lost.
 - A live name beside the sealed directory of the same epoch is a ghost, made by something that knows
   only paths. It is never read.
 """

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 import threading
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -72,11 +71,9 @@ def test_a_database_that_has_just_been_connected_when_an_interrupt_comes_is_clos
 
     with pytest.raises(KeyboardInterrupt):
         Database.over(connected_at_that_moment)
-    for _ in range(100):
-        if opened[0].internal.engine.closed:
-            break
-        time.sleep(0.05)
-    assert opened[0].internal.engine.closed
+    engine = opened[0].internal.engine
+    closed = asyncio.run_coroutine_threadsafe(engine._all_is_closed.wait(), engine.loop)
+    assert closed.result(timeout=10.0)
 
 
 def test_a_shared_transaction_that_cannot_be_rolled_back_after_an_interrupt_is_left_to_expire(
