@@ -1,0 +1,65 @@
+"""What goes on with a timestamp in the turn in which it comes, instead of waiting for a future."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+from percolator import errors
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.wire.timestamp_source import TimestampSource
+from percolator.world import World
+from tests.unit.wire.fake_oracles import ROUND_TRIP_SECONDS, Oracles, silent, source_of
+
+
+class _Taker:
+    """Asks for another timestamp as soon as it has one."""
+
+    def __init__(self, source: TimestampSource) -> None:
+        self._source = source
+        self.found: list[int] = []
+        self.errors: list[errors.PercolatorError] = []
+        self.is_gone = False
+
+    def done(self) -> bool:
+        return self.is_gone
+
+    def set_result(self, timestamp: int, /) -> None:
+        self.found.append(timestamp)
+        if len(self.found) < 2:
+            self._source.give(self)
+
+    def set_exception(self, error: errors.PercolatorError, /) -> None:
+        self.errors.append(error)
+        self.is_gone = True
+
+
+async def test_what_takes_a_timestamp_has_it_in_the_turn_in_which_it_comes() -> None:
+    oracles = Oracles()
+    source = source_of(oracles)
+    first, gone = _Taker(source), _Taker(source)
+    source.give(first)
+    source.give(gone, 3)
+    last = source.get()
+    gone.is_gone = True
+    assert await last == 1004
+    assert (first.found, gone.found) == ([1000], [])
+    await asyncio.sleep(ROUND_TRIP_SECONDS * 2)
+    assert first.found == [1000, 1005]
+    assert oracles.counts() == [5, 1]
+
+
+async def test_what_takes_a_timestamp_hears_that_none_comes() -> None:
+    oracles = Oracles()
+    oracles.behaviours["a:1"] = silent
+    source = TimestampSource(
+        World(VirtualClock(asyncio.get_running_loop()), oracles, random.Random(1)), ["a:1"]
+    )
+    taker = _Taker(source)
+    source.give(taker, timeout_seconds=1.0)
+    await asyncio.sleep(1.1)
+    assert [type(error) for error in taker.errors] == [errors.DeadlineExceeded]
+    last = _Taker(source)
+    source.give(last)
+    await source.close()
+    assert [type(error) for error in last.errors] == [errors.UsageError]
