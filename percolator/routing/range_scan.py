@@ -158,13 +158,15 @@ class RangeScan:
         if not self._wanted.reverse:
             await self._tablets.refresh(table_id, self._start)
             return
-        if not self._start_was_found:
+        if self._known() is None and not self._start_was_found:
             # For most ranges, this finds all tablets at once.
             await self._tablets.refresh(table_id, self._start)
             self._start_was_found = True
-        if self._known() is None:
-            last = _last_row_below(self._end, self._limits.row_bytes_max)
-            await self._tablets.refresh(table_id, last)
+            if self._known() is not None:
+                return
+        # Also when a tablet is known: its server has refused it, so the map is out of date there.
+        last = _last_row_below(self._end, self._limits.row_bytes_max)
+        await self._tablets.refresh(table_id, last)
 
     def _known(self) -> TabletLocation | None:
         if self._wanted.reverse:

@@ -42,6 +42,7 @@ class Server:
         self.refuse_batch: Refusal = lambda target, rows: None
         """Returns the error of a whole tablet batch, given its rows."""
         self.pages: Callable[[wire.ScanRequest], list[wire.ScanResponse]] = lambda request: []
+        self.refuses_scans_with: PercolatorError | None = None
 
     async def _serve(self) -> None:
         if self.down:
@@ -86,6 +87,9 @@ class Server:
 
     async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
         await self._serve()
+        if self.refuses_scans_with is not None:
+            yield wire.ScanResponse(error=to_detail(self.refuses_scans_with))
+            return
         for page in self.pages(request):
             yield page
 

@@ -106,6 +106,45 @@ async def test_a_scan_finds_tablets_beyond_the_masters_first_page(
     assert rows == [row for row in letters if row >= b"b" and (not end or row < end)]
 
 
+class _SplitTable(_LargeTable):
+    """The last tablet is no longer served, and its master notes a second later what became of
+    it: two halves on another server."""
+
+    def __init__(self) -> None:
+        former, other = Server(), Server()
+        former.refuses_scans_with = moved()
+        other.pages = lambda request: _page(request, 4)
+        super().__init__({"a:1": former, "b:1": other})
+        first = [
+            tablet("b:1", start, end, tablet_id=index)
+            for index, (start, end) in enumerate(itertools.pairwise([b"", b"c", b"g", b"k"]), 1)
+        ]
+        whole = tablet("a:1", b"k", b"", tablet_id=4)
+        halves = [
+            tablet("b:1", b"k", b"r", tablet_id=5),
+            tablet("b:1", b"r", b"", tablet_id=6),
+        ]
+        self.now_at = [*first, whole]
+        self.later = [*first, *halves]
+        self.tablets.learn(self.now_at)
+
+    async def _find(self, table_id: int, row: bytes) -> list[TabletLocation]:
+        if self.clock.monotonic_seconds() > 1.0:
+            self.now_at = self.later
+        return await super()._find(table_id, row)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_asks_again_until_the_master_knows_where_a_tablet_went(reverse: bool) -> None:
+    """A server refuses a tablet that is being split before the map says what it became."""
+    cluster = _SplitTable()
+    pages = await _scan(cluster, RangeRequest(1, b"", b"", None, 7, reverse))
+    rows = [row for page in pages for row in page.rows]
+    assert sorted(rows) == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
+    assert cluster.searches > 1
+    assert cluster.clock.monotonic_seconds() < 3.0
+
+
 async def test_a_broken_stream_continues_where_it_stopped() -> None:
     cluster = _three_tablets()
     calls = 0
