@@ -22,12 +22,14 @@ import plyvel
 from percolator.errors import InvariantViolation
 from percolator.formats.records import LockRecord, WriteRecord
 from percolator.tablet import keys
+from percolator.timestamps import in_json
 from services.chassis.store import epoch_names
 from services.chassis.store.epoch_names import Stage
 from services.chassis.store.real_files import RealFiles
 from services.tabletserver.leveldb_clone import clone_leveldb
 
 EXIT_REFUSED = 2
+_TIMESTAMPS = frozenset({"timestamp", "start", "min_commit"})
 
 
 class CannotDump(Exception):
@@ -46,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         directory = closed_directory(options.path)
         for cell in dumped(directory):
-            sys.stdout.write((json.dumps(cell) if options.json else as_line(cell)) + "\n")
+            sys.stdout.write((as_json(cell) if options.json else as_line(cell)) + "\n")
     except (CannotDump, OSError, plyvel.Error) as error:
         sys.stderr.write(f"dump: {error}\n")
         return EXIT_REFUSED
@@ -82,6 +84,13 @@ def as_line(cell: dict[str, Any]) -> str:
     """The entry for humans: its space, then its content as name=value."""
     rest = (f"{name}={_shown(value)}" for name, value in cell.items() if name != "space")
     return " ".join([cell["space"], *rest])
+
+
+def as_json(cell: dict[str, Any]) -> str:
+    """The entry for programs."""
+    return json.dumps(
+        {name: in_json(value) if name in _TIMESTAMPS else value for name, value in cell.items()}
+    )
 
 
 def text(raw: bytes) -> str:

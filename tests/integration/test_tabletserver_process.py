@@ -80,6 +80,10 @@ async def test_dump_refuses_an_open_tablet_and_shows_a_closed_one_unchanged(
     assert write["row"] == "row\\x00"
     assert write["value"] == "say \\x22hi\\x22"
     assert write["kind"] == "PUT"
+    # Text, as in all JSON of this project: many programs round numbers above 2^53.
+    assert f"timestamp={int(write['timestamp'])}" in dump(tablet).stdout
+    assert write["timestamp"] == str(int(write["timestamp"]))
+    assert isinstance(write["start"], str)
     assert 'row="row\\x00"' in dump(tablet / "e1").stdout
     assert {path.name: path.read_bytes() for path in (tablet / "e1").iterdir()} == before
 
