@@ -7,6 +7,8 @@ order is tried: `test_planted_takeover_bugs.py`.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.simulation import planted_baton_bugs as baton_bugs
@@ -373,5 +375,17 @@ def seeds_until_caught(bug: Bug) -> tuple[int, Verdict | None]:
         for seeds in range(1, bug.seeds_max + 1):
             verdict = simulate(bug.scenario(first + seeds - 1))
             if verdict.failed:
+                _require_well_planted(bug, verdict)
                 return seeds, verdict
     return bug.seeds_max, None
+
+
+_OF_A_BROKEN_PLANT = re.compile(r"\b(TypeError|AttributeError|NameError|UnboundLocalError)\(")
+
+
+def _require_well_planted(bug: Bug, verdict: Verdict) -> None:
+    """A plant that no longer fits the code fails by itself, and would be "caught" whatever the
+    checker can see."""
+    for problem in verdict.problems:
+        if _OF_A_BROKEN_PLANT.search(problem):
+            raise AssertionError(f"{bug.name} is not planted well: {problem}")
