@@ -54,10 +54,13 @@ class AnswerRoom:
     """What the batches of one call share: each for itself, those to a hundred tablets would make an
     answer of hundreds of MiB."""
 
-    __slots__ = ("taken_bytes",)
+    __slots__ = ("taken_bytes", "walking")
 
     def __init__(self) -> None:
         self.taken_bytes = 0
+        self.walking = asyncio.Lock()
+        """Held while one of them walks over a row, in slices: how much that takes is not known
+        before, so all of them at once would find room."""
 
 
 class PointReads:
@@ -110,9 +113,13 @@ class PointReads:
             stop = min(first + slice_rows, len(asked))
             await self._held_cells_let_go(first, stop)
             self._share_room()
-            for index in await self._answer_cells(first, stop):
-                await self._answer_row(index, asked[index])
+            whole_rows = await self._answer_cells(first, stop)
             self._share_room()
+            for index in whole_rows:
+                async with self._room.walking:
+                    self._state.require_open()
+                    await self._answer_row(index, asked[index])
+                    self._share_room()
         # Check after reading, since versions may have been collected while the batch was read.
         if self._oldest < self._state.safe_points.reads:
             self._refuse_too_old()

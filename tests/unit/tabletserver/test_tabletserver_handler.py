@@ -27,6 +27,18 @@ from tests.unit.tabletserver.memory_store import (
 )
 
 
+def wide(number: int, *, cells: int, value: bytes = b"v") -> wire.MutationBatch:
+    """Writes many cells of one row, which has the name of its tablet."""
+    batch = put(number, *[b"%d" % number] * cells, value=value)
+    for column, mutation in enumerate(batch.mutations):
+        mutation.column = b"%d" % column
+    return batch
+
+
+def whole_row(number: int) -> wire.RowRead:
+    return wire.RowRead(row=b"%d" % number, all_columns=True, timestamp=COMMIT)
+
+
 async def test_every_batch_has_its_own_answer() -> None:
     machine = Machine()
     await machine.open(1, end=b"m")
@@ -80,6 +92,42 @@ async def test_an_answer_does_not_grow_with_the_number_of_tablets(whole_rows: bo
                     del reads[key]
         calls += 1
     assert calls == 7, "three rows each"
+
+
+async def test_rows_of_many_cells_in_many_tablets_are_not_all_in_one_answer() -> None:
+    machine = Machine(tablet_limits=TabletLimits(answer_bytes_max=25_000, slice_entries=4))
+    tablets = range(1, 10)
+    for number in tablets:
+        await machine.open(number)
+        await machine.mutate(wide(number, cells=10, value=bytes(1_000)))
+    wanted, answered = list(tablets), []
+    while wanted:
+        batches = [
+            wire.ReadBatch(target=target(number), reads=[whole_row(number)]) for number in wanted
+        ]
+        answer = await machine.handler.read(wire.ReadRequest(batches=batches))
+        assert answer.ByteSize() < 40_000
+        found = [len(result.found.values) for result in answer.batches]
+        assert set(found) <= {0, 10}
+        answered.append(found.count(10))
+        wanted = [number for number, cells in zip(wanted, found, strict=True) if not cells]
+    assert answered == [3, 3, 3]
+
+
+async def test_a_tablet_that_is_closed_while_its_read_waits_for_others_refuses_it() -> None:
+    machine = Machine(tablet_limits=TabletLimits(slice_entries=1))
+    batches = []
+    for number in (1, 2):
+        await machine.open(number)
+        await machine.mutate(wide(number, cells=100))
+        batches.append(wire.ReadBatch(target=target(number), reads=[whole_row(number)]))
+    reading = asyncio.ensure_future(machine.handler.read(wire.ReadRequest(batches=batches)))
+    await asyncio.sleep(0)
+    await machine.handler.close_tablet(wire.CloseTabletRequest(tablet_id=2, epoch=1))
+    assert not reading.done()
+    first, second = (await reading).batches
+    assert len(first.found.values) == 100
+    assert second.error.HasField("tablet_moved")
 
 
 async def test_reads_answer_batch_by_batch_too() -> None:
