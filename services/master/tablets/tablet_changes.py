@@ -66,10 +66,10 @@ class TabletChanges:
             await self._close(tablet)
 
             def decide(current: ClusterMap) -> tuple[ClusterMap, None]:
-                _unchanged(current, tablet)
+                found = _unchanged(current, tablet)
                 # Chosen again: other moves may have filled the chosen server meanwhile.
-                chosen = self._target(server, tablet)
-                given = tablet.given_to(chosen.server_id, chosen.address)
+                chosen = self._target(server, found)
+                given = found.given_to(chosen.server_id, chosen.address)
                 return current.with_tablets([given]), None
 
             await self._store.change(decide)
@@ -205,11 +205,13 @@ class TabletChanges:
             )
 
 
-def _unchanged(current: ClusterMap, tablet: Tablet) -> None:
-    """Raises `NotReady` if the tablet was given to another server meanwhile."""
+def _unchanged(current: ClusterMap, tablet: Tablet) -> Tablet:
+    """The tablet, of which more may be known by now: that it is served, and at which epoch. Raises
+    `NotReady` if it was given to another server meanwhile."""
     found = current.tablets.get(tablet.tablet_id)
     if found is None or found.epoch != tablet.epoch:
         raise NotReady(f"tablet {tablet.tablet_id} was given to another server meanwhile")
+    return found
 
 
 def _without(server_id: str, servers: list[WatchedServer]) -> list[WatchedServer]:

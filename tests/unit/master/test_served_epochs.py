@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -54,6 +55,34 @@ async def test_the_next_master_knows_it_too() -> None:
         with pytest.raises(PercolatorError):
             await served(world, table)
         assert location.epoch >= 2
+
+
+async def test_a_move_keeps_what_is_noted_while_its_tablet_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world, splits=[])
+        (only,) = await world.locate(table)
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        store, assignment = leader.store, leader.assignment
+        unnoted = replace(store.current.tablets[only.tablet_id], exists=False, served_epoch=0)
+        store.current = store.current.with_tablets([unnoted])
+        correct = assignment.closing.close
+
+        async def close(address: str, tablet_id: int, epoch: int) -> None:
+            await assignment.note_served()
+            await correct(address, tablet_id, epoch)
+
+        monkeypatch.setattr(assignment.closing, "close", close)
+        world.network.losses["open_tablet"] = 1
+        request = wire.MoveTabletRequest(tablet_id=only.tablet_id)
+        moving = asyncio.create_task(world.ask(methods.MOVE_TABLET, request))
+        await asyncio.sleep(0.1)
+        given = store.current.tablets[only.tablet_id]
+        assert given.epoch == only.epoch + 1
+        assert (given.exists, given.served_epoch) == (True, only.epoch)
+        await moving
 
 
 async def test_many_tablets_of_a_dead_server_are_noted_with_few_changes_of_the_map() -> None:
