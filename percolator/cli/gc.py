@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.table import Column, Table
 
 from percolator.cli.connection import connection, plain
-from percolator.timestamps import Timestamp
+from percolator.timestamps import Timestamp, in_json
 from percolator.v1.master_pb2 import DescribeCollectionResponse
 from percolator.wire.status import from_detail
 
@@ -42,19 +42,19 @@ def _as_data(described: DescribeCollectionResponse) -> dict[str, object]:
             {
                 "table": table.table,
                 "retention_seconds": table.retention_milliseconds / 1000,
-                "safe_point": table.safe_point,
+                "safe_point": in_json(table.safe_point),
                 "safe_point_time": moment(table.safe_point),
-                "collected_below": table.collected_below,
+                "collected_below": in_json(table.collected_below),
                 "history_bytes": table.history_bytes,
                 "cells_collected": table.cells_collected,
                 "bytes_collected": table.bytes_collected,
             }
             for table in described.tables
         ],
-        "transactions_safe_point": described.transactions_safe_point,
+        "transactions_safe_point": in_json(described.transactions_safe_point),
         "held_by": described.held_by or None,
         "held_by_session": described.held_by_session_id.hex() or None,
-        "held_at": described.held_at or None,
+        "held_at": in_json(described.held_at) if described.held_at else None,
         "held_at_time": moment(described.held_at),
         "error": str(from_detail(described.error)) if described.HasField("error") else None,
         "age_seconds": described.age_milliseconds / 1000

@@ -117,7 +117,7 @@ def _until_held(command: CommandLine, at: Timestamp) -> None:
     while True:
         told = command.data("gc", "status")
         (table,) = told["tables"]
-        if told["held_by"] == "a copy" and table["collected_below"] == at:
+        if told["held_by"] == "a copy" and table["collected_below"] == str(int(at)):
             return
         assert time.monotonic() < deadline, told
 

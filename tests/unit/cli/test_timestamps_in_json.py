@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from percolator import Change, ChangeKind, Table, Timestamp, codecs
-from percolator.cli import changes
+from percolator.cli import changes, gc
 from percolator.cli.connection import make_connection
 from percolator.cli.notifications import Shown
 from percolator.cli.sessions import as_data
@@ -21,11 +21,17 @@ from percolator.observers.running import dead_letter_box
 from percolator.observers.running.dead_letter import DeadLetter
 from percolator.v1.cells_pb2 import Cell, Space
 from percolator.v1.lockservice_pb2 import Session, SessionInfo
+from percolator.v1.master_pb2 import DescribeCollectionResponse, TableHistory
 
 AT = Timestamp.of(1_800_000_000_000, 7)
 """Not a multiple of 64, as every number of this size is that JavaScript can hold."""
 _LOCK = LockRecord(AT, AT, 3000, RecordKind.PUT, b"", CellAddress(1, b"r", b"c"), b"")
 _LETTER = DeadLetter("t", "o", b"c", b"r", AT, "error", 1, AT)
+_COLLECTION = DescribeCollectionResponse(
+    tables=[TableHistory(table="t", safe_point=AT, collected_below=AT)],
+    transactions_safe_point=AT,
+    held_at=AT,
+)
 
 
 def as_javascript_reads(data: object) -> Any:
@@ -52,6 +58,8 @@ def as_javascript_reads(data: object) -> Any:
         ),
         (described(Cell(space=Space.SPACE_DATA, timestamp=AT)), ["timestamp"]),
         (dead_letter_box.as_data(_LETTER), ["commit_timestamp", "parked_at"]),
+        (gc._as_data(_COLLECTION), ["transactions_safe_point", "held_at"]),
+        (gc._as_data(_COLLECTION)["tables"][0], ["safe_point", "collected_below"]),  # type: ignore[index]
         ({"first": Shown("t", "o", "c", "r", (AT,)).as_data()["timestamps"][0]}, ["first"]),  # type: ignore[index]
     ],
 )
