@@ -255,7 +255,8 @@ class SharedTransaction:
                 raise
         finally:
             # Nothing may keep it alive any longer: then its parts expire, unless it has committed.
-            if not self._ended:
+            # One that has not begun yet, after Ctrl-C while it did, still can.
+            if self._keeper is not None and not self._ended:
                 self._end("was left to expire")
 
 

@@ -13,6 +13,7 @@ import pytest
 
 import percolator.testing
 from percolator import Database, Table, aio, codecs, observes
+from percolator.aio import shared
 from percolator.observers.worker import Worker
 
 balance = Table("accounts").column("balance", codecs.integer)
@@ -99,6 +100,24 @@ def test_a_shared_transaction_that_cannot_be_rolled_back_after_an_interrupt_is_l
     assert tried.wait(5.0)
     percolator_db.timestamp()  # whatever the loop had to do for the interrupt is done
     assert [whole._ended for whole in wholes] == ["was left to expire"]
+
+
+def test_a_shared_transaction_whose_beginning_was_interrupted_can_be_entered_again(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = percolator_db.shared_transaction()
+
+    async def unanswered(*_: object) -> percolator.Ticket:
+        await _interrupted()
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shared, "new_ticket", unanswered)
+        with pytest.raises(KeyboardInterrupt):
+            whole.__enter__()
+    with whole:
+        percolator_db.timestamp()  # whatever the loop had to do for the interrupt is done
+        assert whole.commit([]) is None
 
 
 def test_an_interrupt_while_a_pin_is_released_releases_it_all_the_same(
