@@ -15,6 +15,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -275,6 +276,8 @@ class RunPool:
         if work.attempts < observer.attempts:
             self._repeat(work, _FAILED_SECONDS)
             return
+        if not self._closing:
+            await _pending_cancellation()
         try:
             result = await self._results.dead_letters.put_aside(work, text, traceback_of(error))
         except PercolatorError as problem:
@@ -293,6 +296,14 @@ def _own_task() -> asyncio.Task[Any]:
     if task is None:
         raise InvariantViolation("a run needs a task that can be interrupted")
     return task
+
+
+async def _pending_cancellation() -> None:
+    """Takes note of a cancellation by an observer that has ended before it heard of it: it would
+    strike with the next call."""
+    if _own_task().cancelling():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
 
 
 def _may_be_from_outside() -> bool:

@@ -73,6 +73,25 @@ async def test_an_observer_that_cancels_its_own_task_has_failed(
         assert (counters.failures, counters.dead_letters) == (3, 1)
 
 
+async def and_raise() -> None:
+    own_task().cancel()
+    raise ValueError("and that is all")
+
+
+async def test_one_that_raises_before_it_hears_of_it_becomes_a_dead_letter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Otherwise the cancellation would strike while the change is put aside, again and again."""
+    caplog.set_level(logging.CRITICAL, "percolator")
+    observer = cancelling(and_raise)
+    async with observed() as world, world.db.run_observers([observer]) as worker:
+        await world.put("bad", BAD)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert letter.error == "ValueError: and that is all"
+        assert worker.counters["docs", "cancelling"].failures == 3
+
+
 @pytest.mark.parametrize("cancel", [and_return, and_swallow_the_first, during_the_commit])
 async def test_one_that_returns_nevertheless_is_not_run_forever(
     cancel: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
