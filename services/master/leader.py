@@ -141,7 +141,7 @@ class TabletTerms:
 
     async def begin(self, leadership: Leadership) -> Leader:
         store = await MapStore.load(leadership)
-        await self._refuse_to_forget_tables(store.current.next_id)
+        await self._refuse_to_forget_tables(store.current.next_id, leadership)
         return Leader(
             self._world,
             self._files,
@@ -152,13 +152,15 @@ class TabletTerms:
             tablets_max=self._tablets_max,
         )
 
-    async def _refuse_to_forget_tables(self, next_id: int) -> None:
+    async def _refuse_to_forget_tables(self, next_id: int, leadership: Leadership) -> None:
         """A map that is missing, or older than the tables: with it, they would be gone without an
         error, and new tables would get their ids, and then find their cells."""
         try:
             later = [one for one in await self._files.list(self._root) if _is_id(one, next_id)]
             for directory in (self._root / one for one in later):
                 if any(map(_is_id, await self._files.list(directory))):
+                    # Or it is of the next master's map, if this one was paused since it read its.
+                    await leadership.check()
                     raise StoreUnusable(
                         f"{directory} is of a table that is newer than the master's map, which is "
                         "missing or from an older copy: restore it, or move this directory away",

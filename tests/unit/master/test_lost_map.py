@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
+from typing import Any, cast
 
+import pytest
+
+from percolator.errors import NotReady, StoreUnusable
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.world import World
+from services.chassis.coordinator.directory import DirectoryCoordinator
+from services.master.leader import TabletTerms
+from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.master.cluster_world import ROOT, cluster
 from tests.unit.master.tables_of_rows import create, served
@@ -25,3 +35,30 @@ async def test_no_master_leads_with_a_map_that_is_older_than_the_tables() -> Non
         await files.rename(roles / "lost", roles / "master")
         world.start_master()
         await world.until(lambda: served(world, table))
+
+
+@pytest.mark.parametrize(
+    ("is_deposed", "error"), [(False, StoreUnusable), (True, NotReady)], ids=["leads", "deposed"]
+)
+async def test_a_former_leader_does_not_ask_for_its_successors_tables_to_be_moved_away(
+    *, is_deposed: bool, error: type[Exception]
+) -> None:
+    """One that was paused before its term began finds tables that are not in its map."""
+    disk, clock = MemoryDisk(), VirtualClock(asyncio.get_running_loop())
+    disk.make_durable_directory(ROOT)
+    files, anything = MemoryFiles(disk), cast("Any", None)
+    leadership = await DirectoryCoordinator(files, clock, ROOT).campaign("master", "a:1")
+    correct, directory = leadership.get, ROOT / "coordinator/master/e1"
+
+    async def get(key: str) -> bytes | None:
+        found = await correct(key)
+        if is_deposed:
+            await files.rename(directory, directory.with_name("e1.sealed"))
+        disk.make_durable_directory(ROOT / "10" / "11")
+        return found
+
+    leadership.get = get  # type: ignore[method-assign]
+    terms = TabletTerms(World(clock, anything, Random(1)), files, ROOT, anything)
+    with pytest.raises(error):
+        await terms.begin(leadership)
+    await leadership.resign()
