@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -82,6 +82,8 @@ class Worker:
         self._limits = limits or WorkerLimits()
         self._drain_seconds = drain_seconds
         self._tasks = Tasks(self._part_failed)
+        self._working: list[asyncio.Task[None]] = []
+        """The tasks of its parts, also those that have ended."""
         self._parts: _Parts | None = None
         self._stopped: asyncio.Event | None = None
         self._is_unwanted = False
@@ -102,7 +104,7 @@ class Worker:
         if self._parts is not None:  # by another call meanwhile: its parts would not be stopped
             raise UsageError("this worker was already started")
         self._stopped = asyncio.Event()
-        self._parts = parts = _Parts(context, watched, self._limits, letters)
+        self._parts = parts = _Parts(context, watched, self._limits, letters, self._is_cancelled)
         for work in (
             self._listen(parts),
             parts.scanner.scan_forever(),
@@ -110,7 +112,7 @@ class Worker:
             parts.registrations.keep_forever(),
             self._follow_changes(parts),
         ):
-            self._tasks.start(work)
+            self._working.append(self._tasks.start(work))
         parts.scanner.wake()
 
     @property
@@ -176,6 +178,9 @@ class Worker:
 
     # ------------------------------------------------------------------ tasks
 
+    def _is_cancelled(self) -> bool:
+        return any(task.cancelled() or task.cancelling() for task in self._working)
+
     def _part_failed(self, _: asyncio.Task[Any], error: BaseException) -> None:
         self._failure = error
         self._ended.set()
@@ -219,7 +224,12 @@ class _Parts:
     """The parts of a started worker."""
 
     def __init__(
-        self, context: WorkerContext, watched: Sequence[Watched], limits: WorkerLimits, letters: int
+        self,
+        context: WorkerContext,
+        watched: Sequence[Watched],
+        limits: WorkerLimits,
+        letters: int,
+        is_cancelled: Callable[[], bool],
     ) -> None:
         self.registrations = Registrations(context, watched)
         self.deletions = Deletions(context)
@@ -244,7 +254,13 @@ class _Parts:
         results = Results(
             self.queue, self.deletions, DeadLetters(context, letters), self.locks.release
         )
-        self.pool = RunPool(context, results, self.threads, runs_max=limits.concurrency_max)
+        self.pool = RunPool(
+            context,
+            results,
+            self.threads,
+            runs_max=limits.concurrency_max,
+            is_cancelled=is_cancelled,
+        )
 
     def _dispatch(self) -> None:
         self.pool.dispatch()

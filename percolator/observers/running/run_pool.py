@@ -71,12 +71,21 @@ class RunPool:
     """At most `runs_max` runs at a time. Each task runs one work item after another."""
 
     def __init__(
-        self, context: WorkerContext, results: Results, threads: Threads, *, runs_max: int
+        self,
+        context: WorkerContext,
+        results: Results,
+        threads: Threads,
+        *,
+        runs_max: int,
+        is_cancelled: Callable[[], bool],
     ) -> None:
+        """`is_cancelled`: whether somebody cancels the tasks of the worker, as `asyncio.run` does
+        at its end: a run that is cancelled then has not failed."""
         self._context = context
         self._results = results
         self._threads = threads
         self._runs_max = runs_max
+        self._is_cancelled = is_cancelled
         self._time_limits = TimeLimits()
         self._turns = Turns(context.env, results.queue)
         self._runs = Tasks(_run_failed)
@@ -138,7 +147,7 @@ class RunPool:
                 counters.committed(await run.commit())
                 self._turns.committed(work, run.transaction.internal.writes.cells)
         except asyncio.CancelledError as error:
-            if self._closing or not is_called:
+            if self._closing or not is_called or self._is_cancelled():
                 raise
             # By the observer. If this were no failure, the change would be tried forever.
             failure = RuntimeError(
@@ -276,7 +285,7 @@ class RunPool:
         if work.attempts < observer.attempts:
             self._repeat(work, _FAILED_SECONDS)
             return
-        if not self._closing:
+        if not (self._closing or self._is_cancelled()):
             await _pending_cancellation()
         try:
             result = await self._results.dead_letters.put_aside(work, text, traceback_of(error))

@@ -129,3 +129,26 @@ async def test_a_loop_that_cancels_all_of_its_tasks_at_its_end_is_not_kept_from_
         async with asyncio.timeout(1.0):
             await asyncio.gather(*running, return_exceptions=True)
         await worker.stop()
+
+
+async def test_what_such_a_loop_interrupts_has_not_failed() -> None:
+    """Nobody would run a dead letter again, and the observer has done nothing wrong."""
+
+    @observes(source, name="waiting", attempts=1)
+    async def waiting(tx: Any, row: str) -> None:
+        await asyncio.sleep(3600.0)
+
+    async with observed() as world:
+        worker = world.db.run_observers([waiting], drain_seconds=0.1)
+        await worker.start()
+        await world.put("a", 1)
+        await asyncio.sleep(1.0)
+        assert worker._parts is not None
+        running = [*worker._tasks._tasks, *worker._parts.pool._runs._tasks]
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        assert worker.counters["docs", "waiting"].failures == 0
+        assert await world.dead_letters() == []
+        assert len(await world.waiting()) == 1
+        await worker.stop()
