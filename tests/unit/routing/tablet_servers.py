@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -136,7 +137,7 @@ class Cluster:
         self.searches += 1
         if self.search_seconds:
             await asyncio.sleep(self.search_seconds)
-        return self.now_at
+        return [replace(one) for one in self.now_at]  # each answer is a message of its own
 
     def deadline(self, seconds: float = 10.0) -> float:
         return self.clock.monotonic_seconds() + seconds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable
 
@@ -234,6 +235,24 @@ async def test_a_scan_leaves_a_silent_server_for_the_one_that_took_over() -> Non
     (page,) = await _scan(cluster, RangeRequest(1, b"", b"", None, 7))
     assert len(page.rows) == 26
     assert cluster.clock.monotonic_seconds() == pytest.approx(0.7, abs=0.2)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_asks_about_a_silent_server_until_another_one_has_taken_over(
+    reverse: bool,
+) -> None:
+    """A master needs seconds to find out that a server is gone."""
+    cluster = Cluster({"a:1": Server(), "b:1": Server()})
+    cluster.now_at = [tablet("a:1")]
+    cluster.tablets.learn(cluster.now_at)
+    cluster.servers["a:1"].seconds = 10**6
+    cluster.servers["b:1"].pages = lambda request: _page(request, 30)
+    scanning = asyncio.ensure_future(_scan(cluster, RangeRequest(1, b"", b"", None, 7, reverse)))
+    await asyncio.sleep(2.5)
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    (page,) = await scanning
+    assert len(page.rows) == 26
+    assert cluster.clock.monotonic_seconds() == pytest.approx(3.0, abs=0.2)
 
 
 async def test_a_page_that_arrives_while_a_master_is_asked_about_its_server_is_not_lost() -> None:
