@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from percolator.errors import (
     ExecutionUnknown,
@@ -23,6 +24,19 @@ from percolator.tasks import Tasks, outlasting
 Finder = Callable[[int, bytes], Awaitable[Sequence[TabletLocation]]]
 """Asks a master where a row of a table is served. The answer may cover more of the table than that
 row. Raises `SchemaError` for a table that does not exist."""
+
+
+class Searched(NamedTuple):
+    """The rows that an answer of a master was about; an empty end is that of the table."""
+
+    start: bytes
+    end: bytes
+
+    def has(self, row: bytes) -> bool:
+        return self.start <= row and (not self.end or row < self.end)
+
+
+_EVERYTHING = Searched(b"", b"")
 
 
 class _Table:
@@ -41,7 +55,7 @@ class TabletMap:
     def __init__(self, find: Finder | None = None) -> None:
         self._find = find
         self._tables: dict[int, _Table] = {}
-        self._searches: dict[int, asyncio.Task[None]] = {}
+        self._searches: dict[int, asyncio.Task[Searched]] = {}
         self._tasks = Tasks()
 
     def locate(self, table_id: int, row: bytes) -> TabletLocation | None:
@@ -110,16 +124,20 @@ class TabletMap:
             raise Unavailable(f"no tablet is known to hold row {row!r} of table {table_id}")
         return location
 
-    async def refresh(self, table_id: int, row: bytes) -> None:
-        """Asks where the row is now. Concurrent callers share one request for each table."""
-        if self._find is None:
-            return
-        search = self._searches.get(table_id)
-        if search is None:
-            search = self._tasks.start(self._search(table_id, row))
-            self._searches[table_id] = search
-            search.add_done_callback(lambda _: self._searches.pop(table_id, None))
-        await outlasting(search)
+    async def refresh(self, table_id: int, row: bytes) -> Searched:
+        """Asks where the row is now; returns for which rows that is known now.
+
+        There is one request at a time for each table. Concurrent callers share its answer if it is
+        about their rows: for a large table, it is about a part of it.
+        """
+        while (search := self._searches.get(table_id)) is not None:
+            searched = await outlasting(search)
+            if searched.has(row):
+                return searched
+        search = self._tasks.start(self._search(table_id, row))
+        self._searches[table_id] = search
+        search.add_done_callback(lambda _: self._searches.pop(table_id, None))
+        return await outlasting(search)
 
     async def try_refresh(self, table_id: int, row: bytes) -> None:
         """As `refresh`. If no master answers, the map stays as it is, since it is all we have."""
@@ -149,9 +167,12 @@ class TabletMap:
             # the error.
             self.forget(table_id)
 
-    async def _search(self, table_id: int, row: bytes) -> None:
-        if self._find is not None:
-            self.learn(await self._find(table_id, row))
+    async def _search(self, table_id: int, row: bytes) -> Searched:
+        if self._find is None:
+            return _EVERYTHING
+        found = await self._find(table_id, row)
+        self.learn(found)
+        return _searched(row, found)
 
     @staticmethod
     def _put(table: _Table, replaced: list[TabletLocation], location: TabletLocation) -> None:
@@ -171,3 +192,9 @@ def _overlap(one: TabletLocation, other: TabletLocation) -> bool:
 
 def _age(location: TabletLocation) -> tuple[int, int]:
     return location.tablet_id, location.epoch
+
+
+def _searched(row: bytes, found: Sequence[TabletLocation]) -> Searched:
+    """What this answer to a search for a row was about."""
+    start, end = (min(found[0].start, row), found[-1].end) if found else (row, b"")
+    return Searched(start, end if row < end else b"")

@@ -78,6 +78,32 @@ async def test_for_a_silent_server_each_of_its_tables_is_looked_up_once() -> Non
     assert sorted(asked) == [(1, b"c"), (2, b"")]
 
 
+class _Pages:
+    """A master that lists two tablets at a time, from the tablet of the row on."""
+
+    def __init__(self, *addresses: str) -> None:
+        bounds = [b"", *(bytes([one]) for one in b"bcdefgh"[: len(addresses) - 1]), b""]
+        self.now_at = [
+            tablet(address, bounds[at], bounds[at + 1], tablet_id=at + 1)
+            for at, address in enumerate(addresses)
+        ]
+        self.asked: list[bytes] = []
+
+    async def find(self, table_id: int, row: bytes) -> list[TabletLocation]:
+        self.asked.append(row)
+        await asyncio.sleep(0.1)
+        return [one for one in self.now_at if not one.end or row < one.end][:2]
+
+
+async def test_a_caller_shares_only_a_search_that_is_about_its_row() -> None:
+    pages = _Pages("a:1", "b:1", "c:1", "d:1", "e:1")
+    tablets = TabletMap(pages.find)
+    rows = [b"b", b"c", b"a", b"e", b"bb"]
+    found = await asyncio.gather(*(tablets.located(1, row) for row in rows))
+    assert [one.address for one in found] == ["b:1", "c:1", "a:1", "e:1", "b:1"]
+    assert pages.asked == [b"b", b"a", b"e"]
+
+
 async def test_a_search_that_fails_after_its_caller_was_cancelled_logs_nothing() -> None:
     """conftest.py refuses what the event loop would log."""
 
