@@ -150,22 +150,33 @@ class TabletMap:
         """Asks where the tablets of a server are now that has fallen silent.
 
         Otherwise, for each of its tablets, some request would have to time out to find that out.
+        An answer is about many tablets, but not about all of a large table.
         """
-        served = {
-            table_id: location.start
+        tables = [
+            table_id
             for table_id, table in self._tables.items()
-            for location in reversed(table.locations)
-            if location.address == address
-        }
-        await asyncio.gather(*(self._refresh_if_any(*table) for table in served.items()))
+            if any(location.address == address for location in table.locations)
+        ]
+        await asyncio.gather(*(self._refresh_all(table_id, address) for table_id in tables))
 
-    async def _refresh_if_any(self, table_id: int, row: bytes) -> None:
+    async def _refresh_all(self, table_id: int, address: str) -> None:
+        row: bytes | None = b""
         try:
-            await self.refresh(table_id, row)
+            while (row := self._first_at(address, table_id, row)) is not None:
+                row = (await self.refresh(table_id, row)).end
+                if not row:
+                    return
         except SchemaError:
             # The caller may want another table. A caller that wants this one searches, and gets
             # the error.
             self.forget(table_id)
+
+    def _first_at(self, address: str, table_id: int, row: bytes) -> bytes | None:
+        """The first row of the first tablet of this server that begins at `row` or above."""
+        for location in self.tablets(table_id):
+            if location.address == address and location.start >= row:
+                return location.start
+        return None
 
     async def _search(self, table_id: int, row: bytes) -> Searched:
         if self._find is None:

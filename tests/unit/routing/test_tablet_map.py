@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -102,6 +103,19 @@ async def test_a_caller_shares_only_a_search_that_is_about_its_row() -> None:
     found = await asyncio.gather(*(tablets.located(1, row) for row in rows))
     assert [one.address for one in found] == ["b:1", "c:1", "a:1", "e:1", "b:1"]
     assert pages.asked == [b"b", b"a", b"e"]
+
+
+async def test_for_a_silent_server_all_of_its_tablets_are_looked_up() -> None:
+    """A master lists the tablets of a large table in pages."""
+    pages = _Pages("a:1", "b:1", "a:1", "b:1", "b:1", "b:1", "a:1")
+    tablets = TabletMap(pages.find)
+    tablets.learn(pages.now_at)
+    pages.now_at[-1] = replace(pages.now_at[-1], epoch=2, address="c:1")
+    await tablets.refresh_server("a:1")
+    assert [one.address for one in tablets.tablets(1)] == [
+        *("a:1", "b:1", "a:1", "b:1", "b:1", "b:1", "c:1")
+    ]
+    assert pages.asked == [b"", b"c", b"g"]
 
 
 async def test_a_search_that_fails_after_its_caller_was_cancelled_logs_nothing() -> None:
