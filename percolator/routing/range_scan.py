@@ -266,7 +266,7 @@ class RangeScan:
             self._tablets.learn(error.locations)
 
     async def _look_up(self, location: TabletLocation | None, *, silent: bool) -> None:
-        # Equal, not the same object: each answer of a master that changes nothing makes another one.
+        # Equal, not the same object: an answer of a master that changes nothing makes another one.
         if location is None or self._known() == location:
             try:
                 if location is not None and silent:

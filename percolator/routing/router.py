@@ -49,7 +49,7 @@ from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.pending_row import PendingRequest, PendingRow
 from percolator.routing.range_scan import RangeScan
 from percolator.routing.rolling_forward import RollForwardOrders
-from percolator.routing.tablet_map import TabletMap
+from percolator.routing.tablet_map import EVERYTHING, Searched, TabletMap
 from percolator.routing.together import MutationGroups
 from percolator.tasks import Tasks
 from percolator.v1.tabletserver_pb2 import Mutation
@@ -203,7 +203,7 @@ class Router:
             return pending.future
         for index, entry in enumerate(pending.entries):
             if not self._submit(entry):
-                self._start(self._place_slowly(pending.future, pending.entries[index:]))
+                self._start(self._place_slowly(pending.entries[index:]))
                 break
         return pending.future
 
@@ -212,7 +212,7 @@ class Router:
             pending.fail(0, _database_closed())
             return
         if not self._submit(pending):
-            self._start(self._place_slowly(pending.future, (pending,)))
+            self._start(self._place_slowly((pending,)))
         if not pending.future.done():
             self._watch(pending)
 
@@ -228,48 +228,63 @@ class Router:
         dispatcher.submit(entry)
         return True
 
-    async def _place_slowly(self, future: asyncio.Future[Any], entries: Sequence[Queued]) -> None:
-        """Waits for tablets to be known and for room at their servers, until the future is done.
+    async def _place_slowly(self, entries: Sequence[Queued]) -> None:
+        """Waits for tablets to be known and for room at their servers, until the request is done.
 
         Not in the caller's task: cancelled before its first step, that would leave the future open,
         and the deadline would set an exception that nothing retrieves.
         """
+        future = entries[0].pending.future
         try:
-            for entry in entries:
-                await self._find_a_place(entry)
+            await self._find_places(entries)
         except Exception as error:  # noqa: BLE001  # a bug: the caller is waiting for the future
             if not future.done():
                 future.set_exception(error)
 
-    async def _find_a_place(self, entry: Queued) -> None:
-        backoff: Backoff | None = None
+    async def _find_places(self, entries: Sequence[Queued]) -> None:
+        """Hands rows of one request to their servers. A tablet that no server has at the moment
+        holds up none but its own rows."""
+        pending, backoff = entries[0].pending, self._backoff()
+        while entries:
+            searched: list[tuple[int, Searched]] = []
+            entries = [entry for entry in entries if not await self._has_left(entry, searched)]
+            if entries and not await backoff.pause(pending.deadline):
+                pending.expire()
+
+    async def _has_left(self, entry: Queued, searched: list[tuple[int, Searched]]) -> bool:
+        """Hands over the row, if its tablet is known: then it may wait for room. Returns whether it
+        has to be looked at no more. Asks only about what this round has not yet `searched`."""
         pending = entry.pending
-        while not pending.future.done():
+        if pending.is_answered(entry.index):
+            return True
+        location = self.tablets.locate(entry.table_id, entry.row)
+        if location is None:
+            await self._search(entry, searched)
             location = self.tablets.locate(entry.table_id, entry.row)
-            if location is not None:
-                dispatcher = self._dispatchers.get(location.address)
-                if not (
-                    dispatcher.has_room(entry.size_bytes) or await self._room(dispatcher, entry)
-                ):
-                    return
-                entry.location = location
-                dispatcher.submit(entry)
-                return
-            try:
-                await self.tablets.refresh(entry.table_id, entry.row)
-            except (NotExecuted, ExecutionUnknown) as error:
-                pending.last_problem = error
-            except PercolatorError as error:  # such as: there is no such table
-                pending.fail(entry.index, error)
-                return
-            if self.tablets.locate(entry.table_id, entry.row) is None:
-                if pending.last_problem is None:
-                    pending.last_problem = Unavailable(
-                        f"no tablet is known to hold row {entry.row!r} of table {entry.table_id}"
-                    )
-                backoff = backoff or self._backoff()
-                if not await backoff.pause(pending.deadline):
-                    pending.expire()
+        if location is None:
+            if pending.last_problem is None:
+                pending.last_problem = Unavailable(
+                    f"no tablet is known to hold row {entry.row!r} of table {entry.table_id}"
+                )
+            return pending.is_answered(entry.index)
+        dispatcher = self._dispatchers.get(location.address)
+        if dispatcher.has_room(entry.size_bytes) or await self._room(dispatcher, entry):
+            entry.location = location
+            dispatcher.submit(entry)
+        return True
+
+    async def _search(self, entry: Queued, searched: list[tuple[int, Searched]]) -> None:
+        """Asks a master where the row is, unless an answer of this round was about it."""
+        table_id, row, pending = entry.table_id, entry.row, entry.pending
+        if any(table_id == table and rows.has(row) for table, rows in searched):
+            return
+        try:
+            searched.append((table_id, await self.tablets.refresh(table_id, row)))
+        except (NotExecuted, ExecutionUnknown) as error:
+            pending.last_problem = error
+            searched.append((table_id, EVERYTHING))
+        except PercolatorError as error:  # such as: there is no such table
+            pending.fail(entry.index, error)
 
     async def _room(self, dispatcher: Dispatcher, entry: Queued) -> bool:
         """Waits for room, or until the sweep ends the request; returns whether it may enter."""
@@ -331,8 +346,12 @@ class Router:
                     self._world.random, RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX, doublings=attempts
                 )
                 await self._world.clock.sleep(seconds)
+        by_request: dict[object, list[Queued]] = {}
         for entry in waiting:
-            await self._find_a_place(entry)
+            if not entry.pending.is_answered(entry.index) and not self._submit(entry):
+                by_request.setdefault(entry.pending, []).append(entry)
+        for rows in by_request.values():
+            self._start(self._place_slowly(rows))
 
     async def _look_up(self, entry: Queued, *, silent: bool) -> None:
         try:

@@ -36,7 +36,7 @@ class Searched(NamedTuple):
         return self.start <= row and (not self.end or row < self.end)
 
 
-_EVERYTHING = Searched(b"", b"")
+EVERYTHING = Searched(b"", b"")
 
 
 class _Table:
@@ -160,12 +160,11 @@ class TabletMap:
         await asyncio.gather(*(self._refresh_all(table_id, address) for table_id in tables))
 
     async def _refresh_all(self, table_id: int, address: str) -> None:
-        row: bytes | None = b""
         try:
-            while (row := self._first_at(address, table_id, row)) is not None:
-                row = (await self.refresh(table_id, row)).end
-                if not row:
-                    return
+            row = self._first_at(address, table_id, b"")
+            while row is not None:
+                searched = await self.refresh(table_id, row)
+                row = self._first_at(address, table_id, searched.end) if searched.end else None
         except SchemaError:
             # The caller may want another table. A caller that wants this one searches, and gets
             # the error.
@@ -180,7 +179,7 @@ class TabletMap:
 
     async def _search(self, table_id: int, row: bytes) -> Searched:
         if self._find is None:
-            return _EVERYTHING
+            return EVERYTHING
         found = await self._find(table_id, row)
         self.learn(found)
         return _searched(row, found)
