@@ -32,16 +32,20 @@ class Masters:
         """Calls until one answers or the deadline passes. Repeating these calls does no harm."""
         clock = self._world.clock
         backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
+        failed = 0
         while True:
             left = deadline - clock.monotonic_seconds()
-            address = self._addresses[self._turn % len(self._addresses)]
+            turn = self._turn
+            address = self._addresses[turn % len(self._addresses)]
             try:
                 call = self._world.network.unary(address, method)
                 return await call(request, min(max(left, 0.001), attempt_seconds_max))
             except (ExecutionUnknown, NotReady) as error:
                 problem: PercolatorError = error
-            self._turn += 1
-            if self._turn % len(self._addresses) == 0 and not await backoff.pause(deadline):
+            failed += 1
+            if self._turn == turn:  # if several calls fail together, only the first moves on
+                self._turn += 1
+            if failed % len(self._addresses) == 0 and not await backoff.pause(deadline):
                 raise DeadlineExceeded(
                     f"no master answered in time; last error: {problem.message}",
                     where=problem.where,

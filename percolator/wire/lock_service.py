@@ -50,10 +50,12 @@ class LockServiceCalls:
         timeout: float,
     ) -> ResponseT:
         """Calls the current address. If it does not answer, later calls go to the next address."""
+        turn = self._turn
         try:
             return await procedure(self._stub())(request, timeout)
         except (ExecutionUnknown, NotReady):
-            self._turn += 1
+            if self._turn == turn:  # if several calls fail together, only the first moves on
+                self._turn += 1
             raise
 
     async def call_any(

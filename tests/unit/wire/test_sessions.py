@@ -275,6 +275,20 @@ async def test_a_silent_address_leaves_time_for_the_next_one() -> None:
         await sessions.close()
 
 
+async def test_calls_that_fail_together_move_on_to_the_next_address_once() -> None:
+    async with lock_services(A, B) as services:
+        services.silent.add(A)
+        sessions = client(services, A, B)
+        lookups = [asyncio.create_task(sessions.liveness([b"1" * 16])) for _ in range(2)]
+        assert await sessions.current() is not None
+        await asyncio.gather(*lookups)
+        services.calls.clear()
+        await sessions.liveness([b"1" * 16])
+        await asyncio.sleep(10.0)
+        assert {address for address, _, _ in services.calls} == {B}
+        await sessions.close()
+
+
 async def test_a_pin_sends_the_same_with_every_renewal() -> None:
     async with lock_services(A) as services:
         pin = SessionSettings(description="a backup", ttl_seconds=30, pin_at=42)
