@@ -11,7 +11,9 @@ from typing import Any, NamedTuple, Protocol
 
 from percolator.aio.activity import ProcessActivity
 from percolator.errors import (
+    ExecutionUnknown,
     InvalidArgument,
+    NotExecuted,
     PercolatorError,
     SchemaError,
     TabletLocation,
@@ -54,6 +56,8 @@ _log = logging.getLogger("percolator.transactions")
 
 SLOW_LINE_SECONDS = 60.0
 """The least time between two lines about slow transactions."""
+_SCHEMA_SECONDS = 1.0
+"""The pause after no master could be asked for a newer schema."""
 
 
 class Closes(Protocol):
@@ -265,7 +269,15 @@ class Engine:
 
     async def _refresh(self, table_id: int) -> None:
         try:
-            await self.catalog.refresh(table_id, self.now() + self.limits.call_seconds)
+            while True:
+                try:
+                    await self.catalog.refresh(table_id, self.now() + self.limits.call_seconds)
+                except (NotExecuted, ExecutionUnknown) as error:
+                    _log.info("the newer schema of table %d was not fetched: %s", table_id, error)
+                else:
+                    return
+                # Again: the tablets, asked under their own version by now, will not say it again.
+                await self.world.clock.sleep(_SCHEMA_SECONDS)
         except PercolatorError as error:
             _log.info("the newer schema of table %d was not fetched: %s", table_id, error)
         finally:

@@ -9,7 +9,7 @@ import pytest
 from percolator import Limits, SchemaError, Table, codecs
 from percolator.aio import Database
 from percolator.aio.transaction import Outcome
-from percolator.errors import DeadlineExceeded, Retry, UsageError
+from percolator.errors import DeadlineExceeded, Retry, Unavailable, UsageError
 from percolator.v1 import master_pb2
 from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected, connected_to
 
@@ -73,6 +73,34 @@ async def test_a_client_that_only_reads_learns_of_a_change() -> None:
         await cluster.change_codecs(CHANGE)
         await db.get("a", balance)  # a tablet says that there is a newer schema
         await asyncio.sleep(1)
+        with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
+            await db.get("a", balance)
+
+
+class WithoutDescriptions(Cluster):
+    """Its master describes no table while a test does not want it to."""
+
+    answers = True
+
+    async def describe_table(
+        self, request: master_pb2.DescribeTableRequest
+    ) -> master_pb2.DescribeTableResponse:
+        if not self.answers:
+            raise Unavailable("nothing is listening")
+        return await super().describe_table(request)
+
+
+async def test_a_client_that_only_reads_learns_of_a_change_when_a_master_answers_again() -> None:
+    """The tablet says only once that there is a newer schema."""
+    async with connected_to(WithoutDescriptions) as (db, cluster):
+        async with db.transaction() as tx:
+            await tx.set("a", balance, 1)
+        await cluster.change_codecs(CHANGE)
+        cluster.answers = False
+        await db.get("a", balance)
+        await asyncio.sleep(30)
+        cluster.answers = True
+        await asyncio.sleep(5)
         with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
             await db.get("a", balance)
 
