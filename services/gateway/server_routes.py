@@ -68,9 +68,9 @@ class ServerRoutes:
         self._own = ([own.server_id], [own.address])
         self._first_master = ""
         """The id of the master that answered last."""
-        self._last_master = ""
-        """The id of the master that last gave no answer at all. A master that was killed stays
-        listed for seconds, and would otherwise fail every call until then."""
+        self._silent: list[str] = []
+        """The ids of masters that gave no answer at all, the latest at the end. A master that was
+        killed stays listed for seconds, and would otherwise fail every call until then."""
 
     @property
     def services(self) -> Sequence[str]:
@@ -106,22 +106,24 @@ class ServerRoutes:
             raise NotReady("no master is known", retry_after_seconds=_NO_MASTER_RETRY_SECONDS)
         return found
 
-    def _rank(self, master: Server) -> tuple[bool, bool]:
+    def _rank(self, master: Server) -> tuple[bool, int]:
+        """Those that have answered come before those that have not, of which the latest is last."""
         name = master.server_id
-        return name != self._first_master, name == self._last_master
+        silent = self._silent.index(name) + 1 if name in self._silent else 0
+        return name != self._first_master, silent
 
     def answered(self, server: Server, problem: PercolatorError | None) -> None:
-        """Remembers the master that leads, which is asked first, and one that is silent."""
+        """Remembers the master that leads, which is asked first, and those that are silent."""
         if server.kind != SERVICE_KIND_MASTER:
             return
         if problem is None:
             self._first_master = server.server_id
         elif server.server_id == self._first_master:
             self._first_master = ""
+        listed = {one.server_id for one in self._servers.masters} - {server.server_id}
+        self._silent = [name for name in self._silent if name in listed]
         if isinstance(problem, Unavailable | DeadlineExceeded):
-            self._last_master = server.server_id
-        elif server.server_id == self._last_master:
-            self._last_master = ""
+            self._silent.append(server.server_id)
 
     def line(self, server: Server) -> Line:
         return self._network.line(server.address)

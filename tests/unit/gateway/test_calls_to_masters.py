@@ -92,3 +92,26 @@ async def test_a_master_that_is_gone_fails_one_call_and_not_the_next() -> None:
         with pytest.raises(errors.Unavailable):
             await call(CreateTableRequest(name="t"), SECONDS)
         assert (await call(CreateTableRequest(name="t"), SECONDS)).created
+
+
+async def test_several_masters_that_are_gone_do_not_hide_the_one_that_is_there() -> None:
+    async with site() as here:
+
+        async def create(raw: bytes, context: Any) -> bytes:
+            return CreateTableResponse(created=True).SerializeToString()
+
+        there = await here.listen(Behind(unary=create))
+        here.master.servers += [
+            Server(kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=name, address=address)
+            for name, address in (
+                ("gone", "127.0.0.1:1"),
+                ("gone, too", "127.0.0.1:2"),
+                ("there", there),
+            )
+        ]
+        call = here.through.unary(here.address, methods.CREATE_TABLE)
+        for _ in range(2):
+            with pytest.raises(errors.Unavailable):
+                await call(CreateTableRequest(name="t"), SECONDS)
+        for _ in range(3):
+            assert (await call(CreateTableRequest(name="t"), SECONDS)).created
