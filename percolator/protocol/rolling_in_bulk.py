@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from percolator.errors import PercolatorError, SchemaChanged, UsageError
 from percolator.protocol.environment import Environment
@@ -31,6 +32,9 @@ reading values from locks costs several times as much as reading commits."""
 AHEAD = 16
 """How far ahead, in times of what was met."""
 
+UNKNOWN_SECONDS = 60.0
+"""After a server did not know such a message, none is sent for this long: it may be upgraded."""
+
 
 class BulkRolling:
     """What one client tells tablets about the locks that it meets."""
@@ -39,13 +43,13 @@ class BulkRolling:
         self._env = env
         self._being_told: set[int] = set()
         """Tables to one of whose tablets a message is on its way."""
-        self._is_unknown = env.rolls_forward is None
-        """Not all servers know such messages."""
+        self._unknown_until = inf if env.rolls_forward is None else 0.0
+        """Until then, some server is taken for one that does not know such messages."""
 
     async def leave(self, met: Sequence[MetLock]) -> Sequence[MetLock]:
         """Tells tablets of these locks, where there are many of committed transactions. Returns
         those that are left to the caller."""
-        if self._is_unknown or len(met) < MANY:
+        if len(met) < MANY or self._env.now() < self._unknown_until:
             return met
         by_table: defaultdict[int, list[MetLock]] = defaultdict(list)
         for one in met:
@@ -65,7 +69,7 @@ class BulkRolling:
         try:
             await self._order(table_id, met, AHEAD * len(met))
         except UsageError:
-            self._is_unknown = True
+            self._unknown_until = self._env.now() + UNKNOWN_SECONDS
             return met
         except PercolatorError as problem:
             _log.info("a tablet was not told of commits: %s", problem)
@@ -76,7 +80,7 @@ class BulkRolling:
         try:
             await self._order(table_id, met, 0)
         except UsageError:
-            self._is_unknown = True
+            self._unknown_until = self._env.now() + UNKNOWN_SECONDS
         finally:
             self._being_told.discard(table_id)
 

@@ -11,7 +11,7 @@ from percolator import observes
 from percolator.aio import Database
 from percolator.aio.shared import SharedTransaction
 from percolator.errors import UsageError
-from percolator.protocol.rolling_in_bulk import MANY
+from percolator.protocol.rolling_in_bulk import MANY, UNKNOWN_SECONDS
 from percolator.v1 import tabletserver_pb2 as wire
 from tests.unit.aio.shared_attempts import receipt_of, values_of
 from tests.unit.connected import Cluster, balance, connected_to
@@ -44,9 +44,13 @@ class Watched(Cluster):
 class Older(Watched):
     """A release that does not know such messages."""
 
+    is_older = True
+
     async def roll_forward(self, request: wire.RollForwardRequest) -> wire.RollForwardResponse:
-        self.told.append(request)
-        raise UsageError("unknown method")
+        if self.is_older:
+            self.told.append(request)
+            raise UsageError("unknown method")
+        return await super().roll_forward(request)
 
 
 async def _committed(db: Database, values: dict[str, int]) -> SharedTransaction:
@@ -121,6 +125,19 @@ async def test_with_servers_of_an_older_release_clients_do_it(
         assert await values_of(db) == VALUES
         await _settled(cluster)
         assert len(cluster.told) <= 3  # by the driver, and by one reader
+
+
+async def test_servers_that_were_upgraded_are_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedTransaction, "_tell_tablets", _dead)
+    async with connected_to(Older) as (db, cluster):
+        await _committed(db, VALUES)
+        assert await values_of(db) == VALUES
+        cluster.is_older = False
+        await asyncio.sleep(UNKNOWN_SECONDS)
+        cluster.told.clear()
+        await _committed(db, VALUES)
+        assert await values_of(db) == VALUES
+        assert cluster.told
 
 
 async def test_observers_are_told_even_under_a_newer_schema() -> None:
