@@ -36,6 +36,8 @@ from percolator.world import World
 _TABLETS_PER_PAGE = 1_000
 _SEARCH_SECONDS = 5.0
 """The time for one search for tablets; its callers search again until their own deadlines."""
+DECLARE_AGAIN_SECONDS = 60.0
+"""After a master did not keep a codec, it is asked again after this: it may be upgraded."""
 
 
 def with_remedy(error: SchemaError, table: str) -> SchemaError:
@@ -178,7 +180,10 @@ class Catalog:
         try:
             response = await self._masters.call(methods.DECLARE_CODECS, request, deadline)
         except UsageError:
-            info.codecs.stop_declaring()  # the master runs a release that keeps none
+            # The master runs a release that keeps none.
+            info.codecs.stop_declaring()
+            again = info.codecs.declare_again
+            asyncio.get_running_loop().call_later(DECLARE_AGAIN_SECONDS, again)
         except SchemaError:
             await self.refresh(info.table_id, deadline)  # raises if the table is gone
             raise

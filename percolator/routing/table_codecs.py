@@ -55,6 +55,11 @@ class TableCodecs:
         """The cluster is of an older release, which keeps no names."""
         self._are_kept = False
 
+    def declare_again(self) -> None:
+        """It may be of a newer release by now."""
+        self._are_kept = True
+        self.writable.clear()
+
     def require_key(self, table: Table[Any]) -> None:
         """Raises `SchemaError` if the program reads row keys that another codec has written."""
         declared, known = name_of(table.key), self.names.key

@@ -10,6 +10,7 @@ from percolator import Limits, SchemaError, Table, codecs
 from percolator.aio import Database
 from percolator.aio.transaction import Outcome
 from percolator.errors import DeadlineExceeded, Retry, Unavailable, UsageError
+from percolator.routing.catalog import DECLARE_AGAIN_SECONDS
 from percolator.v1 import master_pb2
 from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected, connected_to
 
@@ -171,6 +172,18 @@ async def test_a_cluster_of_an_older_release_keeps_no_codecs_and_works() -> None
                 await tx.set("a", balance, number)
         assert cluster.declared == 1
         assert await kept(db) == {}
+
+
+async def test_codecs_are_kept_once_the_masters_are_upgraded() -> None:
+    async with connected_to(Counting) as (db, cluster):
+        cluster.is_older = True
+        async with db.transaction() as tx:
+            await tx.set("a", balance, 1)
+        cluster.is_older = False
+        await asyncio.sleep(DECLARE_AGAIN_SECONDS)
+        async with db.transaction() as tx:
+            await tx.set("a", balance, 2)
+        assert await kept(db) == {b"balance": "integer"}
 
 
 async def test_a_program_that_learns_of_a_codec_late_is_refused_from_then_on() -> None:
