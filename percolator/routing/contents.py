@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
-from percolator.errors import TabletLocation
+from percolator.errors import NotReady, TabletLocation
 from percolator.routing.catalog import Catalog
 from percolator.routing.table_info import TableInfo
 from percolator.v1.cells_pb2 import Cell, Space
@@ -51,6 +51,11 @@ class TabletContents:
             low, high = _common(tablet, start, end)
             if high and low >= high:
                 continue
+            if not tablet.address:
+                raise NotReady(
+                    f"no server has tablet {tablet.tablet_id} of table {table.name!r}, from row "
+                    f"{tablet.start!r} on, at the moment"
+                )
             target = TabletTarget(
                 tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=table.schema.version
             )
