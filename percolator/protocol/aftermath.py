@@ -14,7 +14,6 @@ from percolator.errors import (
     InvariantViolation,
     PercolatorError,
     Retry,
-    SchemaChanged,
     SnapshotTooOld,
 )
 from percolator.protocol import steps
@@ -47,11 +46,9 @@ async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -
             for cell, answer in zip(cells, answers, strict=True):
                 if isinstance(answer, Refused):
                     _check_secondary(write, cell, commit, answer)
-                elif isinstance(answer, PercolatorError):
-                    if isinstance(answer, SchemaChanged):
-                        await env.schemas.refresh(cell.table_id, deadline)
-                    if not isinstance(answer, SnapshotTooOld):
-                        again.append(cell)
+                elif isinstance(answer, PercolatorError) and not isinstance(answer, SnapshotTooOld):
+                    again.append(cell)
+            await env.refresh_schemas(requests, answers, deadline)
         pending = again
         if pending and not await backoff.pause(deadline):
             return

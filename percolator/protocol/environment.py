@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from percolator import named_codecs
-from percolator.errors import CellAddress, PercolatorError
+from percolator.errors import CellAddress, PercolatorError, SchemaChanged
 from percolator.limits import Limits
 from percolator.protocol.hot_cells import HotCells, Loss
 from percolator.protocol.rivals import Rivals
 from percolator.protocol.tally import Tally
 from percolator.protocol.verdicts import Verdicts
-from percolator.routing.cells import Cells, Mutations, RollsForward
+from percolator.routing.cells import Answer, CellMutation, Cells, Mutations, RollsForward
 from percolator.routing.table_info import TableSchema
 from percolator.tasks import Tasks
 from percolator.wire.backoff import Backoff
@@ -196,6 +196,18 @@ class Environment:
     async def schema(self, table_id: int, deadline: float) -> TableSchema:
         known = self.schemas.get(table_id)
         return known if known is not None else await self.schemas.refresh(table_id, deadline)
+
+    async def refresh_schemas(
+        self, steps: Iterable[CellMutation], answers: Iterable[Answer], deadline: float
+    ) -> None:
+        """Asks for the newer schemas of which these answers speak: of each table once, however many
+        of its cells have met it."""
+        changed: dict[int, None] = {}
+        for step, answer in zip(steps, answers, strict=True):
+            if isinstance(answer, SchemaChanged):
+                changed[step.table_id] = None
+        for table_id in changed:
+            await self.schemas.refresh(table_id, deadline)
 
 
 def _left_to_others(_: asyncio.Task[Any], error: BaseException) -> None:

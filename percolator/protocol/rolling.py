@@ -83,8 +83,8 @@ class Rolling:
                 collected[about] = sent._replace(mutation=message)
             # Other answers need no action: the caller that met the lock looks again.
             if isinstance(answer, SchemaChanged):
-                await self._env.schemas.refresh(about.cell.table_id, deadline)
                 again.append(locks[about])
+        await self._env.refresh_schemas(rolling.values(), answers, deadline)
         if collected:
             await self._once.mutate(collected, deadline)
         return again
@@ -105,8 +105,9 @@ class Rolling:
 
     async def _roll_to_the_end(self, met: Sequence[MetLock], deadline: float) -> None:
         try:
-            left = met
-            while left:
-                left = await self.roll(left, deadline)
+            left, backoff = met, self._env.backoff()
+            while left := await self.roll(left, deadline):
+                if not await backoff.pause(deadline):
+                    return
         finally:
             self._left_behind -= len(met)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from percolator.errors import CellAddress, PercolatorError, SchemaChanged
+from percolator.errors import CellAddress, PercolatorError
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment, Statistics
 from percolator.routing.cells import CellMutation
@@ -37,15 +37,11 @@ async def notify_weak_observers(
         if not requests:
             return
         statistics.round_trips += 1
-        problem: PercolatorError | None = None
         answers = await env.cells.mutate(requests, deadline)
-        for request, answer in zip(requests, answers, strict=True):
-            if isinstance(answer, PercolatorError):
-                problem = problem or answer
-            if isinstance(answer, SchemaChanged):
-                await env.schemas.refresh(request.table_id, deadline)
+        problem = next((one for one in answers if isinstance(one, PercolatorError)), None)
         if problem is None:
             return
+        await env.refresh_schemas(requests, answers, deadline)
         if not await backoff.pause(deadline):
             raise problem
 

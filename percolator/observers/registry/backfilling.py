@@ -150,7 +150,8 @@ class _Backfill:
             if isinstance(error, SchemaChanged):
                 # A notification for a removed observer would stay forever.
                 await self._still_registered()
-            elif error.retry is Retry.USELESS or not await attempts.again(_repeatable(error)):
+            # A pause also then: the tablet may hear of the newer schema a little later.
+            if error.retry is Retry.USELESS or not await attempts.again(_repeatable(error)):
                 raise error
 
     async def _still_registered(self) -> None:
