@@ -134,9 +134,7 @@ class TabletMap:
             searched = await outlasting(search)
             if searched.has(row):
                 return searched
-        search = self._tasks.start(self._search(table_id, row))
-        self._searches[table_id] = search
-        search.add_done_callback(lambda _: self._searches.pop(table_id, None))
+        search = self._searches[table_id] = self._tasks.start(self._search(table_id, row))
         return await outlasting(search)
 
     async def try_refresh(self, table_id: int, row: bytes) -> None:
@@ -178,11 +176,14 @@ class TabletMap:
         return None
 
     async def _search(self, table_id: int, row: bytes) -> Searched:
-        if self._find is None:
-            return EVERYTHING
-        found = await self._find(table_id, row)
+        try:
+            found = [] if self._find is None else await self._find(table_id, row)
+        finally:
+            # Not when others hear of its end: until then, whoever asks about other rows would
+            # wait again and again for what has ended, and never let anybody else run.
+            del self._searches[table_id]
         self.learn(found)
-        return _searched(row, found)
+        return _searched(row, found) if self._find is not None else EVERYTHING
 
     @staticmethod
     def _put(table: _Table, replaced: list[TabletLocation], location: TabletLocation) -> None:

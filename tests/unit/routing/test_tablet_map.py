@@ -168,3 +168,29 @@ def test_every_row_of_a_table_without_gaps_is_found(splits: list[bytes], row: by
         assert below is not None
         assert below.start < row
         assert not below.end or row <= below.end
+
+
+async def test_a_search_that_has_just_ended_holds_up_nobody_who_asks_about_other_rows() -> None:
+    """Its task is done a turn of the event loop before others hear of that."""
+    answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def find(_: int, row: bytes) -> list[TabletLocation]:
+        if row == b"a":
+            await answered
+            return [tablet("a:1", b"", b"m")]
+        return [tablet("b:1", b"m", b"", tablet_id=2)]
+
+    tablets = TabletMap(find)
+
+    async def asks_when_the_first_search_ends() -> None:
+        await answered
+        await tablets.refresh(1, b"z")
+
+    first = asyncio.create_task(tablets.refresh(1, b"a"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    second = asyncio.create_task(asks_when_the_first_search_ends())
+    await asyncio.sleep(0)
+    answered.set_result(None)
+    await asyncio.gather(first, second)
+    assert [location.address for location in tablets.tablets(1)] == ["a:1", "b:1"]
