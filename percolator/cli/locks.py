@@ -14,6 +14,7 @@ from percolator.cli.cells import TableName
 from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
 from percolator.cli.sessions import list_sessions
 from percolator.cli.stored import kind_of, primary_text, shown_column, stored_cells
+from percolator.cli.values import Forms
 from percolator.errors import InvalidArgument
 from percolator.formats.records import LockRecord
 from percolator.row_text import row_bytes, row_text
@@ -36,18 +37,23 @@ class Held:
 def locks(
     context: typer.Context,
     table: TableName,
-    row: Annotated[str | None, typer.Argument(help="Only this row.")] = None,
+    row: Annotated[
+        str | None,
+        typer.Argument(
+            help="Only this row, as the table's keys are written: text, 17, "
+            '["a", 17], or hex:00ff.'
+        ),
+    ] = None,
     limit: Annotated[int, typer.Option(help="At most this many locks.", min=1)] = 1_000,
 ) -> None:
     """Show locks and their owners, and whether these are alive."""
     here = connection(context)
     try:
-        start = row_bytes("row", row) if row is not None else b""
+        row_bytes("row", row or "")  # refuses what no codec can mean, before anything is called
     except InvalidArgument as error:
         fail(error)
-    end = start + b"\0" if row is not None else b""
-    held = here.run_with_database(
-        lambda database: _held(here, database, table, start, end, limit + 1)
+    forms, held = here.run_with_database(
+        lambda database: _held(here, database, table, row, limit + 1)
     )
     if len(held) > limit:
         tell_of_limit(limit, "locks")
@@ -55,14 +61,17 @@ def locks(
     sessions = {}
     if held:
         sessions = {one.session_id: one for one in here.run(lambda net: list_sessions(here, net))}
-    here.show([_as_data(one, sessions) for one in held], _as_text(held, sessions))
+    here.show([_as_data(one, sessions, forms) for one in held], _as_text(held, sessions, forms))
 
 
 async def _held(
-    here: Connection, database: aio.Database, table: str, start: bytes, end: bytes, limit: int
-) -> list[Held]:
+    here: Connection, database: aio.Database, table: str, row: str | None, limit: int
+) -> tuple[Forms, list[Held]]:
     engine = database.internal.engine
     info = await engine.catalog.table(table, engine.now() + here.timeout_seconds)
+    forms = Forms(info.codecs.names)
+    start = forms.row("row", row or "")
+    end = start + b"\0" if row is not None else b""
     now = await database.timestamp(timeout=here.timeout_seconds)
     found: list[Held] = []
     cells = stored_cells(database, info, [Space.SPACE_LOCK], start, end, here.timeout_seconds)
@@ -73,7 +82,7 @@ async def _held(
         found.append(Held(cell.row, cell.column, lock, max(age, 0.0)))
         if len(found) >= limit:
             break
-    return found
+    return forms, found
 
 
 def _state(one: Held, sessions: dict[bytes, Session]) -> str:
@@ -84,10 +93,10 @@ def _state(one: Held, sessions: dict[bytes, Session]) -> str:
     return "expired" if left <= 0 else "unknown"
 
 
-def _as_data(one: Held, sessions: dict[bytes, Session]) -> dict[str, object]:
+def _as_data(one: Held, sessions: dict[bytes, Session], forms: Forms) -> dict[str, object]:
     session = sessions.get(one.lock.session)
     return {
-        "row": row_text(one.row),
+        "row": forms.row_data(one.row),
         "column": row_text(shown_column(one.column)),
         "kind": kind_of(one.column, one.lock.kind),
         "start_timestamp": in_json(one.lock.start_timestamp),
@@ -104,7 +113,7 @@ def _as_data(one: Held, sessions: dict[bytes, Session]) -> dict[str, object]:
     }
 
 
-def _as_text(held: list[Held], sessions: dict[bytes, Session]) -> Screen | str:
+def _as_text(held: list[Held], sessions: dict[bytes, Session], forms: Forms) -> Screen | str:
     if not held:
         return "no locks"
     screen = Screen("row", "column", "kind", "held for", "by", "", "primary", box=None)
@@ -114,7 +123,7 @@ def _as_text(held: list[Held], sessions: dict[bytes, Session]) -> Screen | str:
         owner = session.info.description if session else one.lock.session.hex() or "no session"
         is_primary = (one.lock.primary.row, one.lock.primary.column) == (one.row, one.column)
         screen.add_row(
-            plain(row_text(one.row)),
+            plain(forms.row_text(one.row)),
             plain(row_text(shown_column(one.column))),
             kind_of(one.column, one.lock.kind),
             f"{one.age_seconds:.1f} s",

@@ -19,9 +19,10 @@ from percolator.aio.observing import worker_context
 from percolator.cli.connection import Connection, connection, console, plain
 from percolator.cli.given import ObserverOption, TableOption
 from percolator.cli.registered import no_observer, require_observer
+from percolator.cli.values import Forms, named_tables
+from percolator.codec_names import CodecNames
 from percolator.errors import SchemaError
 from percolator.observers.port import WorkRequest
-from percolator.row_text import row_text
 from percolator.timestamps import Timestamp, in_json
 
 Count = tuple[str, str]
@@ -34,12 +35,19 @@ class Shown(NamedTuple):
     table: str
     observer: str
     column: str
-    row: str
+    row: bytes
+    forms: Forms
     timestamps: tuple[int, ...]
     """Newest first."""
 
     def as_data(self) -> dict[str, object]:
-        return {**self._asdict(), "timestamps": list(map(in_json, self.timestamps))}
+        return {
+            "table": self.table,
+            "observer": self.observer,
+            "column": self.column,
+            "row": self.forms.row_data(self.row),
+            "timestamps": list(map(in_json, self.timestamps)),
+        }
 
     def as_text(self) -> list[Text | str]:
         oldest = Timestamp(self.timestamps[-1]).to_datetime()
@@ -47,7 +55,7 @@ class Shown(NamedTuple):
             plain(self.table),
             plain(self.observer),
             plain(self.column),
-            plain(self.row),
+            plain(self.forms.row_text(self.row)),
             oldest.isoformat(" ", "milliseconds"),
         ]
 
@@ -87,6 +95,7 @@ async def waiting(engine: Engine, table: str, observer: str) -> AsyncIterator[Sh
     for one in await observing.catalog.describe_all(observing.deadline()):
         if one.deleting or (table and one.name != table):
             continue
+        forms = Forms(CodecNames.of(one.codecs))
         async with aclosing(
             observing.notifications.survey(WorkRequest(one.table_id, observers=wanted))
         ) as found:
@@ -96,7 +105,8 @@ async def waiting(engine: Engine, table: str, observer: str) -> AsyncIterator[Sh
                         one.name,
                         _text(waiting.observer),
                         _text(waiting.column),
-                        row_text(waiting.row),
+                        waiting.row,
+                        forms,
                         waiting.timestamps,
                     )
 
@@ -157,13 +167,13 @@ def _show_counts(here: Connection, counts: Counter[Count]) -> None:
 async def _follow(here: Connection, engine: Engine, table: str, observer: str) -> None:
     """Prints notifications as they arrive. It only listens, so it takes no work from workers."""
     deadline = engine.now() + engine.limits.call_seconds
-    names: dict[int, str] = {}
     watched: dict[int, list[bytes]] = {}
-    for one in await engine.catalog.describe_all(deadline):
+    described = await engine.catalog.describe_all(deadline)
+    tables = named_tables(described)
+    for one in described:
         wanted = [o.name for o in one.observers if not observer or o.name == observer]
         if one.deleting or not wanted or (table and one.name != table):
             continue
-        names[one.table_id] = one.name
         watched[one.table_id] = [name.encode() for name in wanted]
     if not watched:
         if table or observer:
@@ -175,10 +185,11 @@ async def _follow(here: Connection, engine: Engine, table: str, observer: str) -
         async for batch in hints:
             for hint in batch.notifications:
                 shown = Shown(
-                    names[hint.table_id],
+                    tables[hint.table_id].name,
                     _text(hint.observer),
                     _text(hint.column),
-                    row_text(hint.row),
+                    hint.row,
+                    tables[hint.table_id].forms,
                     (hint.timestamp,),
                 )
                 _print(here, shown)
@@ -193,7 +204,8 @@ def _print(here: Connection, shown: Shown) -> None:
         typer.echo(json.dumps(shown.as_data()))
         return
     moment = Timestamp(shown.timestamps[0]).to_datetime().isoformat(" ", "milliseconds")
-    line = f"{moment}  {shown.table}  {shown.observer}  {shown.column}  {shown.row}"
+    row = shown.forms.row_text(shown.row)
+    line = f"{moment}  {shown.table}  {shown.observer}  {shown.column}  {row}"
     console.print(plain(line), soft_wrap=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import typer
@@ -16,6 +17,7 @@ from percolator.cli.given import ObserverOption, TableOption
 from percolator.cli.notifications import waiting
 from percolator.cli.registered import no_observer
 from percolator.cli.sessions import list_sessions
+from percolator.cli.values import UNKNOWN, NamedTable, named_tables
 from percolator.observers.waiting import count_dead_letters
 from percolator.row_text import row_text
 from percolator.timestamps import seconds_between
@@ -33,7 +35,7 @@ class _Waiting:
 
     registered: list[Name]
     paused: set[Name]
-    tables: dict[int, str]
+    tables: dict[int, NamedTable]
     dead_letters: dict[Name, int]
     cells: dict[Name, int] = field(default_factory=dict)
     oldest_seconds: dict[Name, float] = field(default_factory=dict)
@@ -73,7 +75,7 @@ async def _stored(database: aio.Database, table: str, observer: str) -> _Waiting
     stored = _Waiting(
         sorted(name for name, _ in found),
         {name for name, paused in found if paused},
-        {one.table_id: one.name for one in tables},
+        named_tables(tables),
         await count_dead_letters(worker_context(engine)),
     )
     now = await engine.timestamps.get(timeout_seconds=engine.limits.call_seconds)
@@ -103,12 +105,7 @@ def _as_data(name: Name, figures: ObserverFigures, stored: _Waiting) -> dict[str
         "oldest_seconds": stored.oldest_seconds.get(name),
         "latency_seconds": figures.latency_seconds(),
         "cells": [
-            {
-                "table": stored.tables.get(cell.table_id, ""),
-                "row": row_text(cell.row),
-                "column": row_text(cell.column),
-                "conflicts": conflicts,
-            }
+            {**cell_data(cell, stored.tables), "conflicts": conflicts}
             for cell, conflicts in figures.cells.most_common(_CELLS)
         ],
     }
@@ -139,7 +136,18 @@ def _as_text(rows: list[tuple[Name, ObserverFigures]], stored: _Waiting) -> Grou
     return Group(screen, "", cells) if cells.row_count else Group(screen)
 
 
-def cell_text(cell: LostCell, tables: dict[int, str]) -> str:
+def cell_text(cell: LostCell, tables: Mapping[int, NamedTable]) -> str:
     """The cell for people, with its table's name if that is known."""
-    table = tables.get(cell.table_id, f"table {cell.table_id}")
-    return f"{table}, row {row_text(cell.row)}, column {row_text(cell.column)}"
+    table = tables.get(cell.table_id, NamedTable(f"table {cell.table_id}", UNKNOWN))
+    row = table.forms.row_text(cell.row)
+    return f"{table.name}, row {row}, column {row_text(cell.column)}"
+
+
+def cell_data(cell: LostCell, tables: Mapping[int, NamedTable]) -> dict[str, object]:
+    """The cell for programs."""
+    table = tables.get(cell.table_id, NamedTable("", UNKNOWN))
+    return {
+        "table": table.name,
+        "row": table.forms.row_data(cell.row),
+        "column": row_text(cell.column),
+    }

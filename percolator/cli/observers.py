@@ -16,11 +16,12 @@ from percolator.cli import observer_stats, observer_trace
 from percolator.cli.connection import confirm, connection, errors_console, fail, plain
 from percolator.cli.given import TableOption
 from percolator.cli.masters import ask_master
+from percolator.cli.values import forms_of
 from percolator.counts import counted
 from percolator.errors import InvalidArgument, PercolatorError
 from percolator.observers.registry.backfilling import Backfilled, backfill
 from percolator.observers.registry.removal import Removed, remove_observer
-from percolator.row_text import row_bytes, row_text
+from percolator.row_text import row_bytes
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 
@@ -80,19 +81,25 @@ def backfill_observer(
     ] = "",
     end: Annotated[str, typer.Option("--to", help="The row to end before [default: none].")] = "",
 ) -> None:
-    """Notify an observer of the cells that were written before it was registered."""
+    """Notify an observer of the cells that were written before it was registered.
+
+    Rows are written as the table's keys are: text, 17, ["a", 17], or hex:00ff.
+    """
     here = connection(context)
-    try:
-        first, last = row_bytes("--from", start), row_bytes("--to", end)
+    try:  # refuses what no codec can mean, before anything is called
+        row_bytes("--from", start), row_bytes("--to", end)
     except InvalidArgument as error:
         fail(error)
-    progress = Backfilled(0, first)
+    progress = Backfilled(0, b"")
 
     async def run(database: aio.Database) -> Backfilled:
+        forms = await forms_of(database, table, None, here.timeout_seconds)
+        first, last = forms.row("--from", start), forms.row("--to", end)
+
         def note(done: Backfilled) -> None:
             nonlocal progress
             progress = done
-            status.update(f"{done.cells:,} cells, up to row {plain(row_text(done.row))}")
+            status.update(f"{done.cells:,} cells, up to row {plain(forms.row_text(done.row))}")
 
         observing = worker_context(database.internal.engine)
         try:
@@ -103,7 +110,7 @@ def backfill_observer(
             if progress.cells:
                 error.message += (
                     f"; it was notified of {counted(progress.cells, 'cell')}: resume with "
-                    f"--from {row_text(progress.row)!r}"
+                    f"--from {forms.row_text(progress.row)!r}"
                 )
             raise
 

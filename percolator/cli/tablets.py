@@ -8,14 +8,18 @@ import typer
 from rich.table import Table as Screen
 from rich.text import Text
 
-from percolator.cli.connection import connection, fail, plain
+from percolator.cli.connection import Connection, connection, fail, plain
 from percolator.cli.given import TableOption, not_empty
-from percolator.cli.masters import all_tablets, ask_master
+from percolator.cli.masters import all_tablets, answer_of_leader, ask_master
+from percolator.cli.values import UNKNOWN, Forms, NamedTable, named_tables
 from percolator.errors import InvalidArgument
-from percolator.row_text import row_bytes, row_text
+from percolator.row_text import row_bytes
 from percolator.v1 import errors_pb2
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
+
+Tables = dict[int, NamedTable]
 
 app = typer.Typer(help="List tablets; split and move them.")
 
@@ -34,7 +38,7 @@ def tablets(
     if context.invoked_subcommand is not None:
         return
     here = connection(context)
-    found = here.run(lambda network: all_tablets(here, network, table))
+    found, tables = here.run(lambda network: _found(here, network, table))
     if hot:
         found.sort(key=_rate, reverse=True)
     screen = Screen(
@@ -42,12 +46,12 @@ def tablets(
         box=None,
     )  # fmt: skip
     for one in found:
-        location, figures = one.location, one.statistics
+        location, figures, forms = one.location, one.statistics, _forms(one.location, tables)
         screen.add_row(
             str(location.tablet_id),
             plain(one.table),
-            plain(row_text(location.range.start)),
-            plain(row_text(location.range.end)) if location.range.end else Text("end"),
+            plain(forms.row_text(location.range.start)) if location.range.start else Text(""),
+            plain(forms.row_text(location.range.end)) if location.range.end else Text("end"),
             plain(location.address or "-"),
             str(location.epoch),
             f"{figures.bytes / (1 << 20):.1f}",
@@ -55,7 +59,7 @@ def tablets(
             f"{figures.reads_per_second:.0f}",
             Text("") if one.serving else Text.assemble(("not served ", "red"), _reason(one)),
         )
-    here.show([_as_data(one) for one in found], screen if found else "no tablets")
+    here.show([_as_data(one, tables) for one in found], screen if found else "no tablets")
 
 
 @app.command()
@@ -63,23 +67,38 @@ def split(
     context: typer.Context,
     tablet: TabletId,
     row: Annotated[
-        str | None, typer.Option(help="First row of the upper half [default: half of its size].")
+        str | None,
+        typer.Option(
+            help="First row of the upper half, as the table's keys are written, or hex:00ff "
+            "[default: half of its size]."
+        ),
     ] = None,
 ) -> None:
     """Split a tablet in two."""
     here = connection(context)
-    request = wire.SplitTabletRequest(tablet_id=tablet)
-    if row is not None:
-        try:
-            request.row = row_bytes("--row", row)
-        except InvalidArgument as error:
-            fail(error)
-    answer = ask_master(here, methods.SPLIT_TABLET, request)
+    try:
+        row_bytes("--row", row or "")  # refuses what no codec can mean, before anything is called
+    except InvalidArgument as error:
+        fail(error)
+
+    async def work(network: GrpcNetwork) -> tuple[Tables, wire.SplitTabletResponse]:
+        found, tables = await _found(here, network, "")
+        request = wire.SplitTabletRequest(tablet_id=tablet)
+        if row is not None:
+            its = [one.location for one in found if one.location.tablet_id == tablet]
+            # If there is none, the master says so.
+            forms = _forms(its[0], tables) if its else UNKNOWN
+            request.row = forms.row("--row", row)
+        method = methods.SPLIT_TABLET
+        return tables, await answer_of_leader(here, network, method, request)
+
+    tables, answer = here.run(work)
+    at = _forms(answer.upper, tables).row_text(answer.upper.range.start)
     here.show(
-        {"lower": _location(answer.lower), "upper": _location(answer.upper)},
+        {"lower": _location(answer.lower, tables), "upper": _location(answer.upper, tables)},
         plain(
             f"tablet {tablet} split into {answer.lower.tablet_id} and {answer.upper.tablet_id} "
-            f"at {row_text(answer.upper.range.start)}"
+            f"at {at}"
         ),
     )
 
@@ -99,11 +118,28 @@ def move(
     """Move a tablet to another server."""
     here = connection(context)
     request = wire.MoveTabletRequest(tablet_id=tablet, server=to)
+    listed = ask_master(here, methods.LIST_TABLES, wire.ListTablesRequest())
     location = ask_master(here, methods.MOVE_TABLET, request).location
     here.show(
-        _location(location),
+        _location(location, named_tables(listed.tables)),
         plain(f"tablet {tablet} is at {location.address}, epoch {location.epoch}"),
     )
+
+
+async def _found(
+    here: Connection, network: GrpcNetwork, table: str
+) -> tuple[list[wire.TabletInfo], Tables]:
+    """The tablets of one table, or of all, and all tables."""
+    found = await all_tablets(here, network, table)
+    request = wire.ListTablesRequest()
+    listed = await answer_of_leader(here, network, methods.LIST_TABLES, request)
+    return found, named_tables(listed.tables)
+
+
+def _forms(location: errors_pb2.TabletLocation, tables: Tables) -> Forms:
+    """What rows of the tablet look like."""
+    table = tables.get(location.table_id)
+    return table.forms if table is not None else UNKNOWN  # it was dropped meanwhile
 
 
 def _rate(one: wire.TabletInfo) -> float:
@@ -114,20 +150,21 @@ def _reason(one: wire.TabletInfo) -> Text:
     return plain(one.error.message) if one.HasField("error") else Text("yet")
 
 
-def _location(location: errors_pb2.TabletLocation) -> dict[str, object]:
+def _location(location: errors_pb2.TabletLocation, tables: Tables) -> dict[str, object]:
+    forms, rows = _forms(location, tables), location.range
     return {
         "tablet_id": location.tablet_id,
         "table_id": location.table_id,
         "epoch": location.epoch,
-        "start": row_text(location.range.start),
-        "end": row_text(location.range.end) if location.range.end else None,
+        "start": forms.row_data(rows.start) if rows.start else "",
+        "end": forms.row_data(rows.end) if rows.end else None,
         "address": location.address or None,
     }
 
 
-def _as_data(one: wire.TabletInfo) -> dict[str, object]:
+def _as_data(one: wire.TabletInfo, tables: Tables) -> dict[str, object]:
     return {
-        **_location(one.location),
+        **_location(one.location, tables),
         "table": one.table,
         "serving": one.serving,
         "error": one.error.message if one.HasField("error") else None,

@@ -15,10 +15,10 @@ from rich.text import Text
 from percolator.cli.activity import Activities, ClientFigures, LostCell, ObserverFigures
 from percolator.cli.connection import connection, plain
 from percolator.cli.masters import answer_of_leader
-from percolator.cli.observer_stats import cell_text
+from percolator.cli.observer_stats import cell_data, cell_text
 from percolator.cli.sessions import list_sessions
+from percolator.cli.values import NamedTable, named_tables
 from percolator.cli.watching import keep_showing
-from percolator.row_text import row_text
 from percolator.v1.master_pb2 import ListTablesRequest
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -31,7 +31,7 @@ class Moment:
     """What all processes had done at one moment, and how much more than at the one before."""
 
     activities: Activities
-    tables: dict[int, str]
+    tables: dict[int, NamedTable]
     before: Activities
     seconds: float
     """Since the moment before."""
@@ -97,7 +97,7 @@ def top(
         moment = time.monotonic()
         then, activities = before or (moment - every, now)
         before = moment, now
-        tables = {one.table_id: one.name for one in listed.tables}
+        tables = named_tables(listed.tables)
         return Moment(now, tables, activities, max(moment - then, 0.001))
 
     keep_showing(here, fetch, _as_text, _as_data, every=every, times=times)
@@ -156,12 +156,7 @@ def _as_data(moment: Moment) -> Mapping[str, object]:
             for client, commits, conflicts in moment.clients()
         ],
         "cells": [
-            {
-                "table": moment.tables.get(cell.table_id, ""),
-                "row": row_text(cell.row),
-                "column": row_text(cell.column),
-                "conflicts_per_second": round(rate, 3),
-            }
+            {**cell_data(cell, moment.tables), "conflicts_per_second": round(rate, 3)}
             for cell, rate in moment.cells()
         ],
     }

@@ -5,8 +5,9 @@ What has no codec there is text, or hex if it is not text. `--as` names another 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from percolator import aio, codecs, named_codecs
 from percolator.codec_names import CodecNames
@@ -15,6 +16,7 @@ from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.table_info import TableInfo
 from percolator.row_text import row_bytes
 from percolator.schema import Column, Table
+from percolator.v1 import master_pb2 as wire
 
 
 class ValueType(StrEnum):
@@ -60,6 +62,7 @@ class Forms:
         return named_codecs.prefix_bytes(field, self._key, text)
 
     def row_text(self, row: bytes) -> str:
+        """A row on one line. An end of a range need not be a key: such bytes are shown as hex."""
         return named_codecs.key_text(self._key, row)
 
     def row_data(self, row: bytes) -> object:
@@ -75,6 +78,22 @@ class Forms:
 
     def value_data(self, column: bytes, value: bytes) -> object:
         return named_codecs.value_data(self.codec(column), value)
+
+
+UNKNOWN = Forms(CodecNames())
+"""The forms of a table that is not known, or no longer."""
+
+
+class NamedTable(NamedTuple):
+    """A table as people know it."""
+
+    name: str
+    forms: Forms
+
+
+def named_tables(tables: Iterable[wire.Table]) -> dict[int, NamedTable]:
+    """The tables by their ids."""
+    return {one.table_id: NamedTable(one.name, Forms(CodecNames.of(one.codecs))) for one in tables}
 
 
 def _named(name: str) -> Codec[bytes]:

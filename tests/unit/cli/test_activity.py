@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from percolator import codecs
 from percolator.cli.activity import Activities, LostCell
+from percolator.cli.observer_stats import cell_data, cell_text
 from percolator.cli.overview import Overview
 from percolator.cli.top import Moment
+from percolator.cli.values import UNKNOWN, Forms, NamedTable
+from percolator.codec_names import CodecNames
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.lockservice_pb2 import Activity, ContendedCell, ObserverActivity, Session
 
@@ -46,13 +50,23 @@ def test_what_several_workers_did_is_added_up_by_observer_and_cell() -> None:
 def test_rates_are_of_the_time_since_the_refresh_before() -> None:
     before = Activities.of([_session("a", 10, 2), _session("gone", 1_000, 0)])
     now = Activities.of([_session("a", 30, 6), _session("new", 50, 50)])
-    moment = Moment(now, {1: "goods"}, before, 2.0)
+    moment = Moment(now, {1: NamedTable("goods", UNKNOWN)}, before, 2.0)
     [(client, commits, conflicts), (new, *_)] = moment.clients()
     assert (client.who, commits, conflicts) == ("a", 10.0, 2.0)
     assert new.who == "new"
     assert moment.cells() == [(TEA, 27.0)]
     [(_, _, rates)] = moment.observers()
     assert rates["runs"] == 0.0, "of a worker that has gone, no negative rate is left"
+
+
+def test_a_cell_with_conflicts_is_shown_by_the_key_of_its_row() -> None:
+    key = codecs.tuple_of(codecs.text, codecs.ordered_integer)
+    forms = Forms(CodecNames(key="tuple_of(text, ordered_integer)"))
+    tables = {1: NamedTable("orders", forms)}
+    cell = LostCell(1, key.encode(("eu", 17)), b"state")
+    assert cell_text(cell, tables) == 'orders, row ["eu", 17], column state'
+    assert cell_data(cell, tables) == {"table": "orders", "row": ["eu", 17], "column": "state"}
+    assert cell_text(TEA, {}) == "table 1, row tea, column stock"
 
 
 def test_workers_of_the_library_are_those_that_are_no_servers() -> None:

@@ -13,7 +13,7 @@ from percolator.cli.connection import make_connection
 from percolator.cli.notifications import Shown
 from percolator.cli.sessions import as_data
 from percolator.cli.stored import described
-from percolator.cli.values import Forms
+from percolator.cli.values import UNKNOWN, Forms
 from percolator.codec_names import CodecNames
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
@@ -26,6 +26,7 @@ from percolator.v1.master_pb2 import DescribeCollectionResponse, TableHistory
 AT = Timestamp.of(1_800_000_000_000, 7)
 """Not a multiple of 64, as every number of this size is that JavaScript can hold."""
 _LOCK = LockRecord(AT, AT, 3000, RecordKind.PUT, b"", CellAddress(1, b"r", b"c"), b"")
+_WAITING = Shown("t", "o", "c", b"r", UNKNOWN, (AT,))
 _LETTER = DeadLetter("t", "o", b"c", b"r", AT, "error", 1, AT)
 _COLLECTION = DescribeCollectionResponse(
     tables=[TableHistory(table="t", safe_point=AT, collected_below=AT)],
@@ -60,7 +61,7 @@ def as_javascript_reads(data: object) -> Any:
         (dead_letter_box.as_data(_LETTER), ["commit_timestamp", "parked_at"]),
         (gc._as_data(_COLLECTION), ["transactions_safe_point", "held_at"]),
         (gc._as_data(_COLLECTION)["tables"][0], ["safe_point", "collected_below"]),  # type: ignore[index]
-        ({"first": Shown("t", "o", "c", "r", (AT,)).as_data()["timestamps"][0]}, ["first"]),  # type: ignore[index]
+        ({"first": _WAITING.as_data()["timestamps"][0]}, ["first"]),  # type: ignore[index]
     ],
 )
 def test_every_timestamp_is_exact(data: dict[str, object], fields: list[str]) -> None:
