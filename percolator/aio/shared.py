@@ -54,6 +54,7 @@ TTL_TIMES = 5
 ROLLBACK_SECONDS = 3.0
 """How long the rollback after a failed commit may take, even if the commit used up its time."""
 _ROW_BYTES = 16
+_LEFT = "was left to expire"
 
 
 class SharedTransaction:
@@ -161,7 +162,8 @@ class SharedTransaction:
     async def abort(self, *, timeout: float | None = None) -> Timestamp | None:
         """Rolls everything back. If the transaction turns out to be committed, nothing is undone,
         and its commit timestamp is returned."""
-        if self._ended or self._ticket is None:
+        # Nobody knows yet what became of one that was left: its last call may have been a commit.
+        if (self._ended and self._ended != _LEFT) or self._ticket is None:
             return self.commit_timestamp
         deadline = self._deadline(timeout)
         with self._only_call("is being rolled back"):
@@ -257,7 +259,7 @@ class SharedTransaction:
             # Nothing may keep it alive any longer: then its parts expire, unless it has committed.
             # One that has not begun yet, after Ctrl-C while it did, still can.
             if self._keeper is not None and not self._ended:
-                self._end("was left to expire")
+                self._end(_LEFT)
 
 
 async def new_ticket(

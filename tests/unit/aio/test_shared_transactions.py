@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from percolator import Outcome, Timestamp
-from percolator.aio import Database
+from percolator.aio import Database, SharedTransaction
 from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
@@ -126,6 +126,47 @@ async def test_abort_undoes_nothing_that_was_committed() -> None:
         assert commit is not None
         assert await values_of(db, commit) == {"ann": 1}
         assert await db.resolve(unknown.value) is Outcome.COMMITTED
+
+
+@on_both_engines
+@pytest.mark.parametrize("committed", [True, False])
+async def test_abort_says_what_became_of_one_that_was_left_without_an_answer(
+    committed: bool,
+) -> None:
+    """It had said that it was rolled back, without asking anybody."""
+    async with connected() as (db, cluster):
+        whole = db.shared_transaction(timeout=1.0)
+        with pytest.raises(OutcomeUnknown):
+            await _left_without_an_answer(db, cluster, whole, committed=committed)
+        cluster.answers_lost = cluster.silent = False
+        commit = await whole.abort()
+        assert (commit is not None) is committed
+        assert whole.commit_timestamp == commit == await whole.abort()
+        assert await values_of(db) == ({"ann": 1} if committed else {})
+
+
+async def _left_without_an_answer(
+    db: Database, cluster: Cluster, whole: SharedTransaction, *, committed: bool
+) -> None:
+    async with whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        if committed:
+            cluster.answers_lost = True
+        else:
+            cluster.silent = True
+        await whole.commit([receipt])
+
+
+async def test_abort_after_the_database_was_closed_does_not_say_that_it_was_rolled_back() -> None:
+    async with connected() as (db, _):
+        whole = db.shared_transaction()
+        await whole.begin()
+        await receipt_of(db, whole.ticket, "1", ann=1)
+        await db.close()
+        with pytest.raises(UsageError, match="is closed"):
+            await whole.__aexit__(None, None, None)
+        with pytest.raises(UsageError, match="is closed"):
+            await whole.abort()
 
 
 @on_both_engines
