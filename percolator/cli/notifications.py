@@ -16,7 +16,7 @@ from rich.text import Text
 from percolator import aio
 from percolator.aio.engine import Engine
 from percolator.aio.observing import worker_context
-from percolator.cli.connection import Connection, connection, console, plain
+from percolator.cli.connection import Connection, connection, console, plain, tell_of_limit
 from percolator.cli.given import ObserverOption, TableOption
 from percolator.cli.registered import no_observer, require_observer
 from percolator.cli.values import Forms, named_tables
@@ -143,9 +143,9 @@ def _show(here: Connection, listed: list[Shown], limit: int) -> None:
     screen = Screen("table", "observer", "column", "row", "since", box=None)
     for one in listed[:limit]:
         screen.add_row(*one.as_text())
+    if len(listed) > limit:
+        tell_of_limit(limit, "cells")
     here.show([one.as_data() for one in listed[:limit]], screen if listed else "no notifications")
-    if len(listed) > limit and not here.as_json:
-        console.print(f"only the first {limit}; --limit shows more")
 
 
 def _show_counts(here: Connection, counts: Counter[Count]) -> None:

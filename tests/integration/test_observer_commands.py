@@ -93,7 +93,10 @@ def test_waiting_notifications_are_listed_counted_and_thrown_away(command: Comma
     listed = command.data("notifications", "--limit", "2")
     assert [one["row"] for one in listed] == ["a0", "a1"]
     assert (listed[0]["observer"], listed[0]["column"]) == ("measure", "body")
-    assert "only the first 2" in command.text("notifications", "--limit", "2")
+    for form in (["--json"], []):
+        cut = command.run(*form, "notifications", "--limit", "2")
+        assert cut.stderr.strip() == "only the first 2 cells; --limit shows more"
+        assert "only" not in cut.stdout
     counted = [{"table": "pages", "observer": "measure", "cells": 6}]
     assert command.data("notifications", "--count") == counted
     late = command.error("wait", "--timeout", "2", code=1)
