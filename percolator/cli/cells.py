@@ -204,7 +204,7 @@ def scan(
         if prefix:
             begin = forms.prefix("--prefix", prefix)
             return begin, codecs.after_prefix(begin)
-        return forms.row("--start", start), forms.row("--end", end)
+        return forms.end_of_range("--start", start), forms.end_of_range("--end", end)
 
     if raw:
         if reverse or at:

@@ -70,7 +70,7 @@ async def _held(
     engine = database.internal.engine
     info = await engine.catalog.table(table, engine.now() + here.timeout_seconds)
     forms = Forms(info.codecs.names)
-    start = forms.row("row", row or "")
+    start = forms.row("row", row) if row is not None else b""
     end = start + b"\0" if row is not None else b""
     now = await database.timestamp(timeout=here.timeout_seconds)
     found: list[Held] = []

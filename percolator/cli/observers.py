@@ -94,7 +94,7 @@ def backfill_observer(
 
     async def run(database: aio.Database) -> Backfilled:
         forms = await forms_of(database, table, None, here.timeout_seconds)
-        first, last = forms.row("--from", start), forms.row("--to", end)
+        first, last = forms.end_of_range("--from", start), forms.end_of_range("--to", end)
 
         def note(done: Backfilled) -> None:
             nonlocal progress

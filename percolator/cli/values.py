@@ -55,7 +55,11 @@ class Forms:
 
     def row(self, field: str, text: str) -> bytes:
         """The row that a person means. Raises `InvalidArgument`."""
-        return named_codecs.key_bytes(field, self._key, text) if text else b""
+        return named_codecs.key_bytes(field, self._key, text)
+
+    def end_of_range(self, field: str, text: str) -> bytes:
+        """The same for an option that may be left out: the range has no such end."""
+        return self.row(field, text) if text else b""
 
     def prefix(self, field: str, text: str) -> bytes:
         """The beginning of rows that a person means. Raises `InvalidArgument`."""

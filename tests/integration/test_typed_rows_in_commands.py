@@ -84,3 +84,13 @@ def test_a_tablet_is_split_at_the_key_that_is_named(db: Database, command: Comma
     shown = command.data("tablets", "--table", "orders")
     assert [one["start"] for one in shown] == ["", ["ann", 2]]
     assert '["ann", 2]' in command.text("tablets", "--table", "orders")
+
+
+def test_no_command_writes_a_row_that_programs_cannot_read(
+    db: Database, command: CommandLine
+) -> None:
+    for row in ("", "ann", '["ann"]', '["ann", 1, 2]'):
+        assert "row: expected tuple_of" in command.error("set", "orders", row, "state=x", code=2)
+    with db.snapshot() as snapshot:
+        assert [row.key for row in snapshot.scan(orders)] == [("ann", 1), ("ann", 2), ("ann", 3)]
+    assert len(command.data("scan", "orders", "--start", "", "--end", "")) == 3
