@@ -128,6 +128,7 @@ class DirectoryCoordinator(OwnProcess[DirectoryLeadership]):
             # Signed when that epoch's directory was durable, so it or a later one is still there.
             inheritance = Inheritance(served_epoch=await self._signed(role))
             owned = await take_over(self._files, directory, epoch, clone_values, inheritance)
+            await remove_superseded(self._files, directory, epoch)
             leadership = DirectoryLeadership(
                 self._files,
                 self._clock,
@@ -137,7 +138,6 @@ class DirectoryCoordinator(OwnProcess[DirectoryLeadership]):
                 lock,
                 beat_seconds=self._times.beat_seconds,
             )
-            await remove_superseded(self._files, directory, epoch)
         except TabletMoved:
             return None
         finally:

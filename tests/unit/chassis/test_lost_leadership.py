@@ -89,3 +89,16 @@ async def test_a_power_cut_that_tears_the_lock_prevents_no_leader(signed: bytes)
     async with await role.files.create(ROLE / "lock", exclusive=False) as lock:
         await lock.append(signed)
     assert await role.value() == b"two"
+
+
+async def test_who_cannot_clean_up_behind_earlier_leaders_does_not_keep_the_lock() -> None:
+    """Its successors would never have it, and no process would notice at once that one is dead."""
+    role = await led_twice()
+    candidate = role.candidate()
+    role.files.faults.fail("unlink")
+    with pytest.raises(StoreUnusable):
+        await candidate.campaign("master", "a:1")
+    await candidate.close()
+    lock = await MemoryFiles(role.disk).lock(ROLE / "lock")
+    lock.release()
+    assert await role.value() == b"two"
