@@ -63,6 +63,12 @@ class Servers:
             if self._asking is not None or silence >= _LOOK_UP_SECONDS_MIN:
                 await self.refresh()
             known = self.known(name)
+        if known is None and self._trouble:
+            raise UnknownServer(
+                f"server {name!r} is unknown here, and no master says whether it is in this "
+                f"cluster: {self._trouble}",
+                server=name,
+            )
         if known is None:
             raise UnknownServer(f"no server {name!r} is in this cluster", server=name)
         return known

@@ -74,6 +74,17 @@ async def test_known_servers_stay_known_while_no_master_answers() -> None:
     following.cancel()
 
 
+async def test_a_server_that_is_unknown_because_no_master_answers_is_not_denied() -> None:
+    _, network, servers = site()
+    await servers.refresh()
+    network.handlers.clear()
+    await asyncio.sleep(1.0)
+    for _ in range(2):  # the second time, no master is asked
+        with pytest.raises(UnknownServer, match=r"'t2' is unknown here.*listening") as caught:
+            await servers.find("t2")
+        assert caught.value.server == "t2"
+
+
 async def test_a_description_of_another_cluster_is_ignored() -> None:
     master, _, servers = site()
     await servers.refresh()
