@@ -8,7 +8,7 @@ earliest timestamp on.
 
 All have their timestamps before the call is sent, so each row is read at a moment that is good for
 all of them. The deadline is that of whoever leads: only those join that have as much time or more.
-If the call fails, each of the others reads for itself: the reason may be another's row.
+If the call fails, each reads for itself: the reason may be another's row.
 """
 
 from __future__ import annotations

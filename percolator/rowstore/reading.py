@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from percolator.errors import PercolatorError
+from percolator.errors import DeadlineExceeded, PercolatorError
 from percolator.limits import Limits
 from percolator.routing.cells import FoundCell, ReadSize, RowRequest, RowResult
 from percolator.routing.pending_cell import CellAnswer
@@ -148,6 +148,12 @@ class RowReads:
                 table_id, list(gathering.keys), wanted, patience, earliest=gathering.earliest
             )
             cells = {row.key: row.cells for row in rows}
+        except DeadlineExceeded:
+            raise
+        except PercolatorError:
+            if len(gathering.keys) == 1:
+                raise
+            return None  # the reason may be another's row
         finally:
             gathering.end(cells)
         return cells.get(key, [])

@@ -117,14 +117,21 @@ async def test_a_note_of_collection_refuses_only_those_below_it(order: tuple[int
     assert isinstance(told[3], SnapshotTooOld)
 
 
-async def test_if_the_call_fails_each_of_the_others_reads_for_itself() -> None:
-    """The reason may be another's row, or deadline."""
+async def test_if_the_call_fails_each_reads_for_itself() -> None:
+    """The reason may be another's row, such as one that is too large to be read."""
+    rows = await _opened()
+    store = CountedStore(rows, InvalidArgument("response", "a row is too large"))
+    found = await asyncio.gather(*(_read(rows, row) for row in ROWS))
+    assert found == [FoundCell(at(2), b"v"), FoundCell(at(2), b"v"), None]
+    assert store.calls == ["read"] * 4
+
+
+async def test_a_read_that_fails_by_itself_is_not_repeated() -> None:
     rows = await _opened()
     store = CountedStore(rows, InvalidArgument("row", "refused"))
-    found = await asyncio.gather(*(_read(rows, row) for row in ROWS), return_exceptions=True)
-    assert str(found[0]) == "row: refused"
-    assert found[1:] == [FoundCell(at(2), b"v"), None]
-    assert store.calls == ["read"] * 3
+    with pytest.raises(InvalidArgument, match="row: refused"):
+        await _read(rows, b"a")
+    assert store.calls == ["read"]
 
 
 async def test_nobody_waits_for_a_call_with_a_later_deadline() -> None:
