@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 
-from percolator.errors import PercolatorError, TabletLocation
+from percolator.errors import ExecutionUnknown, NotExecuted, PercolatorError, TabletLocation
 from percolator.observers.port import WorkHints
 from percolator.routing.tablet_map import TabletMap
 from percolator.tasks import Tasks
@@ -114,9 +114,12 @@ class _Watch:
         for table_id in self._tables:
             try:
                 await self._find(table_id, self._world.clock.monotonic_seconds() + _ASK_SECONDS)
+            except (NotExecuted, ExecutionUnknown):
+                # No master answers: keep watching the known servers, and ask about the others next
+                # time. To wait for each table would take minutes.
+                return
             except PercolatorError:
-                # No master answers, or the table is gone: keep watching the known servers.
-                continue
+                continue  # the table is gone
 
     async def _listen(self, address: str) -> None:
         world = self._world

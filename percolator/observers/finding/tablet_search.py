@@ -66,6 +66,9 @@ class _Search:
         self._tablets = tablets
         self._deadline = deadline
         self._answers: list[tuple[tuple[int, bytes], FoundWork]] = []
+        self._no_master: PercolatorError | None = None
+        """Why no master has answered in this round. Each further question would take seconds, while
+        the parts whose tablets are known wait."""
 
     async def answer(self, requests: Sequence[WorkRequest]) -> list[FoundWork]:
         clock = self._world.clock
@@ -85,6 +88,7 @@ class _Search:
         """The parts, cut at tablet boundaries, and the parts whose tablets are not known."""
         placed: list[_Part] = []
         lost: list[_Part] = []
+        self._no_master = None
         for part in parts:
             start, asked = part.request.start, part.request
             while True:
@@ -111,10 +115,15 @@ class _Search:
         location = self._tablets.locate(table_id, row)
         if location is not None:
             return location
+        if self._no_master is not None:
+            part.problem = self._no_master
+            return None
         try:
             await self._tablets.refresh(table_id, row)
         except PercolatorError as error:
             part.problem = error
+            if isinstance(error, _PASSING):
+                self._no_master = error
             return None
         location = self._tablets.locate(table_id, row)
         if location is None:

@@ -217,6 +217,26 @@ def hint(row: bytes, left_out: int = 0) -> wire.WatchNotificationsResponse:
     )
 
 
+async def test_while_no_master_answers_many_unknown_tablets_cost_no_more_than_one() -> None:
+    server = WorkServer()
+    cluster = Cluster({"a:1": server})
+    cluster.tablets.learn([tablet("a:1", b"m", b"", tablet_id=9)])
+
+    async def unanswered(table_id: int, row: bytes) -> list[TabletLocation]:
+        await asyncio.sleep(5.0)
+        raise DeadlineExceeded("no master answered in time")
+
+    cluster.tablets._find = unanswered
+    lost = [whole(bytes([row]), bytes([row + 1])) for row in b"abcdefgh"]
+    finding = asyncio.ensure_future(find(cluster, *lost, whole(b"m")))
+    await asyncio.sleep(6.0)
+    assert len(server.scan_calls) == 1
+    found = await finding
+    assert rows(found) == [b"m"]
+    assert [str(one.problem) for one in found[:-1]] == ["no master answered in time"] * len(lost)
+    assert cluster.clock.monotonic_seconds() < 16.0
+
+
 async def test_hints_from_all_servers_of_a_table_are_delivered() -> None:
     one, other, idle = WorkServer(), WorkServer(), WorkServer()
     cluster = Cluster({"a:1": one, "b:1": other, "c:1": idle})
@@ -278,3 +298,27 @@ async def test_watching_continues_while_no_master_answers() -> None:
     await asyncio.sleep(0.1)
     assert len(watcher.heard) == 2
     await watcher.stop()
+
+
+async def test_a_new_server_is_watched_in_time_though_no_master_answers_about_many_tables() -> None:
+    server = WorkServer()
+    cluster = Cluster({"a:1": server})
+
+    async def unanswered(table_id: int, deadline: float) -> Sequence[TabletLocation]:
+        await asyncio.sleep(deadline - cluster.clock.monotonic_seconds())
+        raise DeadlineExceeded("no master answered in time")
+
+    async def watch() -> None:
+        watching = {table_id: [b"f"] for table_id in range(1, 21)}
+        hints = watch_work(cluster.world, cluster.tablets, unanswered, watching)
+        async with aclosing(hints) as stream:
+            async for _ in stream:
+                pass
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(1)
+    cluster.tablets.learn([tablet("a:1")])
+    await asyncio.sleep(10)
+    assert server.watching == 1
+    watching.cancel()
+    await asyncio.wait([watching])
