@@ -40,7 +40,8 @@ class LockServiceCalls:
         refuse_lone_address(addresses)
         self._network = network
         self.addresses = addresses
-        self._turn = 0
+        self._current = ""
+        """The address that is called as long as it is listed, and answers."""
         self._stubs: dict[str, LockServiceStub] = {}
 
     async def call(
@@ -50,12 +51,12 @@ class LockServiceCalls:
         timeout: float,
     ) -> ResponseT:
         """Calls the current address. If it does not answer, later calls go to the next address."""
-        turn = self._turn
+        address = self._listed()
         try:
-            return await procedure(self._stub())(request, timeout)
+            return await procedure(self._stub(address))(request, timeout)
         except (ExecutionUnknown, NotReady):
-            if self._turn == turn:  # if several calls fail together, only the first moves on
-                self._turn += 1
+            if self._current == address:  # if several calls fail together, only the first moves on
+                self._current = self._after(address)
             raise
 
     async def call_any(
@@ -89,14 +90,24 @@ class LockServiceCalls:
             if not token:
                 return listed
 
-    def _stub(self) -> LockServiceStub:
-        addresses = self.addresses
-        if not addresses:
+    def _listed(self) -> str:
+        """The current address, or the first one if that has left the cluster."""
+        if not self.addresses:
             raise Unavailable("no address of a lock service is known")
-        address = addresses[self._turn % len(addresses)]
+        if self._current not in self.addresses:
+            self._current = self.addresses[0]
+        return self._current
+
+    def _after(self, address: str) -> str:
+        """The address after this one, if it is still listed."""
+        listed = list(self.addresses)
+        return listed[(listed.index(address) + 1) % len(listed)] if address in listed else ""
+
+    def _stub(self, address: str) -> LockServiceStub:
         stub = self._stubs.get(address)
         if stub is None:
             # Drop the stubs of addresses that are no longer listed: they are not called again.
+            addresses = self.addresses
             self._stubs = {known: s for known, s in self._stubs.items() if known in addresses}
             stub = self._stubs[address] = self._connect(address)
         return stub

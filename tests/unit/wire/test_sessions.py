@@ -289,6 +289,21 @@ async def test_calls_that_fail_together_move_on_to_the_next_address_once() -> No
         await sessions.close()
 
 
+async def test_a_session_stays_with_its_lock_service_when_others_come_and_go() -> None:
+    """The others do not know the session, and a pin that is lost is not set again."""
+    async with lock_services(A, B) as services:
+        await asyncio.sleep(61)  # their grace periods are over
+        addresses = [B]
+        world = World(services.clock, services, random.Random(9))
+        sessions = Sessions(world, addresses, SessionSettings(pin_at=42))
+        first = await sessions.current()
+        for now in ([A, B], [B], ["lock-0:7102", A, B], [B, A]):
+            addresses[:] = now
+            await asyncio.sleep(3.0)
+            assert held(sessions) == first
+        await sessions.close()
+
+
 async def test_a_pin_sends_the_same_with_every_renewal() -> None:
     async with lock_services(A) as services:
         pin = SessionSettings(description="a backup", ttl_seconds=30, pin_at=42)
