@@ -57,7 +57,7 @@ _log = logging.getLogger("percolator.transactions")
 SLOW_LINE_SECONDS = 60.0
 """The least time between two lines about slow transactions."""
 _SCHEMA_SECONDS = 1.0
-"""The pause after no master could be asked for a newer schema."""
+"""The pause between attempts to fetch a newer schema."""
 
 
 class Closes(Protocol):
@@ -153,7 +153,8 @@ class Engine:
         self._router = Router(world, self._tablets, limits)
         self.catalog = Catalog(world, masters, self._tablets, self._router.schema_versions)
         self._router.schema_versions.on_newer = self._schema_is_newer
-        self._refreshing: set[int] = set()
+        self._newer_schemas: dict[int, int] = {}
+        """Of tables whose schemas are being fetched: the newest version that tablets have named."""
         self._refreshes = Tasks()
         self._deleted_tables = DeletedTables(world, self.catalog, limits)
         self.locks = locks
@@ -260,28 +261,35 @@ class Engine:
     async def _find(self, table_id: int, row: bytes) -> Sequence[TabletLocation]:
         return await self.catalog.find(table_id, row)
 
-    def _schema_is_newer(self, table_id: int) -> None:
+    def _schema_is_newer(self, table_id: int, version: int) -> None:
         """Whoever commits asks for the newer schema in any case. Whoever only reads has to know of
         codecs that were changed."""
-        if table_id not in self._refreshing and not self.closed:
-            self._refreshing.add(table_id)
+        if self.closed:
+            return
+        fetched = self._newer_schemas.get(table_id)
+        self._newer_schemas[table_id] = max(fetched or 0, version)
+        if fetched is None:
             self._refreshes.start(self._refresh(table_id))
 
     async def _refresh(self, table_id: int) -> None:
+        """Until it has that version: the tablets, asked under their own by now, will not say again
+        that there is a newer one."""
         try:
             while True:
                 try:
-                    await self.catalog.refresh(table_id, self.now() + self.limits.call_seconds)
+                    schema = await self.catalog.refresh(
+                        table_id, self.now() + self.limits.call_seconds
+                    )
                 except (NotExecuted, ExecutionUnknown) as error:
                     _log.info("the newer schema of table %d was not fetched: %s", table_id, error)
                 else:
-                    return
-                # Again: the tablets, asked under their own version by now, will not say it again.
+                    if schema.version >= self._newer_schemas[table_id]:
+                        return
                 await self.world.clock.sleep(_SCHEMA_SECONDS)
         except PercolatorError as error:
             _log.info("the newer schema of table %d was not fetched: %s", table_id, error)
         finally:
-            self._refreshing.discard(table_id)
+            del self._newer_schemas[table_id]
 
     def require_usable(self) -> None:
         """Raises `UsageError` after `close`, and in another event loop."""

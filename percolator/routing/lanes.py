@@ -35,15 +35,15 @@ class SchemaVersions:
     def __init__(self) -> None:
         self.of_table: dict[int, int] = {}
         self.of_tablet: dict[int, int] = {}
-        self.on_newer: Callable[[int], None] | None = None
-        """Called with the id of a table whose schema is newer than what is known of it."""
+        self.on_newer: Callable[[int, int], None] | None = None
+        """Called with the id and the version of a schema that is newer than what is known."""
 
     def refused(self, tablet_id: int, error: SchemaChanged) -> None:
         """A tablet has refused another version than its own."""
         self.of_tablet[tablet_id] = error.schema_version
         known = self.of_table.get(error.table_id, 0)
         if error.schema_version > known and self.on_newer is not None:
-            self.on_newer(error.table_id)
+            self.on_newer(error.table_id, error.schema_version)
 
     def get(self, table_id: int, tablet_id: int) -> int:
         version = self.of_tablet.get(tablet_id)

@@ -82,13 +82,18 @@ class WithoutDescriptions(Cluster):
     """Its master describes no table while a test does not want it to."""
 
     answers = True
+    seconds = 0.0
+    """How long an answer is on its way."""
 
     async def describe_table(
         self, request: master_pb2.DescribeTableRequest
     ) -> master_pb2.DescribeTableResponse:
         if not self.answers:
             raise Unavailable("nothing is listening")
-        return await super().describe_table(request)
+        answer = master_pb2.DescribeTableResponse()
+        answer.CopyFrom(await super().describe_table(request))
+        await asyncio.sleep(self.seconds)
+        return answer
 
 
 async def test_a_client_that_only_reads_learns_of_a_change_when_a_master_answers_again() -> None:
@@ -101,6 +106,22 @@ async def test_a_client_that_only_reads_learns_of_a_change_when_a_master_answers
         await db.get("a", balance)
         await asyncio.sleep(30)
         cluster.answers = True
+        await asyncio.sleep(5)
+        with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
+            await db.get("a", balance)
+
+
+async def test_a_client_that_only_reads_learns_of_a_change_while_it_learns_of_another() -> None:
+    async with connected_to(WithoutDescriptions) as (db, cluster):
+        async with db.transaction() as tx:
+            await tx.set("a", balance, 1)
+        cluster.seconds = 0.5
+        feed = master_pb2.SetChangeFeedRequest(table="accounts", change_feed=True)
+        await cluster.set_change_feed(feed)
+        await db.get("a", balance)
+        await asyncio.sleep(0.2)
+        await cluster.change_codecs(CHANGE)
+        await db.get("a", balance)
         await asyncio.sleep(5)
         with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
             await db.get("a", balance)
