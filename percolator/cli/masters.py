@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from percolator.cli.connection import Connection
 from percolator.errors import (
+    DeadlineExceeded,
     NotReady,
     PercolatorError,
     Unavailable,
@@ -13,7 +16,10 @@ from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import addresses_of
-from percolator.world import RequestT, ResponseT, UnaryMethod
+from percolator.world import Network, RequestT, ResponseT, UnaryMethod
+
+_LOOKS = (methods.LIST_TABLES, methods.LIST_TABLETS, methods.LIST_SERVERS, methods.DESCRIBE_TABLE)
+"""What changes nothing, and so may be asked of another master if one is silent."""
 
 
 def ask_master(
@@ -30,21 +36,36 @@ async def answer_of_leader(
     request: RequestT,
 ) -> ResponseT:
     """The leading master's response: from the given addresses, or from masters that these know."""
+    try:
+        return await _first_answer(network, here.addresses, here.timeout_seconds, method, request)
+    except NotReady:
+        # From a master that stands by, or from none that can answer at the moment.
+        cluster, reached = await here.reach(network)
+    masters = addresses_of(cluster, ServiceKind.SERVICE_KIND_MASTER)
+    return await _first_answer(reached, masters, here.timeout_seconds, method, request)
+
+
+async def _first_answer(
+    network: Network,
+    addresses: Sequence[str],
+    timeout_seconds: float,
+    method: UnaryMethod[RequestT, ResponseT],
+    request: RequestT,
+) -> ResponseT:
+    """The first answer. Raises `NotReady` if there is none, but a master that could name others."""
+    passed_over: tuple[type[PercolatorError], ...] = (NotReady, Unavailable)
+    seconds = timeout_seconds
+    if method in _LOOKS:  # any other may have been executed by a master that is silent
+        passed_over = (*passed_over, DeadlineExceeded)
+        seconds = timeout_seconds / max(len(addresses), 1)
     problem: PercolatorError = Unavailable("no address was given")
-    for address in here.addresses:
+    for address in addresses:
         try:
-            return await network.unary(address, method)(request, here.timeout_seconds)
-        except (NotReady, Unavailable) as error:
+            return await network.unary(address, method)(request, seconds)
+        except passed_over as error:
             # The last one is reported: the leader's own reason says more than a standby's.
-            problem = error
-    if not isinstance(problem, NotReady):
-        raise problem
-    cluster, reached = await here.reach(network)
-    for address in addresses_of(cluster, ServiceKind.SERVICE_KIND_MASTER):
-        try:
-            return await reached.unary(address, method)(request, here.timeout_seconds)
-        except (NotReady, Unavailable) as error:
-            problem = error
+            if isinstance(error, NotReady) or not isinstance(problem, NotReady):
+                problem = error
     raise problem
 
 

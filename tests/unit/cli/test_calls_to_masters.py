@@ -1,0 +1,105 @@
+"""Commands find the leading master, whichever of the given addresses is its."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import cast
+
+import pytest
+
+from percolator.cli.connection import Connection
+from percolator.cli.masters import answer_of_leader
+from percolator.errors import DeadlineExceeded, NotReady
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.v1 import cluster_pb2
+from percolator.v1 import master_pb2 as wire
+from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
+from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod
+
+
+class _Leader:
+    def __init__(self) -> None:
+        self.moved = 0
+
+    async def describe(self, request: cluster_pb2.DescribeRequest) -> cluster_pb2.DescribeResponse:
+        kind = cluster_pb2.SERVICE_KIND_MASTER
+        servers = [cluster_pb2.Server(kind=kind, address=one) for one in ("standby:1", "leader:1")]
+        return cluster_pb2.DescribeResponse(servers=servers)
+
+    async def list_tablets(self, request: wire.ListTabletsRequest) -> wire.ListTabletsResponse:
+        return wire.ListTabletsResponse(more=True)
+
+    async def move_tablet(self, request: wire.MoveTabletRequest) -> wire.MoveTabletResponse:
+        self.moved += 1
+        return wire.MoveTabletResponse()
+
+
+class _Standby(_Leader):
+    async def list_tablets(self, request: wire.ListTabletsRequest) -> wire.ListTabletsResponse:
+        raise NotReady("this master does not lead")
+
+    async def move_tablet(self, request: wire.MoveTabletRequest) -> wire.MoveTabletResponse:
+        raise NotReady("this master does not lead")
+
+
+class _Silent(_Leader):
+    async def _never(self, request: object) -> None:
+        await asyncio.get_running_loop().create_future()
+
+    list_tablets = describe = move_tablet = _never  # type: ignore[assignment]
+
+
+class _Network(InProcessNetwork):
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        untimed = super().unary(address, method)
+
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await untimed(request, timeout)
+            except TimeoutError:
+                raise DeadlineExceeded("no answer in time", where=address) from None
+
+        return call
+
+
+def _network() -> tuple[GrpcNetwork, _Leader]:
+    leader = _Leader()
+    handlers: dict[str, object] = {
+        "leader:1": leader,
+        "standby:1": _Standby(),
+        "silent:1": _Silent(),
+    }
+    return cast(GrpcNetwork, _Network(handlers)), leader
+
+
+@pytest.mark.parametrize(
+    "addresses",
+    [
+        ["leader:1"],
+        ["standby:1"],
+        ["gone:1", "standby:1"],
+        ["standby:1", "gone:1"],
+        ["silent:1", "leader:1"],
+        ["silent:1", "standby:1"],
+        ["standby:1", "silent:1"],
+    ],
+)
+async def test_the_leader_answers_whoever_else_is_named(addresses: list[str]) -> None:
+    network, _ = _network()
+    here = Connection(addresses, 10.0, as_json=False)
+    request = wire.ListTabletsRequest()
+    assert (await answer_of_leader(here, network, methods.LIST_TABLETS, request)).more
+    assert VirtualClock(asyncio.get_running_loop()).monotonic_seconds() <= 10.0
+
+
+async def test_a_change_that_may_have_been_made_is_not_asked_of_another_master() -> None:
+    network, leader = _network()
+    here = Connection(["silent:1", "leader:1"], 10.0, as_json=False)
+    with pytest.raises(DeadlineExceeded):
+        await answer_of_leader(here, network, methods.MOVE_TABLET, wire.MoveTabletRequest())
+    assert not leader.moved
