@@ -4,6 +4,8 @@ Invariants:
 - An answer is never older than its lookup: one that begins while a call is in flight goes into the
   next call. (The owner may have died since that call was answered.) Nothing is cached.
 - No answer means *undecided*, never dead.
+- A session is dead only if every lock service says so: each knows only its own, and not all clients
+  need be with the same one.
 """
 
 from __future__ import annotations
@@ -88,16 +90,35 @@ class LivenessLookups:
         session_ids = sorted(lookup.session_ids)
         for start in range(0, len(session_ids), _IDS_PER_CALL_MAX):
             asked = session_ids[start : start + _IDS_PER_CALL_MAX]
-            request = wire.CheckSessionsRequest(session_ids=asked)
             try:
-                response = await self._calls.call(
-                    lambda stub: stub.check_sessions, request, self._timeout_seconds
-                )
+                answers.update(await self._known(asked))
             except PercolatorError:
                 # Whatever the error was, it says nothing about these sessions, so their locks'
                 # time to live decides.
                 return
-            answers.update(zip(asked, map(_from_wire, response.liveness), strict=False))
+
+    async def _known(self, asked: Sequence[bytes]) -> dict[bytes, Liveness]:
+        """What the current lock service says, and the others of those that it takes for dead."""
+        current = self._calls.current()
+        found = await self._told_by(current, asked)
+        for address in [one for one in self._calls.addresses if one != current]:
+            gone = [one for one, known in found.items() if known is Liveness.DEAD]
+            if not gone:
+                break
+            try:
+                told = await self._told_by(address, gone)
+            except PercolatorError:
+                told = {}
+            found.update({one: told.get(one, Liveness.UNDECIDED) for one in gone})
+        return found
+
+    async def _told_by(self, address: str, asked: Sequence[bytes]) -> dict[bytes, Liveness]:
+        """What one lock service says of these sessions."""
+        request = wire.CheckSessionsRequest(session_ids=asked)
+        response = await self._calls.call_at(
+            address, lambda stub: stub.check_sessions, request, self._timeout_seconds
+        )
+        return dict(zip(asked, map(_from_wire, response.liveness), strict=False))
 
 
 def _from_wire(value: int) -> Liveness:

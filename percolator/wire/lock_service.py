@@ -51,7 +51,16 @@ class LockServiceCalls:
         timeout: float,
     ) -> ResponseT:
         """Calls the current address. If it does not answer, later calls go to the next address."""
-        address = self._listed()
+        return await self.call_at(self.current(), procedure, request, timeout)
+
+    async def call_at(
+        self,
+        address: str,
+        procedure: Procedure[RequestT, ResponseT],
+        request: RequestT,
+        timeout: float,
+    ) -> ResponseT:
+        """The same at one of the addresses."""
         try:
             return await procedure(self._stub(address))(request, timeout)
         except (ExecutionUnknown, NotReady):
@@ -90,8 +99,9 @@ class LockServiceCalls:
             if not token:
                 return listed
 
-    def _listed(self) -> str:
-        """The current address, or the first one if that has left the cluster."""
+    def current(self) -> str:
+        """The current address, or the first one if that has left the cluster. Raises `Unavailable`
+        if none is known."""
         if not self.addresses:
             raise Unavailable("no address of a lock service is known")
         if self._current not in self.addresses:

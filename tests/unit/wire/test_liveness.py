@@ -6,7 +6,7 @@ import asyncio
 
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire.liveness import Liveness
-from tests.unit.wire.lock_services import ROUND_TRIP_SECONDS, A, client, lock_services
+from tests.unit.wire.lock_services import ROUND_TRIP_SECONDS, A, B, client, lock_services
 
 
 async def test_live_dead_and_undecided_sessions_are_told_apart() -> None:
@@ -93,3 +93,19 @@ async def test_closing_leaves_no_lookup_waiting() -> None:
         await sessions.close()
         assert await first == await second == [Liveness.UNDECIDED]
         assert services.clock.monotonic_seconds() == before
+
+
+async def test_a_session_is_dead_only_if_no_lock_service_knows_it() -> None:
+    """Clients may be with different ones, as after the first was away for a while."""
+    async with lock_services(A, B) as services:
+        await asyncio.sleep(61)  # their grace periods are over
+        one, other = client(services, A, B), client(services, B, A)
+        session = await one.current()
+        assert session is not None
+        nobody = b"?" * 16
+        await other.current()
+        assert await other.liveness([session, nobody]) == [Liveness.ALIVE, Liveness.DEAD]
+        services.refusing.add(A)
+        assert await other.liveness([session, nobody]) == [Liveness.UNDECIDED] * 2
+        await one.close()
+        await other.close()
