@@ -59,11 +59,12 @@ class ProcessActivity:
         found = {(one.table, one.observer) for one in self._observers()}
         if self.lock_services is None or not self.lock_services.addresses:
             return found
-        try:
-            sessions = await self.lock_services.all_sessions(_ASK_SECONDS, activity=True)
-        except PercolatorError:
-            return None
-        clients = [one.info for one in sessions if not one.info.pin]
+        listed = await self.lock_services.sessions_of_each(_ASK_SECONDS, activity=True)
+        clients: list[wire.SessionInfo] = []
+        for sessions in listed.values():
+            if isinstance(sessions, PercolatorError):
+                return None
+            clients += [one.info for one in sessions if not one.info.pin]
         if not all(info.HasField("activity") for info in clients):
             return None
         return found.union(

@@ -18,7 +18,7 @@ from percolator.cli.durations import duration_seconds
 from percolator.cli.given import not_empty
 from percolator.cli.sessions import as_data, list_sessions
 from percolator.codecs import stored
-from percolator.errors import InvalidArgument, Unavailable
+from percolator.errors import InvalidArgument, PercolatorError, Unavailable
 from percolator.schema import Table as Schema
 from percolator.timestamps import Timestamp, in_json
 from percolator.v1.cluster_pb2 import ServiceKind
@@ -118,19 +118,33 @@ def release(
         fail(InvalidArgument("session_id", f"expected {2 * SESSION_ID_BYTES} hexadecimal digits"))
 
     async def end(network: GrpcNetwork) -> None:
-        pins = await _pins(here, network)
-        if wanted not in {pin.session_id for pin in pins}:
-            raise InvalidArgument("session_id", f"there is no pin {session_id}")
         cluster, reached = await here.reach(network)
         addresses = addresses_of(cluster, ServiceKind.SERVICE_KIND_LOCK_SERVICE)
         if not addresses:
             raise Unavailable("no lock service is registered with the cluster")
-        calls = LockServiceCalls(reached, addresses)
-        request = EndSessionRequest(session_id=wanted)
-        await calls.call_any(lambda stub: stub.end_session, request, here.timeout_seconds)
+        await released(LockServiceCalls(reached, addresses), wanted, here.timeout_seconds)
 
     here.run(end)
     here.show({"released": session_id}, plain(f"released {session_id}"))
+
+
+async def released(calls: LockServiceCalls, wanted: bytes, timeout_seconds: float) -> None:
+    """Ends a pin at the lock service that knows it. Raises `InvalidArgument` if none does."""
+    listed = await calls.sessions_of_each(timeout_seconds)
+    holders = [
+        address
+        for address, sessions in listed.items()
+        if not isinstance(sessions, PercolatorError)
+        and any(one.info.pin and one.session_id == wanted for one in sessions)
+    ]
+    for sessions in listed.values():
+        if isinstance(sessions, PercolatorError) and not holders:
+            raise sessions  # it may know the pin
+    if not holders:
+        raise InvalidArgument("session_id", f"there is no pin {wanted.hex()}")
+    request = EndSessionRequest(session_id=wanted)
+    for address in holders:
+        await calls.call_at(address, lambda stub: stub.end_session, request, timeout_seconds)
 
 
 async def _pins(here: Connection, network: GrpcNetwork) -> list[Session]:

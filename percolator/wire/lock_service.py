@@ -6,10 +6,11 @@ moves on only when it does not answer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from percolator.errors import ExecutionUnknown, NotReady, Unavailable
+from percolator.errors import ExecutionUnknown, NotReady, PercolatorError, Unavailable
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire import methods
 from percolator.wire.addresses import refuse_lone_address
@@ -87,13 +88,38 @@ class LockServiceCalls:
         return await self.call(procedure, request, timeout / max(addresses, 1))
 
     async def all_sessions(self, timeout: float, *, activity: bool = False) -> list[wire.Session]:
-        """All sessions, oldest first; with what their processes do, if wanted. The timeout is for
-        each page."""
+        """The sessions that all lock services know which answer, oldest first. Raises the error of
+        one if none does. For the other arguments, see `sessions_of_each`."""
+        found = await self.sessions_of_each(timeout, activity=activity)
+        known = [one for one in found.values() if not isinstance(one, PercolatorError)]
+        if not known:
+            nobody = Unavailable("no address of a lock service is known")
+            raise next((one for one in found.values() if isinstance(one, PercolatorError)), nobody)
+        listed = {one.session_id: one for sessions in known for one in sessions}
+        return sorted(listed.values(), key=lambda one: -one.age_milliseconds)
+
+    async def sessions_of_each(
+        self, timeout: float, *, activity: bool = False
+    ) -> Mapping[str, list[wire.Session] | PercolatorError]:
+        """By the address of each lock service: its sessions, or why they are not known; with what
+        their processes do, if wanted. The timeout is for each page."""
+        addresses = list(self.addresses)
+        listed = await asyncio.gather(
+            *(self._sessions_at(address, timeout, activity=activity) for address in addresses)
+        )
+        return dict(zip(addresses, listed, strict=True))
+
+    async def _sessions_at(
+        self, address: str, timeout: float, *, activity: bool
+    ) -> list[wire.Session] | PercolatorError:
         listed: list[wire.Session] = []
         token = b""
         while True:
             request = wire.ListSessionsRequest(page_token=token, activity=activity)
-            page = await self.call_any(lambda stub: stub.list_sessions, request, timeout)
+            try:
+                page = await self._stub(address).list_sessions(request, timeout)
+            except PercolatorError as error:
+                return error
             listed += page.sessions
             token = page.next_page_token
             if not token:

@@ -31,6 +31,7 @@ HANDLERS = {
     "RenewSession": "renew_session",
     "EndSession": "end_session",
     "CheckSessions": "check_sessions",
+    "ListSessions": "list_sessions",
     "TryLock": "try_lock",
     "RenewLocks": "renew_locks",
     "Unlock": "unlock",
