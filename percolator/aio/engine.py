@@ -153,8 +153,7 @@ class Engine:
         self._router = Router(world, self._tablets, limits)
         self.catalog = Catalog(world, masters, self._tablets, self._router.schema_versions)
         self._router.schema_versions.on_newer = self._schema_is_newer
-        self._newer_schemas: dict[int, int] = {}
-        """Of tables whose schemas are being fetched: the newest version that tablets have named."""
+        self._newer_schemas: dict[int, int] = {}  # of tables whose schemas are being fetched
         self._refreshes = Tasks()
         self._deleted_tables = DeletedTables(world, self.catalog, limits)
         self.locks = locks
@@ -272,8 +271,8 @@ class Engine:
             self._refreshes.start(self._refresh(table_id))
 
     async def _refresh(self, table_id: int) -> None:
-        """Until it has that version: the tablets, asked under their own by now, will not say again
-        that there is a newer one."""
+        """Until it has the newest version that was named: the tablets, asked under their own by
+        now, will not say again that there is a newer one."""
         try:
             while True:
                 try:
