@@ -69,23 +69,17 @@ class LockServiceCalls:
                 self._current = self._after(address)
             raise
 
-    async def call_any(
-        self,
-        procedure: Procedure[RequestT, ResponseT],
-        request: RequestT,
-        timeout: float,
-    ) -> ResponseT:
-        """Calls one address after another until one answers, each at most once.
+    def stay_at(self, address: str) -> None:
+        """Later calls go to this address, even if others have failed there."""
+        self._current = address
 
-        The timeout is for all of them together.
-        """
-        addresses = len(self.addresses)
-        for _ in range(addresses - 1):
-            try:
-                return await self.call(procedure, request, timeout / addresses)
-            except (ExecutionUnknown, NotReady):
-                continue
-        return await self.call(procedure, request, timeout / max(addresses, 1))
+    def in_turn(self, first: str = "") -> list[str]:
+        """All addresses: `first` before all others, if it is listed, or else the current one."""
+        listed = list(self.addresses)
+        if not listed:
+            return []
+        at = listed.index(first if first in listed else self.current())
+        return listed[at:] + listed[:at]
 
     async def all_sessions(self, timeout: float, *, activity: bool = False) -> list[wire.Session]:
         """The sessions that all lock services know which answer, oldest first. Raises the error of

@@ -17,11 +17,19 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from percolator.errors import InvalidArgument, PercolatorError, SessionExpired, UsageError
+from percolator.errors import (
+    ExecutionUnknown,
+    InvalidArgument,
+    NotReady,
+    PercolatorError,
+    SessionExpired,
+    Unavailable,
+    UsageError,
+)
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire.liveness import Liveness, LivenessLookups
-from percolator.wire.lock_service import LockServiceCalls
-from percolator.world import World
+from percolator.wire.lock_service import LockServiceCalls, Procedure
+from percolator.world import RequestT, ResponseT, World
 
 _log = logging.getLogger(__name__)
 
@@ -99,6 +107,8 @@ class Sessions:
             self.calls, timeout_seconds=settings.liveness_timeout_seconds
         )
         self._id: bytes | None = None
+        self._home = ""
+        """The address of the lock service that knows the session."""
         self._alive_until = 0.0
         self._tried = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
@@ -165,12 +175,12 @@ class Sessions:
         session_id = self._id
         if session_id is None:
             return
+        request = wire.EndSessionRequest(session_id=session_id)
         try:
-            await self.calls.call(
-                lambda stub: stub.end_session,
-                wire.EndSessionRequest(session_id=session_id),
-                self._renewal_seconds,
-            )
+            for address in self.calls.in_turn(self._home)[:1]:
+                await self.calls.call_at(
+                    address, lambda stub: stub.end_session, request, self._renewal_seconds
+                )
         except PercolatorError as error:
             # No harm is done: the session expires by itself.
             _log.debug("session %s was left to expire: %s", session_id.hex(), error)
@@ -201,12 +211,11 @@ class Sessions:
         sent = self._world.clock.monotonic_seconds()
         self._opening = asyncio.get_running_loop().create_future()
         try:
-            response = await self.calls.call_any(
+            response = await self._answer(
                 lambda stub: stub.open_session,
                 wire.OpenSessionRequest(
                     info=self._info(), ttl_may_be_shorter=self._settings.ttl_may_be_shorter
                 ),
-                self._renewal_seconds,
             )
             self._id = response.session_id
         finally:
@@ -219,19 +228,44 @@ class Sessions:
     async def _renew(self, session_id: bytes) -> None:
         sent = self._world.clock.monotonic_seconds()
         try:
-            await self.calls.call_any(
+            await self._answer(
                 lambda stub: stub.renew_session,
                 wire.RenewSessionRequest(session_id=session_id, info=self._info()),
-                self._renewal_seconds,
             )
         except SessionExpired:
-            self._id = None
+            self._id, self._home = None, ""
             # In a separate turn of the loop, so that an error in the callback cannot stop renewals.
             asyncio.get_running_loop().call_soon(self._on_expired, session_id)
             if not self._settings.pin_at:
                 await self._open()
             return
         self._alive_until = sent + self._ttl_seconds
+
+    async def _answer(
+        self, procedure: Procedure[RequestT, ResponseT], request: RequestT
+    ) -> ResponseT:
+        """Asks the lock service that knows the session; if it does not answer, the others, one
+        after another."""
+        addresses = self.calls.in_turn(self._home)
+        seconds = self._renewal_seconds / max(len(addresses), 1)
+        problem: PercolatorError = Unavailable("no address of a lock service is known")
+        for address in addresses:
+            try:
+                response = await self.calls.call_at(address, procedure, request, seconds)
+            except (ExecutionUnknown, NotReady) as error:
+                problem = error
+            except SessionExpired:
+                # Whoever does not know a pin need not be the one that does, which may come back.
+                # An ordinary session is replaced at once.
+                is_known_elsewhere = address != self._home and self.session_id is not None
+                if not self._settings.pin_at or not is_known_elsewhere:
+                    raise
+                problem = Unavailable(f"the pin is known at {self._home}, which does not answer")
+            else:
+                self._home = address
+                self.calls.stay_at(address)
+                return response
+        raise problem
 
     @property
     def _renewal_seconds(self) -> float:

@@ -270,7 +270,7 @@ def _pins(db: percolator.Database) -> list[str]:
 
     async def listed() -> list[str]:
         request = ListSessionsRequest()
-        page = await owners.calls.call_any(lambda stub: stub.list_sessions, request, 5.0)
+        page = await owners.calls.call(lambda stub: stub.list_sessions, request, 5.0)
         return [one.info.description for one in page.sessions if one.info.pin]
 
     return loop_thread.shared().call(listed)

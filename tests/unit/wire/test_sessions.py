@@ -339,6 +339,57 @@ async def test_a_pin_sends_the_same_with_every_renewal() -> None:
         await sessions.close()
 
 
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_a_restart_of_its_lock_service_costs_no_pin_though_there_are_others(
+    restarts: bool,
+) -> None:
+    async with lock_services(A, B) as services:
+        await asyncio.sleep(61)  # their grace periods are over
+        pin = client(services, A, B, settings=SessionSettings(ttl_seconds=30, pin_at=42))
+        first = await pin.current()
+        assert first is not None
+        services.refusing.add(A)
+        await asyncio.sleep(15)
+        if restarts:
+            services.start(A)
+        services.refusing.discard(A)
+        await asyncio.sleep(100)
+        assert held(pin) == first
+        assert [one.session_id for one in services.alive(A)] == [first]
+        assert services.alive(B) == []
+        await pin.close()
+        assert services.alive(A) == []
+
+
+async def test_a_session_that_is_renewed_keeps_its_lock_service_though_lookups_fail_there() -> None:
+    """Advisory locks, for one, are taken in its name."""
+    async with lock_services(A, B) as services:
+        sessions = client(services, A, B)
+        first = await sessions.current()
+        services.refusing.add(A)
+        await sessions.liveness([b"1" * 16])
+        services.refusing.discard(A)
+        await asyncio.sleep(3.0)
+        assert held(sessions) == first
+        assert sessions.calls.current() == A
+        await sessions.close()
+
+
+async def test_a_pin_is_lost_when_its_lock_service_stays_away_for_its_time_to_live() -> None:
+    async with lock_services(A, B) as services:
+        await asyncio.sleep(61)
+        lost: list[bytes] = []
+        settings = SessionSettings(ttl_seconds=30, pin_at=42)
+        pin = client(services, A, B, settings=settings, on_expired=lost.append)
+        first = await pin.current()
+        services.refusing.add(A)
+        await asyncio.sleep(25)
+        assert (lost, held(pin)) == ([], first)
+        await asyncio.sleep(20)
+        assert (lost, held(pin)) == ([first], None)
+        await pin.close()
+
+
 async def test_a_time_to_live_that_may_be_shorter_is_what_the_lock_service_allows() -> None:
     async with lock_services(A) as services:
         long = SessionSettings(ttl_seconds=90, ttl_may_be_shorter=True, pin_at=42)
