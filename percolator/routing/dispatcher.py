@@ -29,6 +29,7 @@ from percolator.errors import (
     PercolatorError,
     TabletMoved,
     Unavailable,
+    UnknownServer,
 )
 from percolator.limits import Limits
 from percolator.routing.cells import NotInOneRound
@@ -42,6 +43,9 @@ from percolator.world import Network, Random
 
 RETRY_SECONDS_MIN = 0.02
 """A tablet that could not serve is left alone at least this long, whatever it asks for."""
+HELD_ATTEMPTS_MAX = 3
+"""After so many refusals in a row, the tablet may be elsewhere: a server that is about to end
+refuses everything until its last call has ended."""
 TWO_PHASES_SECONDS = 60.0
 """A server that could not commit in one round is asked again after this: it may be upgraded."""
 
@@ -317,7 +321,8 @@ class Dispatcher:
             entry.sent = False
             entry.attempts += 1
             entry.pending.last_problem = error
-        if isinstance(error, Overloaded | NotReady):
+        attempts = max(entry.attempts for entry in entries)
+        if _passes_by_itself(error, attempts):
             self._hold(entries, error.retry_after_seconds)
         else:
             self._on_problem(entries, error)
@@ -386,6 +391,15 @@ class Dispatcher:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def _passes_by_itself(error: NotExecuted, attempts: int) -> bool:
+    """Whether the same server will probably serve the same tablet in a moment."""
+    if isinstance(error, UnknownServer):
+        return False
+    return isinstance(error, Overloaded) or (
+        isinstance(error, NotReady) and attempts <= HELD_ATTEMPTS_MAX
+    )
 
 
 def _closed(entries: Iterable[Queued]) -> None:

@@ -15,6 +15,7 @@ from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
     NotExecuted,
+    NotReady,
     PercolatorError,
     SchemaChanged,
     StoreUnusable,
@@ -329,12 +330,26 @@ class Router:
             self.tablets.learn(error.locations)
         waiting = [entry for entry in entries if not entry.pending.is_answered(entry.index)]
         lost = isinstance(error, TabletMoved | UnknownServer | ExecutionUnknown)
+        if waiting and isinstance(error, NotReady):
+            lost = True  # it has been so for a while
         if waiting or lost:
-            silent = isinstance(error, DeadlineExceeded)
-            self._start(self._send_again(entries, waiting, look_up=lost, silent=silent))
+            again = self._send_again(
+                entries,
+                waiting,
+                look_up=lost,
+                silent=isinstance(error, DeadlineExceeded),
+                asked_seconds=error.retry_after_seconds,
+            )
+            self._start(again)
 
     async def _send_again(
-        self, entries: list[Queued], waiting: list[Queued], *, look_up: bool, silent: bool
+        self,
+        entries: list[Queued],
+        waiting: list[Queued],
+        *,
+        look_up: bool,
+        silent: bool,
+        asked_seconds: float,
     ) -> None:
         if look_up:
             first = entries[0]
@@ -343,7 +358,11 @@ class Router:
             attempts = max(entry.attempts for entry in entries)
             if attempts > 1:  # what we learned the first time did not help
                 seconds = pause_seconds(
-                    self._world.random, RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX, doublings=attempts
+                    self._world.random,
+                    RETRY_SECONDS_MIN,
+                    _RETRY_SECONDS_MAX,
+                    doublings=attempts,
+                    asked_seconds=asked_seconds,
                 )
                 await self._world.clock.sleep(seconds)
         by_request: dict[object, list[Queued]] = {}

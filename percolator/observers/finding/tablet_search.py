@@ -15,6 +15,7 @@ from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
     NotExecuted,
+    NotReady,
     PercolatorError,
     TabletLocation,
     TabletMoved,
@@ -158,7 +159,7 @@ class _Search:
 
     async def _look_up(self, part: _Part, error: PercolatorError) -> None:
         location, asked = part.location, part.request
-        if location is None or not isinstance(error, TabletMoved | ExecutionUnknown):
+        if location is None or not isinstance(error, TabletMoved | NotReady | ExecutionUnknown):
             return
         if isinstance(error, TabletMoved):
             self._tablets.learn(error.locations)

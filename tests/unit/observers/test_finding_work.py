@@ -142,6 +142,17 @@ async def test_a_tablet_that_has_moved_is_located_through_the_master() -> None:
     assert [call.scans[0].target.epoch for call in new.scan_calls] == [2]
 
 
+async def test_a_master_is_asked_about_a_server_that_is_not_ready() -> None:
+    """It may be about to end, and its tablets be elsewhere already."""
+    old, new = WorkServer(), WorkServer()
+    old.error = NotReady("the server is shutting down")
+    cluster = Cluster({"a:1": old, "b:1": new})
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    assert rows(await find(cluster, whole())) == [b""]
+    assert cluster.clock.monotonic_seconds() < 1.0
+
+
 async def test_other_tablets_are_answered_if_one_has_no_server() -> None:
     one, other = WorkServer(), WorkServer()
     cluster = Cluster({"a:1": one, "b:1": other})

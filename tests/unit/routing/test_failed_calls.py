@@ -17,6 +17,7 @@ from percolator.errors import (
     StoreFault,
     StoreUnusable,
     Unavailable,
+    UnknownServer,
 )
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED, FoundCell
@@ -37,6 +38,26 @@ async def test_a_server_that_is_not_ready_is_retried() -> None:
     server.refuse_batch = lambda target, rows: answers.pop(0)
     cluster = _cluster(server)
     assert await cluster.router.mutate([step(b"a")], cluster.deadline()) == [APPLIED]
+
+
+def _gone(server: str) -> UnknownServer:
+    return UnknownServer(f"no server {server!r} is in this cluster", server=server)
+
+
+@pytest.mark.parametrize(
+    "error", [NotReady("the server is shutting down"), _gone("a:1")], ids=["not ready", "unknown"]
+)
+async def test_a_master_is_asked_about_a_server_that_is_never_ready(error: PercolatorError) -> None:
+    """It ends, and waits for a call that hangs; or a gateway knows it no longer."""
+    server, other = Server(), Server()
+    server.refuse_batch = lambda target, rows: error
+    cluster = Cluster({"a:1": server, "b:1": other})
+    cluster.tablets.learn([tablet("a:1")])
+    cluster.now_at = [tablet("b:1", epoch=2)]
+    assert await cluster.router.mutate([step(b"a")], cluster.deadline(5.0)) == [APPLIED]
+    (found,) = await cluster.router.read([row_request(b"a")], cluster.deadline(5.0))
+    assert found.found == {b"c": FoundCell(7, b"value of a")}
+    assert cluster.clock.monotonic_seconds() < 1.0
 
 
 async def test_a_mutation_without_an_answer_is_left_to_its_sender() -> None:
