@@ -235,26 +235,39 @@ class Router:
         Not in the caller's task: cancelled before its first step, that would leave the future open,
         and the deadline would set an exception that nothing retrieves.
         """
-        future = entries[0].pending.future
+        await self._guarded(entries[0], self._find_places(entries))
+
+    @staticmethod
+    async def _guarded(entry: Queued, work: Coroutine[None, None, None]) -> None:
+        future = entry.pending.future
         try:
-            await self._find_places(entries)
+            await work
         except Exception as error:  # noqa: BLE001  # a bug: the caller is waiting for the future
             if not future.done():
                 future.set_exception(error)
 
     async def _find_places(self, entries: Sequence[Queued]) -> None:
-        """Hands rows of one request to their servers. A tablet that no server has at the moment
-        holds up none but its own rows."""
+        """Hands rows of one request to their servers. A tablet that no server has at the moment,
+        or a server without room, holds up none but its own rows."""
         pending, backoff = entries[0].pending, self._backoff()
         while entries:
             searched: list[tuple[int, Searched]] = []
-            entries = [entry for entry in entries if not await self._has_left(entry, searched)]
+            full: dict[Dispatcher, list[Queued]] = {}
+            entries = [one for one in entries if not await self._has_left(one, searched, full)]
+            for dispatcher, rows in full.items():
+                self._start(self._guarded(rows[0], self._wait_for_room(dispatcher, rows)))
             if entries and not await backoff.pause(pending.deadline):
                 pending.expire()
 
-    async def _has_left(self, entry: Queued, searched: list[tuple[int, Searched]]) -> bool:
-        """Hands over the row, if its tablet is known: then it may wait for room. Returns whether it
-        has to be looked at no more. Asks only about what this round has not yet `searched`."""
+    async def _has_left(
+        self,
+        entry: Queued,
+        searched: list[tuple[int, Searched]],
+        full: dict[Dispatcher, list[Queued]],
+    ) -> bool:
+        """Hands over the row, if its tablet is known: then it may have to wait for room, with those
+        in `full`. Returns whether it has to be looked at no more. Asks only about what this round
+        has not yet `searched`."""
         pending = entry.pending
         if pending.is_answered(entry.index):
             return True
@@ -269,10 +282,26 @@ class Router:
                 )
             return pending.is_answered(entry.index)
         dispatcher = self._dispatchers.get(location.address)
-        if dispatcher.has_room(entry.size_bytes) or await self._room(dispatcher, entry):
+        if dispatcher in full or not dispatcher.has_room(entry.size_bytes):
+            full.setdefault(dispatcher, []).append(entry)
+        else:
             entry.location = location
             dispatcher.submit(entry)
         return True
+
+    async def _wait_for_room(self, dispatcher: Dispatcher, entries: Sequence[Queued]) -> None:
+        """Hands rows of one request to a server as soon as it has room, or to whichever has them
+        by then."""
+        for entry in entries:
+            if not (dispatcher.has_room(entry.size_bytes) or await self._room(dispatcher, entry)):
+                return
+            location = self.tablets.locate(entry.table_id, entry.row)
+            if location is not None and location.address == dispatcher.address:
+                entry.location = location
+                dispatcher.submit(entry)
+            else:
+                dispatcher.wake()
+                self._start(self._place_slowly([entry]))
 
     async def _search(self, entry: Queued, searched: list[tuple[int, Searched]]) -> None:
         """Asks a master where the row is, unless an answer of this round was about it."""

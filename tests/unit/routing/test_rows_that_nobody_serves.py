@@ -102,3 +102,23 @@ async def test_reads_of_one_call_do_not_wait_for_room_at_each_others_servers() -
     assert answer.found[b"c"].value == b"value of n"
     with pytest.raises(DeadlineExceeded):
         await cluster.router.read([row_request(b"z")], cluster.deadline(1.0))
+
+
+async def test_mutations_of_one_request_do_not_wait_for_room_at_each_others_servers() -> None:
+    """As the heartbeats of all transactions of a client, which are one request."""
+    full, free = Server(seconds=10**6), Server()
+    cluster = Cluster({"a:1": full, "b:1": free}, Limits(server_rows_max=1))
+    cluster.tablets.learn([tablet("a:1", b"", b"m"), tablet("b:1", b"m", b"", tablet_id=2)])
+    cluster.now_at = cluster.tablets.tablets(1)
+    filling = asyncio.ensure_future(cluster.router.mutate([step(b"b")], cluster.deadline(20.0)))
+    await asyncio.sleep(0.1)
+    writing = asyncio.ensure_future(
+        cluster.router.mutate([step(b"a"), step(b"z"), step(b"a"), step(b"y")], cluster.deadline())
+    )
+    await asyncio.sleep(0.5)
+    assert free.rows_mutated() == [b"z", b"y"]
+    cluster.now_at = [tablet("b:1", b"", b"m", epoch=2)]
+    assert await writing == [APPLIED] * 4
+    assert cluster.clock.monotonic_seconds() < 3.0
+    (unknown,) = await filling
+    assert isinstance(unknown, DeadlineExceeded)
