@@ -19,6 +19,10 @@ from percolator.errors import CellAddress, DeadlineExceeded, Unavailable
 from percolator.protocol.environment import Environment
 from percolator.routing.cells import Answer, CellMutation, Mutations
 
+JOINED_SECONDS = 0.5
+"""How long a caller waits for a step that another one has sent. Then it sends it as well: the other
+may be waiting for steps of its own that no server answers."""
+
 
 class About(NamedTuple):
     """What distinguishes one shared step from another."""
@@ -38,22 +42,34 @@ class AskedOnce:
 
     async def mutate(self, steps: Mapping[About, CellMutation], deadline: float) -> list[Answer]:
         """Returns the answers in the order of the steps; an error where there was no answer."""
-        joined = {about: self._under_way[about] for about in steps if about in self._under_way}
-        own = {about: step for about, step in steps.items() if about not in joined}
-        answers = await self._send(own, deadline) if own else {}
-        if joined:
-            left = deadline - self._env.clock.monotonic_seconds()
-            await asyncio.wait(joined.values(), timeout=max(left, 0.0))
-            for about, future in joined.items():
-                late = DeadlineExceeded("no answer in time to a request that another caller sent")
-                answers[about] = future.result() if future.done() else late
+        answers: dict[About, Answer] = {}
+        waited_for: dict[About, asyncio.Future[Answer]] = {}
+        while left := {about: step for about, step in steps.items() if about not in answers}:
+            under_way = {about: self._under_way.get(about) for about in left}
+            joined = {
+                about: future
+                for about, future in under_way.items()
+                if future is not None and future is not waited_for.get(about)
+            }
+            own = {about: step for about, step in left.items() if about not in joined}
+            if own:
+                answers |= await self._send(own, deadline)
+            if joined:
+                seconds = deadline - self._env.clock.monotonic_seconds()
+                await asyncio.wait(joined.values(), timeout=min(max(seconds, 0.0), JOINED_SECONDS))
+                answers |= {about: one.result() for about, one in joined.items() if one.done()}
+                if seconds <= JOINED_SECONDS:
+                    late = DeadlineExceeded("no answer in time to a request that another sent")
+                    answers = dict.fromkeys(joined, late) | answers
+            waited_for = joined
         return [answers[about] for about in steps]
 
     async def _send(
         self, own: Mapping[About, CellMutation], deadline: float
     ) -> dict[About, Answer]:
         loop = asyncio.get_running_loop()
-        self._under_way.update({about: loop.create_future() for about in own})
+        sent = {about: loop.create_future() for about in own}
+        self._under_way.update(sent)
         # If this caller is cancelled, those who have joined it get this error, and ask again.
         cancelled = Unavailable("the caller that sent this request was cancelled")
         answers: dict[About, Answer] = dict.fromkeys(own, cancelled)
@@ -62,5 +78,7 @@ class AskedOnce:
             answers = dict(zip(own, told, strict=True))
         finally:
             for about, answer in answers.items():
-                self._under_way.pop(about).set_result(answer)
+                sent[about].set_result(answer)
+                if self._under_way.get(about) is sent[about]:  # nobody has sent it since
+                    del self._under_way[about]
         return answers

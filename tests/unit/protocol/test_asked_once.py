@@ -1,69 +1,78 @@
-"""Many readers that meet one lock at the same moment ask and act as one."""
+"""Steps that many transactions need at one moment are sent once, and hold up nobody else's."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, cast
 
-import pytest
-
+from percolator.errors import CellAddress, DeadlineExceeded
 from percolator.protocol import steps
-from percolator.routing.cells import CellMutation
+from percolator.protocol.asked_once import JOINED_SECONDS, About, AskedOnce
+from percolator.routing.cells import APPLIED, Answer, CellMutation
+from percolator.testing.simulator.virtual_time import VirtualClock
 
-from .cells_and_steps import PATIENT, A, B, address, put, settled, world
-from .protocol_world import Client, World
-
-CROWD = 50
-
-
-async def _left_behind(here: World, *, committed: bool) -> int:
-    """Leaves locks on A (the primary) and B by a client that died; returns the start timestamp."""
-    dead = here.client(PATIENT)
-    commit = dead.commit(await dead.start_timestamp(), {A: put(b"1"), B: put(b"2")})
-    await commit._begin_two_phases().prewrite.run(dead.deadline())
-    if committed:
-        await commit._begin_two_phases().point.reach(dead.deadline())
-    dead.crash()
-    return commit._write.start
+LOST, SERVED = (CellAddress(1, row, b"c") for row in (b"lost", b"served"))
 
 
-def _asked(client: Client) -> list[CellMutation]:
-    return [step for step in client.network.steps if not step.message().changes]
+class _Cells:
+    """No server has the lost cell: what is asked with it is answered at the deadline."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.seconds = 0.01
+        self.sent: list[bytes] = []
+
+    async def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        rows = [one.mutation.row for one in mutations]
+        self.sent += rows
+        if LOST.row not in rows:
+            await asyncio.sleep(self.seconds)
+            return [APPLIED] * len(rows)
+        await asyncio.sleep(deadline - self._clock.monotonic_seconds())
+        return [DeadlineExceeded("late") if row == LOST.row else APPLIED for row in rows]
 
 
-@pytest.mark.parametrize("committed", [True, False])
-async def test_a_crowd_of_readers_asks_once_and_settles_once(committed: bool) -> None:
-    here = world()
-    start = await _left_behind(here, committed=committed)
-    client = here.client(PATIENT)
-    timestamp = await client.start_timestamp()
-    found = await asyncio.gather(*(client.read(B, timestamp) for _ in range(CROWD)))
-    assert found == [b"2" if committed else None] * CROWD
-    await settled(client)
-    assert here.store.lock_of(B) is None
-    assert all(step.message() == steps.status(A.row, A.column, start) for step in _asked(client))
-    # If they were not shared, there would be as many of each as there are readers.
-    assert len(_asked(client)) <= 5
-    assert len([step for step in client.network.steps if address(step) == B]) <= 5
+def _asked(*cells: CellAddress) -> dict[About, CellMutation]:
+    return {
+        About("status", cell, 7): CellMutation(1, steps.status(cell.row, cell.column, 7))
+        for cell in cells
+    }
 
 
-async def test_callers_that_joined_are_not_held_up_when_the_first_is_cancelled() -> None:
-    here = world()
-    await _left_behind(here, committed=True)
-    client = here.client(PATIENT)
-    timestamp = await client.start_timestamp()
-    first = asyncio.ensure_future(client.read(B, timestamp))
-    asked = asyncio.Event()
+def _once() -> tuple[AskedOnce, _Cells, VirtualClock]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    cells = _Cells(clock)
+    return AskedOnce(cast(Any, SimpleNamespace(clock=clock)), cells), cells, clock
 
-    async def slow(step: CellMutation) -> None:
-        if not asked.is_set():
-            asked.set()
-            await asyncio.sleep(1.0)
 
-    client.network.before_send = slow
-    await asked.wait()
-    others = [asyncio.ensure_future(client.read(B, timestamp)) for _ in range(3)]
-    await asyncio.sleep(0.01)
-    first.cancel()
-    assert await asyncio.gather(*others) == [b"2"] * 3
-    assert here.clock.monotonic_seconds() < 1.0
-    await settled(client)
+async def test_steps_that_are_asked_together_are_sent_once() -> None:
+    once, cells, clock = _once()
+    asking = [once.mutate(_asked(SERVED), clock.monotonic_seconds() + 5) for _ in range(100)]
+    assert await asyncio.gather(*asking) == [[APPLIED]] * 100
+    assert cells.sent == [b"served"]
+
+
+async def test_who_joins_a_step_does_not_wait_for_others_that_were_sent_with_it() -> None:
+    once, cells, clock = _once()
+    first = asyncio.create_task(once.mutate(_asked(LOST, SERVED), 10.0))
+    await asyncio.sleep(0.1)
+    joining = [once.mutate(_asked(SERVED), 5.0) for _ in range(100)]
+    assert await asyncio.gather(*joining) == [[APPLIED]] * 100
+    assert clock.monotonic_seconds() < 0.1 + 2 * JOINED_SECONDS
+    assert cells.sent == [b"lost", b"served", b"served"]
+    (late, applied) = await first
+    assert isinstance(late, DeadlineExceeded)
+    assert applied is APPLIED
+
+
+async def test_nobody_waits_beyond_a_deadline_of_its_own() -> None:
+    once, cells, clock = _once()
+    cells.seconds = 100.0
+    first = asyncio.create_task(once.mutate(_asked(SERVED), 200.0))
+    await asyncio.sleep(0.1)
+    (late,) = await once.mutate(_asked(SERVED), 0.1 + JOINED_SECONDS / 2)
+    assert isinstance(late, DeadlineExceeded)
+    assert clock.monotonic_seconds() < 0.1 + JOINED_SECONDS
+    assert await first == [APPLIED]
