@@ -10,11 +10,9 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, Protocol
 
 from percolator.aio.activity import ProcessActivity
+from percolator.aio.newer_schemas import NewerSchemas
 from percolator.errors import (
-    ExecutionUnknown,
     InvalidArgument,
-    NotExecuted,
-    PercolatorError,
     SchemaError,
     TabletLocation,
     UsageError,
@@ -47,7 +45,6 @@ from percolator.rowstore.ranges import SampledRanges
 from percolator.rowstore.times import SpacedTimestamps, Times
 from percolator.rowstore.together import RowGroups
 from percolator.schema import INTERNAL_TABLES, Table
-from percolator.tasks import Tasks
 from percolator.wire.advisory_locks import AdvisoryLocks
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import Clock, World
@@ -56,8 +53,6 @@ _log = logging.getLogger("percolator.transactions")
 
 SLOW_LINE_SECONDS = 60.0
 """The least time between two lines about slow transactions."""
-_SCHEMA_SECONDS = 1.0
-"""The pause between attempts to fetch a newer schema."""
 
 
 class Closes(Protocol):
@@ -152,9 +147,9 @@ class Engine:
         self._tablets = TabletMap(self._find)
         self._router = Router(world, self._tablets, limits)
         self.catalog = Catalog(world, masters, self._tablets, self._router.schema_versions)
-        self._router.schema_versions.on_newer = self._schema_is_newer
-        self._newer_schemas: dict[int, int] = {}  # of tables whose schemas are being fetched
-        self._refreshes = Tasks()
+        self._newer_schemas = NewerSchemas(self.catalog, world, limits)
+        self._router.schema_versions.on_newer = self._newer_schemas.named
+        self.catalog.on_codec_refused = self._newer_schemas.codec_was_refused
         self._deleted_tables = DeletedTables(world, self.catalog, limits)
         self.locks = locks
         self._rows = rows
@@ -260,36 +255,6 @@ class Engine:
     async def _find(self, table_id: int, row: bytes) -> Sequence[TabletLocation]:
         return await self.catalog.find(table_id, row)
 
-    def _schema_is_newer(self, table_id: int, version: int) -> None:
-        """Whoever commits asks for the newer schema in any case. Whoever only reads has to know of
-        codecs that were changed."""
-        if self.closed:
-            return
-        fetched = self._newer_schemas.get(table_id)
-        self._newer_schemas[table_id] = max(fetched or 0, version)
-        if fetched is None:
-            self._refreshes.start(self._refresh(table_id))
-
-    async def _refresh(self, table_id: int) -> None:
-        """Until it has the newest version that was named: the tablets, asked under their own by
-        now, will not say again that there is a newer one."""
-        try:
-            while True:
-                try:
-                    schema = await self.catalog.refresh(
-                        table_id, self.now() + self.limits.call_seconds
-                    )
-                except (NotExecuted, ExecutionUnknown) as error:
-                    _log.info("the newer schema of table %d was not fetched: %s", table_id, error)
-                else:
-                    if schema.version >= self._newer_schemas[table_id]:
-                        return
-                await self.world.clock.sleep(_SCHEMA_SECONDS)
-        except PercolatorError as error:
-            _log.info("the newer schema of table %d was not fetched: %s", table_id, error)
-        finally:
-            del self._newer_schemas[table_id]
-
     def require_usable(self) -> None:
         """Raises `UsageError` after `close`, and in another event loop."""
         if self.closed:
@@ -327,7 +292,7 @@ class Engine:
                 ending.push_async_callback(one.close)
             ending.push_async_callback(self._deleted_tables.close)
             ending.push_async_callback(self._router.close)
-            ending.push_async_callback(self._refreshes.cancel)
+            ending.push_async_callback(self._newer_schemas.close)
             ending.push_async_callback(self.beats.close)
             ending.callback(self.heartbeats.close)
             ending.callback(self.slow_log.close)

@@ -7,8 +7,9 @@ Transactions need masters for nothing else: while none answers, those on known t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from math import inf
 from typing import Any
 
@@ -63,6 +64,9 @@ class Catalog:
         self._by_name: dict[str, TableInfo] = {}
         self._by_id: dict[int, TableSchema] = {}
         self._declaring = asyncio.Lock()
+        self.on_codec_refused: Callable[[int], None] | None = None
+        """Called, in any thread, with the id of a table of which a program declares another codec
+        than is known here."""
         self._names: dict[int, str] = {}
         """Also those of tables that are gone, for errors."""
 
@@ -292,7 +296,7 @@ class Catalog:
             return  # answers may overtake each other
         names, name = CodecNames.of(codecs), self.name_of(table_id)
         if known is None or (version > known.version and known.codecs.names.contradicts(names)):
-            kept = TableCodecs(name, names)
+            kept = TableCodecs(name, names, partial(self._codec_was_refused, table_id))
         else:
             kept = known.codecs
             kept.learn(names)
@@ -303,6 +307,10 @@ class Catalog:
             info = self._by_name.get(name)
             if info is not None and info.table_id == table_id:
                 self._by_name[name] = replace(info, schema=schema)
+
+    def _codec_was_refused(self, table_id: int) -> None:
+        if self.on_codec_refused is not None:
+            self.on_codec_refused(table_id)
 
     # ------------------------------------------------------------------ tablets
 

@@ -10,7 +10,7 @@ other codecs without a name are neither kept nor refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from percolator.codec_names import COLUMNS_KEPT_MAX, CodecNames, other_codec
@@ -25,9 +25,14 @@ _RAW = "raw"
 class TableCodecs:
     """What the columns of one table have, until an operator changes it."""
 
-    __slots__ = ("_are_kept", "names", "readable", "table", "writable")
+    __slots__ = ("_are_kept", "_on_refused", "names", "readable", "table", "writable")
 
-    def __init__(self, table: str, names: CodecNames) -> None:
+    def __init__(
+        self, table: str, names: CodecNames, on_refused: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_refused` is called, in any thread, when a program declares another codec: what is
+        known here may be older than a change, of which no tablet tells who never gets there."""
+        self._on_refused = on_refused
         self.table = table
         """Its name, for errors."""
         self._are_kept = True
@@ -64,14 +69,14 @@ class TableCodecs:
         """Raises `SchemaError` if the program reads row keys that another codec has written."""
         declared, known = name_of(table.key), self.names.key
         if known and declared not in ("", known, _RAW):
-            raise other_codec(self.table, None, known, declared)
+            raise self._other(None, known, declared)
 
     def require_readable(self, column: Readable[Any]) -> None:
         """Raises `SchemaError` if the program reads what another codec has written."""
         self.require_key(column.table)
         declared, known = column.codec.name, self.names.columns.get(column.name)
         if known is not None and declared not in ("", known, _RAW):
-            raise other_codec(self.table, column.name, known, declared)
+            raise self._other(column.name, known, declared)
         self._remember(self.readable, column)
 
     def require_family(self, family: Family[Any], names: Iterable[bytes]) -> None:
@@ -83,7 +88,7 @@ class TableCodecs:
             return
         for name in self.names.columns.keys() & set(names):
             if self.names.columns[name] != declared:
-                raise other_codec(self.table, name, self.names.columns[name], declared)
+                raise self._other(name, self.names.columns[name], declared)
 
     def require(self, table: Table[Any], columns: Iterable[object] | None) -> None:
         """Raises `SchemaError` if other codecs have written the row keys or any of the columns."""
@@ -107,9 +112,9 @@ class TableCodecs:
         key, name = name_of(column.table.key), column.codec.name
         known_key, known = self.names.key, self.names.columns.get(column.name)
         if key and known_key and key != known_key:
-            raise other_codec(self.table, None, known_key, key)
+            raise self._other(None, known_key, key)
         if name and known is not None and name != known:
-            raise other_codec(self.table, column.name, known, name)
+            raise self._other(column.name, known, name)
         if not self._are_kept or self.table.startswith(INTERNAL_PREFIX):
             return None
         more = wire.Codecs(key="" if known_key else key)
@@ -127,6 +132,10 @@ class TableCodecs:
             if before and after and before != after:
                 what = f"the codec of column {column.decode(errors='backslashreplace')!r}"
                 raise self._changed(what, before, after)
+
+    def _other(self, column: bytes | None, known: str, declared: str) -> SchemaError:
+        self._on_refused()
+        return other_codec(self.table, column, known, declared)
 
     def _changed(self, what: str, before: str, after: str) -> SchemaError:
         return SchemaError(

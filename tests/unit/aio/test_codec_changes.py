@@ -127,6 +127,71 @@ async def test_a_client_that_only_reads_learns_of_a_change_while_it_learns_of_an
             await db.get("a", balance)
 
 
+@pytest.mark.parametrize("how", ["get", "get_many", "row", "family", "set", "key"])
+async def test_a_client_that_was_refused_is_accepted_once_the_codec_is_changed(how: str) -> None:
+    """It asked nobody any more: the remedy that the error names did not help programs that ran."""
+    async with connected() as (db, cluster):
+        async with db.transaction() as tx:
+            await tx.set("a", balance, 1)
+        assert await _refused(db, how)
+        change = master_pb2.ChangeCodecsRequest()
+        change.CopyFrom(CHANGE)
+        if how == "key":
+            change.key = "ordered_integer"
+        await cluster.change_codecs(change)  # by another client
+        await _refused(db, how)  # it may still be: what is known here is older
+        await asyncio.sleep(2)
+        assert not await _refused(db, how)
+
+
+async def _refused(db: Database, how: str) -> bool:
+    numbered = Table("accounts", key=codecs.ordered_integer).column("balance", codecs.text)
+    try:
+        async with db.transaction() as tx:
+            match how:
+                case "get":
+                    await tx.get("a", text)
+                case "get_many":
+                    await tx.get_many(accounts, ["a"], [text])
+                case "row":
+                    [row] = await tx.get_many(accounts, ["a"])
+                    row.get(text)
+                case "family":
+                    [row] = await tx.get_many(accounts, ["a"])
+                    row.family(accounts.family("bal", codecs.text))
+                case "set":
+                    await tx.set("b", text, "x")
+                case _:
+                    await tx.get(5, numbered)
+    except SchemaError as error:
+        return "the program declares the codec" in str(error)
+    return False
+
+
+class Asked(Cluster):
+    """Counts how often it is asked for a schema."""
+
+    times = 0
+
+    async def describe_table(
+        self, request: master_pb2.DescribeTableRequest
+    ) -> master_pb2.DescribeTableResponse:
+        self.times += 1
+        return await super().describe_table(request)
+
+
+async def test_a_client_that_is_refused_all_the_time_asks_once_a_second() -> None:
+    async with connected_to(Asked) as (db, asked):
+        async with db.transaction() as tx:
+            await tx.set("a", balance, 1)
+        before = asked.times
+        for _ in range(300):
+            with pytest.raises(SchemaError):
+                await db.get("a", text)
+            await asyncio.sleep(0.01)
+        assert 2 <= asked.times - before <= 4
+
+
 async def test_observers_and_feeds_change_the_schema_and_no_codec() -> None:
     async with connected() as (db, cluster):
         async with db.transaction() as tx:
