@@ -1,9 +1,10 @@
 """The way from a cell to the server that has it: finds tablets, batches calls, and sends again.
 
 Open `cells.py` first: the requests and results that the protocol speaks in. `router.py` looks each
-row up in the `tablet_map.py`, hands it to the `dispatcher.py` of its server, and sends again what
-was definitely not executed. `lanes.py` turns rows into calls and responses into results, and
-`commit_lane.py` whole transactions. `together.py` sends groups of mutations.
+row up in the `tablet_map.py`, hands it to the `dispatcher.py` of its server (by way of `placing.py`
+if that has to wait), and sends again what was definitely not executed. `lanes.py` turns rows into
+calls and responses into results, and `commit_lane.py` whole transactions. `together.py` sends
+groups of mutations.
 
 `catalog.py` asks the masters about tables (`table_info.py`), and remembers the answers;
 `range_scan.py` and `tablet_walk.py` go from tablet to tablet, and `joined_page.py` is a page of a

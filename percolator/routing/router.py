@@ -14,7 +14,6 @@ from typing import Any
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
-    NotExecuted,
     NotReady,
     PercolatorError,
     SchemaChanged,
@@ -48,19 +47,19 @@ from percolator.routing.lanes import Queued, SchemaVersions
 from percolator.routing.pending_cell import CellAnswer, PendingCell
 from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.pending_row import PendingRequest, PendingRow
+from percolator.routing.placing import RETRY_SECONDS_MAX, Placing
 from percolator.routing.range_scan import RangeScan
 from percolator.routing.rolling_forward import RollForwardOrders
-from percolator.routing.tablet_map import EVERYTHING, Searched, TabletMap
+from percolator.routing.tablet_map import TabletMap
 from percolator.routing.together import MutationGroups
 from percolator.tasks import Tasks
 from percolator.v1.tabletserver_pb2 import Mutation
-from percolator.wire.backoff import Backoff, pause_seconds
+from percolator.wire.backoff import pause_seconds
 from percolator.wire.by_address import ByAddress
 from percolator.world import World
 
 _SWEEP_SECONDS = 0.05
 """How late a deadline may be noticed."""
-_RETRY_SECONDS_MAX = 1.0
 _STILL_SILENT_SECONDS = 0.5
 """The pause between two requests to a master about a server that has fallen silent."""
 
@@ -75,6 +74,7 @@ class Router:
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         self._dispatchers = ByAddress(self._new_dispatcher, self._left)
+        self._placing = Placing(world, tablets, self._dispatchers, self._start)
         self._calls_sent = self._rows_sent = 0
         """Through dispatchers that are no longer kept."""
         self._open: list[PendingRequest | PendingCell | PendingCommit] = []
@@ -204,7 +204,7 @@ class Router:
             return pending.future
         for index, entry in enumerate(pending.entries):
             if not self._submit(entry):
-                self._start(self._place_slowly(pending.entries[index:]))
+                self._start(self._placing.place(pending.entries[index:]))
                 break
         return pending.future
 
@@ -213,7 +213,7 @@ class Router:
             pending.fail(0, _database_closed())
             return
         if not self._submit(pending):
-            self._start(self._place_slowly((pending,)))
+            self._start(self._placing.place((pending,)))
         if not pending.future.done():
             self._watch(pending)
 
@@ -228,107 +228,6 @@ class Router:
         entry.location = location
         dispatcher.submit(entry)
         return True
-
-    async def _place_slowly(self, entries: Sequence[Queued]) -> None:
-        """Waits for tablets to be known and for room at their servers, until the request is done.
-
-        Not in the caller's task: cancelled before its first step, that would leave the future open,
-        and the deadline would set an exception that nothing retrieves.
-        """
-        await self._guarded(entries[0], self._find_places(entries))
-
-    @staticmethod
-    async def _guarded(entry: Queued, work: Coroutine[None, None, None]) -> None:
-        future = entry.pending.future
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001  # a bug: the caller is waiting for the future
-            if not future.done():
-                future.set_exception(error)
-
-    async def _find_places(self, entries: Sequence[Queued]) -> None:
-        """Hands rows of one request to their servers. A tablet that no server has at the moment,
-        or a server without room, holds up none but its own rows."""
-        pending, backoff = entries[0].pending, self._backoff()
-        while entries:
-            searched: list[tuple[int, Searched]] = []
-            full: dict[Dispatcher, list[Queued]] = {}
-            entries = [one for one in entries if not await self._has_left(one, searched, full)]
-            for dispatcher, rows in full.items():
-                self._start(self._guarded(rows[0], self._wait_for_room(dispatcher, rows)))
-            if entries and not await backoff.pause(pending.deadline):
-                pending.expire()
-
-    async def _has_left(
-        self,
-        entry: Queued,
-        searched: list[tuple[int, Searched]],
-        full: dict[Dispatcher, list[Queued]],
-    ) -> bool:
-        """Hands over the row, if its tablet is known: then it may have to wait for room, with those
-        in `full`. Returns whether it has to be looked at no more. Asks only about what this round
-        has not yet `searched`."""
-        pending = entry.pending
-        if pending.is_answered(entry.index):
-            return True
-        location = self.tablets.locate(entry.table_id, entry.row)
-        if location is None:
-            await self._search(entry, searched)
-            location = self.tablets.locate(entry.table_id, entry.row)
-        if location is None:
-            if pending.last_problem is None:
-                pending.last_problem = Unavailable(
-                    f"no tablet is known to hold row {entry.row!r} of table {entry.table_id}"
-                )
-            return pending.is_answered(entry.index)
-        dispatcher = self._dispatchers.get(location.address)
-        if dispatcher in full or not dispatcher.has_room(entry.size_bytes):
-            full.setdefault(dispatcher, []).append(entry)
-        else:
-            entry.location = location
-            dispatcher.submit(entry)
-        return True
-
-    async def _wait_for_room(self, dispatcher: Dispatcher, entries: Sequence[Queued]) -> None:
-        """Hands rows of one request to a server as soon as it has room, or to whichever has them
-        by then."""
-        for entry in entries:
-            if not (dispatcher.has_room(entry.size_bytes) or await self._room(dispatcher, entry)):
-                return
-            location = self.tablets.locate(entry.table_id, entry.row)
-            if location is not None and location.address == dispatcher.address:
-                entry.location = location
-                dispatcher.submit(entry)
-            else:
-                dispatcher.wake()
-                self._start(self._place_slowly([entry]))
-
-    async def _search(self, entry: Queued, searched: list[tuple[int, Searched]]) -> None:
-        """Asks a master where the row is, unless an answer of this round was about it."""
-        table_id, row, pending = entry.table_id, entry.row, entry.pending
-        if any(table_id == table and rows.has(row) for table, rows in searched):
-            return
-        try:
-            searched.append((table_id, await self.tablets.refresh(table_id, row)))
-        except (NotExecuted, ExecutionUnknown) as error:
-            pending.last_problem = error
-            searched.append((table_id, EVERYTHING))
-        except PercolatorError as error:  # such as: there is no such table
-            pending.fail(entry.index, error)
-
-    async def _room(self, dispatcher: Dispatcher, entry: Queued) -> bool:
-        """Waits for room, or until the sweep ends the request; returns whether it may enter."""
-        future = entry.pending.future
-        turn = asyncio.ensure_future(dispatcher.room(entry.size_bytes))
-        may_enter = False
-        try:
-            await asyncio.wait([turn, future], return_when=asyncio.FIRST_COMPLETED)
-            may_enter = not future.done()
-        finally:
-            if not may_enter:
-                turn.cancel()
-                dispatcher.wake()
-        return may_enter
 
     def _new_dispatcher(self, address: str) -> Dispatcher:
         return Dispatcher(
@@ -389,7 +288,7 @@ class Router:
                 seconds = pause_seconds(
                     self._world.random,
                     RETRY_SECONDS_MIN,
-                    _RETRY_SECONDS_MAX,
+                    RETRY_SECONDS_MAX,
                     doublings=attempts,
                     asked_seconds=asked_seconds,
                 )
@@ -399,7 +298,7 @@ class Router:
             if not entry.pending.is_answered(entry.index) and not self._submit(entry):
                 by_request.setdefault(entry.pending, []).append(entry)
         for rows in by_request.values():
-            self._start(self._place_slowly(rows))
+            self._start(self._placing.place(rows))
 
     async def _look_up(self, entry: Queued, *, silent: bool) -> None:
         try:
@@ -436,9 +335,6 @@ class Router:
 
     def _is_elsewhere(self, row: Queued) -> bool:
         return self.tablets.locate(row.table_id, row.row) != row.location
-
-    def _backoff(self) -> Backoff:
-        return Backoff(self._world.clock, self._world.random, RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
 
     # ------------------------------------------------------------------ the end
 
