@@ -21,7 +21,11 @@ class WeakNotifications(RowWrites):
         """Notifies the column's weak observers of the row, once this transaction has committed."""
         deadline = self._deadline(None)
         address = await self._written_address(row, column, deadline)
-        schema = await self._engine.env.schema(address.table_id, deadline)
+        schemas = self._engine.env.schemas
+        schema = schemas.get(address.table_id)
+        if schema is None or column.name not in schema.weak_observers:
+            # Its first one may have been registered since.
+            schema = await schemas.refresh(address.table_id, deadline)
         self._require_open()  # a commit that began meanwhile would leave it out
         if column.name not in schema.weak_observers:
             raise UsageError(f"{column!r} has no weak observer")

@@ -15,6 +15,7 @@ from percolator.aio.connecting import connect_to
 from percolator.aio.engine import Rows
 from percolator.aio.observing import worker_context
 from percolator.bigtable.store import BigtableStore
+from percolator.errors import UsageError
 from percolator.observers.port import WorkRequest
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
@@ -72,3 +73,22 @@ async def test_a_notification_reaches_observers_that_this_client_has_not_heard_o
         waiting = [one async for answer in survey for one in answer.waiting]
         assert {one.observer for one in waiting} == {b"known", b"new"}
         assert {one.timestamps for one in waiting} == {(tx.commit_timestamp,)}
+
+
+@pytest.mark.parametrize("store", [connected, _over_rows], ids=["tablets", "rows"])
+async def test_the_first_observer_of_a_column_is_notified_by_a_client_that_ran_before(
+    store: Callable[[], AbstractAsyncContextManager[tuple[Database, ClusterInMemory]]],
+) -> None:
+    """It had said that the column has no weak observer, for as long as it only notified."""
+    async with store() as (db, cluster):
+        async with db.transaction() as tx:
+            with pytest.raises(UsageError, match="has no weak observer"):
+                await tx.notify("a", balance)
+        await _registered(cluster, "first")
+        async with db.transaction() as tx:
+            await tx.notify("a", balance)
+        engine = db.internal.engine
+        info = await engine.catalog.table("accounts", engine.now() + 1.0)
+        survey = worker_context(engine).notifications.survey(WorkRequest(info.table_id))
+        waiting = [one async for answer in survey for one in answer.waiting]
+        assert {one.observer for one in waiting} == {b"first"}
