@@ -9,7 +9,7 @@ from rich.table import Table as Screen
 
 from percolator import aio
 from percolator.cli.cells import As, RowName, TableName
-from percolator.cli.connection import connection, fail, plain
+from percolator.cli.connection import connection, fail, plain, tell_of_limit
 from percolator.cli.given import not_empty
 from percolator.cli.stored import shown_column, stored_cells
 from percolator.cli.values import Forms, table_info
@@ -57,7 +57,9 @@ def history(
         return forms, _versions([cell async for cell in cells if _is_shown(cell.column, wanted)])
 
     forms, found = here.run_with_database(read)
-    del found[limit:]
+    if len(found) > limit:
+        tell_of_limit(limit, "versions")
+        del found[limit:]
     screen = Screen("column", "committed", "kind", "value", box=None)
     data = []
     for name, committed, record, value in found:

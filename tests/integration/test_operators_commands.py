@@ -29,6 +29,7 @@ from percolator.wire.sessions import Sessions, SessionSettings
 from services.chassis.serving.tokens import Tokens
 from services.local.cluster import LocalCluster
 from tests.command_line import CliRunner
+from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration
 
@@ -99,6 +100,19 @@ def test_cells_that_were_set_are_shown_and_deleted_ones_are_not(cluster: LocalCl
     at = f"--at={before}"
     assert asked(cluster, "get", "shop", "pen", at) == {"price": "3", "stock": "hex:00ff"}
     assert [row["row"] for row in asked(cluster, "scan", "shop", at)] == ["ink", "pen"]
+
+
+def test_versions_that_the_limit_leaves_out_are_not_taken_for_collected(
+    cluster: LocalCluster,
+) -> None:
+    for price in range(3):
+        run(cluster, "set", "attic", "hat", f"price={price}")
+    command = CommandLine(cluster.address)
+    for form in (["--json"], []):
+        cut = command.run(*form, "history", "attic", "hat", "--limit", "2")
+        assert cut.stderr.strip() == "only the first 2 versions; --limit shows more"
+        assert command.run(*form, "history", "attic", "hat", "--limit", "3").stderr == ""
+    assert len(command.data("history", "attic", "hat", "--limit", "2")) == 2
 
 
 def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted(cluster: LocalCluster) -> None:
