@@ -34,7 +34,8 @@ def keep_showing(
     """Shows what `fetch` returns; after a failure, the error, and continues.
 
     Output that is redirected gets one block after another, each with its time; with --json, one
-    line of JSON for each. `times` is how often; None means until Ctrl-C.
+    line of JSON for each. `times` is how often; None means until Ctrl-C. If the last of them
+    failed, so has the command.
     """
 
     def text(found: T | PercolatorError) -> RenderableType:
@@ -43,6 +44,7 @@ def keep_showing(
     def data(found: T | PercolatorError) -> object:
         return {"error": str(found)} if isinstance(found, PercolatorError) else as_data(found)
 
+    found: T | PercolatorError | None = None
     with suppress(KeyboardInterrupt):
         if here.as_json:
             for found in _moments(here, fetch, every, times):
@@ -57,6 +59,8 @@ def keep_showing(
             with Live(Text("..."), console=console, auto_refresh=False, screen=True) as live:
                 for found in _moments(here, fetch, every, times):
                     live.update(text(found), refresh=True)
+        if isinstance(found, PercolatorError):
+            raise typer.Exit(1)
 
 
 def _moments(

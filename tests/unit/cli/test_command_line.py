@@ -200,3 +200,11 @@ def test_text_that_others_wrote_is_shown_without_taking_effect() -> None:
     assert printed(plain(HOSTILE)).strip() == HARMLESS
     assert printed(_as_table([session])).count(HARMLESS) == 1
     assert printed(_as_text(Overview(cluster))).count(HARMLESS) == 3
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_what_is_shown_a_number_of_times_fails_if_the_last_time_did(form: list[str]) -> None:
+    there = ["--address", "127.0.0.1:1", *form]
+    result = run.invoke(app, [*there, "top", "--times", "2", "--every", "0.2"])
+    assert result.exit_code == 1
+    assert result.output.count("failed to connect") == 2
