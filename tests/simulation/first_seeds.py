@@ -13,7 +13,7 @@ FIRST_SEEDS = {
     "change ends what is remembered only when its writer hears of it": 27,
     "deletions in loaded rows are collected": 14,
     "epoch from before the timestamps": 2,
-    "executed counts as not sent": 7,
+    "executed counts as not sent": 28,
     "intent cleared by the marker of another start": 104,
     "intent cleared while its cell is locked": 2,
     "intent cleared without a trace": 35,
