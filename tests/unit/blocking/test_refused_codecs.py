@@ -26,7 +26,7 @@ def test_what_is_refused_in_the_programs_thread_is_asked_in_the_loops(
         threads.append(threading.get_ident())
         asked.set()
 
-    monkeypatch.setattr(db._database.internal.engine, "_refresh", refresh)
+    monkeypatch.setattr(db._database.internal.engine._newer_schemas, "_fetch", refresh)
     with db.snapshot() as snapshot:
         (row,) = snapshot.get_many(pages, ["a"])
         with pytest.raises(SchemaError, match="declares the codec text"):
