@@ -55,47 +55,45 @@ class Placing:
 
     async def _find_places(self, entries: Sequence[Queued]) -> None:
         """Hands rows of one request to their servers. A tablet that no server has at the moment,
-        or a server without room, holds up none but its own rows."""
+        a server without room, or a search that no master answers, holds up none but its own
+        rows."""
         pending, world = entries[0].pending, self._world
         backoff = Backoff(world.clock, world.random, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
-        while entries:
+        left = self._hand_over(entries)
+        while left:
             searched: list[tuple[int, Searched]] = []
-            full: dict[Dispatcher, list[Queued]] = {}
-            entries = [one for one in entries if not await self._has_left(one, searched, full)]
-            for dispatcher, rows in full.items():
-                self._start(self._enter(dispatcher, rows))
-            if entries and not await backoff.pause(pending.deadline):
-                pending.expire()
-
-    async def _has_left(
-        self,
-        entry: Queued,
-        searched: list[tuple[int, Searched]],
-        full: dict[Dispatcher, list[Queued]],
-    ) -> bool:
-        """Hands over the row, if its tablet is known: then it may have to wait for room, with those
-        in `full`. Returns whether it has to be looked at no more. Asks only about what this round
-        has not yet `searched`."""
-        pending = entry.pending
-        if pending.is_answered(entry.index):
-            return True
-        location = self._tablets.locate(entry.table_id, entry.row)
-        if location is None:
-            await self._search(entry, searched)
-            location = self._tablets.locate(entry.table_id, entry.row)
-        if location is None:
-            if pending.last_problem is None:
+            for entry in left:
+                if await self._search(entry, searched):
+                    left = self._hand_over(left)  # now: the next search may take seconds
+            if left and pending.last_problem is None:
                 pending.last_problem = Unavailable(
-                    f"no tablet is known to hold row {entry.row!r} of table {entry.table_id}"
+                    f"no tablet is known to hold row {left[0].row!r} of table {left[0].table_id}"
                 )
-            return pending.is_answered(entry.index)
-        dispatcher = self._dispatchers.get(location.address)
-        if dispatcher in full or not dispatcher.has_room(entry.size_bytes):
-            full.setdefault(dispatcher, []).append(entry)
-        else:
-            entry.location = location
-            dispatcher.submit(entry)
-        return True
+            if left and not await backoff.pause(pending.deadline):
+                pending.expire()
+            left = self._hand_over(left)
+
+    def _hand_over(self, entries: Sequence[Queued]) -> list[Queued]:
+        """Hands over the rows whose tablets are known: at once, or when their servers have room.
+        Returns those that have to be looked for."""
+        left: list[Queued] = []
+        full: dict[Dispatcher, list[Queued]] = {}
+        for entry in entries:
+            if entry.pending.is_answered(entry.index):
+                continue
+            location = self._tablets.locate(entry.table_id, entry.row)
+            if location is None:
+                left.append(entry)
+                continue
+            dispatcher = self._dispatchers.get(location.address)
+            if dispatcher in full or not dispatcher.has_room(entry.size_bytes):
+                full.setdefault(dispatcher, []).append(entry)
+            else:
+                entry.location = location
+                dispatcher.submit(entry)
+        for dispatcher, rows in full.items():
+            self._start(self._enter(dispatcher, rows))
+        return left
 
     async def _enter(self, dispatcher: Dispatcher, entries: Sequence[Queued]) -> None:
         await self._guarded(entries[0], self._wait_for_room(dispatcher, entries))
@@ -114,18 +112,24 @@ class Placing:
                 dispatcher.wake()
                 self._start(self.place([entry]))
 
-    async def _search(self, entry: Queued, searched: list[tuple[int, Searched]]) -> None:
-        """Asks a master where the row is, unless an answer of this round was about it."""
+    async def _search(self, entry: Queued, searched: list[tuple[int, Searched]]) -> bool:
+        """Asks a master where the row is, unless that is known by now, or what this round has
+        `searched` was about it. Returns whether a master has told where rows are."""
         table_id, row, pending = entry.table_id, entry.row, entry.pending
+        if pending.is_answered(entry.index) or self._tablets.locate(table_id, row) is not None:
+            return False
         if any(table_id == table and rows.has(row) for table, rows in searched):
-            return
+            return False
         try:
             searched.append((table_id, await self._tablets.refresh(table_id, row)))
         except (NotExecuted, ExecutionUnknown) as error:
             pending.last_problem = error
             searched.append((table_id, EVERYTHING))
+            return False
         except PercolatorError as error:  # such as: there is no such table
             pending.fail(entry.index, error)
+            return False
+        return True
 
     async def _room(self, dispatcher: Dispatcher, entry: Queued) -> bool:
         """Waits for room, or until the sweep ends the request; returns whether it may enter."""

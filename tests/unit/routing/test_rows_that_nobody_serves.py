@@ -6,7 +6,13 @@ import asyncio
 
 import pytest
 
-from percolator.errors import DeadlineExceeded, Retry, SchemaError, TabletLocation
+from percolator.errors import (
+    DeadlineExceeded,
+    Retry,
+    SchemaError,
+    TabletLocation,
+    Unavailable,
+)
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED
 
@@ -51,6 +57,31 @@ async def test_mutations_of_one_request_do_not_wait_for_each_others_tablets() ->
     assert isinstance(lost, DeadlineExceeded)
     assert lost.retry is Retry.SAFE
     assert "no tablet is known" in lost.message
+
+
+async def test_rows_whose_tablets_are_known_do_not_wait_while_no_master_answers() -> None:
+    """Nor do those that wait for room wait for it: a search takes seconds then."""
+    full, free = Server(seconds=1.0), Server()
+    cluster = Cluster({"a:1": full, "b:1": free}, Limits(server_rows_max=1))
+    cluster.tablets.learn([tablet("a:1", b"m", b"t"), tablet("b:1", b"t", b"", tablet_id=2)])
+
+    async def find(table_id: int, row: bytes) -> list[TabletLocation]:
+        await asyncio.sleep(5.0)
+        raise Unavailable("no master answers")
+
+    cluster.tablets._find = find
+    filling = asyncio.ensure_future(cluster.router.mutate([step(b"n")], cluster.deadline()))
+    writing = asyncio.ensure_future(
+        cluster.router.mutate([step(b"a"), step(b"o"), step(b"z")], cluster.deadline(8.0))
+    )
+    await asyncio.sleep(0.5)
+    assert free.rows_mutated() == [b"z"]
+    await asyncio.sleep(2.0)
+    assert full.rows_mutated() == [b"n", b"o"]
+    assert await filling == [APPLIED]
+    lost, *applied = await writing
+    assert isinstance(lost, DeadlineExceeded)
+    assert applied == [APPLIED] * 2
 
 
 async def test_many_rows_that_nobody_serves_are_few_questions_to_a_master() -> None:
