@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Sequence
+from contextlib import suppress
 from typing import Any
 
 from percolator.errors import (
@@ -324,13 +325,12 @@ class Router:
     async def _ask_about(self, dispatcher: Dispatcher) -> None:
         """A paused or disconnected server refuses nothing: only a master knows who took over."""
         try:
-            await self.tablets.refresh_server(dispatcher.address)
-            dispatcher.leave(self._is_elsewhere)
-        except PercolatorError:
-            # No master answers either. The calls have their own deadlines.
-            pass
-        finally:
+            # If no master answers either, the calls have their own deadlines.
+            with suppress(PercolatorError):
+                await self.tablets.refresh_server(dispatcher.address)
+                dispatcher.leave(self._is_elsewhere)
             await self._world.clock.sleep(_STILL_SILENT_SECONDS)
+        finally:
             self._silent.discard(dispatcher.address)
 
     def _is_elsewhere(self, row: Queued) -> bool:

@@ -10,6 +10,7 @@ from percolator.errors import (
     DeadlineExceeded,
     Retry,
     TabletLocation,
+    Unavailable,
 )
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED
@@ -75,3 +76,19 @@ async def test_a_slow_server_is_also_waited_for_while_no_master_answers() -> Non
     cluster.tablets._find = unanswered
     cluster.servers["a:1"].seconds = 3.0
     assert await cluster.router.mutate([step(b"a")], cluster.deadline()) == [APPLIED]
+
+
+@pytest.mark.parametrize("search_seconds", [0.0, 5.0])
+async def test_a_router_is_closed_at_once_while_a_master_is_asked_about_a_silent_server(
+    search_seconds: float,
+) -> None:
+    cluster = _silent_cluster()
+    cluster.search_seconds = search_seconds
+    reading = asyncio.ensure_future(cluster.router.read([row_request(b"a")], cluster.deadline()))
+    await asyncio.sleep(1.2)
+    assert cluster.searches == 1
+    began = cluster.clock.monotonic_seconds()
+    await cluster.router.close()
+    assert cluster.clock.monotonic_seconds() == began
+    with pytest.raises(Unavailable):
+        await reading
