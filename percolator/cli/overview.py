@@ -202,7 +202,11 @@ async def look(here: Connection, network: GrpcNetwork) -> Overview:
         part("tables", _tables(here, network), ()),
         part("tablets", _tablets(here, network, overview), []),
         part("tablet servers", _servers(here, network), ()),
-        part("sessions", list_sessions(here, network, activity=True), []),
+        part(
+            "sessions",
+            list_sessions(here, network, activity=True, tell=overview.unknown.append),
+            [],
+        ),
     )
     if overview.can_be_read(DEAD_LETTERS_NAME):
         overview.dead_letters = await part("dead letters", _dead_letters(here), {})

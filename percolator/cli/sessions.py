@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
 from rich.table import Column, Table
 
-from percolator.cli.connection import Connection, connection, plain
-from percolator.errors import Unavailable
+from percolator.cli.connection import Connection, connection, errors_console, plain
+from percolator.errors import PercolatorError, Unavailable
 from percolator.timestamps import Timestamp, in_json
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.v1.lockservice_pb2 import Session
@@ -23,16 +25,29 @@ def sessions(context: typer.Context) -> None:
     here.show([as_data(session) for session in listed], _as_table(listed))
 
 
+def _tell(missing: str) -> None:
+    errors_console.print(plain(missing), highlight=False, soft_wrap=True)
+
+
 async def list_sessions(
-    here: Connection, network: GrpcNetwork, *, activity: bool = False
+    here: Connection,
+    network: GrpcNetwork,
+    *,
+    activity: bool = False,
+    tell: Callable[[str], None] = _tell,
 ) -> list[Session]:
-    """All sessions, oldest first; with what their processes do, if wanted."""
+    """All sessions, oldest first; with what their processes do, if wanted. `tell` is told of lock
+    services that do not answer, so that a part is not mistaken for the whole."""
     cluster, reached = await here.reach(network)
     found = addresses_of(cluster, ServiceKind.SERVICE_KIND_LOCK_SERVICE)
     if not found:
         raise Unavailable("no lock service is registered with the cluster")
+
+    def missing(address: str, problem: PercolatorError) -> None:
+        tell(f"sessions of the lock service at {address} cannot be shown: {problem}")
+
     calls = LockServiceCalls(reached, found)
-    return await calls.all_sessions(here.timeout_seconds, activity=activity)
+    return await calls.all_sessions(here.timeout_seconds, missing, activity=activity)
 
 
 def as_data(session: Session) -> dict[str, object]:

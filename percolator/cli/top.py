@@ -19,6 +19,7 @@ from percolator.cli.observer_stats import cell_data, cell_text
 from percolator.cli.sessions import list_sessions
 from percolator.cli.values import NamedTable, named_tables
 from percolator.cli.watching import keep_showing
+from percolator.errors import Unavailable
 from percolator.v1.master_pb2 import ListTablesRequest
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -93,7 +94,7 @@ def top(
     async def fetch(network: GrpcNetwork) -> Moment:
         nonlocal before
         listed = await answer_of_leader(here, network, methods.LIST_TABLES, ListTablesRequest())
-        now = Activities.of(await list_sessions(here, network, activity=True))
+        now = Activities.of(await list_sessions(here, network, activity=True, tell=_refuse))
         moment = time.monotonic()
         then, activities = before or (moment - every, now)
         before = moment, now
@@ -101,6 +102,11 @@ def top(
         return Moment(now, tables, activities, max(moment - then, 0.001))
 
     keep_showing(here, fetch, _as_text, _as_data, every=every, times=times)
+
+
+def _refuse(missing: str) -> None:
+    """What is missing now would count as new when it is back."""
+    raise Unavailable(missing)
 
 
 def _as_text(moment: Moment) -> Group:

@@ -81,15 +81,28 @@ class LockServiceCalls:
         at = listed.index(first if first in listed else self.current())
         return listed[at:] + listed[:at]
 
-    async def all_sessions(self, timeout: float, *, activity: bool = False) -> list[wire.Session]:
-        """The sessions that all lock services know which answer, oldest first. Raises the error of
-        one if none does. For the other arguments, see `sessions_of_each`."""
+    async def all_sessions(
+        self,
+        timeout: float,
+        missing: Callable[[str, PercolatorError], None],
+        *,
+        activity: bool = False,
+    ) -> list[wire.Session]:
+        """The sessions that the lock services know, oldest first. `missing` is called with the
+        address of each that does not answer, and why; if none does, that is raised. For the other
+        arguments, see `sessions_of_each`."""
+        listed: dict[bytes, wire.Session] = {}
+        silent: dict[str, PercolatorError] = {}
         found = await self.sessions_of_each(timeout, activity=activity)
-        known = [one for one in found.values() if not isinstance(one, PercolatorError)]
-        if not known:
-            nobody = Unavailable("no address of a lock service is known")
-            raise next((one for one in found.values() if isinstance(one, PercolatorError)), nobody)
-        listed = {one.session_id: one for sessions in known for one in sessions}
+        for address, sessions in found.items():
+            if isinstance(sessions, PercolatorError):
+                silent[address] = sessions
+            else:
+                listed |= {one.session_id: one for one in sessions}
+        if len(silent) == len(found):
+            raise next(iter(silent.values()), Unavailable("no address of a lock service is known"))
+        for address, problem in silent.items():
+            missing(address, problem)
         return sorted(listed.values(), key=lambda one: -one.age_milliseconds)
 
     async def sessions_of_each(
