@@ -116,15 +116,8 @@ class _Search:
         location = self._tablets.locate(table_id, row)
         if location is not None:
             return location
-        if self._no_master is not None:
-            part.problem = self._no_master
-            return None
-        try:
-            await self._tablets.refresh(table_id, row)
-        except PercolatorError as error:
-            part.problem = error
-            if isinstance(error, _PASSING):
-                self._no_master = error
+        part.problem = await self._refresh(table_id, row)
+        if part.problem is not None:
             return None
         location = self._tablets.locate(table_id, row)
         if location is None:
@@ -165,13 +158,24 @@ class _Search:
             self._tablets.learn(error.locations)
         if self._tablets.locate(asked.table_id, asked.start) is not location:
             return
+        # If that fails, only the old map is available; the next attempt may come here again.
+        silent = location.address if isinstance(error, DeadlineExceeded) else ""
+        await self._refresh(asked.table_id, asked.start, silent)
+
+    async def _refresh(self, table_id: int, row: bytes, server: str = "") -> PercolatorError | None:
+        """Asks a master where the row is, or all tablets of a server; returns why that failed."""
+        if self._no_master is not None:
+            return self._no_master
         try:
-            if isinstance(error, DeadlineExceeded):
-                await self._tablets.refresh_server(location.address)
+            if server:
+                await self._tablets.refresh_server(server)
             else:
-                await self._tablets.refresh(asked.table_id, asked.start)
-        except PercolatorError:
-            return  # only the old map is available; the next attempt may come here again
+                await self._tablets.refresh(table_id, row)
+        except PercolatorError as error:
+            if isinstance(error, _PASSING):
+                self._no_master = error
+            return error
+        return None
 
     def _still_open(self, parts: list[_Part]) -> list[_Part]:
         """The parts that may still be answered. A permanent error counts as an answer."""

@@ -248,6 +248,24 @@ async def test_while_no_master_answers_many_unknown_tablets_cost_no_more_than_on
     assert cluster.clock.monotonic_seconds() < 16.0
 
 
+async def test_while_no_master_answers_many_refused_tablets_cost_no_more_than_one() -> None:
+    server = WorkServer()
+    server.error = NotReady("the server is shutting down")
+    cluster = Cluster({"a:1": server})
+    starts = [b"", *(bytes([letter]) for letter in b"bcdefgh")]
+    for number, (start, end) in enumerate(zip(starts, [*starts[1:], b""], strict=True)):
+        cluster.tablets.learn([tablet("a:1", start, end, tablet_id=number + 1)])
+
+    async def unanswered(table_id: int, row: bytes) -> list[TabletLocation]:
+        await asyncio.sleep(5.0)
+        raise DeadlineExceeded("no master answered in time")
+
+    cluster.tablets._find = unanswered
+    found = await find(cluster, whole())
+    assert {type(one.problem) for one in found} == {NotReady}
+    assert cluster.clock.monotonic_seconds() < 16.0
+
+
 async def test_hints_from_all_servers_of_a_table_are_delivered() -> None:
     one, other, idle = WorkServer(), WorkServer(), WorkServer()
     cluster = Cluster({"a:1": one, "b:1": other, "c:1": idle})
