@@ -15,7 +15,7 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import ChangesRequest, ChangesSeen
-from percolator.routing.tablet_map import TabletMap
+from percolator.routing.tablet_map import Searched, TabletMap
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import Cell
 from percolator.wire.backoff import Backoff
@@ -67,9 +67,19 @@ class ChangeLook:
             if problem is not None:
                 if not await backoff.pause(deadline):
                     raise problem
-                for start, _ in left:
-                    await self._tablets.try_refresh(self._wanted.table_id, start)
+                await self._look_up(left)
         return ChangesSeen(self._reached, self._newest, sorted(self._ranges), self._locks)
+
+    async def _look_up(self, left: Sequence[RowRange]) -> None:
+        """Asks a master where these rows are now. One answer is about many tablets. If there is
+        none, the old map is all we have, and each further question would take seconds."""
+        searched: Searched | None = None
+        for start, _ in sorted(left):
+            if searched is None or not searched.has(start):
+                try:
+                    searched = await self._tablets.refresh(self._wanted.table_id, start)
+                except (NotExecuted, ExecutionUnknown):
+                    return
 
     async def _located(self, start: bytes, end: bytes) -> list[TabletLocation]:
         """The tablets that hold these rows."""
