@@ -7,6 +7,7 @@ Transactions need masters for nothing else: while none answers, those on known t
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -186,8 +187,9 @@ class Catalog:
         except UsageError:
             # The master runs a release that keeps none.
             info.codecs.stop_declaring()
-            again = info.codecs.declare_again
-            asyncio.get_running_loop().call_later(DECLARE_AGAIN_SECONDS, again)
+            codecs = weakref.ref(info.codecs)  # or the timer would keep all of a closed client
+            loop = asyncio.get_running_loop()
+            loop.call_later(DECLARE_AGAIN_SECONDS, _declare_again, codecs)
         except SchemaError:
             await self.refresh(info.table_id, deadline)  # raises if the table is gone
             raise
@@ -354,3 +356,9 @@ class Catalog:
             rest = response.rest if response.HasField("rest") else None
         self._tablets.replace(table_id, found)
         return found
+
+
+def _declare_again(of: weakref.ref[TableCodecs]) -> None:
+    codecs = of()
+    if codecs is not None:
+        codecs.declare_again()

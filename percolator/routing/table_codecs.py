@@ -25,7 +25,15 @@ _RAW = "raw"
 class TableCodecs:
     """What the columns of one table have, until an operator changes it."""
 
-    __slots__ = ("_are_kept", "_on_refused", "names", "readable", "table", "writable")
+    __slots__ = (
+        "__weakref__",
+        "_are_kept",
+        "_on_refused",
+        "names",
+        "readable",
+        "table",
+        "writable",
+    )
 
     def __init__(
         self, table: str, names: CodecNames, on_refused: Callable[[], None] = lambda: None

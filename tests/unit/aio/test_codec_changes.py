@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -270,6 +272,17 @@ async def test_codecs_are_kept_once_the_masters_are_upgraded() -> None:
         async with db.transaction() as tx:
             await tx.set("a", balance, 2)
         assert await kept(db) == {b"balance": "integer"}
+
+
+async def test_a_closed_database_is_not_kept_until_masters_would_be_asked_again() -> None:
+    async with connected_to(Counting) as (db, cluster):
+        cluster.is_older = True
+        async with db.transaction() as tx:
+            await tx.set("a", balance, 1)
+        catalog = weakref.ref(db.internal.engine.catalog)
+    del db, tx, cluster
+    gc.collect()
+    assert catalog() is None
 
 
 async def test_a_program_that_learns_of_a_codec_late_is_refused_from_then_on() -> None:
