@@ -99,7 +99,8 @@ def backfill_observer(
         def note(done: Backfilled) -> None:
             nonlocal progress
             progress = done
-            status.update(f"{done.cells:,} cells, up to row {plain(forms.row_text(done.row))}")
+            row = forms.row_text(done.row)
+            status.update(plain(f"{done.cells:,} cells, up to row {row}"))
 
         observing = worker_context(database.internal.engine)
         try:

@@ -102,7 +102,8 @@ class Sessions:
         self._activity = activity
         self._on_expired = on_expired
         self.calls = LockServiceCalls(world.network, addresses)
-        """Calls to the service that knows the session, for everything done in its name."""
+        """For everything done in the session's name. They go to the service that knows it, unless
+        one has failed there since the last renewal."""
         self._lookups = LivenessLookups(
             self.calls, timeout_seconds=settings.liveness_timeout_seconds
         )
