@@ -10,14 +10,14 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.aio.observing import worker_context
 from percolator.cli.connection import Connection, confirm, connection, fail, plain
-from percolator.cli.given import ObserverOption, TableOption
+from percolator.cli.given import ObserverOption, TableOption, require_row
 from percolator.cli.registered import require_observer
 from percolator.cli.values import Forms, forms_of
 from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.observers.running.dead_letter import DeadLetter
 from percolator.observers.running.dead_letter_box import DeadLetterBox, as_data
-from percolator.row_text import row_bytes, row_text
+from percolator.row_text import row_text
 from percolator.timestamps import Timestamp
 
 app = typer.Typer(help="List [the default], show, retry and clear dead letters.")
@@ -158,10 +158,7 @@ def _letters(
     here: Connection, table: str, observer: str, row: str | None
 ) -> tuple[list[DeadLetter], dict[str, Forms]]:
     """The letters, and by table what their rows look like."""
-    try:
-        row_bytes("row", row or "")
-    except InvalidArgument as error:
-        fail(error)
+    require_row("row", row)
 
     async def run(database: aio.Database) -> tuple[list[DeadLetter], dict[str, Forms]]:
         forms: dict[str, Forms] = {}

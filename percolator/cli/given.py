@@ -1,7 +1,8 @@
-"""Options that say which part is meant: if one is given without a value, the command is refused.
+"""Arguments and options that are refused before anything is called.
 
-`percolator dead-letters clear --table "$TABLE" --yes` with a variable that is not set would
-otherwise mean all tables, and `--at "$MOMENT"` the present.
+Those that say which part is meant are refused if they are given without a value: `percolator
+dead-letters clear --table "$TABLE" --yes` with a variable that is not set would otherwise mean all
+tables, and `--at "$MOMENT"` the present.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from percolator.cli.connection import fail
 from percolator.errors import InvalidArgument
+from percolator.row_text import row_bytes
 
 T = TypeVar("T")
 
@@ -24,6 +27,14 @@ def not_empty(context: typer.Context, parameter: typer.CallbackParam, value: T) 
         name = parameter.opts[0] if is_option else parameter.name
         raise InvalidArgument(str(name), "is empty: give a value, or leave it out")
     return value
+
+
+def require_row(field: str, text: str | None) -> None:
+    """Ends the command, before it calls anything, if no table can have a row written like this."""
+    try:
+        row_bytes(field, text or "")
+    except InvalidArgument as error:
+        fail(error)
 
 
 TableOption = Annotated[

@@ -10,7 +10,7 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.cli.cells import As, RowName, TableName
 from percolator.cli.connection import connection, fail, plain, tell_of_limit
-from percolator.cli.given import not_empty
+from percolator.cli.given import not_empty, require_row
 from percolator.cli.stored import shown_column, stored_cells
 from percolator.cli.values import Forms, table_info
 from percolator.errors import InvalidArgument
@@ -40,8 +40,8 @@ def history(
     it is complete.
     """
     here = connection(context)
+    require_row("row", row)
     try:
-        row_bytes("row", row)  # refuses what no codec can mean, before anything is connected to
         wanted = row_bytes("column", column)
     except InvalidArgument as error:
         fail(error)

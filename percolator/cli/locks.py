@@ -11,13 +11,13 @@ from rich.text import Text
 
 from percolator import aio
 from percolator.cli.cells import TableName
-from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
+from percolator.cli.connection import Connection, connection, plain, tell_of_limit
+from percolator.cli.given import require_row
 from percolator.cli.sessions import list_sessions
 from percolator.cli.stored import kind_of, primary_text, shown_column, stored_cells
 from percolator.cli.values import Forms
-from percolator.errors import InvalidArgument
 from percolator.formats.records import LockRecord
-from percolator.row_text import row_bytes, row_text
+from percolator.row_text import row_text
 from percolator.timestamps import Timestamp, in_json
 from percolator.v1.cells_pb2 import Space
 from percolator.v1.lockservice_pb2 import Session
@@ -48,10 +48,7 @@ def locks(
 ) -> None:
     """Show locks and their owners, and whether these are alive."""
     here = connection(context)
-    try:
-        row_bytes("row", row or "")  # refuses what no codec can mean, before anything is called
-    except InvalidArgument as error:
-        fail(error)
+    require_row("row", row)
     forms, held = here.run_with_database(
         lambda database: _held(here, database, table, row, limit + 1)
     )

@@ -13,15 +13,14 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.aio.observing import worker_context
 from percolator.cli import observer_stats, observer_trace
-from percolator.cli.connection import confirm, connection, errors_console, fail, plain
-from percolator.cli.given import TableOption
+from percolator.cli.connection import confirm, connection, errors_console, plain
+from percolator.cli.given import TableOption, require_row
 from percolator.cli.masters import ask_master
 from percolator.cli.values import forms_of
 from percolator.counts import counted
-from percolator.errors import InvalidArgument, PercolatorError
+from percolator.errors import PercolatorError
 from percolator.observers.registry.backfilling import Backfilled, backfill
 from percolator.observers.registry.removal import Removed, remove_observer
-from percolator.row_text import row_bytes
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 
@@ -86,10 +85,8 @@ def backfill_observer(
     Rows are written as the table's keys are: text, 17, ["a", 17], or hex:00ff.
     """
     here = connection(context)
-    try:  # refuses what no codec can mean, before anything is called
-        row_bytes("--from", start), row_bytes("--to", end)
-    except InvalidArgument as error:
-        fail(error)
+    require_row("--from", start)
+    require_row("--to", end)
     progress = Backfilled(0, b"")
 
     async def run(database: aio.Database) -> Backfilled:

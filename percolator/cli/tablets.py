@@ -8,12 +8,10 @@ import typer
 from rich.table import Table as Screen
 from rich.text import Text
 
-from percolator.cli.connection import Connection, connection, fail, plain
-from percolator.cli.given import TableOption, not_empty
+from percolator.cli.connection import Connection, connection, plain
+from percolator.cli.given import TableOption, not_empty, require_row
 from percolator.cli.masters import all_tablets, answer_of_leader, ask_master
 from percolator.cli.values import UNKNOWN, Forms, NamedTable, named_tables
-from percolator.errors import InvalidArgument
-from percolator.row_text import row_bytes
 from percolator.v1 import errors_pb2
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
@@ -76,10 +74,7 @@ def split(
 ) -> None:
     """Split a tablet in two."""
     here = connection(context)
-    try:
-        row_bytes("--row", row or "")  # refuses what no codec can mean, before anything is called
-    except InvalidArgument as error:
-        fail(error)
+    require_row("--row", row)
 
     async def work(network: GrpcNetwork) -> tuple[Tables, wire.SplitTabletResponse]:
         found, tables = await _found(here, network, "")
