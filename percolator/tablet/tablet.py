@@ -307,6 +307,7 @@ class Tablet:
         `scan`, and `InvalidArgument` if the table has no feed."""
         state = self._state
         state.require_tablet(request.target)
+        await change_scan.require_feed(state)
         plan = await state.guard.checked(lambda: change_scan.plan_changes(state, request))
         try:
             async for page in change_scan.pages(state, plan):
@@ -318,6 +319,7 @@ class Tablet:
         """How new the newest change is. Raises like `scan_changes`."""
         state = self._state
         state.require_tablet(asked.target)
+        await change_scan.require_feed(state)
         await state.guard.checked(lambda: change_scan.check_times(state, asked.after, asked.until))
         try:
             return await change_scan.look(state, asked)

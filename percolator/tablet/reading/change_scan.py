@@ -91,6 +91,18 @@ def plan_changes(state: TabletState, request: pb.ScanChangesRequest) -> ChangePl
     )
 
 
+async def require_feed(state: TabletState) -> None:
+    """Raises `InvalidArgument` if the table has no feed. A former owner of the tablet may not know
+    that it has one by now, and has to say that it is one."""
+    if not state.feed.on:
+        await state.require_ownership()
+        raise _no_feed(state)
+
+
+def _no_feed(state: TabletState) -> InvalidArgument:
+    return InvalidArgument("target", f"the table of {state.identity} has no change feed")
+
+
 def check_times(state: TabletState, after: int, until: int) -> None:
     """Raises `InvalidArgument`, `UnheardTimestamp`, and `SnapshotTooOld` if the feed is not
     complete above `after`."""
@@ -106,7 +118,7 @@ def check_times(state: TabletState, after: int, until: int) -> None:
 def require_complete(state: TabletState, after: int) -> None:
     """Raises `InvalidArgument` or `SnapshotTooOld` unless the feed has every change above this."""
     if not state.feed.on:
-        raise InvalidArgument("target", f"the table of {state.identity} has no change feed")
+        raise _no_feed(state)
     if after < state.safe_points.reads:
         raise too_old(after, state.safe_points.reads)
     complete_from = state.feed.complete_from
@@ -130,8 +142,8 @@ async def pages(state: TabletState, plan: ChangePlan) -> AsyncIterator[pb.ScanCh
         if ended:
             for row, column, record in settled.locks:
                 page.locks.add(lock=lock_cell(row, column, record))
-        require_complete(state, plan.after)
         await state.require_ownership()
+        require_complete(state, plan.after)  # by what this owner knows after that
         yield page
         if ended:
             return
@@ -157,8 +169,8 @@ async def look(state: TabletState, asked: pb.ChangesLook) -> pb.ChangesLookResul
             result.newest, _ = split_change(cursor.key())
     finally:
         cursor.close()
-    require_complete(state, asked.after)
     await state.require_ownership()
+    require_complete(state, asked.after)
     return result
 
 

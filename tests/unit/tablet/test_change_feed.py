@@ -269,6 +269,28 @@ async def test_a_table_without_a_feed_has_format_1_and_refuses() -> None:
         await look(rig, 0, 20)
 
 
+async def test_a_former_owner_does_not_say_that_a_table_has_no_feed() -> None:
+    """It may have been switched on since: readers would end with an error."""
+    for ask in (changes, look):
+        rig = await Rig().open()
+        rig.owner = False
+        with pytest.raises(TabletMoved):
+            await ask(rig, 0, 20)
+
+
+async def test_a_former_owner_that_hears_of_a_switch_refuses_no_reader_for_it() -> None:
+    rig = await fed()
+    await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
+    pages = rig.tablet.scan_changes(
+        pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
+    )
+    await anext(pages)
+    await rig.tablet.set_schema_version(4, change_feed=False)
+    rig.owner = False
+    with pytest.raises(TabletMoved):
+        await anext(pages)
+
+
 async def test_a_feed_that_is_switched_on_is_complete_from_the_newest_commit_on() -> None:
     disk = DurableMemory()
     rig = await Rig(disk=disk).open()
