@@ -8,6 +8,7 @@ costs only time: note the seed that `make planted-bugs` prints instead.
 from __future__ import annotations
 
 FIRST_SEEDS = {
+    "a former owner says that a table has no feed": 27,
     "a hidden version taken for none": 92,
     "baton taken by one that came later": 50,
     "change ends what is remembered only when its writer hears of it": 27,

@@ -234,6 +234,14 @@ BUGS = (
         )
         for plant, kinds, with_master, quickly in feed_bugs.ALL
     ),
+    Bug(
+        feed_bugs.a_former_owner_says_that_a_table_has_no_feed,
+        (Kind.PAUSE,),
+        workload="feeds",
+        with_master=True,
+        seconds_max=6.0,
+        seeds_max=200,
+    ),
     *(
         Bug(
             plant,

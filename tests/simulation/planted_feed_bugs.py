@@ -126,6 +126,16 @@ def readers_of_changes_are_let_in_below_the_safe_point(patch: Patch) -> None:
     patch.setattr(change_scan, "require_complete", wrong)
 
 
+def a_former_owner_says_that_a_table_has_no_feed(patch: Patch) -> None:
+    """The feed was switched on after the takeover: its readers end with an error."""
+
+    async def wrong(state: TabletState) -> None:
+        if not state.feed.on:
+            raise change_scan._no_feed(state)
+
+    patch.setattr(change_scan, "require_feed", wrong)
+
+
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool, bool], ...] = (
     (entries_of_the_feed_are_written_with_the_next_batch, (), False, True),
     (readers_of_changes_ignore_locks, (), False, True),
