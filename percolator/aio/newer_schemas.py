@@ -1,9 +1,9 @@
 """Fetches schemas that are newer than what this client knows of them.
 
-Whoever commits is refused by the tablet, and asks for the newer schema then. This is for the
-others: for programs that only read, which have to know of codecs that were changed, and for
-programs that were refused here, before anything was sent, by a codec that may have been changed
-since.
+A transaction that commits needs no help: the tablet refuses it, and the protocol asks for the newer
+schema then. This is for programs that only read, which have to know of codecs that were changed,
+and for programs that were refused here, before anything was sent, because of a codec that may have
+been changed since.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class SharedTransaction:
     async def abort(self, *, timeout: float | None = None) -> Timestamp | None:
         """Rolls everything back. If the transaction turns out to be committed, nothing is undone,
         and its commit timestamp is returned."""
-        # Nobody knows yet what became of one that was left: its last call may have been a commit.
+        # The outcome of one that was left is not known yet: its last call may have been a commit.
         if (self._ended and self._ended != _LEFT) or self._ticket is None:
             return self.commit_timestamp
         deadline = self._deadline(timeout)

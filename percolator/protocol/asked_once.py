@@ -79,6 +79,6 @@ class AskedOnce:
         finally:
             for about, answer in answers.items():
                 sent[about].set_result(answer)
-                if self._under_way.get(about) is sent[about]:  # nobody has sent it since
+                if self._under_way.get(about) is sent[about]:  # not sent again since
                     del self._under_way[about]
         return answers

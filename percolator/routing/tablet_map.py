@@ -179,8 +179,8 @@ class TabletMap:
         try:
             found = [] if self._find is None else await self._find(table_id, row)
         finally:
-            # Not when others hear of its end: until then, whoever asks about other rows would
-            # wait again and again for what has ended, and never let anybody else run.
+            # Before the task is done: a caller that asks about other rows would otherwise find a
+            # task that is done, await it over and over, and block the event loop.
             del self._searches[table_id]
         self.learn(found)
         return _searched(row, found) if self._find is not None else EVERYTHING

@@ -256,7 +256,7 @@ class Sessions:
             except (ExecutionUnknown, NotReady) as error:
                 problem = error
             except SessionExpired:
-                # Whoever does not know a pin need not be the one that does, which may come back.
+                # Another service may not know the pin. The one that does may come back.
                 # An ordinary session is replaced at once.
                 is_known_elsewhere = address != self._home and self.session_id is not None
                 if not self._settings.pin_at or not is_known_elsewhere:

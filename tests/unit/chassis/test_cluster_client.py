@@ -10,31 +10,13 @@ from typing import Any, cast
 import pytest
 import structlog
 
-from percolator.errors import DeadlineExceeded, PermissionDenied
+from percolator.errors import PermissionDenied
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
-from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2
-from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod, World
+from percolator.world import World
 from services.chassis.cluster_client import connected
-
-
-class _Network(InProcessNetwork):
-    """Calls end with their time-outs, as real ones do."""
-
-    def unary(
-        self, address: str, method: UnaryMethod[RequestT, ResponseT]
-    ) -> UnaryCall[RequestT, ResponseT]:
-        untimed = super().unary(address, method)
-
-        async def call(request: RequestT, timeout: float) -> ResponseT:
-            try:
-                async with asyncio.timeout(timeout):
-                    return await untimed(request, timeout)
-            except TimeoutError:
-                raise DeadlineExceeded("no answer in time", where=address) from None
-
-        return call
+from tests.unit.unary_timeouts import UnaryTimeouts
 
 
 class _Silent:
@@ -48,8 +30,8 @@ class _Strict:
         raise PermissionDenied("not this certificate")
 
 
-def _host(handlers: dict[str, object]) -> tuple[Any, _Network, VirtualClock]:
-    clock, network = VirtualClock(asyncio.get_running_loop()), _Network(handlers)
+def _host(handlers: dict[str, object]) -> tuple[Any, UnaryTimeouts, VirtualClock]:
+    clock, network = VirtualClock(asyncio.get_running_loop()), UnaryTimeouts(handlers)
     settings = SimpleNamespace(masters=("first:1", ADDRESS), service="gateway")
     host = SimpleNamespace(
         world=World(clock, network, random.Random(1)),

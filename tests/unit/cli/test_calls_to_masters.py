@@ -10,13 +10,12 @@ import pytest
 from percolator.cli.connection import Connection
 from percolator.cli.masters import answer_of_leader
 from percolator.errors import DeadlineExceeded, NotReady
-from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod
+from tests.unit.unary_timeouts import UnaryTimeouts
 
 
 class _Leader:
@@ -51,22 +50,6 @@ class _Silent(_Leader):
     list_tablets = describe = move_tablet = _never  # type: ignore[assignment]
 
 
-class _Network(InProcessNetwork):
-    def unary(
-        self, address: str, method: UnaryMethod[RequestT, ResponseT]
-    ) -> UnaryCall[RequestT, ResponseT]:
-        untimed = super().unary(address, method)
-
-        async def call(request: RequestT, timeout: float) -> ResponseT:
-            try:
-                async with asyncio.timeout(timeout):
-                    return await untimed(request, timeout)
-            except TimeoutError:
-                raise DeadlineExceeded("no answer in time", where=address) from None
-
-        return call
-
-
 def _network() -> tuple[GrpcNetwork, _Leader]:
     leader = _Leader()
     handlers: dict[str, object] = {
@@ -74,7 +57,7 @@ def _network() -> tuple[GrpcNetwork, _Leader]:
         "standby:1": _Standby(),
         "silent:1": _Silent(),
     }
-    return cast(GrpcNetwork, _Network(handlers)), leader
+    return cast(GrpcNetwork, UnaryTimeouts(handlers)), leader
 
 
 @pytest.mark.parametrize(
