@@ -41,7 +41,7 @@ async def test_no_master_leads_with_a_map_that_is_older_than_the_tables() -> Non
     ("is_deposed", "error"), [(False, StoreUnusable), (True, NotReady)], ids=["leads", "deposed"]
 )
 async def test_a_former_leader_does_not_ask_for_its_successors_tables_to_be_moved_away(
-    *, is_deposed: bool, error: type[Exception]
+    *, is_deposed: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was paused before its term began finds tables that are not in its map."""
     disk, clock = MemoryDisk(), VirtualClock(asyncio.get_running_loop())
@@ -57,7 +57,7 @@ async def test_a_former_leader_does_not_ask_for_its_successors_tables_to_be_move
         disk.make_durable_directory(ROOT / "10" / "11")
         return found
 
-    leadership.get = get  # type: ignore[method-assign]
+    monkeypatch.setattr(leadership, "get", get)
     terms = TabletTerms(World(clock, anything, Random(1)), files, ROOT, anything)
     with pytest.raises(error):
         await terms.begin(leadership)

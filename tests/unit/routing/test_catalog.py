@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 
+from google.protobuf.message import Message
+
 from percolator.errors import DeadlineExceeded
 from percolator.routing.catalog import Catalog
 from percolator.routing.lanes import SchemaVersions
@@ -25,7 +27,7 @@ from percolator.world import (
 class SlowMaster:
     """A network with a master that takes a while to answer."""
 
-    def __init__(self, seconds: float, answer: wire.CreateTableResponse) -> None:
+    def __init__(self, seconds: float, answer: Message) -> None:
         self.seconds = seconds
         self.answer = answer
         self.calls = 0

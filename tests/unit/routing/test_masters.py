@@ -21,7 +21,7 @@ class _SomeMasters(SlowMaster):
     """Those at some addresses do not lead, or do not answer at all."""
 
     def __init__(self, **problems: PercolatorError) -> None:
-        super().__init__(0.01, wire.ListTablesResponse())  # type: ignore[arg-type]
+        super().__init__(0.01, wire.ListTablesResponse())
         self.problems = problems
         self.asked: list[str] = []
 
