@@ -19,6 +19,7 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.early_starts import EarlyStarts
 from percolator.protocol.environment import Environment, Owners
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.newest import NewestReads
@@ -125,6 +126,8 @@ class SlowLog:
 class Engine:
     """One client, which belongs to one event loop."""
 
+    closed = False
+
     def __init__(
         self,
         world: World,
@@ -190,9 +193,9 @@ class Engine:
         self.heartbeats = Heartbeats(self.env)
         # A row store knows nothing but timestamps.
         self.newest_reads = NewestReads(self._router, self.now) if rows is None else None
+        self.early_starts = EarlyStarts(timestamps, self.now) if rows is None else None
         self.beats = Beats(self.env)
         self.slow_log = SlowLog(world.clock)
-        self.closed = False
         self._all_is_closed = asyncio.Event()
         self._closing = closing
 

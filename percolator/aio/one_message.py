@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from percolator.aio.weak_notifications import WeakNotifications
+from percolator.protocol.commit import Commit
 from percolator.protocol.commit_message import fits_one_message
 from percolator.protocol.first_message import FirstMessage
 from percolator.routing.cells import CommitAnswer
@@ -18,6 +19,14 @@ class OneMessage(WeakNotifications):
     """No other process can commit this transaction."""
     _two_phases = False
     """Do not try to commit in one round."""
+    _early = 0
+    """The timestamp at which it begins to commit, if that was fetched before (early_starts.py). It
+    is not that of a snapshot: a read that goes on beside the commit fetches its own."""
+    _early_seconds = 0.0
+    """When that was received, on the monotonic clock."""
+    _begins_early = True
+    """It may commit like that."""
+    _commit: Commit | None = None
 
     def _resume(self, start: int, started_seconds: float) -> None:
         self._set_start(start)
@@ -43,6 +52,7 @@ class OneMessage(WeakNotifications):
             self._bound_tables,
             self._begin_at_once,
             deadline,
+            engine.loop.create_future(),
             is_followed=self._attempts is not None and self._attempts.is_followed,
         )
 
@@ -52,12 +62,38 @@ class OneMessage(WeakNotifications):
         """
         if self._start:
             first.set_result(self._start)
-        else:
+        elif not self._begin_early(first):
             self.statistics.round_trips += 1
             first.ask()
         return first.answer
 
+    def _begin_early(self, first: FirstMessage) -> bool:
+        """Whether it begins at a timestamp that was fetched before: the message is on its way."""
+        early_starts = self._engine.early_starts
+        if early_starts is None or not self._begins_early:
+            return False
+        start = early_starts.begin(first, self._bound_tables.values())
+        if not start:
+            return False
+        self._early, self._early_seconds = start, early_starts.received_seconds
+        return True
+
+    def _begin_anew(self) -> None:
+        """After an obstacle that ruled out for good that it commits at its early start."""
+        early_starts = self._engine.early_starts
+        if early_starts is not None:
+            early_starts.met_obstacle(self._early)
+        self._early, self._begins_early = 0, False
+        self._commit = None
+
+    @property
+    def _name(self) -> int:
+        """The timestamp by which its commit is told from those of others; 0 if it has none yet."""
+        return self._early or self._start
+
     def _begin_at_once(self, start: int) -> int:
+        if self._early:
+            return self._early
         # A read that goes on beside the commit may have fetched another one before. If the commit
         # has ended meanwhile, this raises.
         if self._finished or not self._start:

@@ -17,6 +17,7 @@ from percolator.arguments import require_bool, require_seconds
 from percolator.errors import (
     ConflictError,
     OutcomeUnknown,
+    SnapshotTooOld,
     UsageError,
 )
 from percolator.protocol.baton import Baton
@@ -71,7 +72,6 @@ class Transaction(OneMessage):
     outcome = Outcome.OPEN
     commit_timestamp: Timestamp | None = None
     """Set by a commit that wrote something."""
-    _commit: Commit | None = None
 
     def __init__(
         self, engine: Engine, timeout_seconds: float | None, attempts: Attempts | None = None
@@ -84,8 +84,11 @@ class Transaction(OneMessage):
 
     @property
     def start_timestamp(self) -> Timestamp | None:
-        """The timestamp of the snapshot that it reads; None before the first read."""
-        return Timestamp(self._start) if self._start else None
+        """The timestamp of the snapshot that it reads; None before the first read.
+
+        If it has read nothing, it has one from its commit on, which may be from shortly before.
+        """
+        return Timestamp(self._name) if self._name else None
 
     @property
     def internal(self) -> TransactionInternals:
@@ -102,8 +105,10 @@ class Transaction(OneMessage):
         """Writes a value, or all values of a mapping from columns. A value may be empty."""
         if value is ...:
             return await self._set_row(row, column)
-        deadline = self._deadline(None)
-        address = self._known_target(row, column) or await self._target(row, column, deadline)
+        self._require_open()
+        address = self._known_target(row, column)
+        if address is None:
+            address = await self._target(row, column, self._deadline(None))
         self._put(address, row, column, value)
 
     async def delete(self, row: K, column: Column[Any, K]) -> None:
@@ -138,30 +143,31 @@ class Transaction(OneMessage):
             return None
         self._ended = _COMMITTING
         first: FirstMessage | None = None
+        commit = 0
         try:
             if self._starting is not None or self._taking_turn is not None:
                 await self._begin(deadline)  # a read is waiting for the timestamp already
-            first = self._first_message(deadline)
-            answer = None if first is None else await self._answer_to(first)
-            if isinstance(answer, int):
-                commit = answer
-                self.statistics.round_trips += 1
-                self._env.verdicts.put(self._start, commit)
-            else:
-                commit = await self._go_on(answer, deadline)
+            while not commit:
+                first = self._first_message(deadline)
+                answer = None if first is None else await self._answer_to(first)
+                if isinstance(answer, int):
+                    commit = answer
+                    self.statistics.round_trips += 1
+                    self._env.verdicts.put(self._name, commit)
+                    continue
+                try:
+                    commit = await self._go_on(answer, deadline)
+                except (ConflictError, SnapshotTooOld):
+                    # In both cases, it can no longer be committed at that start.
+                    if not self._early or self._engine.now() >= deadline:
+                        raise
+                    first = None
+                    self._begin_anew()
         except OutcomeUnknown:
             self._end(Outcome.UNKNOWN)
             raise
         except BaseException as error:
-            # If cancelled or interrupted in the middle, the outcome is not known here; `resolve`
-            # can find out.
-            if first is not None and first.is_sent and self._commit is None:
-                self._commit = self._prepare_commit()
-                self._commit.left()
-                if isinstance(error, asyncio.CancelledError):
-                    self._commit.go_on_alone()
-            sent = self._commit is not None and self._commit.may_be_committed
-            self._end(Outcome.UNKNOWN if sent else Outcome.ABORTED)
+            self._end_uncommitted(first, is_cancelled=isinstance(error, asyncio.CancelledError))
             if isinstance(error, ConflictError):
                 self._env.tally.lost_at(error.cell)
             if self._writes.has_read_locks and (better := explained(error)) is not error:
@@ -175,11 +181,27 @@ class Transaction(OneMessage):
             self._attempts.end(Baton.after(commit, self._writes.cells))
         return self.commit_timestamp
 
+    def _end_uncommitted(self, first: FirstMessage | None, *, is_cancelled: bool) -> None:
+        """If it was cancelled or interrupted in the middle, the outcome is not known here;
+        `resolve` can find out."""
+        if first is not None and not first.is_sent:
+            first.answer.cancel()  # it must not leave any more
+        elif first is not None and self._commit is None:
+            self._commit = self._prepare_commit()
+            self._commit.left()
+            if is_cancelled:
+                self._commit.go_on_alone()
+        sent = self._commit is not None and self._commit.may_be_committed
+        self._end(Outcome.UNKNOWN if sent else Outcome.ABORTED)
+
     async def _go_on(self, answer: CommitAnswer | None, deadline: float) -> int:
         """Commits with more than the first message, or without it: then there is no answer."""
-        if not self._start:
-            await self._begin(deadline)
-        self._require_older_tables()
+        if self._early:
+            self._engine.open_starts.add(self, self._early)  # it may take a while
+        else:
+            if not self._start:
+                await self._begin(deadline)
+            self._require_older_tables()
         if not self._writes.cells:
             return await self._only_notify(deadline)
         commit = self._prepare_commit()
@@ -190,9 +212,10 @@ class Transaction(OneMessage):
     def _prepare_commit(self) -> Commit:
         engine = self._engine
         env = engine.env
+        name = self._name
         write = WriteSteps(
-            self._start,
-            self._writes.stored(self._start),
+            name,
+            self._writes.stored(name),
             env.owners.session_id or b"",
             env.limits.value_inline_bytes_max,
         )
@@ -202,7 +225,7 @@ class Transaction(OneMessage):
             engine.heartbeats,
             write,
             weak_notifications=sorted(self._weak) if self._weak else (),
-            started_seconds=self._started_seconds,
+            started_seconds=self._early_seconds if self._early else self._started_seconds,
             statistics=self.statistics,
             alone=self._alone,
             two_phases=self._two_phases,
@@ -238,7 +261,7 @@ class Transaction(OneMessage):
             if unknown.primary is None or self._engine.now() >= deadline:
                 raise
             # The same commit cannot be sent again, perhaps because it has become too old.
-            commit = await settled(self._env, self._start, unknown.primary, deadline)
+            commit = await settled(self._env, self._name, unknown.primary, deadline)
         if commit:
             self.commit_timestamp = Timestamp(commit)
         self.outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
@@ -255,7 +278,7 @@ class Transaction(OneMessage):
                 "slow transaction: %s after %.3f s, start %d, %d cells, %s",
                 outcome.value,
                 seconds,
-                self._start,
+                self._name,
                 len(self._writes.cells),
                 self.statistics,
             )
@@ -290,5 +313,5 @@ class Transaction(OneMessage):
                 stacklevel=2,
                 source=self,
             )
-        if self._start and not self._ended:
+        if self._name and not self._ended:
             self._engine.open_starts.discard(self)

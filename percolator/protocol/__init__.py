@@ -3,8 +3,9 @@
 Open `steps.py` first: it is the table of the protocol, every step with its conditions and the
 failure that each condition prevents. `write_steps.py` fills the table in for one transaction.
 
-    commit      write_set.py, first_message.py (nearly always all), commit.py, one_round.py (within
-                one tablet), prewriting.py, commit_point.py, heartbeats.py, aftermath.py
+    commit      write_set.py, early_starts.py (what has read nothing), first_message.py (nearly
+                always all), commit.py, one_round.py (within one tablet), prewriting.py,
+                commit_point.py, heartbeats.py, aftermath.py
     read        read.py (rows), scan.py (ranges), cleanup.py (locks in the way)
     conflict    hot_cells.py, rivals.py, nested_calls.py: when those that have lost at a cell try
                 again

@@ -53,6 +53,7 @@ class FirstMessage:
         tables: Mapping[str, TableInfo],
         begun: Callable[[int], int],
         deadline: float,
+        answer: asyncio.Future[CommitAnswer],
         *,
         is_followed: bool,
     ) -> None:
@@ -66,7 +67,7 @@ class FirstMessage:
         self._begun = begun
         self._deadline = deadline
         self._is_followed = is_followed
-        self.answer: asyncio.Future[CommitAnswer] = asyncio.get_running_loop().create_future()
+        self.answer = answer
         """An exception means that nothing was sent, unless `is_sent`."""
         self.is_sent = False
         """From here on it may be executed, even if the caller is cancelled."""

@@ -134,9 +134,7 @@ class Dispatcher:
     def submit(self, entry: Queued) -> None:
         """Takes a row whose location is set. A whole transaction is answered at once if it cannot
         be one message to this server."""
-        if isinstance(entry, PendingCommit) and (
-            self._loop.time() < self._two_phases_until or not entry.commit.lies_in(entry.location)
-        ):
+        if isinstance(entry, PendingCommit) and self._takes_two_phases(entry):
             entry.fail(0, NotInOneRound("the cells cannot be committed in one round"))
             return
         self._rows += 1
@@ -146,6 +144,12 @@ class Dispatcher:
             return
         self._lane_of(entry).queue.append(entry)
         self._send_soon()
+
+    def _takes_two_phases(self, entry: PendingCommit) -> bool:
+        if self._two_phases_until and self._loop.time() < self._two_phases_until:
+            return True
+        # Its location is that of its first row.
+        return entry.rows > 1 and not entry.commit.lies_in(entry.location)
 
     def _lane_of(self, entry: Queued) -> Lane:
         if entry.pending.is_read:

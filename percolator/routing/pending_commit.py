@@ -54,13 +54,12 @@ class PendingCommit:
         """As how many rows it counts in a call: one for each cell."""
         self.schema_version = commit.schema_version
         self.deadline = deadline
-        size_bytes = _OTHER_BYTES * self.rows
-        for texts in (rows, commit.columns, commit.values):
-            for text in texts:
-                size_bytes += len(text)
-        for row, column, observers in weak:
-            size_bytes += len(row) + len(column) + sum(map(len, observers))
-        self.size_bytes = size_bytes
+        if self.rows == 1:  # most transactions: without loops
+            self.size_bytes = (
+                _OTHER_BYTES + len(self.row) + len(commit.columns[0]) + len(commit.values[0])
+            )
+        else:
+            self.size_bytes = _size_bytes(commit) + _OTHER_BYTES * self.rows
         self.location = NOWHERE
         self.attempts = 0
         self.sent = False
@@ -86,6 +85,16 @@ class PendingCommit:
         """Answers, because its deadline has passed."""
         problem = late(self.last_problem, is_safe=False)
         self.answer(0, problem if self.sent else NotSent(problem.message))
+
+
+def _size_bytes(commit: WholeCommit) -> int:
+    size_bytes = 0
+    for texts in (commit.rows, commit.columns, commit.values):
+        for text in texts:
+            size_bytes += len(text)
+    for row, column, observers in commit.notifications:
+        size_bytes += len(row) + len(column) + sum(map(len, observers))
+    return size_bytes
 
 
 class TwoPhasesOnly(NotInOneRound):

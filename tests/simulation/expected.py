@@ -12,6 +12,7 @@ from tests.simulation.row_cluster import MASTERS_REPLACED, ORACLES_REPLACED
 from tests.simulation.row_collector import COLLECTED_FROM_ROWS
 from tests.simulation.rows import ON_ROWS, WHOLLY_ON_ROWS
 from tests.simulation.scenario import Kind
+from tests.simulation.sessions import BEGUN_ANEW, EARLY
 from tests.simulation.tablet_log import TORN
 
 SEEDS_FOR_EVERYTHING = 200
@@ -47,6 +48,8 @@ EXPECTED = (
     HELD_UP,
     TORN,
     IN_ONE_ROUND,
+    EARLY,
+    BEGUN_ANEW,
     JOINED,
     ON_ROWS,
     WHOLLY_ON_ROWS,

@@ -32,6 +32,9 @@ from percolator.world import Random
 from tests.simulation.joined_scans import JoinedScans
 from tests.simulation.recorded_tx import Body, RecordedTx
 
+EARLY = "transaction committed at an early start"
+BEGUN_ANEW = "transaction begun anew after an early start"
+
 _ABANDONED_SECONDS_MAX = 0.02
 _LATE_SHARE = 0.5
 """The share of transactions that fetch no timestamp unless they need it, as those of programs."""
@@ -189,7 +192,7 @@ class Session:
             transaction.rollback()
             recorded.aborted()
             return self._expected(error)
-        _note_commit(transaction, recorded)
+        self._note_commit(transaction, recorded)
         if impatience > 0.96:
             return await self._abandon(transaction, recorded)
         if doubled and recorded.record.locked():
@@ -220,7 +223,7 @@ class Session:
         except PercolatorError:
             recorded.aborted()
             raise
-        _note_commit(transaction, recorded)
+        self._note_commit(transaction, recorded)
         try:
             commit = await transaction.commit()
         except OutcomeUnknown:
@@ -230,6 +233,8 @@ class Session:
             recorded.aborted()
             raise
         recorded.committed(commit or 0)
+        if transaction._early:
+            self._chronicle.struck[EARLY] += 1
         return True
 
     async def _commit_twice(self, transaction: Transaction, recorded: RecordedTransaction) -> bool:
@@ -270,6 +275,8 @@ class Session:
                 recorded.aborted()
             return self._expected(error)
         recorded.committed(commit or 0)
+        if transaction._early:
+            self._chronicle.struck[EARLY] += 1
         if commit and (transaction._commit is None or transaction._commit.is_whole):
             self._chronicle.committed_in_one_round += 1
         return True
@@ -341,18 +348,28 @@ class Session:
             raise error
         return False
 
+    def _note_commit(self, transaction: Transaction, recorded: RecordedTransaction) -> None:
+        """Notes that the transaction is being committed. If it is given its start timestamp for
+        that, it is noted then: nothing is sent before."""
+        if transaction.start_timestamp is not None or not transaction.internal.writes.cells:
+            recorded.commit_called()
+            return
+        set_start, struck = transaction._set_start, self._chronicle.struck
 
-def _note_commit(transaction: Transaction, recorded: RecordedTransaction) -> None:
-    """Notes that the transaction is being committed. If it fetches its start timestamp for that,
-    it is noted when that comes: nothing is sent before."""
-    if transaction.start_timestamp is not None or not transaction.internal.writes.cells:
-        recorded.commit_called()
-        return
-    set_start = transaction._set_start
+        def noted(start: int) -> None:
+            if not transaction._begins_early:
+                struck[BEGUN_ANEW] += 1
+            set_start(start)
+            recorded.began(start)
+            recorded.commit_called()
 
-    def noted(start: int) -> None:
-        set_start(start)
-        recorded.began(start)
-        recorded.commit_called()
+        begin_at_once = transaction._begin_at_once
 
-    transaction._set_start = noted  # type: ignore[method-assign]
+        def noted_early(start: int) -> int:
+            if transaction._early:
+                recorded.began_early(start)
+                recorded.commit_called()
+            return begin_at_once(start)
+
+        transaction._set_start = noted  # type: ignore[method-assign]
+        transaction._begin_at_once = noted_early  # type: ignore[method-assign]

@@ -14,15 +14,7 @@ from collections.abc import Iterable
 
 from percolator.errors import InvalidArgument
 from percolator.testing.isolation.findings import Report, Violation
-from percolator.testing.isolation.history import (
-    CellKey,
-    Delete,
-    History,
-    Put,
-    Read,
-    Scan,
-    TransactionRecord,
-)
+from percolator.testing.isolation.history import History
 from percolator.testing.isolation.observer_runs import WatchedColumns, check_observer_runs
 from percolator.testing.isolation.outcomes import Resolver, settled
 from percolator.testing.isolation.replay import replay
@@ -76,21 +68,5 @@ def _refuse_namesakes(history: History) -> None:
 def _refuse_unplaced(history: History) -> None:
     """Refuses reads without a snapshot: with nothing to compare, all would count as right."""
     for record in history:
-        if not record.start_ts and _has_read_others(record):
+        if not record.start_ts and record.has_read_others():
             raise InvalidArgument("history", f"{record} has read without a start timestamp")
-
-
-def _has_read_others(record: TransactionRecord) -> bool:
-    """Whether it has read more than what it has written itself: only that needs no snapshot."""
-    written: set[CellKey] = set()
-    for operation in record.operations:
-        match operation:
-            case Put(key=key) | Delete(key=key):
-                written.add(key)
-            case Read(key=key) if key in written:
-                pass
-            case Read() | Scan():
-                return True
-            case _:
-                pass
-    return False

@@ -121,6 +121,9 @@ class TransactionRecord:
     operations: list[Operation] = field(default_factory=list)
     historic: bool = False
     """Whether it read a past snapshot chosen by timestamp, or one shared with other readers."""
+    early: bool = False
+    """Whether its start timestamp was fetched before it began. That is right only if it has read
+    nothing: then the timestamp is no snapshot's, but only its name."""
     observer: str = ""
     """The observer whose run this is, if it is one."""
     trigger: CellKey | None = None
@@ -138,6 +141,26 @@ class TransactionRecord:
 
     def __str__(self) -> str:
         return f"transaction {self.start_ts} ({self.session} #{self.number})"
+
+    @property
+    def is_rightly_early(self) -> bool:
+        """Whether its start timestamp may be from before it began."""
+        return self.early and not self.has_read_others()
+
+    def has_read_others(self) -> bool:
+        """Whether it has read more than what it has written itself: only that needs a snapshot."""
+        written: set[CellKey] = set()
+        for operation in self.operations:
+            match operation:
+                case Put(key=key) | Delete(key=key):
+                    written.add(key)
+                case Read(key=key) if key in written:
+                    pass
+                case Read() | Scan():
+                    return True
+                case _:
+                    pass
+        return False
 
     def writes(self) -> dict[CellKey, bytes | None]:
         """The final value of each cell that it put; None for each that it deleted."""
@@ -219,7 +242,13 @@ class RecordedTransaction:
     def began(self, start_ts: int) -> None:
         """The start timestamp has become known."""
         self.record.start_ts = start_ts
+        self.record.early = False
         self.record.begin_returned = self._now()
+
+    def began_early(self, start_ts: int) -> None:
+        """It was given a start timestamp that had been fetched before."""
+        self.began(start_ts)
+        self.record.early = True
 
     def read(self, key: CellKey, value: bytes | None) -> None:
         self._append(Read(key, value))

@@ -120,6 +120,8 @@ def _to_json(record: TransactionRecord) -> dict[str, Any]:
     }
     if record.historic:
         line["historic"] = True
+    if record.early:
+        line["early"] = True
     if record.observer:
         line["observer"] = record.observer
     if record.trigger is not None:
@@ -137,6 +139,7 @@ def _from_json(line: dict[str, Any]) -> TransactionRecord:
         outcome=Outcome(line["outcome"]),
         operations=[_operation_from_json(operation) for operation in line["operations"]],
         historic=line.get("historic", False),
+        early=line.get("early", False),
         observer=line.get("observer", ""),
         trigger=None if trigger is None else _key_from_json(trigger),
         clock=line["clock"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.simulation.workloads.appends import Appends
 from tests.simulation.workloads.arrivals import Arrivals
 from tests.simulation.workloads.bank import Bank
+from tests.simulation.workloads.blind import Blind
 from tests.simulation.workloads.chains import Chains
 from tests.simulation.workloads.counters import Counters
 from tests.simulation.workloads.crowd import Crowd
@@ -32,7 +33,7 @@ ON_ROWS: dict[str, MakeWorkload] = {
 }
 """What workloads are on a row store, if it differs."""
 
-UNDRAWN: dict[str, MakeWorkload] = {"drops": Drops}
+UNDRAWN: dict[str, MakeWorkload] = {"blind": Blind, "drops": Drops}
 """Workloads that no seed draws, as they are part of others. Bugs are planted in them."""
 
 WORKLOADS: dict[str, MakeWorkload] = {
@@ -55,5 +56,5 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "recipes": Recipes,
     "jobs": Jobs,
     "successors": Successors,
-    "mixed": lambda: Mixed([Bank(), Registers(), Predicates(), Counters()]),
+    "mixed": lambda: Mixed([Bank(), Registers(), Predicates(), Counters(), Blind()]),
 }
