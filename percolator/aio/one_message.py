@@ -60,23 +60,14 @@ class OneMessage(WeakNotifications):
         """Sends the message now, or as soon as its start timestamp comes. The caller holds the
         message before this begins, so it can tell whether the message was sent, even after Ctrl-C.
         """
+        early_starts = self._engine.early_starts
         if self._start:
             first.set_result(self._start)
-        elif not self._begin_early(first):
-            self.statistics.round_trips += 1
+        elif early_starts is not None and self._begins_early:
+            early_starts.begin(first)
+        else:
             first.ask()
         return first.answer
-
-    def _begin_early(self, first: FirstMessage) -> bool:
-        """Whether it begins at a timestamp that was fetched before: the message is on its way."""
-        early_starts = self._engine.early_starts
-        if early_starts is None or not self._begins_early:
-            return False
-        start = early_starts.begin(first, self._bound_tables.values())
-        if not start:
-            return False
-        self._early, self._early_seconds = start, early_starts.received_seconds
-        return True
 
     def _begin_anew(self) -> None:
         """After an obstacle that ruled out for good that it commits at its early start."""
@@ -91,12 +82,14 @@ class OneMessage(WeakNotifications):
         """The timestamp by which its commit is told from those of others; 0 if it has none yet."""
         return self._early or self._start
 
-    def _begin_at_once(self, start: int) -> int:
-        if self._early:
-            return self._early
+    def _begin_at_once(self, start: int, early_seconds: float | None) -> int:
+        if early_seconds is not None:
+            self._early, self._early_seconds = start, early_seconds
+            return start
         # A read that goes on beside the commit may have fetched another one before. If the commit
         # has ended meanwhile, this raises.
         if self._finished or not self._start:
+            self.statistics.round_trips += 1
             self._set_start(start)
         self._require_older_tables()
         return self._start

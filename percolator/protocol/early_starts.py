@@ -18,12 +18,11 @@ Rules, each with the failure that it prevents:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from math import inf
 
 from percolator.errors import PercolatorError
 from percolator.protocol.first_message import FirstMessage
-from percolator.routing.table_info import TableInfo
 from percolator.wire.timestamp_source import TimestampSource
 
 AGE_SECONDS_MAX = 0.5
@@ -31,10 +30,12 @@ AGE_SECONDS_MAX = 0.5
 FETCH_SECONDS = 2.0
 STOCK_MIN = 16
 STOCK_MAX = 4_096
-REST_MIN = 4
-"""After an obstacle, so many transactions fetch their own timestamps; twice as many after each
-further one, until a stock meets none. An early start in vain costs a message and a round trip."""
-REST_MAX = 1_024
+REST = 256
+"""For each obstacle, so many transactions fetch their own timestamps. An early start in vain costs
+a message and a round trip: ten times what one that succeeds saves. So under any contention, hardly
+more than one transaction in 256 pays that."""
+REST_MAX = 4_096
+"""For any number of obstacles."""
 
 
 class EarlyStarts:
@@ -46,67 +47,75 @@ class EarlyStarts:
         self._now = now
         self._call_soon = asyncio.get_running_loop().call_soon
         self._first = self._next = self._end = 0
-        self.received_seconds = -inf
+        self._received_seconds = -inf
         """When the stock came."""
         self._asked = 0
         """How many timestamps are on their way."""
-        self._low = 0
         self._wanted = 0
         """How many were wanted since the stock was last asked for."""
+        self._most = 0
+        """How many were wanted in one turn since the stock came."""
+        self._need = 0
+        """How many were wanted while the stock was on its way, or in one turn."""
+        self.rest = REST
+        """For how many transactions it rests after an obstacle."""
         self._resting = 0
-        self._rest = REST_MIN
-        self._met_obstacle = False
-        """Since the stock came."""
-        self._beginning: list[tuple[FirstMessage, int]] = []
+        """How many transactions still have to fetch their own."""
+        self._beginning: list[FirstMessage] = []
+        """The messages of this turn."""
 
-    def begin(self, message: FirstMessage, tables: Iterable[TableInfo]) -> int:
-        """The start of a transaction that has read nothing, or 0 if it has to fetch its own. Its
-        message leaves in the next turn of the event loop, together with those of others."""
-        if self._resting:
-            self._resting -= 1
-            return 0
-        self._wanted += 1
-        start = self._next
-        age = self._now() - self.received_seconds
-        if self._end - start <= self._low or age > AGE_SECONDS_MAX / 2:
-            self._fetch()
-            if start == self._end or age > AGE_SECONDS_MAX:
-                return 0
-        for table in tables:
-            if table.created_at > start:
-                return 0
-        self._next = start + 1
+    def begin(self, message: FirstMessage) -> None:
+        """Has the first message of a transaction that has read nothing leave in the next turn of
+        the event loop: at an early start, or when one comes that it asks for then."""
         if not self._beginning:
             self._call_soon(self._send)
-        self._beginning.append((message, start))
-        return start
+        self._beginning.append(message)
 
     def _send(self) -> None:
-        """Hands the messages over one after the other. That takes a processor less time than all
-        steps of one transaction, and then all of the next."""
+        """Hands the messages of one turn over, one after the other: that takes a processor less
+        time than all steps of one transaction, and then all of the next.
+
+        If there are not enough starts for all of them, all ask for their own. They share calls, and
+        go on sharing them if they stay together: a hundred in flight would take twice the calls
+        if some of them were a round trip ahead.
+        """
         beginning, self._beginning = self._beginning, []
-        for message, start in beginning:
-            if not message.done():
-                message.set_result(start)
+        count = len(beginning)
+        if not self._has(count):
+            for message in beginning:
+                message.ask()
+            return
+        start, received_seconds = self._next, self._received_seconds
+        self._next += count
+        for message in beginning:
+            message.begin_early(start, received_seconds)
+            start += 1
+
+    def _has(self, count: int) -> bool:
+        """Whether so many transactions may begin early. Sees to it that the next may."""
+        if self._resting:
+            self._resting = max(self._resting - count, 0)
+            return False
+        self._wanted += count
+        self._most = max(self._most, count)
+        left, age = self._end - self._next, self._now() - self._received_seconds
+        if left - count <= 2 * self._need or age > AGE_SECONDS_MAX / 2:
+            self._fetch()
+        return count <= left and age <= AGE_SECONDS_MAX
 
     def met_obstacle(self, start: int) -> None:
         """The transaction that began early at `start` was stopped by what is newer."""
-        if start >= self._first and not self._met_obstacle:  # else others of its stock did, too
-            self._met_obstacle = True
-            self._begin_rest()
-
-    def _begin_rest(self) -> None:
-        self._resting, self._rest = self._rest, min(self._rest * 2, REST_MAX)
-        self._next = self._end
+        self._resting = min(self._resting + self.rest, REST_MAX)
+        if start >= self._first:
+            self._next = self._end  # the next stock is younger
 
     # ------------------------------------------------------------------ the stock comes
 
     def _fetch(self) -> None:
         if self._asked:
             return
-        # Half of a stock is used up before the next is asked for. So it comes to be four times as
-        # large as what is taken while a request is answered, and does not grow further.
-        self._asked = min(max(self._wanted * 4 // 3, STOCK_MIN), STOCK_MAX)
+        # Half of it is used up before the next is asked for, and half of the rest meanwhile.
+        self._asked = min(max(4 * max(self._need, self._most), STOCK_MIN), STOCK_MAX)
         self._wanted = 0
         try:
             self._source.give(self, self._asked, FETCH_SECONDS)
@@ -119,16 +128,13 @@ class EarlyStarts:
 
     def set_result(self, first: int) -> None:
         """Replaces what is left of the stock before: younger starts meet fewer obstacles."""
-        if not self._met_obstacle:
-            self._rest = REST_MIN
-        self._met_obstacle = False
         self._first = self._next = first
         self._end = first + self._asked
-        self._low = self._asked // 2
         self._asked = 0
-        self.received_seconds = self._now()
+        self._need, self._most = max(self._wanted, self._most), 0
+        self._received_seconds = self._now()
 
     def set_exception(self, error: PercolatorError) -> None:
         """Transactions that want it ask for timestamps of their own, and hear of the error."""
         self._asked = 0
-        self._begin_rest()
+        self._resting = self.rest

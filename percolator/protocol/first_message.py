@@ -51,14 +51,15 @@ class FirstMessage:
         writes: WriteSet,
         weak: Sequence[CellAddress],
         tables: Mapping[str, TableInfo],
-        begun: Callable[[int], int],
+        begun: Callable[[int, float | None], int],
         deadline: float,
         answer: asyncio.Future[CommitAnswer],
         *,
         is_followed: bool,
     ) -> None:
-        """`begun` is called with the start timestamp, and returns the one that counts. If it
-        raises, the caller receives the error, and nothing is sent."""
+        """`begun` is called with the start timestamp and, if that was fetched before, when; it
+        returns the one that counts. If it raises, the caller receives the error, and nothing is
+        sent."""
         self._env = env
         self._oracle = oracle
         self._writes = writes
@@ -98,17 +99,36 @@ class FirstMessage:
 
     def ask(self) -> None:
         """Asks for the start timestamp. The message leaves when that comes."""
-        self._oracle.give(self, 1, max(self._deadline - self._env.now(), 0.001))
+        if self.answer.done():
+            return  # its caller no longer waits
+        try:
+            self._oracle.give(self, 1, max(self._deadline - self._env.now(), 0.001))
+        except PercolatorError as error:  # for its caller only: others ask in the same turn
+            self.answer.set_exception(error)
+
+    def begin_early(self, start: int, received_seconds: float) -> None:
+        """Sends the message at a timestamp that was fetched before, unless one of its tables is
+        younger than that, or its caller no longer waits."""
+        for table in self._tables.values():
+            if table.created_at > start:
+                self.ask()
+                return
+        if not self.answer.done():
+            self._begin(start, received_seconds)
 
     def done(self) -> bool:
         """Whether the caller no longer waits."""
         return self.answer.done()
 
     def set_result(self, start: int) -> None:
+        """Sends the message at the start timestamp that was asked for."""
+        self._begin(start, None)
+
+    def _begin(self, start: int, received_seconds: float | None) -> None:
         """Raises nothing: whatever goes wrong, only the caller of this commit should hear of it,
         together with whether the message may have left."""
         try:
-            self.send(self._begun(start))
+            self.send(self._begun(start, received_seconds))
         except Exception as error:  # noqa: BLE001 - raised for the caller by its future
             if not self.answer.done():
                 self.answer.set_exception(error)

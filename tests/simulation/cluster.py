@@ -60,6 +60,8 @@ from tests.simulation.workloads.workload import Workload
 _SETTLING_SECONDS = 0.5
 _SUPERVISE_SECONDS = 0.25
 _CONNECT_SECONDS = 2.0
+_REST = 2
+"""How many transactions do not begin early after one that has in vain."""
 _AGAIN_SECONDS = 0.2
 _THINK_SECONDS_MAX = 0.06
 WORKERS = 2
@@ -326,7 +328,7 @@ class Cluster:
         store = self.row_store
         while True:
             try:
-                return await connect_to(
+                database = await connect_to(
                     world,
                     self.masters,
                     limits,
@@ -336,3 +338,9 @@ class Cluster:
                 )
             except Unavailable:
                 await asyncio.sleep(_AGAIN_SECONDS)
+            else:
+                early_starts = database.internal.engine.early_starts
+                if early_starts is not None:
+                    # A client's life is short here, and obstacles are frequent.
+                    early_starts.rest = _REST
+                return database

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import pytest
 
 from percolator.aio.one_message import OneMessage
@@ -12,9 +10,7 @@ from percolator.aio.reading_in_turn import ReadingInTurn
 from percolator.aio.transaction import Transaction
 from percolator.errors import ConflictError, OutcomeUnknown
 from percolator.protocol.early_starts import EarlyStarts
-from percolator.protocol.first_message import FirstMessage
 from percolator.routing.cells import CommitAnswer
-from percolator.routing.table_info import TableInfo
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
@@ -36,15 +32,14 @@ def what_reads_begins_early(patch: Patch) -> None:
 
 def early_start_is_handed_out_twice(patch: Patch) -> None:
     """Each of both transactions takes the other's commit for its own."""
-    correct = EarlyStarts.begin
+    correct = EarlyStarts._send
 
-    def wrong(self: EarlyStarts, message: FirstMessage, tables: Iterable[TableInfo]) -> int:
-        start = correct(self, message, tables)
-        if start and start % 2:
-            self._next = start
-        return start
+    def wrong(self: EarlyStarts) -> None:
+        correct(self)
+        if self._next > self._first:
+            self._next -= self._next % 2
 
-    patch.setattr(EarlyStarts, "begin", wrong)
+    patch.setattr(EarlyStarts, "_send", wrong)
 
 
 def begun_anew_while_the_outcome_is_unknown(patch: Patch) -> None:

@@ -365,11 +365,11 @@ class Session:
 
         begin_at_once = transaction._begin_at_once
 
-        def noted_early(start: int) -> int:
-            if transaction._early:
+        def noted_early(start: int, early_seconds: float | None) -> int:
+            if early_seconds is not None:
                 recorded.began_early(start)
                 recorded.commit_called()
-            return begin_at_once(start)
+            return begin_at_once(start, early_seconds)
 
         transaction._set_start = noted  # type: ignore[method-assign]
         transaction._begin_at_once = noted_early  # type: ignore[method-assign]

@@ -10,13 +10,12 @@ import pytest
 from percolator.errors import InvalidArgument, PercolatorError, Unavailable
 from percolator.protocol.early_starts import (
     AGE_SECONDS_MAX,
+    REST,
     REST_MAX,
-    REST_MIN,
     STOCK_MAX,
     STOCK_MIN,
     EarlyStarts,
 )
-from percolator.routing.table_info import NO_OBSERVERS, TableInfo
 
 
 class Oracle:
@@ -43,17 +42,17 @@ class Oracle:
 class Message:
     """The first message of a transaction, as far as the stock knows it."""
 
-    def __init__(self, left: list[Message]) -> None:
-        self._left = left
+    def __init__(self) -> None:
         self.start = 0
-        self.is_cancelled = False
+        self.received_seconds = 0.0
+        self.has_asked = False
+        """It fetches its own start."""
 
-    def done(self) -> bool:
-        return self.is_cancelled
+    def ask(self) -> None:
+        self.has_asked = True
 
-    def set_result(self, start: int) -> None:
-        self.start = start
-        self._left.append(self)
+    def begin_early(self, start: int, received_seconds: float) -> None:
+        self.start, self.received_seconds = start, received_seconds
 
 
 class Client:
@@ -63,173 +62,174 @@ class Client:
         self.now = 1000.0
         self.oracle = Oracle()
         self.stock = EarlyStarts(self.oracle, lambda: self.now)  # type: ignore[arg-type]
-        self.left: list[Message] = []
-        self.begun: list[Message] = []
 
-    def write(self, *tables: TableInfo) -> int:
-        message = Message(self.left)
-        self.begun.append(message)
-        return self.stock.begin(message, tables)  # type: ignore[arg-type]
+    async def write(self, count: int = 1) -> list[Message]:
+        """So many transactions write in one turn of the event loop."""
+        messages = [Message() for _ in range(count)]
+        for message in messages:
+            self.stock.begin(message)  # type: ignore[arg-type]
+        assert not any(message.start or message.has_asked for message in messages)
+        await asyncio.sleep(0)
+        assert all(bool(message.start) is not message.has_asked for message in messages)
+        return messages
+
+    async def starts(self, count: int = 1) -> list[int]:
+        """Where so many transactions begin early; 0 for those that fetch their own."""
+        return [message.start for message in await self.write(count)]
+
+    def answered(self) -> None:
+        while self.oracle.asked:
+            self.oracle.answer()
 
 
-def with_stock() -> Client:
+async def with_stock() -> Client:
     """One whose stock has just come."""
     client = Client()
-    assert client.write() == 0
+    assert await client.starts() == [0]
     client.oracle.answer()
     return client
 
 
 async def test_the_first_transaction_fetches_its_own_start_and_those_after_it_need_not() -> None:
     client = Client()
-    assert client.write() == 0
-    assert client.write() == 0, "the stock is on its way"
+    assert await client.starts() == [0]
+    assert await client.starts() == [0], "the stock is on its way"
     assert [count for _, count in client.oracle.asked] == [STOCK_MIN]
     client.oracle.answer()
-    assert [client.write() for _ in range(3)] == [100, 101, 102]
+    assert await client.starts(3) == [100, 101, 102]
 
 
-async def test_messages_leave_in_the_next_turn_in_their_order_but_not_those_that_are_given_up() -> (
-    None
-):
-    client = with_stock()
-    starts = [client.write() for _ in range(4)]
-    client.begun[-2].is_cancelled = True
-    assert not client.left
-    await asyncio.sleep(0)
-    assert [message.start for message in client.left] == [starts[0], starts[1], starts[3]]
-    client.write()
-    await asyncio.sleep(0)
-    assert len(client.left) == 4
+async def test_messages_of_one_turn_begin_early_in_their_order() -> None:
+    client = await with_stock()
+    assert await client.starts(4) == [100, 101, 102, 103]
+    assert await client.starts(2) == [104, 105]
+
+
+async def test_those_of_one_turn_stay_together_if_the_stock_is_too_small_for_all() -> None:
+    client = await with_stock()
+    assert await client.starts(STOCK_MIN + 1) == [0] * (STOCK_MIN + 1)
+    client.oracle.answer()
+    assert all(await client.starts(STOCK_MIN + 1))
+
+
+async def test_each_is_told_when_its_start_was_received() -> None:
+    client = await with_stock()
+    client.now += AGE_SECONDS_MAX * 0.9
+    (message,) = await client.write()
+    assert (message.start, message.received_seconds) == (100, 1000.0)
 
 
 async def test_no_start_is_handed_out_twice_however_the_stock_is_filled() -> None:
     client = Client()
     given: list[int] = []
-    for number in range(5_000):
-        given.append(client.write())
+    for number in range(2_000):
+        given += await client.starts(number % 5)
         if number % 7 == 0 and client.oracle.asked:
             client.oracle.answer()
         if number % 500 == 0:
-            client.stock.met_obstacle(given[-1])
+            client.stock.met_obstacle(client.oracle.next - 1)
     early = [start for start in given if start]
-    assert len(early) == len(set(early)) > 2_500
+    assert len(early) == len(set(early)) > 1_000
 
 
 async def test_a_stock_is_asked_for_once_when_half_of_it_is_left() -> None:
-    client = with_stock()
-    for _ in range(8):
-        assert client.write()
+    client = Client()
+    for _ in range(3):  # until it knows how many are wanted
+        await client.starts(4)
+        client.answered()
+    assert all(await client.starts(4))
     assert not client.oracle.asked
-    while client.write():
-        assert len(client.oracle.asked) <= 1
-    assert len(client.oracle.asked) == 1
+    while all(await client.starts(4)):
+        assert len(client.oracle.asked) == 1
     client.oracle.answer()
-    assert client.write()
+    assert all(await client.starts(4))
 
 
-@pytest.mark.parametrize("taken_per_answer", [1, 30, 400])
-async def test_a_stock_comes_to_be_four_times_what_is_taken_while_one_is_on_its_way(
-    taken_per_answer: int,
+@pytest.mark.parametrize("in_one_turn", [1, 30, 400])
+@pytest.mark.parametrize("turns_per_answer", [0, 1, 7])
+async def test_a_stock_is_large_enough_for_what_is_wanted_until_the_next_one_and_not_much_larger(
+    in_one_turn: int, turns_per_answer: int
 ) -> None:
-    client = with_stock()
-    counts = []
-    for _ in range(60):
+    client = Client()
+    count = 0
+    for _ in range(20):
         while not client.oracle.asked:
-            client.write()
-        for _ in range(taken_per_answer - 1):
-            client.write()
-        counts.append(client.oracle.answer())
-    wanted = 4 * taken_per_answer
-    assert max(STOCK_MIN, 0.8 * wanted) <= counts[-1] <= max(STOCK_MIN + 2, 1.2 * wanted)
-    assert all(client.write() for _ in range(taken_per_answer)), "there are enough"
+            await client.write(in_one_turn)
+        for _ in range(turns_per_answer):
+            await client.write(in_one_turn)
+        count = client.oracle.answer()
+    wanted = in_one_turn * max(turns_per_answer, 1)
+    assert max(STOCK_MIN, 2 * wanted) <= count <= max(STOCK_MIN, 4 * wanted) or count == STOCK_MAX
+    if wanted * 4 > STOCK_MAX:
+        return
+    for _ in range(5):
+        while not client.oracle.asked:
+            assert all(await client.starts(in_one_turn))
+        for _ in range(turns_per_answer):
+            assert all(await client.starts(in_one_turn))
+        client.oracle.answer()
 
 
 async def test_a_stock_is_never_larger_than_its_limit() -> None:
     client = Client()
-    for _ in range(STOCK_MAX * 2):
-        client.write()
-    client.oracle.answer()
-    client.now += AGE_SECONDS_MAX * 0.6
-    client.write()
+    await client.write(STOCK_MAX * 2)
     assert client.oracle.answer() == STOCK_MAX
 
 
 async def test_an_ageing_stock_is_replaced_and_an_old_one_is_not_used() -> None:
-    client = with_stock()
+    client = await with_stock()
     client.now += AGE_SECONDS_MAX * 0.6
-    assert client.write() == 100, "it is still young enough"
+    assert await client.starts() == [100], "it is still young enough"
     client.oracle.answer()
-    replaced = client.write()
-    assert replaced == 100 + STOCK_MIN, "what is younger meets fewer obstacles"
+    assert await client.starts() == [100 + STOCK_MIN], "what is younger meets fewer obstacles"
     client.now += AGE_SECONDS_MAX * 1.1
-    assert client.write() == 0
+    assert await client.starts() == [0]
     client.oracle.answer()
-    assert client.write() > replaced
+    assert await client.starts() == [100 + 2 * STOCK_MIN]
 
 
 async def test_a_client_that_does_not_write_asks_for_nothing() -> None:
-    client = with_stock()
+    client = await with_stock()
     client.now += 3600.0
     await asyncio.sleep(0)
     assert not client.oracle.asked
 
 
-async def test_a_table_that_is_younger_than_the_start_is_not_written_with_it() -> None:
-    client = with_stock()
-    older, younger = (TableInfo(1, name, NO_OBSERVERS, at) for name, at in (("a", 100), ("b", 101)))
-    assert client.write(older, younger) == 0
-    assert client.write(older) == 100
-    assert client.write(older, younger) == 101
-
-
-def _rests(client: Client) -> int:
+async def _rests(client: Client) -> int:
     """How many transactions fetch their own starts before one begins early again."""
     rested = 0
-    while not client.write():
+    while await client.starts() == [0]:
         rested += 1
-        while client.oracle.asked:
-            client.oracle.answer()
+        client.answered()
     return rested - 1  # the last one has asked for the stock
 
 
 async def test_after_an_obstacle_transactions_fetch_their_own_starts_for_a_while() -> None:
-    client = with_stock()
-    start = client.write()
+    client = await with_stock()
+    (start,) = await client.starts()
     client.stock.met_obstacle(start)
-    assert _rests(client) == REST_MIN
+    assert await _rests(client) == REST
 
 
-async def test_each_further_obstacle_makes_the_rest_twice_as_long_up_to_a_limit() -> None:
-    client = with_stock()
-    rests = []
-    for _ in range(10):
-        client.stock.met_obstacle(client.oracle.next - 1)
-        rests.append(_rests(client))
-    assert rests[:3] == [REST_MIN, REST_MIN * 2, REST_MIN * 4]
-    assert rests[-1] == REST_MAX
-
-
-async def test_a_stock_that_meets_no_obstacle_makes_the_next_rest_short_again() -> None:
-    client = with_stock()
-    for _ in range(3):
-        client.stock.met_obstacle(client.oracle.next - 1)
-        _rests(client)
-    while not client.oracle.asked:
-        client.write()
-    client.oracle.answer()
-    client.stock.met_obstacle(client.oracle.next - 1)
-    assert _rests(client) == REST_MIN
-
-
-async def test_many_obstacles_of_one_stock_and_those_of_an_earlier_one_count_as_one() -> None:
-    client = with_stock()
-    starts = [client.write() for _ in range(5)]
+async def test_each_obstacle_makes_the_rest_longer_up_to_a_limit() -> None:
+    client = await with_stock()
+    starts = await client.starts(3)
     for start in starts:
         client.stock.met_obstacle(start)
-    assert _rests(client) == REST_MIN
-    client.stock.met_obstacle(starts[0])
-    assert client.write(), "it has rested for that one"
+    assert await _rests(client) == 3 * REST
+    for _ in range(1_000):
+        client.stock.met_obstacle(client.oracle.next - 1)
+    assert await _rests(client) == REST_MAX
+
+
+async def test_the_rest_passes_as_fast_with_many_transactions_in_one_turn() -> None:
+    client = await with_stock()
+    client.stock.met_obstacle(100)
+    assert await client.starts(REST - 1) == [0] * (REST - 1)
+    assert await client.starts(10) == [0] * 10
+    await client.write()
+    client.answered()
+    assert all(await client.starts(10))
 
 
 @pytest.mark.parametrize("refused_at_once", [False, True])
@@ -239,10 +239,10 @@ async def test_without_a_stock_transactions_fetch_their_own_starts_and_it_is_tri
     client = Client()
     if refused_at_once:
         client.oracle.refuses = InvalidArgument("count", "is above the limit")
-        assert client.write() == 0
+        assert await client.starts() == [0]
         client.oracle.refuses = None
     else:
-        assert client.write() == 0
+        assert await client.starts() == [0]
         taker, _ = client.oracle.asked.pop()
         taker.set_exception(Unavailable("connection refused"))
-    assert _rests(client) == REST_MIN
+    assert await _rests(client) == REST
