@@ -46,17 +46,17 @@ def check_sessions(history: History, report: Report) -> None:
         for record in records:
             told = record.commit_ts if record.outcome is Outcome.COMMITTED else 0
             given, what = record.start_ts, "has the snapshot"
+            newest = max(given, told)
             if record.is_rightly_early:
-                if not told:
-                    continue  # the session has learnt nothing from it
-                given, what = told, "committed at"
+                if not (record.committed and record.commit_ts):
+                    continue  # it shows nothing, and the session has learnt nothing from it
+                given, what, newest = record.commit_ts, "committed at", told
             if given <= known:
                 text = (
                     f"{record} {what} {given}, although {source} of the same session had been "
                     f"given {known}"
                 )
                 report.add(ViolationKind.SESSION_ORDER, text, record, source)
-            newest = max(given, told)
             if newest > known:
                 known, source = newest, record
 

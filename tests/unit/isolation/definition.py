@@ -121,7 +121,7 @@ def _in_session_order(before: TransactionRecord, after: TransactionRecord) -> bo
     known = max(0 if _shows_nothing(before) else before.start_ts, told or 0)
     if not _shows_nothing(after):
         return after.start_ts > known
-    commit_ts = _committed_at(after) if after.outcome is Outcome.COMMITTED else None
+    commit_ts = _committed_at(after)  # it comes after all of this, whether or not anybody was told
     return commit_ts is None or commit_ts > known
 
 
