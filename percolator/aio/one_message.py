@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from percolator.aio.weak_notifications import WeakNotifications
+from percolator.errors import ConflictError, SnapshotTooOld
 from percolator.protocol.commit import Commit
 from percolator.protocol.commit_message import fits_one_message
 from percolator.protocol.first_message import FirstMessage
@@ -68,6 +69,13 @@ class OneMessage(WeakNotifications):
         else:
             first.ask()
         return first.answer
+
+    def _began_too_early(self, error: ConflictError | SnapshotTooOld) -> bool:
+        """Whether what has stopped it need not be in the way of a start that is fetched now."""
+        if isinstance(error, ConflictError) and not error.other_commit_timestamp:
+            # An older lock was waited for, for as long as commits wait: not once more.
+            return self._early > 0 and not 0 < error.other_start_timestamp < self._early
+        return self._early > 0
 
     def _begin_anew(self) -> None:
         """After an obstacle that ruled out for good that it commits at its early start."""

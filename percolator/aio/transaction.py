@@ -157,9 +157,9 @@ class Transaction(OneMessage):
                     continue
                 try:
                     commit = await self._go_on(answer, deadline)
-                except (ConflictError, SnapshotTooOld):
+                except (ConflictError, SnapshotTooOld) as error:
                     # In both cases, it can no longer be committed at that start.
-                    if not self._early or self._engine.now() >= deadline:
+                    if not self._began_too_early(error) or self._engine.now() >= deadline:
                         raise
                     first = None
                     self._begin_anew()

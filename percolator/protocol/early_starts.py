@@ -38,8 +38,31 @@ REST_MAX = 4_096
 """For any number of obstacles."""
 
 
+class _Request:
+    """A stock on its way. It takes the timestamps, unless it was given up before: then the next one
+    may be on its way, and these are too few for that."""
+
+    __slots__ = ("_is_over", "_stock", "count")
+
+    def __init__(self, stock: EarlyStarts, count: int) -> None:
+        self._stock = stock
+        self._is_over = False
+        self.count = count
+
+    def done(self) -> bool:
+        return self._is_over
+
+    def set_result(self, first: int) -> None:
+        self._is_over = True
+        self._stock.came(first, self.count)
+
+    def set_exception(self, error: PercolatorError) -> None:
+        self._is_over = True
+        self._stock.did_not_come()
+
+
 class EarlyStarts:
-    """The stock of one client. It is a taker of the timestamps that fill it, too."""
+    """The stock of one client."""
 
     def __init__(self, source: TimestampSource, now: Callable[[], float]) -> None:
         """`now` is the monotonic clock."""
@@ -49,8 +72,8 @@ class EarlyStarts:
         self._first = self._next = self._end = 0
         self._received_seconds = -inf
         """When the stock came."""
-        self._asked = 0
-        """How many timestamps are on their way."""
+        self._asked: _Request | None = None
+        """The stock that is on its way."""
         self._wanted = 0
         """How many were wanted since the stock was last asked for."""
         self._most = 0
@@ -80,16 +103,22 @@ class EarlyStarts:
         if some of them were a round trip ahead.
         """
         beginning, self._beginning = self._beginning, []
-        count = len(beginning)
-        if not self._has(count):
-            for message in beginning:
-                message.ask()
-            return
-        start, received_seconds = self._next, self._received_seconds
-        self._next += count
-        for message in beginning:
-            message.begin_early(start, received_seconds)
-            start += 1
+        to_send = iter(beginning)
+        try:
+            if self._has(len(beginning)):
+                received_seconds = self._received_seconds
+                for message in to_send:
+                    start, self._next = self._next, self._next + 1
+                    message.begin_early(start, received_seconds)
+            else:
+                for message in to_send:
+                    message.ask()
+        finally:
+            left = list(to_send)
+            if left:  # Ctrl-C, in a program that goes on: without this, they would wait for ever
+                if not self._beginning:
+                    self._call_soon(self._send)
+                self._beginning[:0] = left
 
     def _has(self, count: int) -> bool:
         """Whether so many transactions may begin early. Sees to it that the next may."""
@@ -112,29 +141,26 @@ class EarlyStarts:
     # ------------------------------------------------------------------ the stock comes
 
     def _fetch(self) -> None:
-        if self._asked:
+        if self._asked is not None:
             return
         # Half of it is used up before the next is asked for, and half of the rest meanwhile.
-        self._asked = min(max(4 * max(self._need, self._most), STOCK_MIN), STOCK_MAX)
+        count = min(max(4 * max(self._need, self._most), STOCK_MIN), STOCK_MAX)
+        request = self._asked = _Request(self, count)
         self._wanted = 0
         try:
-            self._source.give(self, self._asked, FETCH_SECONDS)
+            self._source.give(request, count, FETCH_SECONDS)
         except PercolatorError as error:
-            self.set_exception(error)
+            request.set_exception(error)
 
-    def done(self) -> bool:
-        """Whether it no longer wants timestamps."""
-        return False
-
-    def set_result(self, first: int) -> None:
+    def came(self, first: int, count: int) -> None:
         """Replaces what is left of the stock before: younger starts meet fewer obstacles."""
         self._first = self._next = first
-        self._end = first + self._asked
-        self._asked = 0
+        self._end = first + count
+        self._asked = None
         self._need, self._most = max(self._wanted, self._most), 0
         self._received_seconds = self._now()
 
-    def set_exception(self, error: PercolatorError) -> None:
+    def did_not_come(self) -> None:
         """Transactions that want it ask for timestamps of their own, and hear of the error."""
-        self._asked = 0
+        self._asked = None
         self._resting = self.rest

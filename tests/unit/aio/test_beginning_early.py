@@ -12,8 +12,9 @@ import pytest
 from percolator import Limits, Outcome, RetryPolicy, Table, codecs, transactional
 from percolator.aio import Database, Transaction
 from percolator.aio.one_message import OneMessage
-from percolator.errors import OutcomeUnknown, SnapshotTooOld
-from percolator.protocol.early_starts import REST
+from percolator.errors import ConflictError, OutcomeUnknown, SnapshotTooOld
+from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol.early_starts import AGE_SECONDS_MAX, REST
 from percolator.routing.router import Router
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import SPACE_WRITE
@@ -141,6 +142,27 @@ async def test_a_row_that_is_overwritten_all_the_time_hardly_ever_costs_more() -
         for number in range(400):
             await _written(db, "a", number)
         assert 400 <= cluster.messages <= 400 + 400 // REST + 1
+
+
+async def test_rows_that_are_each_overwritten_all_the_time_hardly_ever_cost_more_either() -> None:
+    """Although it takes much longer to hear of an obstacle than until the next stock comes."""
+
+    class Slow(Counting):
+        async def commit_transactions(
+            self, request: wire.CommitTransactionsRequest
+        ) -> wire.CommitTransactionsResponse:
+            response = await super().commit_transactions(request)
+            await asyncio.sleep(0.005)
+            return response
+
+    async with connected_to(Slow, Limits()) as (db, cluster):
+
+        async def overwrite(row: str) -> None:
+            for number in range(100):
+                await _written(db, row, number)
+
+        await asyncio.gather(*(overwrite(f"row {number}") for number in range(20)))
+        assert 2_000 < cluster.messages <= 2_000 * 1.02
 
 
 async def test_it_is_one_attempt_of_a_transactional_function() -> None:
@@ -290,3 +312,39 @@ async def test_after_an_obstacle_it_begins_early_again_later() -> None:
         assert trips[0] == 3
         assert trips[1:].count(2) in (REST, REST + 1)
         assert trips[-1] == 1
+
+
+async def test_a_lock_that_it_would_have_met_anyway_is_waited_for_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The lock is older than its start: beginning anew would not make it go away."""
+    async with stocked() as (db, cluster):
+        other = db.transaction(timeout=60.0)
+        await other.timestamp()
+        for row in ("a", "z"):  # in two tablets, so it takes locks
+            await other.set(row, balance, 1)
+        await asyncio.sleep(AGE_SECONDS_MAX * 0.6)
+        await _written(db, "b", 1)  # a stock that is younger is on its way
+        await asyncio.sleep(0.01)
+        correct, may_commit = CommitPoint.reach, asyncio.Event()
+
+        async def slowly(self: CommitPoint, deadline: float) -> int:
+            await may_commit.wait()
+            return await correct(self, deadline)
+
+        monkeypatch.setattr(CommitPoint, "reach", slowly)
+        committing = asyncio.ensure_future(other.commit())
+        await cluster.locked.wait()
+        began = asyncio.get_running_loop().time()
+        tx = db.transaction()
+        await tx.set("a", balance, 9)
+        with pytest.raises(ConflictError, match="is locked by") as conflict:
+            await tx.commit()
+        waited = asyncio.get_running_loop().time() - began
+        assert conflict.value.other_start_timestamp == other.start_timestamp
+        assert Limits().lock_wait_seconds <= waited < Limits().lock_wait_seconds + 1.0
+        may_commit.set()
+        assert await committing is not None
+        await _written(db, "c", 9)  # the stock is old by now
+        later = await _written(db, "d", 9)
+        assert later.statistics.round_trips == 1, "it rests for nothing"

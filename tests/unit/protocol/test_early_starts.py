@@ -105,6 +105,33 @@ async def test_messages_of_one_turn_begin_early_in_their_order() -> None:
     assert await client.starts(2) == [104, 105]
 
 
+@pytest.mark.parametrize("has_stock", [False, True])
+async def test_messages_leave_although_ctrl_c_came_while_one_before_them_was_being_sent(
+    monkeypatch: pytest.MonkeyPatch, *, has_stock: bool
+) -> None:
+    class Interrupted(BaseException):
+        """A `KeyboardInterrupt` would end the test's loop."""
+
+    def interrupted(*arguments: object) -> None:
+        raise Interrupted
+
+    client = await with_stock() if has_stock else Client()
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: None)
+    messages = [Message() for _ in range(4)]
+    monkeypatch.setattr(messages[1], "begin_early", interrupted)
+    monkeypatch.setattr(messages[1], "ask", interrupted)
+    for message in messages:
+        client.stock.begin(message)  # type: ignore[arg-type]
+    await asyncio.sleep(0)
+    messages += await client.write()
+    loop.set_exception_handler(None)
+    if has_stock:
+        assert [message.start for message in messages] == [100, 0, 102, 103, 104]
+    else:
+        assert [message.has_asked for message in messages] == [True, False, True, True, True]
+
+
 async def test_those_of_one_turn_stay_together_if_the_stock_is_too_small_for_all() -> None:
     client = await with_stock()
     assert await client.starts(STOCK_MIN + 1) == [0] * (STOCK_MIN + 1)
