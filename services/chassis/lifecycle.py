@@ -54,6 +54,7 @@ from services.chassis.serving.server import CannotListen, Server, listening_metr
 from services.chassis.serving.server_tls import ServerTls
 from services.chassis.serving.tokens import Tokens
 from services.chassis.settings.environment import unknown_variables
+from services.chassis.store.cluster_identity import STORE_FORMAT
 from services.chassis.store.real_files import RealFiles
 from services.chassis.version import version
 
@@ -219,6 +220,7 @@ class _Process(Generic[SettingsT]):
             address=str(self._settings.advertised(bound)),
             metrics_address=str(metrics_bound.dialable()) if metrics_bound else "",
             version=version(),
+            store_format=STORE_FORMAT,
         )
 
     def _host(

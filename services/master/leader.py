@@ -16,6 +16,7 @@ from services.master.history.tablet_collecting import TabletCollecting
 from services.master.map.cluster_map import ClusterMap
 from services.master.map.map_store import MapStore, decoded
 from services.master.registry import Registry
+from services.master.store_format import StoreFormat
 from services.master.tablets.assignment import Assignment
 from services.master.tablets.balance import Balance, BalanceLimits
 from services.master.tablets.removal import Removal
@@ -63,11 +64,13 @@ class Leader(Term[ClusterMap]):
         self.assignment = Assignment(
             world, store, self.watch, self.start, gather_seconds=times.gather_seconds
         )
+        self._store_format = StoreFormat(world, files, root, registry, store.current)
         self._tables = Tables(
             world.clock,
             store,
             self.assignment,
             self.oracle_time,
+            self._store_format,
             tablets_max=tablets_max,
             retention_min_seconds=times.collection.retention_min_seconds,
         )
@@ -91,6 +94,9 @@ class Leader(Term[ClusterMap]):
     @property
     def tables(self) -> Tables:
         return self._tables
+
+    def require_opens(self, server: Server) -> None:
+        self._store_format.require_opens(server)
 
     def _start_work(self) -> None:
         for tablet in self.store.current.tablets.values():

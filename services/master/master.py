@@ -68,8 +68,12 @@ class Master(Generic[MapT, TermT]):
         )
         self._kinds = KindCheck(world.network)
         self.elections = 0
-        self.masters: list[Server] = [own]
+        registry.masters = [own]
+
+    @property
+    def masters(self) -> list[Server]:
         """All living masters, including this one."""
+        return self.registry.masters
 
     @property
     def leader(self) -> TermT | None:
@@ -128,6 +132,7 @@ class Master(Generic[MapT, TermT]):
         if others or masters:
             await self._kinds.require(server, [*others, *masters])
             self.registry.forget(others)
+        leader.require_opens(server)
         self.registry.report(server, wall_milliseconds=wall_milliseconds)
         leader.registered(server)
         if server.leaving:
@@ -176,7 +181,7 @@ class Master(Generic[MapT, TermT]):
         masters = {one.address: one for one in map(Server.FromString, found.values())}
         # By address: a restarted master is listed twice until its former session is silent.
         masters[self._own.address] = self._own
-        self.masters = list(masters.values())
+        self.registry.masters = list(masters.values())
 
     async def _serve_a_term(self) -> None:
         leader = await self.candidacy.begin(self._term)

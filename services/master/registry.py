@@ -59,6 +59,8 @@ class Registry:
         self._entries: dict[tuple[int, str], _Entry] = {}
         self._missed: dict[tuple[int, str], _Entry] = {}
         """Those that fell silent unexpectedly, in this order."""
+        self.masters: list[Server] = []
+        """All living masters. They do not report: each lists itself in the cluster's store."""
 
     def __len__(self) -> int:
         return len(self._entries)

@@ -93,6 +93,10 @@ class Term(ABC, Generic[MapT]):
     async def _close(self) -> None:
         """Called when all background work has ended."""
 
+    def require_opens(self, server: Server) -> None:
+        """Raises `WrongCluster` if the release of a server that reports does not know what this
+        cluster stores."""
+
     def registered(self, server: Server) -> None:
         """A server has reported to the registry."""
 

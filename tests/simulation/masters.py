@@ -13,7 +13,7 @@ from services.chassis.coordinator.directory import DirectoryCoordinator
 from services.chassis.coordinator.times import CoordinatorTimes
 from services.chassis.lived_time import LivedTime
 from services.chassis.serving.rpc import Exposed
-from services.chassis.store.cluster_identity import establish_identity
+from services.chassis.store.cluster_identity import STORE_FORMAT, establish_identity
 from services.chassis.version import version
 from services.master.cluster_handler import ClusterHandler
 from services.master.history.collection import CollectionTimes
@@ -48,6 +48,7 @@ class Masters:
             server_id=world.random.randbytes(8).hex(),
             address=incarnation.address,
             version=version(),
+            store_format=STORE_FORMAT,
         )
         registry = Registry(
             clock, LivedTime(clock), silence_milliseconds=_SILENCE_MILLISECONDS, servers_max=100

@@ -23,6 +23,7 @@ from percolator.wire.methods import REGISTER
 from services.chassis.host import Host
 from services.chassis.serving.rpc import Exposed
 from services.chassis.settings.service_settings import ServiceSettings
+from services.chassis.store.cluster_identity import STORE_FORMAT
 from services.chassis.stores.directory_store import DirectoryStore
 from services.chassis.version import version
 from services.lockservice.handler import LockServiceHandler
@@ -208,4 +209,5 @@ def _server(incarnation: Incarnation, kind: cluster_pb2.ServiceKind) -> cluster_
         server_id=incarnation.world.random.randbytes(8).hex(),
         address=incarnation.address,
         version=version(),
+        store_format=STORE_FORMAT,
     )

@@ -2,9 +2,13 @@
 
     {"cluster_id": "9f…", "format": 1, "created_by": "0.1.0"}
 
+Format 2 says that values expire somewhere: older releases would show them, and their masters would
+forget which. All other clusters keep format 1, so that one can go back to the release before.
+
 Invariants:
-- The file appears at once with its whole, durable content, or not at all, and is never changed. If
-  several masters start at once on an empty root, exactly one writes it; all read the same.
+- The file appears at once with its whole, durable content, or not at all. If several masters start
+  at once on an empty root, exactly one writes it; all read the same. After that, only its format is
+  ever changed, and only raised.
 - A root that holds anything but has no identity is refused: it is used for something else, or its
   file was lost, and data of two clusters in one root could never be told apart again.
 - A root of a newer format is refused: an old release would damage what it does not understand.
@@ -24,8 +28,12 @@ from services.chassis.store.files import Files
 from services.chassis.version import version
 
 FILE_NAME = "cluster.json"
-STORE_FORMAT = 1
-"""The format of the store root that this release writes; it reads it and all older ones."""
+FIRST_FORMAT = 1
+"""That of a new store."""
+EXPIRING_FORMAT = 2
+"""That of a store in which values expire."""
+STORE_FORMAT = EXPIRING_FORMAT
+"""The highest one that this release opens; it opens all older ones, too."""
 
 _BYTES_MAX = 4_096
 _CLUSTER_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -51,12 +59,10 @@ async def establish_identity(files: Files, root: Path, random: Random) -> Cluste
     unfinished = root / f"{_UNFINISHED}{random.getrandbits(64):016x}"
     content = {
         "cluster_id": f"{random.getrandbits(128):032x}",
-        "format": STORE_FORMAT,
+        "format": FIRST_FORMAT,
         "created_by": version(),
     }
-    async with await files.create(unfinished) as file:
-        await file.append((json.dumps(content) + "\n").encode())
-        await file.fsync()
+    await _write(files, unfinished, content)
     if not found:
         # Another master may have been faster: then its identity counts.
         with suppress(FileExistsError):
@@ -65,6 +71,19 @@ async def establish_identity(files: Files, root: Path, random: Random) -> Cluste
     await files.unlink(unfinished)
     await files.fsync_directory(root)
     return await read_identity(files, root)
+
+
+async def raise_format(files: Files, root: Path, number: int, random: Random) -> None:
+    """Has releases that do not know this format refuse the store. Several may do so at once."""
+    known = await read_identity(files, root)
+    if known.format >= number:
+        return
+    unfinished = root / f"{_UNFINISHED}{random.getrandbits(64):016x}"
+    # `created_by` is what the refusal advises to use.
+    content = {"cluster_id": known.cluster_id, "format": number, "created_by": version()}
+    await _write(files, unfinished, content)
+    await files.rename(unfinished, root / FILE_NAME)
+    await files.fsync_directory(root)
 
 
 async def read_identity(files: Files, root: Path) -> ClusterIdentity:
@@ -130,6 +149,12 @@ async def refuse_other_cluster(files: Files, root: Path, cluster_id: str) -> Non
         await check_identity(files, root, cluster_id)
     else:
         await read_identity(files, root)
+
+
+async def _write(files: Files, path: Path, content: dict[str, object]) -> None:
+    async with await files.create(path) as file:
+        await file.append((json.dumps(content) + "\n").encode())
+        await file.fsync()
 
 
 async def _names(files: Files, root: Path) -> list[str]:

@@ -16,7 +16,7 @@ from percolator.rowstore.identity import CLUSTER, IDENTITY
 from percolator.world import World
 from services.chassis.records.records import NoRecords, Records, Seen
 from services.chassis.store.cluster_identity import (
-    STORE_FORMAT,
+    FIRST_FORMAT,
     ClusterIdentity,
     parse_identity,
     require_same_cluster,
@@ -42,7 +42,7 @@ async def establish(records: Records, name: str, world: World) -> RowIdentity:
     epoch = max(world.clock.wall_milliseconds() - EPOCH_BEFORE_MILLISECONDS, 0)
     content = {
         "cluster_id": f"{world.random.getrandbits(128):032x}",
-        "format": STORE_FORMAT,
+        "format": FIRST_FORMAT,
         "created_by": version(),
         "epoch_milliseconds": epoch,
     }

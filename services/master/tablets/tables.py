@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument
+from percolator.v1 import master_pb2 as wire
 from percolator.world import Clock
 from services.master.map.catalogue import Table
 from services.master.map.cluster_map import ClusterMap
 from services.master.map.map_record import ttls_of
 from services.master.map.map_store import MapStore
 from services.master.oracle_time import OracleTime
+from services.master.store_format import StoreFormat
 from services.master.table_changes import Creation, TableChanges
 from services.master.tablets.assignment import Assignment
 
@@ -23,12 +25,14 @@ class Tables(TableChanges[ClusterMap]):
         store: MapStore,
         assignment: Assignment,
         oracle_time: OracleTime,
+        store_format: StoreFormat,
         *,
         tablets_max: int,
         retention_min_seconds: float,
     ) -> None:
         super().__init__(clock, store, oracle_time, retention_min_seconds=retention_min_seconds)
         self._assignment = assignment
+        self._store_format = store_format
         self._tablets_max = tablets_max
 
     async def delete(self, name: str, *, missing_ok: bool) -> Table | None:
@@ -36,6 +40,17 @@ class Tables(TableChanges[ClusterMap]):
         if table is not None:
             self._assignment.wake()
         return table
+
+    async def set_ttls(self, request: wire.SetTtlsRequest, deadline: float) -> Table:
+        if any(one.ttl_milliseconds for one in request.ttls):
+            self._store.current.table(request.table)  # raises if there is none
+            await self._store_format.require_expiry("ttls")
+        return await super().set_ttls(request, deadline)
+
+    async def _prepared(self, request: wire.CreateTableRequest, deadline: float) -> Creation:
+        if request.options.ttls:
+            await self._store_format.require_expiry("options.ttls")
+        return await super()._prepared(request, deadline)
 
     def _with_new_table(self, current: ClusterMap, creation: Creation) -> tuple[ClusterMap, Table]:
         request = creation.request

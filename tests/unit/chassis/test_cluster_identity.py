@@ -13,11 +13,14 @@ import pytest
 from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable, WrongCluster
 from services.chassis.compatibility import are_compatible
 from services.chassis.store.cluster_identity import (
+    EXPIRING_FORMAT,
     FILE_NAME,
+    FIRST_FORMAT,
     STORE_FORMAT,
     ClusterIdentity,
     check_identity,
     establish_identity,
+    raise_format,
     read_identity,
     refuse_other_cluster,
 )
@@ -46,7 +49,7 @@ async def establish(disk: MemoryDisk, seed: int) -> ClusterIdentity:
 async def test_the_first_master_makes_the_identity_and_all_later_ones_find_it() -> None:
     disk = empty_disk()
     made = await establish(disk, 1)
-    assert made.format == STORE_FORMAT
+    assert made.format == FIRST_FORMAT
     assert len(made.cluster_id) == 32
     disk.cut_power()
     assert await establish(disk, 2) == made
@@ -113,7 +116,7 @@ async def test_a_root_of_a_newer_release_is_refused_by_name() -> None:
     disk = empty_disk()
     newer = {"cluster_id": "abc", "format": STORE_FORMAT + 1, "created_by": "7.0.0"}
     await put(disk, FILE_NAME, json.dumps(newer).encode())
-    with pytest.raises(WrongCluster, match=r"format 2, written by release 7\.0\.0"):
+    with pytest.raises(WrongCluster, match=r"format 3, written by release 7\.0\.0"):
         await establish(disk, 1)
 
 
@@ -236,3 +239,29 @@ def test_releases_one_minor_version_apart_work_together(
 ) -> None:
     assert are_compatible(one, other) is compatible
     assert are_compatible(other, one) is compatible
+
+
+async def test_the_format_is_raised_once_and_the_cluster_stays_the_same() -> None:
+    disk = empty_disk()
+    made = found = await establish(disk, 1)
+    for number in (EXPIRING_FORMAT, FIRST_FORMAT, EXPIRING_FORMAT):
+        await raise_format(MemoryFiles(disk), ROOT, number, random.Random(number))
+        disk.cut_power()
+        files = MemoryFiles(disk)
+        found = await read_identity(files, ROOT)
+        assert found == ClusterIdentity(made.cluster_id, EXPIRING_FORMAT)
+        assert await files.list(ROOT) == [FILE_NAME]
+    assert await establish(disk, 2) == found
+
+
+async def test_a_format_that_is_raised_while_the_power_fails_is_the_old_or_the_new_one() -> None:
+    for calls in range(1, 12):
+        disk = empty_disk()
+        made = await establish(disk, 1)
+        files = MemoryFiles(disk)
+        files.faults.kill_at(calls)
+        await run_until_killed(files, raise_format(files, ROOT, EXPIRING_FORMAT, random.Random(1)))
+        disk.cut_power()
+        found = await read_identity(MemoryFiles(disk), ROOT)
+        assert found.cluster_id == made.cluster_id
+        assert found.format in (FIRST_FORMAT, EXPIRING_FORMAT)

@@ -21,6 +21,7 @@ from percolator.errors import (
     NotReady,
     PercolatorError,
     Unavailable,
+    WrongCluster,
 )
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2, cluster_pb2
@@ -39,6 +40,7 @@ from percolator.world import (
 )
 from services.chassis.coordinator.directory import DirectoryCoordinator
 from services.chassis.lived_time import LivedTime
+from services.chassis.store.cluster_identity import STORE_FORMAT, establish_identity
 from services.master.history.collection import CollectionTimes
 from services.master.leader import Leader, MasterTimes, TabletTerms
 from services.master.map.cluster_map import ClusterMap
@@ -163,12 +165,13 @@ class ModelCluster:
 
     # ------------------------------------------------------------------------- processes
 
-    def start_master(self) -> MasterProcess:
+    def start_master(self, store_format: int = STORE_FORMAT) -> MasterProcess:
         self._count += 1
         address = f"master-{self._count}:7100"
         own = cluster_pb2.Server(
             kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=f"{self._count:04x}", address=address
         )
+        own.store_format = store_format
         files = MemoryFiles(self.disk)
         registry = Registry(
             self.clock, LivedTime(self.clock), silence_milliseconds=5_000, servers_max=100
@@ -227,6 +230,7 @@ class ModelCluster:
                     server_id=server.server_id,
                     address=address,
                     version="0.1.0",
+                    store_format=server.store_format,
                 )
                 for address, server in self.servers.items()
             ]
@@ -238,7 +242,7 @@ class ModelCluster:
                         # A dead master's look at its directory never returns.
                         async with asyncio.timeout(_REGISTER_SECONDS):
                             await process.master.registered(announced, 0)
-                    except (NotReady, TimeoutError):
+                    except (NotReady, TimeoutError, WrongCluster):
                         continue
             await asyncio.sleep(0.2)
 
@@ -316,6 +320,7 @@ async def cluster(
     """A cluster with one master, and with tablet servers at these addresses."""
     started = ModelCluster(seed)
     started.collection_times = times or CollectionTimes()
+    await establish_identity(MemoryFiles(started.disk), ROOT, Random(seed))
     started.start_master()
     for address in servers:
         started.start_server(address)

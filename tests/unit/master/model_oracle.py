@@ -7,11 +7,16 @@ from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2
 from percolator.v1 import oracle_pb2 as oracle
+from services.chassis.store.cluster_identity import STORE_FORMAT
 
 ORACLE = "oracle:1"
 SECOND = 1000 << SEQUENCE_BITS
 SERVER = cluster_pb2.Server(
-    kind=cluster_pb2.SERVICE_KIND_ORACLE, server_id=ORACLE, address=ORACLE, version="0.1.0"
+    kind=cluster_pb2.SERVICE_KIND_ORACLE,
+    server_id=ORACLE,
+    address=ORACLE,
+    version="0.1.0",
+    store_format=STORE_FORMAT,
 )
 
 

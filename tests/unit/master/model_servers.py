@@ -17,6 +17,7 @@ from percolator.errors import (
 )
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.v1.errors_pb2 import TabletLocation
+from services.chassis.store.cluster_identity import STORE_FORMAT
 
 
 @dataclass
@@ -69,6 +70,7 @@ class ModelServer:
 
     def __init__(self, store: ModelStore, server_id: str) -> None:
         self.server_id = server_id
+        self.store_format = STORE_FORMAT
         self.open: dict[int, tablets.OpenTabletRequest] = {}
         self._store = store
 

@@ -11,7 +11,9 @@ from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, Schem
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1.cluster_pb2 import Server
 from percolator.world import Random, World
+from services.chassis.lived_time import LivedTime
 from services.master.master import Master
+from services.master.registry import Registry
 
 
 class _Leadership:
@@ -35,7 +37,10 @@ async def _called(problem: PercolatorError, *, is_lost: bool, is_over: bool = Fa
     """A call that fails, at a master that is replaced in the middle of it, or is not."""
     anything = cast("Any", None)
     world = World(VirtualClock(asyncio.get_running_loop()), anything, Random(1))
-    master: Master[Any, Any] = Master(world, Server(address="a:1"), anything, anything, anything)
+    registry = Registry(
+        world.clock, LivedTime(world.clock), silence_milliseconds=5_000, servers_max=100
+    )
+    master: Master[Any, Any] = Master(world, Server(address="a:1"), anything, registry, anything)
     term = master.candidacy.term = _Term()
     async with master.leading():
         term.leadership.is_lost = is_lost
