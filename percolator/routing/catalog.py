@@ -33,6 +33,7 @@ from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.status import location_from_wire
+from percolator.wire.table_options import require_kept
 from percolator.world import World
 
 _TABLETS_PER_PAGE = 1_000
@@ -108,11 +109,7 @@ class Catalog:
         response = await self._masters.call(
             methods.CREATE_TABLE, request, deadline, attempt_seconds_max=inf
         )
-        if options.ttls and not response.table.options.ttls:
-            raise UsageError(
-                f"table {name!r} exists, and its values do not expire: the master runs an older "
-                "release, which knows no ttl; upgrade it, then set them with set_ttl"
-            )
+        require_kept(request, response.table)
         return self._learn(response.table)
 
     async def describe(self, name: str, deadline: float) -> wire.Table:

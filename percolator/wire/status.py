@@ -179,7 +179,11 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> errors.Percolator
             unknown = errors.ExecutionUnknown(f"{error.code().name}: {message}", where=where)
             return too_large(error, where) or unknown
         case grpc.StatusCode.UNIMPLEMENTED:
-            return errors.UsageError(f"the server has no such method: {message}", where=where)
+            return errors.UsageError(
+                "the server has no such method: it runs an older release, or is one of another "
+                f"kind ({message})",
+                where=where,
+            )
         case _:
             return errors.ExecutionUnknown(f"{error.code().name}: {message}", where=where)
 
