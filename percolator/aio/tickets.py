@@ -38,3 +38,7 @@ class Receipt:
     """By table, the observers to which every cell was announced; empty where commits notify."""
     tables: tuple[int, ...] = ()
     """The tables in which it has locked cells."""
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Unpickles it. One of an earlier release lacks what was added since."""
+        self.__dict__.update({"announced": {}, "tables": (), **state})
