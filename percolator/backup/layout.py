@@ -52,13 +52,12 @@ class ExportFormat(StrEnum):
     """Rows as people read them, as lines of JSON."""
 
     @property
-    def number(self) -> int:
-        """The `format` of plans and manifests. Earlier releases refuse those with 2."""
-        return 1 if self is ExportFormat.PARQUET else 2
-
-    @property
     def suffix(self) -> str:
         return f".{self.value}"
+
+
+_FORMS = {1: ExportFormat.PARQUET, 2: ExportFormat.JSONL, 3: ExportFormat.PARQUET}
+"""By the `format` of plans and manifests. Earlier releases know 1, and name the one they refuse."""
 
 
 class DamagedExport(PercolatorError):
@@ -228,7 +227,7 @@ def write_record(path: Path, content: dict[str, Any]) -> None:
 
 def write_export(path: Path, export: Export) -> None:
     """Writes a plan or a manifest."""
-    content = {"format": export.form.number} | asdict(export)
+    content = {"format": _number_of(export)} | asdict(export)
     del content["form"]
     for table in content["tables"]:
         if not table["change_feed"]:
@@ -237,8 +236,15 @@ def write_export(path: Path, export: Export) -> None:
         if table["codecs"] is None:
             del table["codecs"]  # likewise
         if not table["ttls"]:
-            del table["ttls"]  # likewise
+            del table["ttls"]
     write_record(path, content)
+
+
+def _number_of(export: Export) -> int:
+    if export.form is ExportFormat.JSONL:
+        return 2
+    # Releases that know no times to live would take the export for a damaged one.
+    return 3 if any(table.ttls for table in export.tables) else 1
 
 
 def write_part(directory: Path, part: ExportPart, at: int) -> None:
@@ -283,12 +289,11 @@ def read_record(path: Path) -> dict[str, Any]:
 def read_export(path: Path) -> Export:
     """Reads a plan or a manifest."""
     content = read_record(path)
-    form = next((one for one in ExportFormat if one.number == content.get("format")), None)
-    if form is None or type(content["format"]) is not int:
-        known = " and ".join(str(one.number) for one in ExportFormat)
+    number = content.get("format")
+    form = _FORMS.get(number) if type(number) is int else None
+    if form is None:
         raise InvalidArgument(
-            "directory",
-            f"{path} is of format {content.get('format')}; this release reads {known}",
+            "directory", f"{path} is of format {number}; this release reads 1 to {max(_FORMS)}"
         )
     try:
         tables = tuple(_table(table, form) for table in content["tables"])

@@ -13,7 +13,13 @@ import pytest
 from percolator.aio.bulk_load import LoadedCell
 from percolator.backup import cells_file, layout, part_files, pieces
 from percolator.backup.cells_file import CellsFile
-from percolator.backup.layout import DamagedExport, Export, ExportedTable, ExportPart
+from percolator.backup.layout import (
+    DamagedExport,
+    Export,
+    ExportedTable,
+    ExportFormat,
+    ExportPart,
+)
 from percolator.backup.pieces import Piece
 from percolator.errors import InvalidArgument, UsageError
 from percolator.routing.cells import CellPage
@@ -145,10 +151,28 @@ def test_a_malformed_manifest_is_damaged_and_another_format_is_named(
     layout.write_record(path, content)
     with pytest.raises(DamagedExport, match="is not the record of an export"):
         layout.read_manifest(tmp_path)
-    for other in (3, True, "1", None):
+    for other in (4, True, "1", None):
         layout.write_record(path, content | {"format": other})
         with pytest.raises(InvalidArgument, match=f"is of format {other}; this release reads 1"):
             layout.read_manifest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("ttls", "form", "number"),
+    [
+        ((), ExportFormat.PARQUET, 1),
+        ((("61", 5),), ExportFormat.PARQUET, 3),
+        ((("61", 5),), ExportFormat.JSONL, 2),
+    ],
+)
+def test_what_an_earlier_release_cannot_import_is_named_by_its_format_and_is_not_damaged(
+    ttls: tuple[tuple[str, int], ...], form: ExportFormat, number: int, tmp_path: Path
+) -> None:
+    part = ExportPart(layout.file_of("t", 0, form), "", "")
+    export = Export(7, (ExportedTable("t", 1, 0, 0, (), (part,), ttls=ttls),), form)
+    layout.write_export(tmp_path / layout.MANIFEST, export)
+    assert layout.read_record(tmp_path / layout.MANIFEST)["format"] == number
+    assert layout.read_manifest(tmp_path) == export
 
 
 def test_a_number_that_is_a_list_is_damaged_before_anything_is_imported(tmp_path: Path) -> None:

@@ -95,6 +95,6 @@ async def test_a_damaged_identity_is_refused(content: dict[str, Any] | bytes, sa
 
 async def test_a_store_of_a_newer_release_is_refused() -> None:
     instance = Instance()
-    await instance.stored({"cluster_id": "a", "format": 2, "epoch_milliseconds": 1})
-    with pytest.raises(WrongCluster, match="has format 2"):
+    await instance.stored({"cluster_id": "a", "format": 3, "epoch_milliseconds": 1})
+    with pytest.raises(WrongCluster, match="has format 3"):
         await instance.opened().establish_identity()
