@@ -187,4 +187,35 @@ def test_what_an_earlier_release_has_written_of_a_query_counts(
         made.commit([made.write(_batch(number, f"a{number}"))], number)
     assert sorted(pages.stored()) == ["a5", "a6"]
     with db.snapshot() as snapshot:
-        assert snapshot.get("begun-with-0.2", sink.BATCH) == 5, "drivers of that release see it"
+        assert snapshot.get("begun-with-0.2", sink.BATCH) == 6, "drivers of that release see it"
+
+
+def test_a_query_goes_back_to_the_release_before_and_forth_again_and_writes_each_batch_once(
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+) -> None:
+    monkeypatch.setattr(sink, "_query", lambda: "back-and-forth")
+    pages = Pages(db)
+    for number in range(3):
+        made = _sink(cluster, pages)
+        made.commit([made.write(_batch(number, f"a{number}"))], number)
+    with db.transaction() as tx:
+        assert tx.get("back-and-forth", sink.BATCH) == 2, "that release would write it again"
+        tx.set("back-and-forth", sink.BATCH, 5)  # as that release does
+    for number in (5, 6):
+        made = _sink(cluster, pages)
+        made.commit([made.write(_batch(number, f"a{number}"))], number)
+    assert sorted(pages.stored()) == ["a0", "a1", "a2", "a6"]
+
+
+def test_what_an_earlier_release_has_written_counts_for_a_copy_of_the_checkpoint_too(
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+) -> None:
+    monkeypatch.setattr(sink, "_query", lambda: "copied-with-0.2")
+    one, other = Pages(db), Pages(db)
+    with db.transaction() as tx:
+        tx.set("copied-with-0.2", sink.BATCH, 4)
+    for pages in (one, other):
+        for number in (4, 5, 5, 6):
+            made = _sink(cluster, pages)
+            made.commit([made.write(_batch(number, f"a{number}"))], number)
+        assert sorted(pages.stored()) == ["a5", "a6"]

@@ -1,12 +1,15 @@
 """The sink of a stream: each batch is one shared transaction, and is written exactly once.
 
-    table   percolator.sinks
-    row     the id of the query, which its checkpoint keeps, a slash, and the id of the table
-    batch   the newest batch that is committed, as an integer
+    table    percolator.sinks
+    row      the id of the query, which its checkpoint keeps
+    batch    the newest batch that is committed, as an integer
+    table    the id of the table that it was written into, as an integer
+    earlier  the newest batch of earlier releases, as an integer, if they have written any
 
 A copy of a checkpoint has the same id: a query that writes into another table with it has a row of
-its own. Earlier releases had only the id of the query as the row, so a query of theirs has written
-that until it has a row for its table.
+its own, whose key goes on with a slash and the id of that table. Earlier releases know only the
+first row, and do not say into which table they write. So that row stays the one of a query that has
+only one table: then a driver of such a release, before or after, knows what was written.
 
 Spark repeats a batch if the query ended after the batch was committed and before the checkpoint
 said so. The number of the batch is committed with its rows, so a batch that is repeated is seen to
@@ -21,7 +24,7 @@ ticket of the batch and the id of the query come to the second one with the mess
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
@@ -33,7 +36,7 @@ from pyspark.sql.types import StructType
 from percolator import codecs
 from percolator.aio.tickets import Receipt, Ticket
 from percolator.errors import InvalidArgument, InvariantViolation, SchemaError, UsageError
-from percolator.schema import SINKS_NAME, Table
+from percolator.schema import SINKS_NAME, Column, Table
 from percolator.spark.connections import Connection, connection_to
 from percolator.spark.options import WriteOptions
 from percolator.spark.writing.atomic_writing import (
@@ -50,6 +53,8 @@ from percolator.v1.master_pb2 import TableOptions
 
 SINKS = Table(SINKS_NAME)
 BATCH = SINKS.column("batch", codecs.integer)
+OWNER = SINKS.column("table", codecs.integer)
+EARLIER = SINKS.column("earlier", codecs.integer)
 TASK = "batch"
 """What locks the number of the batch. Other tasks are named by numbers."""
 
@@ -65,12 +70,14 @@ class LockedInBatch(Locked):
 
 
 class Marks(NamedTuple):
-    """What is stored of one query."""
+    """What is stored of one query, and of the table into which it writes."""
 
     newest: int
     """The number of the newest batch that is committed; -1 for none."""
-    rows: tuple[str, ...]
-    """The rows that the next batch writes."""
+    row: str
+    """The row that the next batch writes."""
+    more: Mapping[Column[int, str], int]
+    """What it writes there besides its number."""
     seen: Timestamp
 
 
@@ -115,7 +122,7 @@ class Sink(DataSourceStreamArrowWriter):
             log.info("batch %d of query %s was written before", batchId, query)
             return
         conditional = replace(ticket, unchanged_since=int(marks.seen))
-        marker = here.call(lambda: self._mark(here, conditional, marks.rows, batchId))
+        marker = here.call(lambda: self._mark(here, conditional, marks, batchId))
         here.call(lambda: commit(here, self._options, ticket, [*receipts, marker]))
         log.info("batch %d of query %s: %s", batchId, query, total(messages))
 
@@ -135,27 +142,31 @@ class Sink(DataSourceStreamArrowWriter):
         async def look() -> Marks:
             catalog, deadline = here.database.internal.engine.catalog, here.deadline(target)
             await self._ensure_table(here)
-            own = f"{query}/{(await catalog.table(target.table, deadline)).table_id}"
+            table_id = (await catalog.table(target.table, deadline)).table_id
+            own, columns = f"{query}/{table_id}", [BATCH, OWNER, EARLIER]
             async with here.database.snapshot() as snapshot:
-                found = await snapshot.get_many(SINKS, [own, query], [BATCH])
-                ours, earlier = [row.get(BATCH) for row in found]
+                first, ours = await snapshot.get_many(SINKS, [query, own], columns)
                 seen = await snapshot.timestamp()
-            if ours is None and earlier is not None:
-                # A driver of an earlier release, presumed dead, may be committing this batch.
-                return Marks(earlier, (own, query), seen)
-            return Marks(-1 if ours is None else ours, (own,), seen)
+            if BATCH in ours:
+                return Marks(ours[BATCH], own, {}, seen)
+            newest, owner = first.get(BATCH, -1), first.get(OWNER)
+            if owner not in (None, table_id):
+                return Marks(first.get(EARLIER, -1), own, {}, seen)
+            more = {} if owner == table_id else {OWNER: table_id}
+            if owner is None and newest >= 0:
+                # Of an earlier release, and perhaps in another table: then that query needs it.
+                more[EARLIER] = newest
+            return Marks(newest, query, more, seen)
 
         target = self._options.target
         return here.call(look)
 
-    async def _mark(
-        self, here: Connection, ticket: Ticket, rows: Sequence[str], number: int
-    ) -> Receipt:
+    async def _mark(self, here: Connection, ticket: Ticket, marks: Marks, number: int) -> Receipt:
         """Locks the number of the batch. Raises `ConflictError` if it was written meanwhile."""
         internal, seconds = here.database.internal, self._options.retry_seconds
         async with internal.share(ticket, TASK, 0, seconds) as share:
-            for row in rows:
-                await share.set(row, BATCH, number)
+            for column, value in {BATCH: number, **marks.more}.items():
+                await share.set(marks.row, column, value)
             return await share.finish()
 
     async def _ensure_table(self, here: Connection) -> None:
