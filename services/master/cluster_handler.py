@@ -29,6 +29,11 @@ class Members(Protocol):
         """How far the oracle's timestamps are ahead of this master's wall clock, if it knows."""
         ...
 
+    @property
+    def store_format(self) -> int:
+        """The format that the leading master has given to the store; 1 on any other."""
+        ...
+
     async def servers(self) -> Sequence[wire.Server]:
         """All other servers."""
         ...
@@ -73,7 +78,7 @@ class ClusterHandler:
         return wire.DescribeResponse(
             cluster_id=self._identity.cluster_id,
             version=self._own.version,
-            format=self._identity.format,
+            format=self._format,
             route=wire.ROUTE_DIRECT,
             servers=servers,
             wall_milliseconds=self._clock.wall_milliseconds(),
@@ -89,9 +94,14 @@ class ClusterHandler:
         await self._members.registered(request.server, request.wall_milliseconds)
         return wire.RegisterResponse(
             cluster_id=self._identity.cluster_id,
-            format=self._identity.format,
+            format=self._format,
             interval_milliseconds=REPORT_INTERVAL_MILLISECONDS,
         )
+
+    @property
+    def _format(self) -> int:
+        """It may have been raised since this process read it."""
+        return max(self._identity.format, self._members.store_format)
 
     async def watch_forever(self) -> None:
         """Runs until cancelled."""

@@ -95,6 +95,10 @@ class Leader(Term[ClusterMap]):
     def tables(self) -> Tables:
         return self._tables
 
+    @property
+    def store_format(self) -> int:
+        return self._store_format.needed
+
     def require_opens(self, server: Server) -> None:
         self._store_format.require_opens(server)
 

@@ -18,6 +18,7 @@ from percolator.v1.cluster_pb2 import Server
 from percolator.world import World
 from services.chassis.coordinator.candidacy import Candidacy
 from services.chassis.coordinator.interface import Coordinator, Leadership, Session
+from services.chassis.store.cluster_identity import FIRST_FORMAT
 from services.master.kind_check import KindCheck
 from services.master.map.catalogue import Catalogue
 from services.master.map.map_store import KEY, MapT
@@ -109,6 +110,11 @@ class Master(Generic[MapT, TermT]):
     def timestamp_lead_milliseconds(self) -> int | None:
         """How far timestamps are ahead of this master's wall clock; None on a standby."""
         return None if self.leader is None else self.leader.oracle_time.lead_milliseconds
+
+    @property
+    def store_format(self) -> int:
+        """The format of the store, as the leader needs it; the first one on a standby."""
+        return FIRST_FORMAT if self.leader is None else self.leader.store_format
 
     async def servers(self) -> list[Server]:
         """The servers that report to the leader."""

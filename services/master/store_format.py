@@ -51,16 +51,17 @@ class StoreFormat:
         self._files = files
         self._root = root
         self._registry = registry
-        self._needed = needed_by(current)
+        self.needed = needed_by(current)
+        """The format that the store must have."""
 
     def require_opens(self, server: Server) -> None:
         """Raises `WrongCluster` if a server that reports would serve tablets wrongly."""
-        is_older = opens(server) < self._needed
+        is_older = opens(server) < self.needed
         if is_older and server.kind == ServiceKind.SERVICE_KIND_TABLET_SERVER:
             raise WrongCluster(
                 f"values expire in this cluster, which release {server.version} ignores; its store "
-                f"has format {self._needed}: use the release of the masters",
-                expected=f"format {self._needed}",
+                f"has format {self.needed}: use the release of the masters",
+                expected=f"format {self.needed}",
                 found=f"format {opens(server)}",
             )
 
@@ -76,7 +77,7 @@ class StoreFormat:
                     "that values expire: upgrade all masters, oracles and tablet servers first",
                 )
         # From now on, none may register that could then be given a tablet of this table.
-        self._needed = EXPIRING_FORMAT
+        self.needed = EXPIRING_FORMAT
         try:
             await raise_format(self._files, self._root, EXPIRING_FORMAT, self._world.random)
         except OSError as error:

@@ -20,6 +20,7 @@ from percolator.v1.cluster_pb2 import Server
 from percolator.world import World
 from services.chassis.coordinator.interface import Leadership
 from services.chassis.lived_time import ASK_SECONDS
+from services.chassis.store.cluster_identity import FIRST_FORMAT
 from services.master.history.collection import Collection
 from services.master.map.map_store import MapT, StoredMap
 from services.master.oracle_time import OracleTime
@@ -92,6 +93,11 @@ class Term(ABC, Generic[MapT]):
 
     async def _close(self) -> None:
         """Called when all background work has ended."""
+
+    @property
+    def store_format(self) -> int:
+        """The format that the store must have."""
+        return FIRST_FORMAT
 
     def require_opens(self, server: Server) -> None:
         """Raises `WrongCluster` if the release of a server that reports does not know what this

@@ -42,6 +42,7 @@ class Alone:
     def __init__(self, registry: Registry) -> None:
         self.masters: list[wire.Server] = []
         self.timestamp_lead_milliseconds: int | None = None
+        self.store_format = 1
         self.registry = registry
 
     async def servers(self) -> list[wire.Server]:
