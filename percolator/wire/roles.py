@@ -21,6 +21,10 @@ class Role(IntEnum):
     """A part of the cluster; the certificate that its servers share proves it."""
 
 
+NO_ROLE = "no role may call it"
+"""How a server with tokens refuses a procedure that its release does not know; a gateway of any
+release says it in these words."""
+
 _CALLERS = {
     Role.CLIENT: (
         methods.GET_TIMESTAMPS,

@@ -17,6 +17,7 @@ from google.rpc.status_pb2 import Status
 from percolator import errors
 from percolator.v1 import cells_pb2, errors_pb2
 from percolator.wire import methods
+from percolator.wire.roles import NO_ROLE
 
 DETAILS_TRAILER = "grpc-status-details-bin"
 
@@ -166,6 +167,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> errors.Percolator
             detail = _unpack(value)
             if detail is not None:
                 typed = from_detail(detail)
+                if isinstance(typed, errors.PermissionDenied) and NO_ROLE in typed.message:
+                    # A gateway with tokens says so of methods that its release does not know.
+                    return _no_such_method(typed.message, where)
                 # A server seldom knows by which address it was dialled.
                 typed.where = typed.where or where
                 return typed
@@ -179,13 +183,17 @@ def from_rpc_error(error: grpc.aio.AioRpcError, where: str) -> errors.Percolator
             unknown = errors.ExecutionUnknown(f"{error.code().name}: {message}", where=where)
             return too_large(error, where) or unknown
         case grpc.StatusCode.UNIMPLEMENTED:
-            return errors.UsageError(
-                "the server has no such method: it runs an older release, or is one of another "
-                f"kind ({message})",
-                where=where,
-            )
+            return _no_such_method(message, where)
         case _:
             return errors.ExecutionUnknown(f"{error.code().name}: {message}", where=where)
+
+
+def _no_such_method(said: str, where: str) -> errors.UsageError:
+    return errors.UsageError(
+        "the server, or a gateway before it, has no such method: it runs an older release, or is "
+        f"one of another kind ({said})",
+        where=where,
+    )
 
 
 def from_status(raw: bytes) -> errors.PercolatorError:

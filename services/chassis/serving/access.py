@@ -15,7 +15,7 @@ import grpc
 from percolator.errors import PermissionDenied, Unauthenticated
 from percolator.wire.channels import SERVER_METADATA
 from percolator.wire.credentials import AUTHORIZATION, SCHEME
-from percolator.wire.roles import REQUIRED, Role
+from percolator.wire.roles import NO_ROLE, REQUIRED, Role
 from percolator.wire.tls import CLUSTER_NAME
 from services.chassis.serving.tokens import Tokens
 
@@ -51,7 +51,7 @@ class Access:
         """The caller's role. `names` returns the names in the caller's certificate."""
         role = self._role(path, metadata, names)
         if required is None or role < required:
-            needed = "no role may call it" if required is None else f"it needs {required.name}"
+            needed = NO_ROLE if required is None else f"it needs {required.name}"
             raise PermissionDenied(f"the caller has the role {role.name}, but {needed}", where=path)
         return role
 

@@ -94,6 +94,22 @@ def failed_call(
     return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*metadata), details)
 
 
+@pytest.mark.parametrize(
+    ("needed", "expected"),
+    [
+        ("no role may call it", errors.UsageError),  # in the words of 0.1.0 and 0.2.0
+        ("it needs ADMIN", errors.PermissionDenied),
+    ],
+)
+def test_a_method_that_no_role_may_call_is_one_that_an_older_gateway_does_not_know(
+    needed: str, expected: type[errors.PercolatorError]
+) -> None:
+    sent = errors.PermissionDenied(f"the caller has the role CLIENT, but {needed}")
+    trailer = to_trailer(status_code(sent), str(sent), to_detail(sent))
+    call = failed_call(status_code(sent), str(sent), trailer)
+    assert type(from_rpc_error(call, "/percolator.v1.New/Method at a:1")) is expected
+
+
 @pytest.mark.parametrize(("told", "expected"), [("", "Scan at a:1"), ("tablet 7", "tablet 7")])
 def test_a_typed_error_without_a_place_names_the_address_that_was_dialled(
     told: str, expected: str
