@@ -19,11 +19,11 @@ from percolator.aio.observer_transaction import ObserverTransaction
 from percolator.aio.observing import worker_context
 from percolator.blocking.database import Database
 from percolator.blocking.transaction import Transaction
-from percolator.codecs import raw
 from percolator.errors import ConflictError, UsageError
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer, checked
 from percolator.observers.port import LOCKS_OF_ANY_AGE, FoundWork, WorkRequest
+from percolator.observers.registry.backfilling import backfill
 from percolator.observers.registry.registration import register
 from percolator.observers.running.dead_letter import DeadLetters, dead_letters_table
 from percolator.observers.running.deletions import Deletions
@@ -31,7 +31,6 @@ from percolator.observers.running.run import ObserverRun
 from percolator.observers.watched import Watched
 from percolator.observers.work import Work
 from percolator.protocol.met_lock import MetLock
-from percolator.schema import Table
 
 RUNS_MAX = 10_000
 
@@ -131,7 +130,8 @@ class _UntilQuiet:
         quiet._dead_letters = DeadLetters(quiet.context, await dead_letters_table(quiet.context))
         for one in quiet._watched:
             if not one.observer.weak and (one.observer.table.name, one.observer.name) not in known:
-                quiet._waiting += await _written_before(database, one)
+                # As stored notifications: what a run leaves undone must be found again.
+                await backfill(quiet.context, one.observer.table.name, one.observer.name)
         return quiet
 
     def _begin(self, work: Work | None) -> ObserverTransaction:
@@ -215,21 +215,6 @@ class _UntilQuiet:
         survey = self.context.notifications.survey(request)
         async with aclosing(survey) as found:
             return [answer async for answer in found]
-
-
-async def _written_before(database: aio.Database, watched: Watched) -> list[Work]:
-    """The cells that `percolator observers backfill` would notify."""
-    table = Table(watched.observer.table.name, key=raw)
-    columns = [table.column(name, raw) for name in watched.columns]
-    found: list[Work] = []
-    async with database.snapshot() as snapshot:
-        now = await snapshot.timestamp()
-        async for row in snapshot.scan(table, columns=columns):
-            for column in row:
-                work = Work(watched, row.key, column, 0.0)
-                work.timestamps.add(now)
-                found.append(work)
-    return found
 
 
 def _order(work: Work) -> tuple[int, int, bytes, bytes, bytes]:

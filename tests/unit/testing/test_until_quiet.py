@@ -81,9 +81,9 @@ def test_an_observers_exception_propagates_and_its_change_stays_pending(
     put(percolator_db, "a", 1)
     with pytest.raises(ValueError, match="broken"):
         percolator.testing.run_observers(percolator_db, [failing])
-    put(percolator_db, "a", 2)
     broken = False
     assert percolator.testing.run_observers(percolator_db, [failing]) == 1
+    assert percolator.testing.run_observers(percolator_db, [failing]) == 0
 
 
 def test_an_observer_that_triggers_itself_without_end_is_named(percolator_db: Database) -> None:
@@ -95,6 +95,30 @@ def test_an_observer_that_triggers_itself_without_end_is_named(percolator_db: Da
     put(percolator_db, "a", 1)
     with pytest.raises(UsageError, match="after 20 runs; the next one would be 'endless'"):
         percolator.testing.run_observers(percolator_db, [endless], runs_max=20)
+
+
+def write_elsewhere(db: Database, row: str) -> None:
+    with db.transaction() as other:
+        other.set(row, copy, -1)
+
+
+def test_a_run_of_what_was_written_before_is_repeated_after_a_conflict(
+    percolator_db: Database,
+) -> None:
+    begun = []
+
+    @observes(source, name="disturbed")
+    def disturbed(tx: Any, row: str) -> None:
+        tx.set(row, copy, tx.get(row, source))
+        begun.append(row)
+        if len(begun) == 1:
+            write_elsewhere(percolator_db, row)
+
+    percolator_db.create_table(docs)
+    put(percolator_db, "a", 1)
+    assert percolator.testing.run_observers(percolator_db, [disturbed]) == 1
+    assert begun == ["a", "a"]
+    assert percolator_db.get("a", copy) == 1
 
 
 def test_a_worker_runs_alongside_a_blocking_program(percolator_db: Database) -> None:
