@@ -121,6 +121,20 @@ def test_a_run_of_what_was_written_before_is_repeated_after_a_conflict(
     assert percolator_db.get("a", copy) == 1
 
 
+def test_an_observer_that_conflicts_with_itself_without_end_is_named(
+    percolator_db: Database,
+) -> None:
+    @observes(source, name="writing-past-tx")
+    def writing_past_tx(tx: Any, row: str) -> None:
+        tx.set(row, copy, 1)
+        write_elsewhere(percolator_db, row)
+
+    percolator_db.create_table(docs)
+    put(percolator_db, "a", 1)
+    with pytest.raises(UsageError, match=r"20 of which have lost .*'writing-past-tx'"):
+        percolator.testing.run_observers(percolator_db, [writing_past_tx], runs_max=20)
+
+
 def test_a_worker_runs_alongside_a_blocking_program(percolator_db: Database) -> None:
     done = threading.Event()
 
