@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from percolator.column_codec import Codec, damaged, wrong
@@ -76,7 +77,7 @@ def _pydantic_codec(kind: type[Any]) -> Codec[Any]:
             raise SchemaError(f"model {kind.__name__}: {error}") from None
         # Otherwise a field that is excluded, secret or NaN would be lost, and only a reader would
         # notice.
-        if decode(data) != value:
+        if not _same(decode(data), value):
             raise SchemaError(f"model {kind.__name__}: read back from JSON, it would differ")
         return data
 
@@ -87,6 +88,39 @@ def _pydantic_codec(kind: type[Any]) -> Codec[Any]:
             raise SchemaError(f"model {kind.__name__}: {_first_reason(error)}") from None
 
     return Codec(f"model({kind.__name__})", encode, decode)
+
+
+def _same(found: Any, given: Any) -> bool:  # noqa: ANN401 - parts of models
+    """Whether what was read back is what was given, with moments in any time zones.
+
+    Python has a moment in an hour that clocks show twice, or never, equal to none of another zone.
+    """
+    if found == given:
+        return True
+    if isinstance(found, datetime) and isinstance(given, datetime):
+        zones = found.utcoffset(), given.utcoffset()
+        return None not in zones and found - given == timedelta()
+    if type(found) is not type(given):
+        return False
+    if isinstance(given, list | tuple):
+        return len(found) == len(given) and all(map(_same, found, given))
+    if isinstance(given, dict):
+        return found.keys() == given.keys() and all(_same(found[key], given[key]) for key in given)
+    if hasattr(given, "__pydantic_fields_set__"):
+        return found.__pydantic_private__ == given.__pydantic_private__ and _same(
+            [
+                found.__pydantic_extra__,
+                *(getattr(found, name) for name in type(given).model_fields),
+            ],
+            [
+                given.__pydantic_extra__,
+                *(getattr(given, name) for name in type(given).model_fields),
+            ],
+        )
+    if dataclasses.is_dataclass(given):
+        names = [field.name for field in dataclasses.fields(given)]
+        return all(_same(getattr(found, name), getattr(given, name)) for name in names)
+    return False
 
 
 def _first_reason(error: ValueError) -> str:

@@ -10,6 +10,7 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pydantic
 import pytest
@@ -259,6 +260,45 @@ def test_a_pydantic_model_that_would_come_back_different_is_refused() -> None:
     codec = codecs.model(Account)
     with pytest.raises(SchemaError, match="read back from JSON, it would differ"):
         codec.encode(Account(name="ann", password=pydantic.SecretStr("s")))
+
+
+def test_a_moment_without_a_zone_does_not_pass_for_one_with_a_zone() -> None:
+    class Alarm(pydantic.BaseModel):
+        at: datetime
+
+        @pydantic.field_validator("at", mode="after")
+        @classmethod
+        def local(cls, moment: datetime) -> datetime:
+            return moment.replace(tzinfo=None) if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+    with pytest.raises(SchemaError, match="read back from JSON, it would differ"):
+        codecs.model(Alarm).encode(Alarm(at=datetime(2026, 1, 1, tzinfo=UTC)))
+
+
+@pytest.mark.parametrize("day", [datetime(2026, 10, 25), datetime(2026, 3, 29)])  # noqa: DTZ001 - as clocks show it
+@pytest.mark.parametrize("fold", [0, 1])
+def test_a_pydantic_model_is_written_in_hours_that_clocks_show_twice_or_never(
+    day: datetime, fold: int
+) -> None:
+    @dataclass
+    class Stop:
+        at: datetime
+
+    class Trip(pydantic.BaseModel):
+        begins: datetime
+        before: Trip | None = None
+        stops: dict[str, list[Stop]] = {}
+        seats: int = 1
+
+    local = day.replace(hour=2, minute=30, fold=fold, tzinfo=ZoneInfo("Europe/Berlin"))
+    Trip.model_rebuild(_types_namespace={"Trip": Trip, "Stop": Stop})
+    codec = codecs.model(Trip)
+    trip = Trip(begins=local, before=Trip(begins=local), stops={"Lund": [Stop(local)]}, seats=3)
+    found = codec.decode(codec.encode(trip))
+    assert found.before is not None
+    moments = [found.begins, found.before.begins, found.stops["Lund"][0].at]
+    assert [moment.astimezone(UTC) for moment in moments] == [local.astimezone(UTC)] * 3
+    assert found.seats == 3
 
 
 def test_models_need_no_pydantic() -> None:
