@@ -180,10 +180,12 @@ class LoopCalls:
         undo: Callable[[], Awaitable[object]] | None = None,
     ) -> Pending[R]:
         self.require_usable()
-        pending = Pending(self, function, caller, undo)
+        return self._enqueue(Pending(self, function, caller, undo))
+
+    def _enqueue(self, pending: Pending[R]) -> Pending[R]:
         self._calls.append(pending)
-        if caller is not None:
-            self._rounds.back(caller)
+        if pending.caller is not None:
+            self._rounds.back(pending.caller)
         if not self._woken and not self._rounds.missing:
             try:
                 self._woken = True
@@ -228,9 +230,10 @@ class LoopCalls:
             self.start_and_forget(stop)
 
     def start_and_forget(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Starts a call for cleaning up, from anywhere. Does nothing if the loop has ended."""
+        """Starts a call for cleaning up, from anywhere: Python's garbage collector may find a scan
+        that was left while it runs in the loop's own thread. Does nothing if the loop has ended."""
         if self._forks == _forks and self._is_alive():
-            self.start(function)
+            self._enqueue(Pending(self, function, None))
 
     def _look(self) -> None:
         self._woken = False  # before looking, so that later calls wake the loop again

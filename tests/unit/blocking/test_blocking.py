@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 
 import pytest
@@ -218,6 +218,26 @@ def test_a_blocking_call_in_the_clients_own_loop_is_refused_instead_of_hanging(
 
     with pytest.raises(UsageError, match="would never return"):
         shared().call(mistake)
+
+
+def test_pages_that_are_left_end_if_they_are_collected_in_the_loops_own_thread() -> None:
+    closed = threading.Event()
+
+    async def pages() -> AsyncGenerator[int, None]:
+        try:
+            while True:
+                yield 1
+        finally:
+            closed.set()
+
+    left = [shared().iterate(pages())]
+    next(left[0])
+
+    async def collect() -> None:  # as the garbage collector does, which runs in any thread
+        left.clear()
+
+    shared().call(collect)
+    assert closed.wait(20.0)
 
 
 def test_many_threads_share_one_database(percolator_db: Database) -> None:
