@@ -86,8 +86,8 @@ def _transactional(
     def call(first: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as the function
         if getattr(first, "joins_transactions", False):
             return function(first, *arguments, **keywords)
-        run = getattr(first, "run", None)
-        if run is None:
+        # An object of the program, such as a method's `self`, may have a method `run`, too.
+        if not hasattr(first, "run_observers"):
             raise UsageError(
                 f"{function.__qualname__} takes a Database or a Transaction as its first argument, "
                 f"got {type(first).__name__}"

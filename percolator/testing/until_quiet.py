@@ -46,6 +46,8 @@ def run_observers(
     Blocking observers run in this thread. Raises `UsageError` if `runs_max` runs were not enough:
     most likely an observer keeps triggering itself.
     """
+    if not isinstance(database, Database):
+        raise _wrong_kind(database, "percolator.testing.connect")
     loop = database._loop_thread
 
     async def begin() -> _UntilQuiet:
@@ -66,6 +68,8 @@ async def run_observers_async(
     database: aio.Database, observers: Sequence[Observer], *, runs_max: int = RUNS_MAX
 ) -> int:
     """Like `run_observers`, for asyncio. Blocking observers run in a thread."""
+    if not isinstance(database, aio.Database):
+        raise _wrong_kind(database, "percolator.testing.connect_async")
     quiet = await _UntilQuiet.over(database, observers, runs_max)
     while (run := await quiet.next()) is not None:
         with run:
@@ -75,6 +79,11 @@ async def run_observers_async(
                 await asyncio.to_thread(_call, run, quiet.context)
             await quiet.finish(run)
     return quiet.runs
+
+
+def _wrong_kind(database: object, opened_by: str) -> UsageError:
+    kind = "one of the other API" if isinstance(database, Database | aio.Database) else database
+    return UsageError(f"expected a database, as {opened_by} returns it, got {kind!s:.80}")
 
 
 def _call(run: _Begun, context: WorkerContext) -> None:

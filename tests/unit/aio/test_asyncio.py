@@ -124,6 +124,21 @@ async def test_transactional_functions_require_a_database_or_a_transaction() -> 
         await function("a string")  # type: ignore[arg-type]  # the mistake
 
 
+async def test_what_has_a_method_run_is_not_taken_for_a_database() -> None:
+    """As `self` is, if a method is decorated."""
+
+    class Service:
+        def run(self, *arguments: object, **keywords: object) -> None:
+            pytest.fail("this is no transaction")
+
+    @transactional
+    async def function(tx: Transaction) -> None:
+        """Never called."""
+
+    with pytest.raises(UsageError, match="as its first argument, got Service"):
+        await function(Service())  # type: ignore[arg-type]  # the mistake
+
+
 async def test_a_value_that_is_too_long_is_refused_and_not_written() -> None:
     async with connected(Limits(value_bytes_max=100)) as (db, _):
         blob = accounts.column("blob", codecs.raw)

@@ -160,3 +160,18 @@ async def test_asyncio_observers_run_until_nothing_is_left_to_do() -> None:
         assert await percolator.testing.run_observers_async(db, [copying, summing]) == 2
         async with db.snapshot() as snapshot:
             assert await snapshot.get("sum", total) == 5
+
+
+@pytest.mark.real_time
+async def test_what_runs_observers_names_the_kind_of_database_that_it_takes() -> None:
+    async with percolator.testing.connect_async() as db:
+        with pytest.raises(
+            UsageError, match=r"as percolator\.testing\.connect returns it, got one of"
+        ):
+            percolator.testing.run_observers(db, [copying])  # type: ignore[arg-type]  # the mistake
+
+
+def test_what_runs_observers_of_asyncio_does_so_too(percolator_db: Database) -> None:
+    running = percolator.testing.run_observers_async(percolator_db, [copying])  # type: ignore[arg-type]  # the mistake
+    with pytest.raises(UsageError, match=r"connect_async returns it, got one of the other API"):
+        running.send(None)
