@@ -83,7 +83,7 @@ def _transactional(
     require_function(function)
 
     @functools.wraps(function)
-    def call(first: Any, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as the function
+    def call(first: Any, /, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as the function
         if getattr(first, "joins_transactions", False):
             return function(first, *arguments, **keywords)
         # An object of the program, such as a method's `self`, may have a method `run`, too.

@@ -124,6 +124,19 @@ async def test_transactional_functions_require_a_database_or_a_transaction() -> 
         await function("a string")  # type: ignore[arg-type]  # the mistake
 
 
+async def test_arguments_of_a_transactional_function_may_have_any_names() -> None:
+    @transactional
+    async def page(
+        tx: Transaction, first: int, *, retry: int, function: str
+    ) -> tuple[int, int, str]:
+        return first, retry, function
+
+    async with connected() as (db, _):
+        assert await page(db, first=10, retry=2, function="f") == (10, 2, "f")
+        async with db.transaction() as tx:
+            assert await page(tx, first=10, retry=2, function="f") == (10, 2, "f")
+
+
 async def test_what_has_a_method_run_is_not_taken_for_a_database() -> None:
     """As `self` is, if a method is decorated."""
 
