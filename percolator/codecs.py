@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from percolator.column_codec import Codec, damaged, wrong
+from percolator.column_codec import Codec, MadeCodec, damaged, wrong
 from percolator.errors import SchemaError
 from percolator.fixed_keys import OrderedNumberCodec, UuidCodec, stored_integer, too_large
 from percolator.hashed_keys import HashedCodec, SplitPoint, hashed, splits_for
@@ -269,7 +269,7 @@ def decimal(digits: int, places: int) -> Codec[_decimal.Decimal]:
             raise damaged(f"a {name}", data)
         return fitting(_decimal.Decimal(data.decode()))
 
-    return Codec(name, encode, decode)
+    return MadeCodec((decimal, digits, places), name, encode, decode)
 
 
 # ---------------------------------------------------------------------------- structures
@@ -304,7 +304,7 @@ def message(kind: type[MessageT]) -> Codec[MessageT]:
         except DecodeError:
             raise damaged(kind.DESCRIPTOR.full_name, data) from None
 
-    return Codec(f"message({kind.DESCRIPTOR.full_name})", encode, decode)
+    return MadeCodec((message, kind), f"message({kind.DESCRIPTOR.full_name})", encode, decode)
 
 
 class TupleCodec:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from percolator.errors import SchemaError
 
@@ -22,6 +22,25 @@ class Codec(Generic[T]):
 
     def __repr__(self) -> str:
         return f"codecs.{self.name}"
+
+
+class MadeCodec(Codec[T]):
+    """A codec that a function makes. It is pickled as a call of that function, since what the
+    function has defined in itself cannot be."""
+
+    def __init__(
+        self,
+        made_by: tuple[Callable[..., Codec[T]], *tuple[object, ...]],
+        name: str,
+        encode: Callable[[T], bytes],
+        decode: Callable[[bytes], T],
+    ) -> None:
+        """`made_by` is the function and its arguments."""
+        super().__init__(name, encode, decode)
+        self._made_by = made_by
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._made_by[0], self._made_by[1:]
 
 
 def wrong(expected: str, value: object) -> SchemaError:

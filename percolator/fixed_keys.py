@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from importlib import import_module
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from percolator.column_codec import Codec, damaged, wrong
@@ -59,8 +60,16 @@ class OrderedNumberCodec(_FixedLength[K]):
 
         self.encode, self.decode = encode, decode
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _named, (self.name,)  # its functions cannot be pickled
+
     def __repr__(self) -> str:
         return f"codecs.{self.name}"
+
+
+def _named(name: str) -> object:
+    """The codec of this name, of which there is one."""
+    return getattr(import_module("percolator.codecs"), name)
 
 
 class UuidCodec(Codec[UUID], _FixedLength[UUID]):

@@ -8,7 +8,7 @@ import sys
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from percolator.column_codec import Codec, damaged, wrong
+from percolator.column_codec import Codec, MadeCodec, damaged, wrong
 from percolator.errors import SchemaError
 from percolator.model_fields import model_form
 from percolator.model_values import Unfit
@@ -57,7 +57,7 @@ def _dataclass_codec(kind: type[M]) -> Codec[M]:
             raise damaged("JSON", data) from None
         return found
 
-    return Codec(f"model({kind.__name__})", encode, decode)
+    return MadeCodec((model, kind), f"model({kind.__name__})", encode, decode)
 
 
 def _unfit(kind: type[Any], unfit: Unfit) -> SchemaError:
@@ -87,7 +87,7 @@ def _pydantic_codec(kind: type[Any]) -> Codec[Any]:
         except ValueError as error:
             raise SchemaError(f"model {kind.__name__}: {_first_reason(error)}") from None
 
-    return Codec(f"model({kind.__name__})", encode, decode)
+    return MadeCodec((model, kind), f"model({kind.__name__})", encode, decode)
 
 
 def _same(found: Any, given: Any) -> bool:  # noqa: ANN401 - parts of models

@@ -296,6 +296,10 @@ class Row(Generic[K]):
         self._cells = cells
         self._columns = columns
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without what knows the codecs: that is the connection's, and checks them there."""
+        return Row, (self._table, self.key, dict(self._cells), self._columns)
+
     def __getitem__(self, column: Readable[T]) -> T:
         """The value. Raises `KeyError` if the row has no such cell."""
         self._check(column)
