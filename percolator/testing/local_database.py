@@ -24,11 +24,13 @@ from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import MachineClock, World
 
 PATIENT_SECONDS = 600.0
+LOCK_WAIT_SECONDS = 30.0
+"""Not as patient: the lock may be of a shared transaction, which the test itself is to end."""
 PATIENT_LIMITS = Limits(
     call_seconds=PATIENT_SECONDS,
     attempt_seconds_max=PATIENT_SECONDS,
     lock_ttl_seconds=PATIENT_SECONDS,
-    lock_wait_seconds=PATIENT_SECONDS,
+    lock_wait_seconds=LOCK_WAIT_SECONDS,
     background_seconds=PATIENT_SECONDS,
 )
 PATIENT_RETRIES = RetryPolicy(deadline_seconds=PATIENT_SECONDS)
