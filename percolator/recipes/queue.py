@@ -88,11 +88,12 @@ class Queue(ABC, Generic[K, V]):
         """Adds an entry. It is a new row, so it conflicts with nothing."""
         part = self._rows.part(key)
         start = await tx.timestamp()
+        # First: if this is refused, there must be no entry, which nothing would wake anybody for.
+        await tx.notify(self._rows.bucket(part), self._wake)
         internal = tx.internal
         async with internal.updating():  # the next entry's place depends on this write
             row = self._rows.entry(part, start, len(internal.writes.cells))
             await internal.write_together([(row, self._entry, value)], [])
-        await tx.notify(self._rows.bucket(part), self._wake)
 
     def _observer_of(
         self,

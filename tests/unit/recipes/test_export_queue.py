@@ -66,6 +66,15 @@ def test_committed_values_arrive_once_in_the_order_of_commits(percolator_db: Dat
         assert out.pending(snapshot) == 0
 
 
+def test_what_is_refused_since_there_is_no_observer_is_not_put(percolator_db: Database) -> None:
+    out = queue()
+    percolator_db.create_table(out.table)  # and not out.create
+    with percolator_db.transaction() as tx, pytest.raises(UsageError, match="no weak observer"):
+        out.put(tx, "a", 1)
+    with percolator_db.snapshot() as snapshot:
+        assert out.pending(snapshot) == 0
+
+
 def test_one_snapshot_is_exported_in_the_order_of_commits(percolator_db: Database) -> None:
     out, received = queue(), Receiver()
     out.create(percolator_db)
