@@ -26,7 +26,14 @@ from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
-from percolator.wire.table_options import changed_ttls, require_options, require_ttls
+from percolator.wire.table_options import (
+    changed_ttls,
+    require_options,
+    require_retention,
+    require_table_name,
+    require_ttls,
+    table_exists,
+)
 from percolator.world import Clock
 
 ADDRESS = "in-memory:1"
@@ -65,14 +72,16 @@ class TablesInMemory(ABC):
     async def _created(
         self, request: master_pb2.CreateTableRequest
     ) -> master_pb2.CreateTableResponse:
+        require_table_name("name", request.name)
+        require_ttls("options.ttls", request.options.ttls)
+        require_retention(request.options)
         known = self._tables.get(request.name)
         if known is not None:
             if not request.exist_ok:
-                raise SchemaError(f"table {request.name!r} exists", table=request.name)
+                raise table_exists(request.name)
             require_options(request.name, known.options, request.options)
             self._keep(known, CodecNames.of(known.codecs).declared(known.name, request.codecs))
             return master_pb2.CreateTableResponse(table=known)
-        require_ttls("options.ttls", request.options.ttls)
         bounds = [b"", *request.splits, b""]
         if any(a >= b for a, b in itertools.pairwise(bounds[1:-1])) or b"" in request.splits:
             raise InvalidArgument("splits", "must ascend, and none may be empty")

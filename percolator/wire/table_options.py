@@ -1,5 +1,5 @@
-"""The options of a table: those that exist, compared with those that a creation asks for, and the
-times to live of its columns.
+"""The name of a table, and its options: those that exist, compared with those that a creation asks
+for, and the times to live of its columns.
 
 With `exist_ok`, an existing table stays as it is. Taken for what was asked for, it would lose
 history that its reader needs, or keep far more than its owner wants, and nothing would say so.
@@ -10,12 +10,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from percolator.errors import InvalidArgument, UsageError
+from percolator.schema import INTERNAL_PREFIX, INTERNAL_TABLES, TABLE_BYTES_MAX
 from percolator.v1.master_pb2 import CreateTableRequest, Table, TableOptions
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 
+RETENTION_MILLISECONDS_MAX = 100 * 365 * 86_400_000
 TTL_MILLISECONDS_MAX = 100 * 365 * 86_400_000
 TTLS_MAX = 1_000
 _COLUMN_BYTES_MAX = 255
+
+
+def require_table_name(field: str, name: str) -> None:
+    """Raises `InvalidArgument` unless a new table may have the name."""
+    if not 0 < len(name.encode()) <= TABLE_BYTES_MAX:
+        raise InvalidArgument(field, f"expected 1 to {TABLE_BYTES_MAX} bytes")
+    if not name.isprintable() or name != name.strip():
+        raise InvalidArgument(
+            field, f"{name!r} has unprintable characters, or a space at either end"
+        )
+    if name.startswith(INTERNAL_PREFIX) and name not in INTERNAL_TABLES:
+        raise InvalidArgument(
+            field, f"{INTERNAL_PREFIX!r} begins the names of internal tables only"
+        )
+
+
+def table_exists(name: str) -> InvalidArgument:
+    """The error about a table that is to be created, and exists."""
+    return InvalidArgument("name", f"table {name!r} exists; pass exist_ok=True to use it")
+
+
+def require_retention(options: TableOptions) -> None:
+    """Raises `InvalidArgument` if versions were to be kept for longer than is possible."""
+    retention = options.retention_milliseconds
+    if retention > RETENTION_MILLISECONDS_MAX:
+        raise InvalidArgument(
+            "options.retention_milliseconds",
+            f"is {retention}; expected at most {RETENTION_MILLISECONDS_MAX}, 100 years",
+        )
 
 
 def require_options(name: str, found: TableOptions, wanted: TableOptions) -> None:

@@ -22,9 +22,15 @@ from percolator.errors import (
     SchemaError,
 )
 from percolator.observers.registry.observer_change import changed_observers
-from percolator.schema import INTERNAL_PREFIX, INTERNAL_TABLES
 from percolator.v1 import master_pb2 as wire
-from percolator.wire.table_options import changed_ttls, require_options, require_ttls
+from percolator.wire.table_options import (
+    changed_ttls,
+    require_options,
+    require_retention,
+    require_table_name,
+    require_ttls,
+    table_exists,
+)
 from percolator.world import Clock
 from services.master.map.catalogue import Table
 from services.master.map.map_record import (
@@ -37,9 +43,7 @@ from services.master.map.map_record import (
 from services.master.map.map_store import MapT, StoredMap
 from services.master.oracle_time import OracleTime
 
-NAME_BYTES_MAX = 255
 ROW_BYTES_MAX = 4_096
-RETENTION_MILLISECONDS_MAX = 100 * 365 * 86_400_000
 SPLIT_BYTES_MIN = 64 << 10
 _ORACLE_SECONDS = 2.0
 
@@ -94,7 +98,7 @@ class TableChanges(ABC, Generic[MapT]):
         return table, created
 
     def _require_valid(self, request: wire.CreateTableRequest) -> None:
-        _check_name("name", request.name)
+        require_table_name("name", request.name)
         _check_splits(request.splits)
         self._check_options(request.options)
 
@@ -134,9 +138,7 @@ class TableChanges(ABC, Generic[MapT]):
         known = current.named(request.name)
         if known is not None:
             if not request.exist_ok:
-                raise InvalidArgument(
-                    "name", f"table {request.name!r} exists; pass exist_ok=True to use it"
-                )
+                raise table_exists(request.name)
             require_options(request.name, options_message(known), request.options)
             return _with_codecs(current, known, request.codecs), (known, False)
         if creation.deletions != self._deletions:
@@ -255,12 +257,8 @@ class TableChanges(ABC, Generic[MapT]):
 
     def _check_options(self, options: wire.TableOptions) -> None:
         require_ttls("options.ttls", options.ttls)
+        require_retention(options)
         retention = options.retention_milliseconds
-        if retention > RETENTION_MILLISECONDS_MAX:
-            raise InvalidArgument(
-                "options.retention_milliseconds",
-                f"is {retention}; expected at most {RETENTION_MILLISECONDS_MAX}, 100 years",
-            )
         if 0 < retention < self._retention_min:
             raise InvalidArgument(
                 "options.retention_milliseconds",
@@ -279,19 +277,6 @@ def _with_codecs(current: MapT, table: Table, declared: wire.Codecs) -> MapT:
     if codecs == table.codecs:
         return current
     return current.with_tables(replace(table, codecs=codecs))
-
-
-def _check_name(field: str, name: str) -> None:
-    if not 0 < len(name.encode()) <= NAME_BYTES_MAX:
-        raise InvalidArgument(field, f"expected 1 to {NAME_BYTES_MAX} bytes")
-    if not name.isprintable() or name != name.strip():
-        raise InvalidArgument(
-            field, f"{name!r} has unprintable characters, or a space at either end"
-        )
-    if name.startswith(INTERNAL_PREFIX) and name not in INTERNAL_TABLES:
-        raise InvalidArgument(
-            field, f"{INTERNAL_PREFIX!r} begins the names of internal tables only"
-        )
 
 
 def _check_splits(splits: Sequence[bytes]) -> None:

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-import percolator
-import percolator.testing
 from percolator import (
     Database,
     InvalidArgument,
@@ -121,13 +119,20 @@ def test_rows_and_columns_are_any_bytes(db: Database) -> None:
         ]
 
 
+def test_a_new_table_has_a_name_on_one_line_and_a_retention_that_ends(db: Database) -> None:
+    with pytest.raises(InvalidArgument, match="unprintable characters, or a space at either end"):
+        db.create_table(Table(f"two\nlines-{uuid.uuid4()}"))
+    with pytest.raises(InvalidArgument, match=r"retention: is .* 100 years"):
+        db.create_table(Table(f"kept-{uuid.uuid4()}"), retention=timedelta(days=365 * 101))
+
+
 def test_tables_are_created_listed_and_dropped(db: Database) -> None:
     table = Table(f"passing-{uuid.uuid4()}")
     column = table.column("c", codecs.text)
     db.create_table(table)
     assert table.name in db.tables()
     db.create_table(table, exist_ok=True)
-    with pytest.raises(percolator.PercolatorError):
+    with pytest.raises(InvalidArgument, match="exists; pass exist_ok=True to use it"):
         db.create_table(table)
     with db.transaction() as tx:
         tx.set("a", column, "old")
