@@ -16,6 +16,7 @@ from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.schema import INTERNAL_PREFIX, Column, Family, Table
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import ColumnTtl
+from percolator.wire.table_options import TTL_MILLISECONDS_MAX
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -253,6 +254,8 @@ def column_ttl(column: object, ttl: object) -> ColumnTtl:
     if not isinstance(column, Column):
         raise InvalidArgument("ttl", f"expected a column, got {type(column).__name__}")
     milliseconds = 0 if ttl is None else _milliseconds("ttl", ttl)
+    if milliseconds > TTL_MILLISECONDS_MAX:
+        raise InvalidArgument("ttl", f"expected at most 100 years, got {ttl}")
     return ColumnTtl(column=column.name, ttl_milliseconds=milliseconds)
 
 

@@ -196,10 +196,10 @@ def test_an_existing_table_must_have_the_ttl_that_is_asked_for(db: Database) -> 
 def test_a_bad_ttl_is_refused(db: Database, ttl: Any, reason: str) -> None:
     table = Table(f"t-{uuid.uuid4()}")
     column = table.column("c", codecs.text)
-    with pytest.raises(InvalidArgument, match=f"ttl.*{reason}"):
+    with pytest.raises(InvalidArgument, match=f"^ttl: .*{reason}"):
         db.create_table(table, ttl={column: ttl})
     db.create_table(table)
-    with pytest.raises(InvalidArgument, match=f"ttl.*{reason}"):
+    with pytest.raises(InvalidArgument, match=f"^ttl: .*{reason}"):
         db.set_ttl(column, ttl)
 
 
