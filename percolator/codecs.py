@@ -130,6 +130,11 @@ class TextCodec(Codec[str], _Delimited):
         return _decode_text(part), end
 
 
+def _named(name: str) -> object:
+    """The codec of this name, of which there is one."""
+    return globals()[name]
+
+
 def _encode_raw(value: bytes) -> bytes:
     if type(value) is bytes:
         return value
@@ -394,14 +399,14 @@ json: Codec[Any] = Codec("json", _encode_json, _decode_json)
 uuid = UuidCodec()
 """`UUID`, 16 bytes; also for row keys, in the order of the bytes."""
 ordered_integer: OrderedNumberCodec[int] = OrderedNumberCodec(
-    "ordered_integer", stored_integer, stored_integer
+    "ordered_integer", stored_integer, stored_integer, _named
 )
 """`int` for row keys, in numerical order."""
 ordered_timestamp: OrderedNumberCodec[_datetime.datetime] = OrderedNumberCodec(
-    "ordered_timestamp", microseconds_of, moment_at
+    "ordered_timestamp", microseconds_of, moment_at, _named
 )
 """`datetime` with a time zone for row keys, in the order of time. It comes back in UTC."""
 ordered_date: OrderedNumberCodec[_datetime.date] = OrderedNumberCodec(
-    "ordered_date", days_of, day_at
+    "ordered_date", days_of, day_at, _named
 )
 """`date` for row keys, in the order of time."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -46,9 +45,16 @@ class OrderedNumberCodec(_FixedLength[K]):
     _length = _NUMBER_BYTES
 
     def __init__(
-        self, name: str, number_of: Callable[[K], int], key_at: Callable[[int], K]
+        self,
+        name: str,
+        number_of: Callable[[K], int],
+        key_at: Callable[[int], K],
+        named: Callable[[str], object],
     ) -> None:
+        """`named` finds the codec by its name when it is unpickled: its functions cannot be
+        pickled."""
         self.name = name
+        self._named = named
 
         def encode(key: K) -> bytes:
             return (number_of(key) - INTEGER_MIN).to_bytes(_NUMBER_BYTES, "big")
@@ -61,15 +67,10 @@ class OrderedNumberCodec(_FixedLength[K]):
         self.encode, self.decode = encode, decode
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _named, (self.name,)  # its functions cannot be pickled
+        return self._named, (self.name,)
 
     def __repr__(self) -> str:
         return f"codecs.{self.name}"
-
-
-def _named(name: str) -> object:
-    """The codec of this name, of which there is one."""
-    return getattr(import_module("percolator.codecs"), name)
 
 
 class UuidCodec(Codec[UUID], _FixedLength[UUID]):

@@ -20,10 +20,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from math import inf
+from typing import Protocol
 
 from percolator.errors import PercolatorError
-from percolator.protocol.first_message import FirstMessage
-from percolator.wire.timestamp_source import TimestampSource
+from percolator.wire.timestamp_source import Taker
 
 AGE_SECONDS_MAX = 0.5
 """Locks count as old from their start, and what is below the safe point is refused."""
@@ -31,11 +31,27 @@ FETCH_SECONDS = 2.0
 STOCK_MIN = 16
 STOCK_MAX = 4_096
 REST = 256
-"""For each obstacle, so many transactions fetch their own timestamps. An early start in vain costs
-a message and a round trip: ten times what one that succeeds saves. So under any contention, hardly
-more than one transaction in 256 pays that."""
+"""After each obstacle, this many transactions fetch their own timestamps. An early start that fails
+costs a message and a round trip, ten times what a successful one saves. With this rest, no more
+than about one transaction in 256 pays for it, however much contention there is."""
 REST_MAX = 4_096
-"""For any number of obstacles."""
+"""The longest rest, however many obstacles there were."""
+
+
+class Source(Protocol):
+    """What fetches timestamps."""
+
+    def give(self, taker: Taker, count: int = 1, timeout_seconds: float | None = None) -> None: ...
+
+
+class Message(Protocol):
+    """The first message of a transaction."""
+
+    def ask(self) -> None:
+        """Fetches its own start, and leaves when that comes."""
+
+    def begin_early(self, start: int, received_seconds: float) -> None:
+        """Leaves now, at a start that came then."""
 
 
 class _Request:
@@ -64,7 +80,7 @@ class _Request:
 class EarlyStarts:
     """The stock of one client."""
 
-    def __init__(self, source: TimestampSource, now: Callable[[], float]) -> None:
+    def __init__(self, source: Source, now: Callable[[], float]) -> None:
         """`now` is the monotonic clock."""
         self._source = source
         self._now = now
@@ -84,10 +100,10 @@ class EarlyStarts:
         """For how many transactions it rests after an obstacle."""
         self._resting = 0
         """How many transactions still have to fetch their own."""
-        self._beginning: list[FirstMessage] = []
+        self._beginning: list[Message] = []
         """The messages of this turn."""
 
-    def begin(self, message: FirstMessage) -> None:
+    def begin(self, message: Message) -> None:
         """Has the first message of a transaction that has read nothing leave in the next turn of
         the event loop: at an early start, or when one comes that it asks for then."""
         if not self._beginning:

@@ -61,7 +61,7 @@ _SETTLING_SECONDS = 0.5
 _SUPERVISE_SECONDS = 0.25
 _CONNECT_SECONDS = 2.0
 _REST = 2
-"""How many transactions do not begin early after one that has in vain."""
+"""How many transactions fetch their own start timestamps after an early start has failed."""
 _AGAIN_SECONDS = 0.2
 _THINK_SECONDS_MAX = 0.06
 WORKERS = 2

@@ -26,7 +26,7 @@ class Oracle:
         self.next = 100
         self.refuses: PercolatorError | None = None
 
-    def give(self, taker: Any, count: int, timeout_seconds: float) -> None:
+    def give(self, taker: Any, count: int = 1, timeout_seconds: float | None = None) -> None:
         if self.refuses is not None:
             raise self.refuses
         self.asked.append((taker, count))
@@ -61,13 +61,13 @@ class Client:
     def __init__(self) -> None:
         self.now = 1000.0
         self.oracle = Oracle()
-        self.stock = EarlyStarts(self.oracle, lambda: self.now)  # type: ignore[arg-type]
+        self.stock = EarlyStarts(self.oracle, lambda: self.now)
 
     async def write(self, count: int = 1) -> list[Message]:
         """So many transactions write in one turn of the event loop."""
         messages = [Message() for _ in range(count)]
         for message in messages:
-            self.stock.begin(message)  # type: ignore[arg-type]
+            self.stock.begin(message)
         assert not any(message.start or message.has_asked for message in messages)
         await asyncio.sleep(0)
         assert all(bool(message.start) is not message.has_asked for message in messages)
@@ -122,7 +122,7 @@ async def test_messages_leave_although_ctrl_c_came_while_one_before_them_was_bei
     monkeypatch.setattr(messages[1], "begin_early", interrupted)
     monkeypatch.setattr(messages[1], "ask", interrupted)
     for message in messages:
-        client.stock.begin(message)  # type: ignore[arg-type]
+        client.stock.begin(message)
     await asyncio.sleep(0)
     messages += await client.write()
     loop.set_exception_handler(None)

@@ -46,8 +46,7 @@ async def test_no_start_is_another_transaction_s_although_a_request_was_answered
     await asyncio.sleep(0.01)
     for number in range(400):
         for _ in range(number % 40):
-            message: Any = Message(source, given)
-            stock.begin(message)
+            stock.begin(Message(source, given))
         await asyncio.sleep(0.02)
     await asyncio.sleep(10.0)
     assert len(given) == sum(number % 40 for number in range(400))
