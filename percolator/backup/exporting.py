@@ -23,13 +23,14 @@ from percolator.aio.database import Database
 from percolator.aio.pin import Pin
 from percolator.arguments import as_timestamp
 from percolator.backup import layout, part_files
-from percolator.backup.layout import (
+from percolator.backup.exported import (
     Export,
     ExportedCodecs,
     ExportedObserver,
     ExportedTable,
     ExportFormat,
     ExportPart,
+    file_of,
 )
 from percolator.backup.pieces import Piece
 from percolator.errors import InvalidArgument, SchemaError
@@ -176,7 +177,7 @@ async def _plan(
             for one in table.observers
         )
         parts = tuple(
-            ExportPart(layout.file_of(name, number, form), one.start.hex(), one.end.hex())
+            ExportPart(file_of(name, number, form), one.start.hex(), one.end.hex())
             for number, one in enumerate(ranges)
         )
         options = table.options

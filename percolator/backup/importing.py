@@ -19,16 +19,12 @@ from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadPlan, LoadTimes
 from percolator.aio.database import Database
 from percolator.aio.row_load import RowLoad, finish_together
 from percolator.backup import layout, part_files
+from percolator.backup.exported import Export, ExportedTable, ExportPart
 from percolator.backup.import_log import ImportLog, open_log
-from percolator.backup.layout import DamagedExport, Export, ExportedTable, ExportPart
+from percolator.backup.layout import DamagedExport
+from percolator.backup.table_messages import codecs_of, observers_of, options_of, require_observers
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
-from percolator.v1.master_pb2 import (
-    ChangeObserversRequest,
-    Codecs,
-    ColumnCodec,
-    Observer,
-    TableOptions,
-)
+from percolator.v1.master_pb2 import TableOptions
 
 PARTS_AT_A_TIME = 4
 _CALL_SECONDS = 60.0
@@ -142,6 +138,8 @@ class _Importing:
         self._limit = asyncio.Semaphore(PARTS_AT_A_TIME)
 
     async def run(self) -> None:
+        for one in self._loads:
+            await self._require_observers(one.table)
         touched: list[_Load] = []
         try:
             for one in self._loads:
@@ -168,6 +166,19 @@ class _Importing:
             raise
         await self._open_all()
 
+    async def _require_observers(self, table: ExportedTable) -> None:
+        """They are registered at the end: refused only then, they would be missing from a table
+        that is open, and full."""
+        engine = self._database.internal.engine
+        if not table.observers:
+            return
+        try:
+            found = await engine.catalog.describe(table.name, engine.now() + _CALL_SECONDS)
+        except SchemaError:
+            require_observers(table, ())
+        else:
+            require_observers(table, found.observers)
+
     async def _make(self, table: ExportedTable) -> None:
         """Creates the table with its splits and options. A table that exists already keeps its own,
         but has to have a change feed if the exported one has."""
@@ -177,14 +188,14 @@ class _Importing:
         try:
             await engine.catalog.describe(table.name, deadline)
         except SchemaError:
-            options = _options(table)
+            options = options_of(table)
         await engine.catalog.create(
             table.name,
             table.splits,
             options,
             exist_ok=True,
             deadline=deadline,
-            codecs=_codecs(table),
+            codecs=codecs_of(table),
         )
 
     async def _close(self, one: _Load) -> None:
@@ -281,53 +292,21 @@ def _is_final(error: BaseException) -> bool:
     return isinstance(error, DamagedExport | SchemaError | UsageError)
 
 
-def _options(table: ExportedTable) -> TableOptions:
-    options = TableOptions(
-        change_feed=table.change_feed,
-        retention_milliseconds=table.retention_milliseconds,
-        split_bytes=table.split_bytes,
-    )
-    for column, milliseconds in table.ttls:
-        options.ttls.add(column=bytes.fromhex(column), ttl_milliseconds=milliseconds)
-    return options
-
-
-def _codecs(table: ExportedTable) -> Codecs | None:
-    if table.codecs is None:
-        return None
-    columns = [
-        ColumnCodec(column=bytes.fromhex(column), codec=codec)
-        for column, codec in table.codecs.columns
-    ]
-    return Codecs(key=table.codecs.key, columns=columns)
-
-
 async def _register(database: Database, table: ExportedTable) -> None:
     """Registers the table's observers. This comes last: imported cells must not notify them."""
     if not table.observers:
         return
-    observers = [
-        Observer(
-            name=one.name,
-            columns=[bytes.fromhex(column) for column in one.columns],
-            weak=one.weak,
-            paused=one.paused,
-        )
-        for one in table.observers
-    ]
     catalog = database.internal.engine.catalog
-    added = ChangeObserversRequest(table=table.name, add=observers)
+    added, paused = observers_of(table)
     await catalog.change_observers(added, database.internal.engine.now() + _CALL_SECONDS)
-    paused = [one.name for one in table.observers if one.paused]
-    if paused:
-        pausing = ChangeObserversRequest(table=table.name, pause=paused)
-        await catalog.change_observers(pausing, database.internal.engine.now() + _CALL_SECONDS)
+    if paused.pause:
+        await catalog.change_observers(paused, database.internal.engine.now() + _CALL_SECONDS)
 
 
 def _load_of(database: Database, export: Export, table: ExportedTable) -> BulkLoad | RowLoad:
     plan = _load_plan(export, table)
     if database.internal.engine.is_on_rows:
-        return RowLoad(database, plan, _options(table), _codecs(table))
+        return RowLoad(database, plan, options_of(table), codecs_of(table))
     return BulkLoad(database, plan)
 
 

@@ -19,154 +19,25 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
-from enum import StrEnum
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote
+from typing import Any
 
+from percolator.backup.exported import Export, ExportFormat, ExportPart, file_of
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from percolator.model_fields import model_form
+from percolator.model_values import Unfit
 
 MANIFEST = "manifest.json"
 PLAN = "plan.json"
 _CHUNK_BYTES = 1 << 20
-_NAME_BYTES_MAX = 255
-"""The longest name in a directory that file systems accept."""
-
-
-T = TypeVar("T", bound="DataclassInstance")
-
-_KINDS: dict[str, type] = {"int": int, "str": str, "bool": bool}
-"""The types of single values in a record, as they are written in its class."""
-
-
-class ExportFormat(StrEnum):
-    """What the files of parts are."""
-
-    PARQUET = "parquet"
-    """Cells as they are stored."""
-    JSONL = "jsonl"
-    """Rows as people read them, as lines of JSON."""
-
-    @property
-    def suffix(self) -> str:
-        return f".{self.value}"
-
-
 _FORMS = {1: ExportFormat.PARQUET, 2: ExportFormat.JSONL, 3: ExportFormat.PARQUET}
 """By the `format` of plans and manifests. Earlier releases know 1, and name the one they refuse."""
+_EXPORT, _PART = model_form(Export, {}), model_form(ExportPart, {})
 
 
 class DamagedExport(PercolatorError):
     """A file of an export is missing, or differs from what was written."""
-
-
-@dataclass(frozen=True)
-class ExportPart:
-    """The cells of a range of rows: those of one tablet, when the export began."""
-
-    file: str
-    """The path of the file, relative to the export's directory."""
-    start: str
-    end: str
-    """The row to end before; like `start` in hexadecimal. Empty: up to the last row."""
-    cells: int = 0
-    bytes: int = 0
-    """The size of the file."""
-    sha256: str = ""
-    columns: tuple[str, ...] = ()
-    """Names of the columns that occur, in hexadecimal; only some if there are very many."""
-
-
-@dataclass(frozen=True)
-class ExportedObserver:
-    """An observer, as it is registered with its table."""
-
-    name: str
-    columns: tuple[str, ...]
-    weak: bool
-    paused: bool
-
-
-@dataclass(frozen=True)
-class ExportedCodecs:
-    """The codecs of a table, by name: so a reader of the files knows what the bytes mean."""
-
-    key: str
-    """Empty if none is known."""
-    columns: tuple[tuple[str, str], ...]
-    """(column in hexadecimal digits, codec), by column."""
-
-
-@dataclass(frozen=True)
-class ExportedTable:
-    """One table: how to create it, and its cells."""
-
-    name: str
-    table_id: int
-    """The table's id in its cluster. A later table of this name has another id."""
-    retention_milliseconds: int
-    split_bytes: int
-    observers: tuple[ExportedObserver, ...]
-    parts: tuple[ExportPart, ...]
-    change_feed: bool = False
-    codecs: ExportedCodecs | None = None
-    """What its schema says about codecs; None if it says nothing."""
-    ttls: tuple[tuple[str, int], ...] = ()
-    """(column in hexadecimal digits, milliseconds), of columns whose values expire."""
-
-    @property
-    def splits(self) -> list[bytes]:
-        """The first rows of its tablets, except the first tablet."""
-        return [bytes.fromhex(part.start) for part in self.parts[1:]]
-
-    @property
-    def cells(self) -> int:
-        return sum(part.cells for part in self.parts)
-
-
-@dataclass(frozen=True)
-class Export:
-    """A whole export: its tables, and the timestamp at which they are exported."""
-
-    at: int
-    """The timestamp. The export contains what was committed up to then."""
-    tables: tuple[ExportedTable, ...]
-    form: ExportFormat = ExportFormat.PARQUET
-
-    @property
-    def cells(self) -> int:
-        return sum(table.cells for table in self.tables)
-
-    @property
-    def parts(self) -> list[ExportPart]:
-        return [part for table in self.tables for part in table.parts]
-
-    def with_parts(self, done: Mapping[str, ExportPart]) -> Export:
-        """The export with these finished parts, by file, in place of those that are planned."""
-        return replace(
-            self,
-            tables=tuple(
-                replace(table, parts=tuple(done.get(part.file, part) for part in table.parts))
-                for table in self.tables
-            ),
-        )
-
-
-def file_of(table: str, number: int, form: ExportFormat = ExportFormat.PARQUET) -> str:
-    """The path of a part's file, whatever characters the table's name contains.
-
-    A directory whose name would be too long is named by the beginning and, after a dot, which no
-    other one has, a hash.
-    """
-    directory = quote(table, safe="").replace(".", "%2E")
-    if len(directory) > _NAME_BYTES_MAX:
-        digest = hashlib.sha256(table.encode()).hexdigest()
-        directory = f"{directory[: _NAME_BYTES_MAX - len(digest) - 1]}.{digest}"
-    return f"{directory}/part-{number:05}{form.suffix}"
 
 
 @contextmanager
@@ -293,13 +164,16 @@ def read_export(path: Path) -> Export:
     form = _FORMS.get(number) if type(number) is int else None
     if form is None:
         raise InvalidArgument(
-            "directory", f"{path} is of format {number}; this release reads 1 to {max(_FORMS)}"
+            "directory",
+            f"{path} is of format {number!s:.80}; this release reads 1 to {max(_FORMS)}",
         )
+    del content["format"]
     try:
-        tables = tuple(_table(table, form) for table in content["tables"])
-        return _typed(Export(content["at"], tables, form))
-    except (KeyError, TypeError, ValueError) as error:
-        raise DamagedExport(f"{path} is not the record of an export: {error!r}") from error
+        export: Export = _EXPORT.unpack(content | {"form": form.value})
+    except Unfit as unfit:
+        raise DamagedExport(f"{path} is not the record of an export: {_said(unfit)}") from unfit
+    _require_own_files(path, export)
+    return export
 
 
 def read_manifest(directory: Path) -> Export:
@@ -323,9 +197,9 @@ def read_part(directory: Path, planned: ExportPart, at: int) -> ExportPart | Non
         content = read_record(record)
         if content.pop("at", None) != at:
             raise DamagedExport(f"{record} is not known to be of this export")
-        part = _part(content)
-    except (KeyError, TypeError) as error:
-        raise DamagedExport(f"{record} is not the record of a part: {error!r}") from error
+        part: ExportPart = _PART.unpack(content)
+    except Unfit as unfit:
+        raise DamagedExport(f"{record} is not the record of a part: {_said(unfit)}") from unfit
     if (part.file, part.start, part.end) != (planned.file, planned.start, planned.end):
         raise DamagedExport(f"{record} is about another part: {part.file}")
     check_part(directory, part)
@@ -359,40 +233,15 @@ def check_part(directory: Path, part: ExportPart) -> None:
         raise DamagedExport(f"{path} cannot be read: {error}") from error
 
 
-def _table(content: dict[str, Any], form: ExportFormat) -> ExportedTable:
-    observers = tuple(
-        _typed(ExportedObserver(**(one | {"columns": tuple(one["columns"])})))
-        for one in content["observers"]
-    )
-    parts = tuple(map(_part, content["parts"]))
-    for number, part in enumerate(parts):
-        # A manifest must not name files outside of its directory.
-        if part.file != file_of(content["name"], number, form):
-            raise ValueError(part.file)
-    codecs = None if content.get("codecs") is None else _codecs(content["codecs"])
-    ttls = tuple((column, ttl) for column, ttl in content.get("ttls", ()))
-    read = {"observers": observers, "parts": parts, "codecs": codecs, "ttls": ttls}
-    return _typed(ExportedTable(**(content | read)))
+def _require_own_files(path: Path, export: Export) -> None:
+    """A manifest must not name files outside of its directory."""
+    for table in export.tables:
+        for number, part in enumerate(table.parts):
+            if part.file != file_of(table.name, number, export.form):
+                raise DamagedExport(
+                    f"{path} names {part.file!r:.80}, which is no file of an export"
+                )
 
 
-def _codecs(content: dict[str, Any]) -> ExportedCodecs:
-    columns = tuple((column, codec) for column, codec in content["columns"])
-    for column, codec in columns:
-        bytes.fromhex(column)
-        if type(codec) is not str:
-            raise TypeError(f"the codec of {column} is {codec!r}")
-    return _typed(ExportedCodecs(content["key"], columns))
-
-
-def _part(content: dict[str, Any]) -> ExportPart:
-    return _typed(ExportPart(**(content | {"columns": tuple(content["columns"])})))
-
-
-def _typed(record: T) -> T:
-    """Raises `TypeError` unless numbers, texts and truth values are what they are declared as. Else
-    the wrong one would be met somewhere in the middle of an import."""
-    for field in fields(record):
-        kind, value = _KINDS.get(str(field.type)), getattr(record, field.name)
-        if kind is not None and type(value) is not kind:
-            raise TypeError(f"{field.name} is {value!r}")
-    return record
+def _said(unfit: Unfit) -> str:
+    return f"{unfit.place.removeprefix('.') or 'it'}: {unfit.reason}"

@@ -12,13 +12,8 @@ from pathlib import Path
 from typing import Protocol
 
 from percolator.aio.bulk_load import LoadedCell
-from percolator.backup.layout import (
-    DamagedExport,
-    Export,
-    ExportedTable,
-    ExportFormat,
-    ExportPart,
-)
+from percolator.backup.exported import Export, ExportedTable, ExportFormat, ExportPart
+from percolator.backup.layout import DamagedExport
 from percolator.backup.pieces import Piece
 from percolator.backup.records_file import RecordsFile, records_in
 from percolator.counts import counted

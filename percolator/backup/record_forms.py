@@ -12,7 +12,7 @@ import math
 from typing import Any
 
 from percolator import codecs, named_codecs
-from percolator.backup.layout import ExportedCodecs
+from percolator.backup.exported import ExportedCodecs
 from percolator.codecs import Codec
 from percolator.errors import InvalidArgument
 from percolator.row_text import HEX, row_bytes

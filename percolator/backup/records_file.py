@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from percolator.aio.bulk_load import LoadedCell
-from percolator.backup.layout import DamagedExport, ExportedTable
+from percolator.backup.exported import ExportedTable
+from percolator.backup.layout import DamagedExport
 from percolator.backup.pieces import PIECE_BYTES, READ_CELLS, Piece
 from percolator.backup.record_forms import RecordForms
 from percolator.errors import InvalidArgument

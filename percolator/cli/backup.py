@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from percolator.backup.layout import Export, ExportFormat
+from percolator.backup.exported import Export, ExportFormat
 from percolator.cli.cells import At, PinTtl, moment_of
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.cli.given import not_empty

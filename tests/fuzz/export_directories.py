@@ -7,15 +7,17 @@ import base64
 import json
 import shutil
 from collections.abc import Callable
+from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from percolator import Table, aio, codecs
+from percolator.backup.exported import ExportFormat
 from percolator.backup.exporting import export
 from percolator.backup.importing import import_tables, verify
-from percolator.backup.layout import ExportFormat
 from percolator.errors import PercolatorError, SchemaError
+from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
 from percolator.world import Random
 from tests.fuzz.findings import Input, Record
 from tests.fuzz.messages import damaged
@@ -25,6 +27,11 @@ _READ_SECONDS = 10.0
 goods = Table("goods", key=codecs.text)
 price = goods.column("price", codecs.integer)
 label = goods.column("label", codecs.raw)
+_TTL = timedelta(days=365)
+_WATCHED = ChangeObserversRequest(
+    table=goods.name, add=[Observer(name="watcher", columns=[price.name])]
+)
+_PAUSED = ChangeObserversRequest(table=goods.name, pause=["watcher"])
 
 _BOUNDARIES: tuple[Any, ...] = (
     None,
@@ -125,10 +132,14 @@ class ExportDirectories:
     async def prepare(self) -> None:
         """Makes the export that inputs are made from; the table itself goes."""
         self._whole.mkdir(parents=True)
-        await self._database.create_table(goods, ["m"])
+        await self._database.create_table(goods, ["m"], ttl={label: _TTL})
         await self._database.set_many(
             (row, {price: one, label: text}) for row, (one, text) in self._content.items()
         )
+        # Registered last, so there are no notifications; and paused, as nobody could run it.
+        engine = self._database.internal.engine
+        for change in (_WATCHED, _PAUSED):
+            await engine.catalog.change_observers(change, engine.now() + _READ_SECONDS)
         await export(self._database, self._whole, tables=[goods.name], form=self._form)
         await self._database.drop_table(goods)
         self._files = sorted(

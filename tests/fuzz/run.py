@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from percolator.backup.layout import ExportFormat
+from percolator.backup.exported import ExportFormat
 from percolator.errors import PercolatorError
 from percolator.wire import tls
 from percolator.wire.channels import GrpcNetwork

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -11,17 +12,20 @@ import pyarrow.parquet as pq
 import pytest
 
 import percolator
-from percolator import Table, Timestamp, codecs
+from percolator import Column, Table, Timestamp, codecs
 from percolator.aio.connecting import connect
 from percolator.backup import cells_file, exporting, importing, layout
+from percolator.backup.exported import ExportedObserver
 from percolator.backup.layout import DamagedExport
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
+from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
 from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 from tests.integration.exports import (
     ROWS,
     copied,
     empty,
+    label,
     price,
     scan_hash,
     shop,
@@ -152,6 +156,44 @@ async def test_a_table_that_exists_keeps_its_own_retention(
         await db.drop_table(empty)
         await importing.import_tables(db, exported, tables=[empty.name])
         await db.create_table(empty, exist_ok=True, retention=timedelta(hours=2))
+
+
+async def test_observers_that_an_existing_table_cannot_get_are_refused_before_a_row_is_imported(
+    target: LocalCluster, exported: Path, tmp_path: Path
+) -> None:
+    watched = edited(copied(exported, tmp_path / "copy"), "watcher", price)
+    async with connect(target.address) as db:
+        engine = db.internal.engine
+        await db.drop_table(shop, missing_ok=True)
+        await db.create_table(shop)
+        other = Observer(name="watcher", columns=[label.name])
+        registered = ChangeObserversRequest(table=shop.name, add=[other])
+        await engine.catalog.change_observers(registered, engine.now() + 20)
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match=r"observers of 'shop\.items' cannot be"):
+                await importing.import_tables(db, watched)
+            async with db.snapshot() as snapshot:
+                assert [row async for row in snapshot.scan(shop)] == []
+        gone = ChangeObserversRequest(table=shop.name, remove=["watcher"])
+        await engine.catalog.change_observers(gone, engine.now() + 20)
+        await importing.import_tables(db, watched)
+        found = await engine.catalog.describe(shop.name, engine.now() + 20)
+        assert [(one.name, list(one.columns)) for one in found.observers] == [
+            ("watcher", [price.name])
+        ]
+        await db.drop_table(shop)
+
+
+def edited(directory: Path, observer: str, column: Column[int]) -> Path:
+    """Makes this the export of a table with an observer."""
+    whole = layout.read_manifest(directory)
+    added = ExportedObserver(observer, (column.name.hex(),), weak=False, paused=False)
+    tables = tuple(
+        replace(table, observers=(added,)) if table.name == column.table.name else table
+        for table in whole.tables
+    )
+    layout.write_export(directory / layout.MANIFEST, replace(whole, tables=tables))
+    return directory
 
 
 async def test_tables_that_did_not_exist_then_are_left_out_unless_they_are_named(

@@ -13,7 +13,8 @@ import percolator
 from percolator import Database, Table, codecs
 from percolator.aio.connecting import connect
 from percolator.backup import exporting, importing, layout
-from percolator.backup.layout import DamagedExport, ExportFormat
+from percolator.backup.exported import ExportFormat
+from percolator.backup.layout import DamagedExport
 from percolator.errors import InvalidArgument, SchemaError
 from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine

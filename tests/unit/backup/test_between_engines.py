@@ -19,7 +19,7 @@ from percolator import Table, Timestamp, aio, codecs
 from percolator.aio.bulk_load import LoadedCell, LoadTimestamps
 from percolator.aio.row_load import RowLoad
 from percolator.backup import exporting, import_log, importing, layout
-from percolator.backup.layout import ExportFormat
+from percolator.backup.exported import ExportFormat
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, Unavailable
 from percolator.v1 import master_pb2
 from tests.unit.rowstore.loading_cluster import Loading, loading

@@ -17,7 +17,7 @@ from percolator.aio.database import Database
 from percolator.aio.pin import Pin
 from percolator.backup import exporting, layout, part_files
 from percolator.backup.cells_file import CellsFile
-from percolator.backup.layout import Export, ExportedTable, ExportPart
+from percolator.backup.exported import Export, ExportedTable, ExportPart, file_of
 from percolator.backup.pieces import Piece
 from percolator.errors import InvalidArgument, UsageError
 from percolator.routing.cells import CellPage
@@ -129,8 +129,8 @@ async def test_a_table_of_the_longest_name_has_a_directory_of_its_own(
     name: str, tmp_path: Path
 ) -> None:
     """The master accepts names of 255 bytes, each of which may take three in a path."""
-    file = layout.file_of(name, 0)
-    assert len({file, layout.file_of(name[:-1] + "x", 0), layout.file_of(name[:-1], 0)}) == 3
+    file = file_of(name, 0)
+    assert len({file, file_of(name[:-1] + "x", 0), file_of(name[:-1], 0)}) == 3
     part = ExportPart(file, "", "")
     assert layout.read_part(tmp_path, part, AT) is None
     done = await Exported(tmp_path)._export(TABLE, part)

@@ -15,14 +15,14 @@ import pytest
 from percolator import codecs
 from percolator.aio.bulk_load import LoadedCell
 from percolator.backup import part_files, pieces, records_file
-from percolator.backup.layout import (
-    DamagedExport,
+from percolator.backup.exported import (
     Export,
     ExportedCodecs,
     ExportedTable,
     ExportFormat,
     ExportPart,
 )
+from percolator.backup.layout import DamagedExport
 from percolator.backup.pieces import Piece
 from percolator.key_codec import name_of
 from percolator.routing.cells import CellPage
