@@ -117,8 +117,9 @@ class FirstMessage:
             self._begin(start, received_seconds)
 
     def done(self) -> bool:
-        """Whether the caller no longer waits."""
-        return self.answer.done()
+        """Whether it has left, or the caller no longer waits. With another timestamp it would be
+        another transaction, and both might commit."""
+        return self.is_sent or self.answer.done()
 
     def set_result(self, start: int) -> None:
         """Sends the message at the start timestamp that was asked for."""

@@ -57,7 +57,7 @@ class Taker(Protocol):
     """What receives a timestamp: a future of it, or what goes on with it at once."""
 
     def done(self) -> bool:
-        """Whether it no longer wants one."""
+        """Whether it no longer wants one: its caller has left, or it has received one."""
         ...
 
     def set_result(self, timestamp: int, /) -> None:
@@ -201,7 +201,8 @@ class TimestampSource:
         else:
             _check_timeout(timeout_seconds)
         deadline = self._now() + timeout_seconds
-        if self._dispatcher is None:
+        # Done: other code has cancelled it before its first step.
+        if self._dispatcher is None or self._dispatcher.done():
             if _running_loop() is not self._loop:
                 raise errors.UsageError("a source of timestamps belongs to one event loop")
             # The task starts in the next turn of the loop, after all calls of this turn were made.
@@ -265,13 +266,14 @@ class TimestampSource:
                     failed_attempts = 0
                     self._suspects.clear()
                     self._distribute(batch, response)
-        except asyncio.CancelledError:
-            # Not cancelled by `close`: the calls wait for the next dispatcher, or their deadlines.
-            self._put_back(self._in_flight)
-            raise
         except Exception as error:
             self._ended = errors.InvariantViolation(f"asking for timestamps failed: {error!r}")
             self._fail_all_calls()
+            raise
+        except BaseException:
+            # Cancelled, but not by `close`, or Ctrl-C, perhaps while timestamps were handed out.
+            # The calls that have none wait for the next dispatcher, or their deadlines.
+            self._put_back(self._in_flight)
             raise
         finally:
             self._in_flight = _Batch()

@@ -49,6 +49,31 @@ async def test_what_takes_a_timestamp_has_it_in_the_turn_in_which_it_comes() -> 
     assert oracles.counts() == [5, 1]
 
 
+class _CtrlC(BaseException):
+    """A `KeyboardInterrupt` would end the test's loop."""
+
+
+class _Interrupted(_Taker):
+    """Ctrl-C comes while it goes on with its timestamp."""
+
+    def set_result(self, timestamp: int, /) -> None:
+        self.is_gone = True
+        raise _CtrlC
+
+
+async def test_nobody_is_forgotten_although_ctrl_c_came_while_timestamps_were_handed_out() -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: None)
+    source = source_of(Oracles())
+    before, interrupted = source.get(), _Interrupted(source)
+    source.give(interrupted)
+    behind = [source.get(), source.get()]
+    assert await before == 1000
+    assert await source.get() == 1006
+    assert [await one for one in behind] == [1004, 1005]
+    loop.set_exception_handler(None)
+
+
 async def test_what_takes_a_timestamp_hears_that_none_comes() -> None:
     oracles = Oracles()
     oracles.behaviours["a:1"] = silent

@@ -76,11 +76,16 @@ async def test_one_address_in_place_of_a_list_is_refused() -> None:
         source_of(Oracles(), count_max=0)
 
 
-async def test_no_call_is_forgotten_when_other_code_cancels_the_tasks_of_the_loop() -> None:
+@pytest.mark.parametrize("seconds", [None, 0.0, ROUND_TRIP_SECONDS / 4])
+async def test_no_call_is_forgotten_when_other_code_cancels_the_tasks_of_the_loop(
+    seconds: float | None,
+) -> None:
+    """Nor does the source stop asking, even if its task is cancelled before its first step."""
     oracles = Oracles()
     source = source_of(oracles)
     asked = source.get()
-    await asyncio.sleep(ROUND_TRIP_SECONDS / 4)
+    if seconds is not None:
+        await asyncio.sleep(seconds)
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()
     await asyncio.sleep(0)
