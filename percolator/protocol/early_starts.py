@@ -47,6 +47,9 @@ class Source(Protocol):
 class Message(Protocol):
     """The first message of a transaction."""
 
+    def done(self) -> bool:
+        """Whether it has left, or its caller no longer waits. It must not leave twice."""
+
     def ask(self) -> None:
         """Fetches its own start, and leaves when that comes."""
 
@@ -119,22 +122,20 @@ class EarlyStarts:
         if some of them were a round trip ahead.
         """
         beginning, self._beginning = self._beginning, []
-        to_send = iter(beginning)
         try:
             if self._has(len(beginning)):
                 received_seconds = self._received_seconds
-                for message in to_send:
+                for message in beginning:
                     start, self._next = self._next, self._next + 1
                     message.begin_early(start, received_seconds)
             else:
-                for message in to_send:
+                for message in beginning:
                     message.ask()
-        finally:
-            left = list(to_send)
-            if left:  # Ctrl-C, in a program that goes on: without this, they would wait for ever
-                if not self._beginning:
-                    self._call_soon(self._send)
-                self._beginning[:0] = left
+        except BaseException:  # Ctrl-C, in a program that goes on: else they would wait for ever
+            if not self._beginning:
+                self._call_soon(self._send)
+            self._beginning[:0] = [message for message in beginning if not message.done()]
+            raise
 
     def _has(self, count: int) -> bool:
         """Whether so many transactions may begin early. Sees to it that the next may."""
