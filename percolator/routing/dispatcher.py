@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from percolator.errors import (
     DeadlineExceeded,
@@ -61,7 +62,7 @@ class _Call:
         self.started = started
         self.task: asyncio.Task[None] | None = None
         self.begun = False
-        """Whether the task has begun to run: cancelled before that, it would release nothing."""
+        """Whether the task has begun to run: cancelled before that, it never does."""
         self.given_up: PercolatorError | None = None
         """Why it was given up; None while it is still awaited."""
 
@@ -99,6 +100,7 @@ class Dispatcher:
         self._bytes = 0
         self._turns: deque[asyncio.Future[None]] = deque()
         self._last_answer = self._loop.time()
+        self._cut_off_because = "the task of the call was cancelled"
         self.calls_sent = 0
         self.rows_sent = 0
 
@@ -203,6 +205,7 @@ class Dispatcher:
                     call = _Call(entries, size_bytes, self._loop.time())
                     self._in_flight[call] = None
                     call.task = self._loop.create_task(self._call(lane, call))
+                    call.task.add_done_callback(partial(self._cut_off, lane, call))
 
     def _calls_like(self, lane: Lane) -> int:
         """How many calls in flight read, or write, as those of this lane do. Neither kind may take
@@ -249,21 +252,33 @@ class Dispatcher:
             problems = [(entries, error)]
         except asyncio.CancelledError:
             if call.given_up is None:
-                _closed(entries)
                 raise
             problems = [(entries, call.given_up)]
         except Exception as error:  # noqa: BLE001 - or its rows would count as in flight forever
             problems = [(entries, self._bug(lane, error))]
-        self._in_flight.pop(call, None)
-        lane.calls -= 1
-        lane.rows_in_flight -= len(entries)
-        self._calls -= 1
-        self._last_answer = self._loop.time()
-        self._release(len(entries), call.size_bytes)
+        self._ended(lane, call)
         for failed, problem in problems:
             self._failed(failed, problem)
         if any(lane.queue for lane in self._lanes):
             self._send_soon()
+
+    def _ended(self, lane: Lane, call: _Call) -> None:
+        """Notes that a call is no longer in flight."""
+        del self._in_flight[call]
+        lane.calls -= 1
+        lane.rows_in_flight -= len(call.entries)
+        self._calls -= 1
+        self._last_answer = self._loop.time()
+        self._release(len(call.entries), call.size_bytes)
+
+    def _cut_off(self, lane: Lane, call: _Call, _: asyncio.Task[None]) -> None:
+        """Answers a call whose task was cancelled, by `close` or by other code: its callers would
+        wait, and it would count as in flight, forever. What is queued leaves with the next row, or
+        ends at its deadline: the loop may be about to end."""
+        if call in self._in_flight:
+            self._ended(lane, call)
+            for entry in call.entries:
+                entry.pending.fail(entry.index, Unavailable(self._cut_off_because))
 
     # ------------------------------------------------------------------ problems
 
@@ -387,9 +402,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Gives up all calls in flight."""
-        for call in self._in_flight:
-            if not call.begun:
-                _closed(call.entries)
+        self._cut_off_because = "the client was closed"
         tasks = [call.task for call in self._in_flight if call.task is not None]
         for task in tasks:
             task.cancel()
@@ -404,9 +417,3 @@ def _passes_by_itself(error: NotExecuted, attempts: int) -> bool:
     return isinstance(error, Overloaded) or (
         isinstance(error, NotReady) and attempts <= HELD_ATTEMPTS_MAX
     )
-
-
-def _closed(entries: Iterable[Queued]) -> None:
-    """Answers callers that still wait when the client is closed, or they would wait forever."""
-    for entry in entries:
-        entry.pending.fail(entry.index, Unavailable("the client was closed"))

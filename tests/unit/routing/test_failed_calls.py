@@ -223,3 +223,26 @@ async def test_a_read_that_breaks_its_call_fails_alone() -> None:
         assert isinstance(answer, list)
         assert answer[0].found[b"c"].commit_timestamp == 7
     assert {type(report) for report in reports} == {TypeError}
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.005])
+async def test_a_server_is_called_on_although_other_code_has_cancelled_all_calls_to_it(
+    seconds: float,
+) -> None:
+    """Before their first step, or while they wait. Counted as in flight for ever, four of them
+    would be the last ones."""
+    server = Server()
+    cluster = _cluster(server)
+    for _ in range(4):
+        answers = cluster.router.mutate([step(b"a")], cluster.deadline())
+        reading = cluster.router.read([row_request(b"a")], cluster.deadline())
+        await asyncio.sleep(seconds)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        (answer,) = await answers
+        assert isinstance(answer, Unavailable)
+        with pytest.raises(Unavailable):
+            await reading
+    assert await cluster.router.mutate([step(b"a")], cluster.deadline()) == [APPLIED]
+    await asyncio.sleep(5.0)
+    assert cluster.searches == 0, "it has not fallen silent"
