@@ -78,6 +78,7 @@ async def collect(
         # Whatever is below the safe point now was below the last one, and nothing has expired.
         return replace(last, below=below, cells=0, bytes=0)
     await before_deleting()
+    lifetimes = state.lifetimes
     sweep = Sweep(state, latch)
     walk = _WalkOfVersions(state, sweep, below, ended_below)
     await walk.run()
@@ -91,7 +92,8 @@ async def collect(
         sweep.deleted_bytes,
         walk.history_bytes,
         sweep.spared > 0,
-        walk.more_at,
+        # They may have changed since the last write: then this pass says nothing of what expires.
+        walk.more_at if state.lifetimes is lifetimes else 0,
     )
 
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady
+from percolator.tablet.collection import collection
 from percolator.tablet.collection.sweep import Sweep
 from percolator.tablet.tablet import SafePoints
 from percolator.timestamps import NEWEST, SEQUENCE_BITS, expires_at, is_expired
@@ -230,6 +231,22 @@ async def test_a_time_to_live_that_changes_during_collection_ends_it(
     assert (await rig.tablet.collect(ms(150))).cells == 0
     await rig.tablet.set_schema_version(5, ttls=TTLS)
     assert (await rig.tablet.collect(ms(150))).cells == 2, "they were still there"
+
+
+async def test_a_time_to_live_that_changes_while_what_was_collected_is_compacted_is_not_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing else would have the tablet look again: nothing is committed any more."""
+    rig = await Rig().open()
+    await rig.apply(written(b"a", ms(1), ms(2), b"old"), written(b"a", ms(3), ms(4), b"new"))
+
+    async def compacted(_: object) -> None:
+        await rig.tablet.set_schema_version(4, ttls=TTLS)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collection, "compact_heavy", compacted)
+        assert await collected(rig, ms(90)) == 1
+    assert await collected(rig, ms(150)) == 1, "the expired one"
 
 
 async def test_a_bad_column_of_a_read_is_still_named() -> None:
