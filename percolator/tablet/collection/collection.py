@@ -79,7 +79,7 @@ async def collect(
         return replace(last, below=below, cells=0, bytes=0)
     await before_deleting()
     lifetimes = state.lifetimes
-    sweep = Sweep(state, latch)
+    sweep = Sweep(state, latch, lifetimes)
     walk = _WalkOfVersions(state, sweep, below, ended_below)
     await walk.run()
     await _markers(state, sweep, Reach(below, ended_below))

@@ -13,6 +13,7 @@ from percolator.errors import NotReady
 from percolator.tablet import opening
 from percolator.tablet.collection.dead_letters import may_be_put_aside
 from percolator.tablet.keys import STATISTICS_KEY, D, N, R, W, after_component
+from percolator.tablet.lifetimes import Lifetimes
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.write_latch import WriteLatch
 
@@ -26,11 +27,14 @@ _COUNTED = (W, D, R)
 class Sweep:
     """One pass over a tablet."""
 
-    def __init__(self, state: TabletState, latch: WriteLatch) -> None:
-        """`latch` is held during writes: `GroupCommit.between_batches`."""
+    def __init__(
+        self, state: TabletState, latch: WriteLatch, lifetimes: Lifetimes | None = None
+    ) -> None:
+        """`latch` is held during writes: `GroupCommit.between_batches`. `lifetimes`: those under
+        which nobody can see what is named; None if nobody can under any."""
         self._state = state
         self._latch = latch
-        self._lifetimes = state.lifetimes
+        self._lifetimes = lifetimes
         self._named: list[tuple[bytes, int, bytes | None]] = []
         self._slice_began = state.clock.monotonic_seconds()
         self.deleted = 0
@@ -69,7 +73,7 @@ class Sweep:
         state = self._state
         async with self._latch:
             state.require_open()
-            if state.lifetimes is not self._lifetimes:
+            if self._lifetimes is not None and state.lifetimes is not self._lifetimes:
                 raise NotReady(
                     f"the times to live of {state.identity} were changed during its collection",
                     retry_after_seconds=1.0,

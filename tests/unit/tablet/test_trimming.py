@@ -6,9 +6,11 @@ import pytest
 
 from percolator.errors import StoreUnusable, TabletMoved
 from percolator.tablet import keys
+from percolator.tablet.collection.sweep import Sweep
 from percolator.tablet.tablet import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory
 from tests.unit.tablet.tablets import (
+    COLUMN,
     DATA,
     LOCK,
     NOTIFY,
@@ -180,3 +182,22 @@ async def test_an_owner_that_was_deposed_trims_no_further() -> None:
     child.owner = False
     with pytest.raises(TabletMoved):
         await child.tablet.trim()
+
+
+async def test_a_time_to_live_that_changes_meanwhile_does_not_stop_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody reads what is outside, and it would stay until the tablet is opened again."""
+    disk = DurableMemory()
+    await parent(disk)
+    child = await Rig(disk=disk, identity=LOWER).open()
+    write = Sweep.write
+
+    async def late(self: Sweep) -> None:
+        await child.tablet.set_schema_version(4, ttls=((COLUMN, 100),))
+        await write(self)
+
+    monkeypatch.setattr(Sweep, "write", late)
+    await child.tablet.trim()
+    assert not is_due(child)
+    assert all(is_inside(key, LOWER) for key in stored(disk))
