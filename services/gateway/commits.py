@@ -182,7 +182,8 @@ class Commits:
             fate = InvalidArgument("writes", fate.message)
         self.outcomes[_name_of(fate)] += 1
         if isinstance(fate, int | ConflictError):
-            known.fate = fate
+            # A copy, since an error that was raised keeps the writes alive, through its traceback.
+            known.fate = copy(fate)
         elif not isinstance(fate, OutcomeUnknown):
             known.digest = b""  # an undecided attempt does not fix what the transaction writes
             _log.info("a commit was not decided", start_timestamp=start, reason=str(fate))

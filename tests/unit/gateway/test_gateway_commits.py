@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 
 import pytest
@@ -17,6 +18,7 @@ from percolator.errors import (
 )
 from percolator.v1.gateway_pb2 import ResolveResponse, ScanTableRequest
 from percolator.v1.tabletserver_pb2 import MutateRequest
+from services.gateway.requests import Writes
 
 from .gateways import COLUMN, DELETE, LOCK, TABLE, Gateway, commits_primary, gateways, write
 
@@ -74,6 +76,19 @@ async def test_a_transaction_that_lost_a_conflict_stays_aborted_everywhere() -> 
                 await gateway.commit(loser, writes)
             assert (await gateway.resolve(loser, b"bob", b"zoe")).fate == ABORTED
         assert await other.read(b"bob", b"zoe") == [None, b"w"]
+
+
+async def test_nothing_of_what_an_aborted_transaction_would_have_written_is_kept() -> None:
+    """A gateway remembers that it is aborted, but its writes may have 16 MiB."""
+    async with gateways(1) as (_, (one,)):
+        loser = await one.begin()
+        await one.commit(await one.begin(), [write(b"bob", b"w")])
+        with pytest.raises(ConflictError):
+            await one.commit(loser, [write(b"bob", b"l")])
+        gc.collect()
+        assert not [kept for kept in gc.get_objects() if isinstance(kept, Writes)]
+        with pytest.raises(ConflictError, match="was committed by transaction"):
+            await one.commit(loser, [write(b"bob", b"l")])
 
 
 async def test_a_commit_whose_answer_is_lost_is_unknown_until_another_gateway_resolves_it() -> None:
