@@ -29,11 +29,10 @@ from percolator.wire.status import from_rpc_error, status_code, too_large
 from services.chassis.serving.access import Check
 from services.chassis.serving.rpc import Gate
 from services.chassis.serving.trailers import failure
+from services.gateway.shutdown import shutting_down
 
 _OF_THE_CONNECTION = frozenset(("user-agent", "content-type", "te", SERVER_METADATA))
 """Metadata that belongs to a connection, and is not forwarded."""
-
-_DRAINING_RETRY_SECONDS = 0.5
 
 Context = Any
 """`grpc.aio.ServicerContext`: grpc has no types."""
@@ -189,7 +188,7 @@ class ForwardedCall:
                 await self._fail_alike(error, context)
             except asyncio.CancelledError:
                 if routes.draining and is_endless:
-                    await self._fail(_draining(), context)
+                    await self._fail(shutting_down(), context)
                 if cancelled_by_caller():
                     raise
                 await self._fail(closed_meanwhile(self._path), context)
@@ -202,7 +201,7 @@ class ForwardedCall:
         if self._check is not None:
             self._check(context)
         if self._routes.draining and self._routes.is_endless(self._path):
-            raise _draining()
+            raise shutting_down()
         _require_not_forwarded(context, self._names)
         return await self._routes.targets(self._names)
 
@@ -253,7 +252,3 @@ def _require_not_forwarded(context: Context, names: Sequence[object]) -> None:
             f"calls to server {name!r} reach this gateway instead",
             server=name,
         )
-
-
-def _draining() -> NotReady:
-    return NotReady("the gateway is shutting down", retry_after_seconds=_DRAINING_RETRY_SECONDS)

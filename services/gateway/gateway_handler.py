@@ -25,6 +25,7 @@ from percolator.v1.tabletserver_pb2 import RowRead
 from services.chassis.serving.rpc import remaining_seconds
 from services.gateway.commits import Commits
 from services.gateway.requests import Requests
+from services.gateway.shutdown import EndlessStreams
 
 CALL_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2
@@ -43,6 +44,11 @@ class GatewayHandler:
         self._commits = commits
         self._requests = Requests(engine)
         self._answer_bytes_max = answer_bytes_max
+        self._endless = EndlessStreams()
+
+    async def end_streams(self) -> None:
+        """To be called at shutdown: callers that follow changes are asked to go on elsewhere."""
+        self._endless.end()
 
     async def begin(self, request: wire.BeginRequest) -> wire.BeginResponse:
         return wire.BeginResponse(start_timestamp=await self._commits.begin(self._deadline()))
@@ -128,7 +134,10 @@ class GatewayHandler:
         engine.open_starts.add(reader, reader.position)
         try:
             await reader.begin(await engine.env.timestamps.get(timeout_seconds=seconds), seconds)
-            async with aclosing(reader.follow(request.until, seconds)) as pages:
+            following = reader.follow(request.until, seconds)
+            if not request.until:
+                following = self._endless.until_the_end(following)
+            async with aclosing(following) as pages:
                 async for page in pages:
                     yield wire.FollowChangesResponse(
                         changes=map(_change, page), reached=reader.position

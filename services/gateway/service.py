@@ -47,6 +47,7 @@ async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exp
     handler = GatewayHandler(
         database.internal.engine, commits, answer_bytes_max=settings.answer_bytes_max
     )
+    host.on_drain(handler.end_streams)
     rows = RowStoreHandler(servers, connection_to)
     cluster = ClusterHandler(servers, host.announced.version)
     try:

@@ -27,7 +27,7 @@ from percolator.errors import ConflictError, ExecutionUnknown, NotExecuted, Outc
 from percolator.v1 import cluster_pb2
 from percolator.v1 import gateway_pb2 as wire
 from percolator.v1.cluster_pb2 import DescribeRequest
-from percolator.v1.master_pb2 import CreateTableRequest
+from percolator.v1.master_pb2 import CreateTableRequest, SetChangeFeedRequest
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import RequestT, ResponseT, UnaryMethod
@@ -296,14 +296,33 @@ def test_a_gateway_drains_is_healthy_and_counts_what_it_does(cluster: LocalClust
             b"", metadata=[("percolator-server", oracle.server_id)]
         )
         next(watch)
+        follow = _follower(channel)
+        next(follow)
         process.send_signal(signal.SIGTERM)
-        with pytest.raises(grpc.RpcError) as caught:
-            next(watch)
-        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        for endless in (watch, follow):
+            with pytest.raises(grpc.RpcError, match="the gateway is shutting down") as caught:
+                for _ in endless:
+                    pass
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         assert process.wait_stopped() == 0
     last = json.loads(process.last_words())
     assert last["event"] == "stopped"
     cluster.restart("gateway")
+
+
+def _follower(channel: grpc.Channel) -> Iterator[bytes]:
+    """The changes of a new table from now on."""
+    table = CreateTableRequest(name="followed")
+    feed = SetChangeFeedRequest(table=table.name, change_feed=True)
+    for method, message in ((methods.CREATE_TABLE, table), (methods.SET_CHANGE_FEED, feed)):
+        channel.unary_unary(method.path)(message.SerializeToString(), timeout=CALL_SECONDS)
+    began = channel.unary_unary(methods.BEGIN.path)(b"", timeout=CALL_SECONDS)
+    after = wire.BeginResponse.FromString(began).start_timestamp
+    request = wire.FollowChangesRequest(table=table.name, after=after)
+    changes: Iterator[bytes] = channel.unary_stream(methods.FOLLOW_CHANGES.path)(
+        request.SerializeToString()
+    )
+    return changes
 
 
 def test_the_commands_shown_in_the_guide_do_what_it_says(cluster: LocalCluster) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from typing import Any, cast
 
 import pytest
 
-from percolator.errors import InvalidArgument, SchemaError
+from percolator.errors import InvalidArgument, NotReady, Retry, SchemaError
 from percolator.v1 import gateway_pb2 as wire
 from percolator.v1 import master_pb2
 from tests.unit.gateway.gateways import COLUMN, DELETE, TABLE, Gateway, gateways, write
@@ -65,6 +66,29 @@ async def test_an_endless_stream_tells_how_far_it_is_while_nothing_changes() -> 
         assert oldest() > after
         await cast(AsyncGenerator[Any, None], stream).aclose()
         assert oldest() == 0
+
+
+async def test_a_gateway_that_shuts_down_ends_the_streams_that_never_end_by_themselves() -> None:
+    async with gateways(1) as (cluster, (gateway,)):
+        await cluster.set_change_feed(
+            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
+        )
+        after = await gateway.begin()
+        commit = await gateway.commit(await gateway.begin(), [write(b"a", b"1")])
+        stream = gateway.handler.follow_changes(wire.FollowChangesRequest(table=TABLE, after=after))
+        assert [one.commit_timestamp for one in (await anext(stream)).changes] == [commit]
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.5)
+        began = gateway.database.internal.engine.now()
+        await gateway.handler.end_streams()
+        with pytest.raises(NotReady, match="shutting down") as caught:
+            await waiting
+        assert caught.value.retry is Retry.SAFE
+        assert gateway.database.internal.engine.now() == began, "at once"
+        assert gateway.database.internal.engine.open_starts.oldest() == 0
+        with pytest.raises(NotReady):
+            await follow(gateway, after=after)
+        assert (await follow(gateway, after=after, until=commit))[-1].reached == commit
 
 
 async def test_bad_requests_are_refused() -> None:
