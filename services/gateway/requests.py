@@ -171,8 +171,8 @@ class Requests:
     ) -> RangeRequest | None:
         """The range to scan; None if it is empty."""
         start, end = request.range.start, request.range.end
-        self._check_row("range.start", start)
-        self._check_row("range.end", end)
+        self._check_bound("range.start", start)
+        self._check_bound("range.end", end)
         self._check_columns("", request)
         start_timestamp = request.start_timestamp
         table_id = await self.table_id("table", request.table, start_timestamp, deadline)
@@ -210,6 +210,10 @@ class Requests:
 
     def _check_row(self, field: str, row: bytes) -> None:
         self._engine.require_row(field, row)
+
+    def _check_bound(self, field: str, bound: bytes) -> None:
+        # The key behind a row, from which a scan that broke off is continued, is a byte longer.
+        self._check_row(field, bound.removesuffix(b"\0"))
 
     def _check_column(self, field: str, column: bytes) -> None:
         if not column:

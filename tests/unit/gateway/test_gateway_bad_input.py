@@ -208,6 +208,24 @@ async def test_a_range_that_ends_before_it_begins_is_empty() -> None:
         assert await one.scan(request) == []
 
 
+async def test_a_scan_may_begin_and_end_behind_the_longest_row() -> None:
+    """The key behind a row is a byte longer: a scan that broke off there is continued from it."""
+    longest = b"r" * LIMITS.row_bytes_max
+    async with gateways(1) as (_, (one,)):
+        await one.commit(await one.begin(), [write(longest, b"1"), write(b"s", b"2")])
+        request = wire.ScanTableRequest(start_timestamp=await one.begin(), table=TABLE)
+        request.range.start = longest + b"\0"
+        assert await one.scan(request) == [b"s"]
+        request.range.CopyFrom(RowRange(end=longest + b"\0"))
+        assert await one.scan(request) == [longest]
+        request.reverse = True
+        assert await one.scan(request) == [longest]
+        for bound in ("start", "end"):
+            request.range.CopyFrom(RowRange(**{bound: longest + b"a"}))
+            with pytest.raises(InvalidArgument, match=rf"^range\.{bound}: .* at most 4096"):
+                await one.scan(request)
+
+
 async def test_a_question_about_an_outcome_names_either_the_primary_or_the_cells() -> None:
     async with gateways(1) as (_, (one,)):
         start = await one.begin()
