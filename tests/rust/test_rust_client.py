@@ -88,6 +88,24 @@ def test_a_gateway_that_is_killed_in_the_middle_loses_no_commit_and_doubles_none
     assert "1000 in 10 accounts together" in output
 
 
+def test_a_gateway_that_stands_still_is_left_for_the_next_one(
+    bank: Path, cluster: LocalCluster
+) -> None:
+    still = cluster.processes["gateway"]
+    still.pause()
+    try:
+        done = subprocess.run(
+            [bank, cluster.gateway_address, "20"],
+            capture_output=True,
+            text=True,
+            timeout=RUN_SECONDS,
+        )
+    finally:
+        still.resume()
+    assert done.stderr == ""
+    assert done.returncode == 0
+
+
 def test_an_unreachable_address_is_an_error_and_no_panic(bank: Path) -> None:
     done = subprocess.run([bank], capture_output=True, text=True, timeout=RUN_SECONDS)
     assert done.returncode == 2

@@ -2,7 +2,7 @@
 
 use tonic::{Code, Status};
 
-use crate::transactions::{Gateways, Outcome, Transaction};
+use crate::transactions::{timed, Gateways, Outcome, Transaction};
 use crate::wire::master_service_client::MasterServiceClient;
 use crate::wire::{as_integer, detail, error_detail::Cause, integer, CreateTableRequest};
 
@@ -26,7 +26,7 @@ pub async fn create_table(gateways: &Gateways) -> Result<(), Status> {
     };
     gateways
         .anywhere(|channel| {
-            let request = request.clone();
+            let request = timed(request.clone());
             async move { MasterServiceClient::new(channel).create_table(request).await }
         })
         .await?;

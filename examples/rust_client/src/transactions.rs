@@ -234,7 +234,8 @@ impl Transaction<'_> {
     }
 }
 
-fn timed<T>(message: T) -> Request<T> {
+/// Every call has a deadline: a gateway that stands still answers nothing, not even an error.
+pub fn timed<T>(message: T) -> Request<T> {
     let mut request = Request::new(message);
     request.set_timeout(CALL_TIME);
     request
