@@ -40,7 +40,7 @@ def changed_observers(
             raise InvalidArgument("remove", f"{table!r} has no observer {name!r}")
     for index, one in enumerate(_checked(request.add)):
         known = after.get(one.name)
-        if known is not None and not _notified_alike(known, one) and not request.replace:
+        if known is not None and not notified_alike(known, one) and not request.replace:
             raise InvalidArgument(
                 f"add[{index}]",
                 f"{table!r} already has another observer {one.name!r}, for {_described(known)}",
@@ -57,7 +57,7 @@ def changed_observers(
                 f"column {column!r} would have more than {OBSERVERS_PER_COLUMN_MAX} observers",
             )
     raises_version = before.keys() != after.keys() or any(
-        not _notified_alike(before[name], after[name]) for name in after
+        not notified_alike(before[name], after[name]) for name in after
     )
     return ChangedObservers([after[name] for name in sorted(after)], raises_version)
 
@@ -115,7 +115,8 @@ def _check_name(field: str, name: str) -> None:
         )
 
 
-def _notified_alike(one: wire.Observer, other: wire.Observer) -> bool:
+def notified_alike(one: wire.Observer, other: wire.Observer) -> bool:
+    """Whether both are notified of the same things, and so may have the same name."""
     return sorted(one.columns) == sorted(other.columns) and one.weak == other.weak
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
+from percolator.observers.registry.observer_change import notified_alike
 from percolator.observers.watched import Watched
 from percolator.routing.catalog import with_remedy
 from percolator.v1 import master_pb2 as wire
@@ -57,23 +58,28 @@ def _missing(table: wire.Table, observers: Sequence[Observer]) -> list[wire.Obse
     known = {one.name: one for one in table.observers}
     missing = []
     for observer in observers:
-        columns = sorted(column.name for column in observer.columns)
+        own = _registered_as(observer)
         there = known.get(observer.name)
         if there is None:
-            missing.append(wire.Observer(name=observer.name, columns=columns, weak=observer.weak))
-        elif sorted(there.columns) != columns or there.weak != observer.weak:
+            missing.append(own)
+        elif not notified_alike(there, own):
             raise InvalidArgument(
                 "observers",
                 f"table {table.name!r} has another observer {observer.name!r}: it is registered "
-                f"for {_described(there.columns, weak=there.weak)}, but this program's is for "
-                f"{_described(columns, weak=observer.weak)}; remove it, or choose another name",
+                f"for {_described(there)}, but this program's is for {_described(own)}; remove it, "
+                "or choose another name",
             )
     return missing
 
 
-def _described(columns: Sequence[bytes], *, weak: bool) -> str:
-    names = ", ".join(column.decode(errors="backslashreplace") for column in sorted(columns))
-    return f"{names}{' (weak)' if weak else ''}"
+def _registered_as(observer: Observer) -> wire.Observer:
+    columns = sorted(column.name for column in observer.columns)
+    return wire.Observer(name=observer.name, columns=columns, weak=observer.weak)
+
+
+def _described(observer: wire.Observer) -> str:
+    names = [column.decode(errors="backslashreplace") for column in sorted(observer.columns)]
+    return f"{', '.join(names)}{' (weak)' if observer.weak else ''}"
 
 
 def _note(table: wire.Table, watched: Sequence[Watched]) -> bool:
@@ -83,10 +89,14 @@ def _note(table: wire.Table, watched: Sequence[Watched]) -> bool:
     for one in watched:
         # A table that was dropped and created again has the same name, but is another table.
         there = known.get(one.observer.name) if one.table_id == table.table_id else None
-        is_active = there is not None and not there.paused
+        # It may have been removed and registered anew, by a program that means something else.
+        is_ours = there is not None and notified_alike(there, _registered_as(one.observer))
+        is_active = there is not None and is_ours and not there.paused
         if is_active != one.is_active:
             if one.table_id != table.table_id:
                 _tell_of_drop(one)
+            elif there is not None and not is_ours:
+                _tell_of_namesake(one, there)
             else:
                 state = "is running" if is_active else "is paused" if there else "was removed"
                 _log.info("observer %s of table %s %s", one.observer.name, table.name, state)
@@ -101,6 +111,17 @@ def _tell_of_drop(watched: Watched) -> None:
         "name, restart the worker",
         watched.observer.name,
         watched.observer.table.name,
+    )
+
+
+def _tell_of_namesake(watched: Watched, there: wire.Observer) -> None:
+    _log.warning(
+        "observer %s of table %s has stopped: it was removed and registered anew, for %s, but this "
+        "worker's is for %s. Restart the worker with the new one",
+        watched.observer.name,
+        watched.observer.table.name,
+        _described(there),
+        _described(_registered_as(watched.observer)),
     )
 
 

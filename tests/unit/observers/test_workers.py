@@ -256,6 +256,29 @@ async def test_another_definition_under_the_same_name_is_refused() -> None:
                 await world.db.run_observers([other]).start()
 
 
+async def test_a_running_worker_leaves_a_namesake_that_was_registered_later_to_others(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It would take each notification of the weak one for a change that was handled before."""
+
+    @observes(source, name="copying", weak=True)
+    async def weak_namesake(tx: Any, row: str) -> None: ...
+
+    async with observed() as world, world.db.run_observers([copying]) as worker:
+        await world.context.catalog.change_observers(
+            ChangeObserversRequest(table="docs", remove=["copying"]), world.context.deadline()
+        )
+        await register(world.context, [weak_namesake])
+        await world.context.world.clock.sleep(5.0)
+        async with world.db.transaction() as tx:
+            await tx.notify("a", source)
+        await world.context.world.clock.sleep(20.0)
+        assert len(await world.waiting()) == 1
+        assert counted(worker, "copying").acknowledged == 0
+        (said,) = [one.getMessage() for one in caplog.records if "copying" in one.getMessage()]
+        assert "registered anew, for source (weak), but this worker's is for source." in said
+
+
 async def test_a_missing_table_is_named() -> None:
     @observes(Table("nowhere").column("text", codecs.text), name="lost")
     async def lost(tx: Any, row: str) -> None: ...
