@@ -297,7 +297,9 @@ class RunPool:
             self._repeat(work, _CONFLICT_SECONDS)
             return
         counters.dead_letters += result.is_put_aside
-        self._handled(work, result.seen)
+        # What a weak notification announces cannot be looked up: one that came after the last run
+        # has begun was never tried.
+        self._handled(work, run.start if observer.weak else result.seen)
 
 
 def _own_task() -> asyncio.Task[Any]:

@@ -95,6 +95,32 @@ async def test_a_row_whose_observer_raises_is_put_aside_and_other_rows_continue(
         assert await world.dead_letters() == []
 
 
+async def test_a_weak_notification_that_comes_during_the_last_attempt_is_not_put_aside() -> None:
+    """As a put into a queue whose exporter fails slowly: its bucket has to be looked at again."""
+    began, may_fail = asyncio.Event(), asyncio.Event()
+
+    @observes(source, name="slow", weak=True, attempts=1)
+    async def slow(tx: Any, row: str) -> None:
+        if (value := await tx.get(row, source)) is None:
+            began.set()
+            await may_fail.wait()
+            raise ValueError("nothing there")
+        await tx.set(row, copy, value)
+
+    async with observed() as world, world.db.run_observers([slow]) as worker:
+        async with world.db.transaction() as tx:
+            await tx.notify("a", source)
+        await began.wait()
+        async with world.db.transaction() as tx:
+            await tx.set("a", source, 7)
+            await tx.notify("a", source)
+        may_fail.set()
+        await world.until_nothing_waits()
+        assert await world.get("a") == 7
+        assert await world.dead_letters() == []
+        assert counted(worker, "slow").dead_letters == 1
+
+
 async def test_a_dead_letter_is_retried_on_request_and_deleted_once_that_succeeds() -> None:
     broken = True
 
