@@ -32,7 +32,7 @@ from percolator.either import (
 )
 from percolator.observers.definition import ATTEMPTS, DEADLINE_SECONDS, Observer
 from percolator.recipes.queue import BATCH_BYTES, Queue, require_batch
-from percolator.schema import Column, encoded_value
+from percolator.schema import Column, Row, encoded_value
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -42,6 +42,8 @@ BATCH = 5_000
 PAUSE_SECONDS = 0.1
 BUCKETS = 4
 """Few, since one run that combines much costs less than several that combine little."""
+_VALUES_AT_ONCE = 1_000
+"""The most values that are read at once."""
 
 
 class KeyChange(NamedTuple, Generic[K, V]):
@@ -230,40 +232,59 @@ class CombineQueue(Queue[K, V]):
         self, tx: aio.Transaction, bucket: bytes, batch: int
     ) -> list[KeyChange[K, V]]:
         """Combines entries of a bucket with the values of their keys, in this transaction."""
-        entries: dict[bytes, list[V]] = {}
-        rows: list[bytes] = []
+        entries: dict[bytes, list[tuple[bytes, V]]] = {}
+        count = size = 0
+        is_cut = False
         async with aclosing(self._pending(tx, bucket)) as pending:
-            size = 0
             async for row, value, length in pending:
-                if len(rows) == batch or size > BATCH_BYTES:
-                    await tx.notify(bucket, self._wake)
+                if count == batch or size > BATCH_BYTES:
+                    is_cut = True
                     break
-                rows.append(row)
+                count += 1
                 size += length
-                entries.setdefault(self._rows.part_of_entry(row), []).append(value)
-        parts = list(entries)
-        value_rows = [self._rows.value(part) for part in parts]
-        found = await tx.get_many(self.table, value_rows, [self._value])
+                entries.setdefault(self._rows.part_of_entry(row), []).append((row, value))
         changes = []
         puts: list[tuple[object, Column[Any], Any]] = []
-        # Two runs that see the same entry conflict here, whatever they make of it.
-        deletes: list[tuple[object, Column[Any]]] = [(row, self._entry) for row in rows]
-        for part, value_row in zip(parts, found, strict=True):
-            old = value_row.get(self._value)
-            # Read again for `combine`, which may add to the first value that it is given.
-            new = self._combined(value_row.get(self._value), entries[part])
-            data = None if new is None else encoded_value(self._value, value_row.key, new)
-            # The stored bytes decide, since Python calls 1 and True equal.
-            if data == value_row.raw().get(self._value.name):
-                continue
-            if new is None:
-                deletes.append((value_row.key, self._value))
-            else:
-                puts.append((value_row.key, self._value, new))
-            changes.append(KeyChange(self._rows.key(part), old, new))
+        deletes: list[tuple[object, Column[Any]]] = []
+        size = 0
+        async with aclosing(self._values_of(tx, list(entries))) as values:
+            async for part, value_row in values:
+                # Small entries may have large values, more than a transaction may write.
+                if size > BATCH_BYTES:
+                    is_cut = True
+                    break
+                # Two runs that see the same entry conflict here, whatever they make of it.
+                deletes += [(row, self._entry) for row, _ in entries[part]]
+                old, stored = value_row.get(self._value), value_row.raw().get(self._value.name)
+                # Read again for `combine`, which may add to the first value that it is given.
+                new = self._combined(
+                    value_row.get(self._value), [value for _, value in entries[part]]
+                )
+                data = None if new is None else encoded_value(self._value, value_row.key, new)
+                size += max(len(stored or b""), len(data or b""))
+                # The stored bytes decide, since Python calls 1 and True equal.
+                if data == stored:
+                    continue
+                if new is None:
+                    deletes.append((value_row.key, self._value))
+                else:
+                    puts.append((value_row.key, self._value, new))
+                changes.append(KeyChange(self._rows.key(part), old, new))
+        if is_cut:
+            await tx.notify(bucket, self._wake)
         # In one call: each call of an observer's transaction is timed.
         await tx.internal.write_together(puts, deletes)
         return changes
+
+    async def _values_of(
+        self, tx: aio.Transaction, parts: Sequence[bytes]
+    ) -> AsyncGenerator[tuple[bytes, Row[bytes]], None]:
+        """The rows of the values of these parts, some of them at a time: values may be large."""
+        for at in range(0, len(parts), _VALUES_AT_ONCE):
+            some = parts[at : at + _VALUES_AT_ONCE]
+            rows = [self._rows.value(part) for part in some]
+            for found in zip(some, await tx.get_many(self.table, rows, [self._value]), strict=True):
+                yield found
 
     async def _pending(
         self, tx: aio.Transaction, bucket: bytes

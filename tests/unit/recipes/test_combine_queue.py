@@ -210,6 +210,33 @@ def test_more_than_a_batch_is_combined_in_several_runs(db: Database) -> None:
     assert shown(db, sums) == {"key 0": 9, "key 1": 8, "key 2": 8}
 
 
+def test_keys_with_more_bytes_than_a_transaction_may_write_are_combined_in_several_runs(
+    db: Database,
+) -> None:
+    """What is added may be small, and what it is added to large, such as the union of many sets."""
+    letters = CombineQueue(
+        "letters",
+        key=codecs.ordered_integer,
+        value=codecs.raw,
+        combine=lambda values: bytes(sorted(b"".join(values))),
+        buckets=1,
+    )
+    letters.create(db)
+    keys, large = range(17), bytes(4 * 1024 * 1024 - 1)
+    for key in keys:
+        with db.transaction() as tx:
+            letters.add(tx, key, large)
+    percolator.testing.run_observers(db, [letters.combiner()])
+    with db.transaction() as tx:
+        for key in keys:
+            letters.add(tx, key, b"a")
+    assert percolator.testing.run_observers(db, [letters.combiner()]) == 4
+    with db.snapshot() as snapshot:
+        assert {key: value[-2:] for key, value in letters.items(snapshot).items()} == dict.fromkeys(
+            keys, b"\x00a"
+        )
+
+
 @pytest.mark.parametrize("tablets", [1, 5])
 def test_programs_with_different_numbers_of_buckets_share_a_queue(
     db: Database, tablets: int
