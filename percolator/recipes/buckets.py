@@ -98,6 +98,10 @@ class BucketRows(HashedParts[K]):
         """The part in an entry's row."""
         return row[len(_ENTRY) : -_START_BYTES - _PLACE_BYTES]
 
+    def start_of_entry(self, row: bytes) -> int:
+        """The start timestamp, in an entry's row, of the transaction that has added it."""
+        return int.from_bytes(row[-_START_BYTES - _PLACE_BYTES : -_PLACE_BYTES], "big")
+
     def place_of_entry(self, row: bytes) -> int:
         """The place in an entry's row."""
         return int.from_bytes(row[-_PLACE_BYTES:], "big")

@@ -155,29 +155,53 @@ class ExportQueue(Queue[K, V]):
     async def _take(self, tx: aio.Transaction, bucket: bytes, batch: int) -> list[Export[K, V]]:
         """Removes the first entries of some keys of a bucket, in this transaction."""
         exports: list[Export[K, V]] = []
-        size = 0
+        rows: list[bytes] = []
+        size, is_cut = 0, False
         async with aclosing(self._by_key(tx, bucket, batch)) as by_key:
-            async for part, entries in by_key:
+            async for part, entries, were_imported in by_key:
                 key = self._rows.key(part)
+                if were_imported:
+                    await self._enter_again(tx, key, entries[:batch])
+                    await tx.notify(bucket, self._wake)
+                    return []
                 for entry in entries:
-                    if len(exports) == batch or size > BATCH_BYTES:
-                        await tx.notify(bucket, self._wake)
-                        return exports
-                    await tx.delete(entry.row, self._entry)
-                    value = decoded_value(self._entry, entry.row, entry.value)
-                    exports.append(Export(key, entry.sequence, value))
+                    is_cut = len(exports) == batch or size > BATCH_BYTES
+                    if is_cut:
+                        break
+                    exports.append(Export(key, entry.sequence, self._value_of(entry)))
+                    rows.append(entry.row)
                     size += len(entry.value)
+                if is_cut:
+                    await tx.notify(bucket, self._wake)
+                    break
+        # In one call: each call of an observer's transaction is timed.
+        await tx.internal.write_together([], [(row, self._entry) for row in rows])
         return exports
+
+    async def _enter_again(self, tx: aio.Transaction, key: K, entries: Sequence[_Entry]) -> None:
+        """Replaces imported entries by new ones, for the next run.
+
+        An import gives the entries of all transactions one commit timestamp, and so the same
+        numbers: a receiver would leave out all but the first.
+        """
+        for entry in entries:
+            await tx.delete(entry.row, self._entry)
+            await self._enter(tx, key, self._value_of(entry))
+
+    def _value_of(self, entry: _Entry) -> V:
+        return decoded_value(self._entry, entry.row, entry.value)
 
     async def _by_key(
         self, tx: aio.Transaction, bucket: bytes, batch: int
-    ) -> AsyncGenerator[tuple[bytes, list[_Entry]], None]:
-        """The first entries of each key, and one more than a call can be given.
+    ) -> AsyncGenerator[tuple[bytes, list[_Entry], bool], None]:
+        """The first entries of each key, and one more than a call can be given; and whether there
+        are entries of several transactions with the same commit timestamp.
 
         Rows are in the order in which transactions began. They are exported in that of commits:
         what commits after this snapshot then comes after everything in it.
         """
         part, entries, size = b"", list[_Entry](), 0
+        were_imported, start, commit = False, 0, 0
         first, last = self._rows.entries_of(bucket)
         pages = tx.internal.found_pages(self.table, first, last, [self._entry])
         async with aclosing(pages):
@@ -185,17 +209,21 @@ class ExportQueue(Queue[K, V]):
                 for row, cells in page:
                     if self._rows.part_of_entry(row) != part:
                         if entries:
-                            yield part, _first(entries, batch)
+                            yield part, _first(entries, batch), were_imported
                         part, entries, size = self._rows.part_of_entry(row), [], 0
+                        were_imported, start, commit = False, 0, 0
                     found = cells[self._entry.name]
-                    sequence = self._sequence(row, found.commit_timestamp)
+                    before, start = (start, commit), self._rows.start_of_entry(row)
+                    commit = found.commit_timestamp
+                    were_imported |= start != before[0] and commit == before[1]
+                    sequence = self._sequence(row, commit)
                     entries.append(_Entry(sequence, row, found.value or b""))
                     size += len(entries[-1].value)
                     if len(entries) > 2 * (batch + 1) or size > 2 * BATCH_BYTES:
                         entries = _first(entries, batch)
                         size = sum(len(entry.value) for entry in entries)
         if entries:
-            yield part, _first(entries, batch)
+            yield part, _first(entries, batch), were_imported
 
     def _sequence(self, row: bytes, commit_timestamp: int) -> int:
         return (commit_timestamp << _PLACE_BITS) + self._rows.place_of_entry(row)
@@ -207,7 +235,8 @@ def _first(entries: list[_Entry], batch: int) -> list[_Entry]:
     Not more, or the values of one busy key would fill the worker's memory.
     """
     first, size = list[_Entry](), 0
-    for entry in sorted(entries):
+    # Those of one transaction are in the order of their places, and so of their rows.
+    for entry in sorted(entries, key=lambda one: (one.sequence >> _PLACE_BITS, one.row)):
         first.append(entry)
         if len(first) > batch or size > BATCH_BYTES:
             break
