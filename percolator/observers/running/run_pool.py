@@ -119,12 +119,17 @@ class RunPool:
             try:
                 await self._attempt(work, task)
             except asyncio.CancelledError:
-                self._results.on_left(work)
-                self._results.queue.drop(work)
+                self._drop(work)
                 raise
+            if not work.watched.is_active:
+                self._drop(work)  # it came back after the others had been dropped
             # One that was cancelled ends: at the end of `asyncio.run`, all tasks are, and awaited.
             is_over = self._closing or task.cancelling()
             work = None if is_over else self._results.queue.take()
+
+    def _drop(self, work: Work) -> None:
+        self._results.on_left(work)
+        self._results.queue.drop(work)
 
     # ------------------------------------------------------------------ one attempt
 

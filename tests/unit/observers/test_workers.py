@@ -242,6 +242,35 @@ async def test_a_running_worker_does_not_register_a_removed_observer_again() -> 
         assert not (await world.context.describe("docs")).observers
 
 
+@pytest.mark.parametrize("fails", [True, False])
+async def test_work_that_comes_back_from_a_run_of_an_observer_removed_meanwhile_is_forgotten(
+    *, fails: bool
+) -> None:
+    """It would count as backlog, and its lock would be kept, for as long as the worker runs."""
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    @observes(source, name="slow")
+    async def slow(tx: Any, row: str) -> None:
+        began.set()
+        await may_end.wait()
+        if fails:
+            raise ValueError("no")
+
+    async with observed() as world, world.db.run_observers([slow]) as worker:
+        await world.put("a", 1)
+        await began.wait()
+        await world.put("a", 2)
+        await world.context.world.clock.sleep(5.0)
+        await world.context.catalog.change_observers(
+            ChangeObserversRequest(table="docs", remove=["slow"]), world.context.deadline()
+        )
+        await world.context.world.clock.sleep(5.0)
+        may_end.set()
+        await world.context.world.clock.sleep(20.0)
+        assert worker.backlog == {("docs", "slow"): 0}
+        assert counted(worker, "slow").runs == 1
+
+
 async def test_a_running_worker_ignores_a_new_table_of_the_same_name() -> None:
     async with observed() as world:
         watched = await register(world.context, [copying])
