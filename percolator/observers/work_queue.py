@@ -275,8 +275,16 @@ class WorkQueue:
     def drop_inactive(self) -> Sequence[Work]:
         """Forgets the work of observers that no longer run, and returns it. Their notifications
         stay stored."""
-        idle = [work for work in self._known.values() if not work.is_running]
-        dropped = [work for work in idle if not work.watched.is_active]
+        return self._drop_all([one for one in self._idle() if not one.watched.is_active])
+
+    def drop_idle(self) -> Sequence[Work]:
+        """Forgets all work of which no run is in progress, and returns it."""
+        return self._drop_all(self._idle())
+
+    def _idle(self) -> list[Work]:
+        return [work for work in self._known.values() if not work.is_running]
+
+    def _drop_all(self, dropped: Sequence[Work]) -> Sequence[Work]:
         for work in dropped:
             self._forget(work)
         return dropped

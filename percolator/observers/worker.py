@@ -271,6 +271,9 @@ class _Parts:
     async def close(self, drain_seconds: float) -> bool:
         loop = asyncio.get_running_loop()
         until = loop.time() + drain_seconds
+        self.pool.close()
+        for work in self.queue.drop_idle():
+            self.locks.release(work)  # now, or other workers would wait for the runs in progress
         ended = await self.pool.drain(drain_seconds)
         self.queue.close()
         self.threads.close()

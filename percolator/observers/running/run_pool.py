@@ -104,9 +104,12 @@ class RunPool:
             task = self._runs.start(self._serve(work))
             task.add_done_callback(lambda _: self.dispatch())
 
-    async def drain(self, seconds: float) -> bool:
-        """Starts no more runs, and waits for those in progress. Whether all ended by themselves."""
+    def close(self) -> None:
+        """Starts no more runs."""
         self._closing = True
+
+    async def drain(self, seconds: float) -> bool:
+        """Waits for the runs in progress, once closed. Whether all ended by themselves."""
         try:
             return await self._runs.drain(seconds, cancelled_seconds=_CANCELLED_SECONDS)
         finally:
@@ -121,7 +124,7 @@ class RunPool:
             except asyncio.CancelledError:
                 self._drop(work)
                 raise
-            if not work.watched.is_active:
+            if self._closing or not work.watched.is_active:
                 self._drop(work)  # it came back after the others had been dropped
             # One that was cancelled ends: at the end of `asyncio.run`, all tasks are, and awaited.
             is_over = self._closing or task.cancelling()

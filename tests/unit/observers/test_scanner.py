@@ -254,3 +254,37 @@ def test_a_random_row_is_inside_its_tablet(one: bytes, other: bytes, seed: int) 
         assert not end or row < end
     else:
         assert end
+
+
+async def test_a_worker_that_ends_with_a_long_run_leaves_the_rest_to_others_at_once() -> None:
+    began, may_end = asyncio.Event(), asyncio.Event()
+
+    @observes(source, name="slow", concurrency=1, deadline=1_000.0)
+    async def slow(tx: Any, row: str) -> None:
+        if not began.is_set():
+            began.set()
+            await may_end.wait()
+        await tx.set(row, copy, 1)
+
+    async with observed() as world:
+        await register(world.context, [slow])
+        for row in ROWS:
+            await world.put(row, 1)
+        holders: dict[bytes, object] = {}
+        first, second = (
+            Worker(replace(world.context, locks=Locks(holders)), [slow]) for _ in range(2)
+        )
+        await first.start()
+        await began.wait()
+        await asyncio.sleep(5.0)  # by now, everything in its queue is locked
+        stopping = asyncio.create_task(first.stop(drain_seconds=500.0))
+        async with second:
+
+            async def is_done() -> bool:
+                return len(await world.waiting()) == 1
+
+            await world.until(is_done)
+            assert not stopping.done()
+            may_end.set()
+            assert await stopping
+            await world.until_nothing_waits()
