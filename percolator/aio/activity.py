@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from percolator.errors import PercolatorError
 from percolator.observers.counters import Counters
-from percolator.observers.worker import Worker
+from percolator.observers.worker import Worker, known_observers
 from percolator.protocol.tally import ContendedCells, Tally
 from percolator.v1 import lockservice_pb2 as wire
 from percolator.wire.lock_service import LockServiceCalls
@@ -73,14 +73,13 @@ class ProcessActivity:
 
     def _observers(self) -> Iterable[wire.ObserverActivity]:
         """An observer may be run by several workers of one process: they are told apart."""
-        found = [
-            (name, counters, worker.backlog.get(name, 0))
-            for worker in list(self.workers)
-            if worker.is_running
-            for name, counters in worker.counters.items()
-        ]
-        for name, counters, backlog in sorted(found, key=lambda one: one[0]):
-            yield _observer(name, counters, backlog)
+        found = []
+        for worker in list(self.workers):
+            known = known_observers(worker) if worker.is_running else ()
+            counters, backlog = worker.counters, worker.backlog
+            found += [(name, counters[name], backlog[name]) for name in known]
+        for name, done, waiting in sorted(found, key=lambda one: one[0]):
+            yield _observer(name, done, waiting)
 
 
 def _observer(name: tuple[str, str], counters: Counters, backlog: int) -> wire.ObserverActivity:

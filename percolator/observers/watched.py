@@ -25,6 +25,7 @@ class Watched:
         "hot_cell",
         "id",
         "is_active",
+        "is_gone",
         "observer",
         "table_id",
     )
@@ -35,7 +36,9 @@ class Watched:
         self.id = observer.name.encode()
         """The observer's name as bytes, as in notifications."""
         self.is_active = True
-        """False while it is paused, and once it has been removed from the table."""
+        """False while it is paused, and while it is gone."""
+        self.is_gone = False
+        """It was removed from the table, or the table was dropped. Others may have its name now."""
         self.counters = Counters()
         self.columns_read: Sequence[bytes] = ()
         """The columns of the row of its change that the last run has read."""

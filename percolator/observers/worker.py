@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from types import TracebackType
@@ -218,6 +218,13 @@ class Worker:
                 parts.locks.release(dropped)
             parts.scanner.wake()
             parts.pool.dispatch()
+
+
+def known_observers(worker: Worker) -> Collection[tuple[str, str]]:
+    """Its observers, by table and name, that the cluster knows: paused ones, too, but not those
+    that were removed, or whose table was dropped."""
+    watched = worker._parts.registrations.watched if worker._parts else ()
+    return {(one.observer.table.name, one.observer.name) for one in watched if not one.is_gone}
 
 
 class _Parts:

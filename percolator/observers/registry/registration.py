@@ -101,7 +101,7 @@ def _note(table: wire.Table, watched: Sequence[Watched]) -> bool:
                 state = "is running" if is_active else "is paused" if there else "was removed"
                 _log.info("observer %s of table %s %s", one.observer.name, table.name, state)
         resumed = resumed or (is_active and not one.is_active)
-        one.is_active = is_active
+        one.is_active, one.is_gone = is_active, not is_ours
     return resumed
 
 
@@ -154,7 +154,7 @@ class Registrations:
                 for one in own:  # the table was dropped, with all its notifications
                     if one.is_active:
                         _tell_of_drop(one)
-                    one.is_active = False
+                    one.is_active, one.is_gone = False, True
             except PercolatorError as error:
                 _log.debug("cannot find out whether observers of %s are paused: %s", table, error)
             if before != [one.is_active for one in self.watched]:

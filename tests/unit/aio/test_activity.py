@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from percolator import ConflictError, Table, aio, codecs, observes
 from percolator.aio.activity import ProcessActivity
 from percolator.errors import CellAddress
 from percolator.testing import connect_async
+from percolator.v1.master_pb2 import ChangeObserversRequest
 from percolator.wire.sessions import ACTIVITY_BYTES_MAX
 
 people = Table("people")
@@ -49,6 +52,31 @@ async def test_observers_are_reported_while_they_run_and_not_after() -> None:
             [one] = activity.report().observers
             assert (one.table, one.observer, one.runs, one.commits) == ("people", "measure", 1, 1)
         assert not activity.report().observers
+
+
+async def test_observers_whose_table_was_dropped_are_no_longer_reported() -> None:
+    """Another table may have its name: for its changes, no worker would be missed."""
+    async with connect_async() as db:
+        await db.create_table(people)
+        activity = db.internal.engine.activity
+        async with db.run_observers([measure]):
+            await db.drop_table(people)
+            await db.create_table(people)
+            await db.register_observers([measure])
+            await asyncio.sleep(5.0)
+            assert not activity.report().observers
+            assert await activity.running_observers() == set()
+
+
+async def test_paused_observers_are_reported() -> None:
+    async with connect_async() as db:
+        await db.create_table(people)
+        engine = db.internal.engine
+        async with db.run_observers([measure]):
+            pause = ChangeObserversRequest(table="people", pause=["measure"])
+            await engine.catalog.change_observers(pause, engine.now() + 10.0)
+            await asyncio.sleep(5.0)
+            assert [one.observer for one in engine.activity.report().observers] == ["measure"]
 
 
 async def test_a_report_keeps_within_the_limit_and_leaves_out_what_matters_least() -> None:
