@@ -36,12 +36,23 @@ NESTED = json.dumps(
         "columns": {"place": {"type": "json", "schema": PLACE}, "note": {"type": "json"}},
     }
 )
+PARTS = json.dumps(
+    {
+        "key": [{"name": "host", "type": "text"}, {"name": "at", "type": "ordered_integer"}],
+        "columns": {"visits": {"type": "integer"}},
+    }
+)
 TOO_LONG = Limits().row_bytes_max + 1
 TOO_LARGE = Limits().value_bytes_max + 1
 
 
 def batch(**columns: list[Any]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict(columns)
+
+
+def latin(text: str) -> pa.Array:
+    """What `CAST(bytes AS STRING)` makes of text in another encoding: Spark keeps the bytes."""
+    return pa.array(["é", text.encode("latin-1")], pa.binary())[1:].view(pa.string())
 
 
 @pytest.mark.parametrize(
@@ -132,6 +143,39 @@ def test_what_cannot_be_read_is_refused_with_its_field_and_row(
     target = to_arrow_schema(schema, timezone="UTC")
     with pytest.raises(SchemaError, match=message):
         shape.arrays([good, row], [[b"1", value]], shape.read_fields(schema), target)
+
+
+@pytest.mark.parametrize(
+    ("catalog", "columns", "field"),
+    [
+        (CATALOG, {"url": ["a"], "title": latin("café")}, "title"),
+        (CATALOG, {"url": latin("café"), "title": ["t"]}, "url"),
+        (PARTS, {"host": latin("café"), "at": [1], "visits": [1]}, "host"),
+        (NESTED, {"url": ["a"], "note": latin('"café"')}, "note"),
+        (
+            NESTED,
+            {
+                "url": ["a"],
+                "place": pa.StructArray.from_arrays(
+                    [pa.array([1.5]), pa.ListArray.from_arrays([0, 1], latin("café"))],
+                    ["lat", "tags"],
+                ),
+            },
+            "place",
+        ),
+    ],
+)
+def test_text_that_is_not_utf_8_is_not_stored_since_nobody_could_read_it(
+    catalog: str, columns: dict[str, Any], field: str
+) -> None:
+    shape = shape_of(FrameCatalog.parse(catalog))
+    with pytest.raises(SchemaError, match=f"field '{field}': text is not UTF-8"):
+        shape.cells(batch(**columns), "refuse")
+
+
+def test_a_row_whose_key_is_not_utf_8_is_not_looked_for() -> None:
+    with pytest.raises(SchemaError, match="field 'url': text is not UTF-8"):
+        shape_of(FrameCatalog.parse(CATALOG)).deletions(batch(url=latin("café")), None)
 
 
 def test_a_read_of_nulls_that_were_declared_not_null_is_refused(

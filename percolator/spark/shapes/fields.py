@@ -78,6 +78,18 @@ def check_values(values: Sequence[bytes | None], name: str) -> None:
         )
 
 
+def check_text(values: pa.Array, name: str) -> None:
+    """Refuses text that is not UTF-8, in nested values, too. Spark does not look at what it casts
+    to a string, and nobody could read such a value, or any page of rows with such a key."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise SchemaError(
+            f"field {name!r}: text is not UTF-8; Spark's make_valid_utf8 replaces what is wrong in "
+            "it, and bytes are stored as type raw"
+        ) from error
+
+
 def refuse_nulls(values: pa.Array, name: str, hint: str) -> None:
     """Raises `SchemaError` if there is a null."""
     if values.null_count:

@@ -28,6 +28,7 @@ from percolator.spark.shapes.fields import (
     Cell,
     check_fields,
     check_rows,
+    check_text,
     check_values,
     column_of,
     field_named,
@@ -54,6 +55,7 @@ _WIDENED = {
 """Narrower types that can be written as the type of the catalogue; decimals have a rule."""
 
 _OF_ANY_SIZE = ("raw", "text", "json")
+_OF_TEXT = ("text", "json")
 
 
 class TypedRows:
@@ -220,6 +222,8 @@ class TypedRows:
         parts = [column_of(batch, part.name) for part in key]
         for part, values in zip(key, parts, strict=True):
             refuse_nulls(values, part.name, ", and a key cannot be null")
+            if part.type in _OF_TEXT:
+                check_text(values, part.name)
         if len(key) == 1:
             rows = encoded_key(parts[0], key[0].type)
         else:
@@ -253,6 +257,8 @@ def _decoded(field: ValueField, found: Stored, target: pa.DataType) -> pa.Array:
 
 def _stored(field: ValueField, values: pa.Array) -> list[bytes | None]:
     """The values to store for a field."""
+    if field.type in _OF_TEXT:
+        check_text(values, field.name)
     try:
         if field.nested is None:
             found = encoded(values, field.type)
