@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -231,6 +232,25 @@ def test_into_a_table_while_tablets_split_and_a_server_dies(
     chained = stream(copy.name, catalog=CATALOG, starting_from="snapshot")
     chained.run()
     assert {row[3]: (row[2], row[4]) for row in chained.rows()} == source.stored()
+
+
+def test_a_value_that_has_expired_is_not_in_the_rows_of_later_commits(
+    stream: Any, db: percolator.Database
+) -> None:
+    pages = Pages(db, change_feed=True)
+    db.set_ttl(pages.title, timedelta(milliseconds=1))
+    began = int(db.timestamp())
+    for value in (pages.title, "short"), (pages.visits, 7), (pages.title, "again"):
+        while db.get("a", pages.title) is not None:
+            pass
+        db.set_many([("a", dict([value]))])
+    found = stream(pages.name, catalog=CATALOG, starting_from=str(began))
+    found.run()
+    assert [row[1:] for row in found.rows()] == [
+        ("insert", "short", "a", None),
+        ("insert", None, "a", 7),
+        ("update", "again", "a", 7),
+    ]
 
 
 def test_to_be_away_for_too_long_is_an_error_unless_the_stream_may_begin_again(

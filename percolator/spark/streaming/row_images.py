@@ -8,20 +8,31 @@ its commit shows, so it does not depend on where pages begin.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from percolator.routing.cells import StoredChange
+from percolator.routing.cells import FoundCell, StoredChange
 from percolator.spark.choosing.row_ranges import RowRanges
+from percolator.timestamps import is_expired
 
 INSERT, UPDATE, DELETE = "insert", "update", "delete"
 
 Values = tuple[bytes | None, ...]
 """The values of a row in the columns of the stream; None where it has no cell."""
 
-BaseReader = Callable[[int, Sequence[bytes]], Awaitable[dict[bytes, Values]]]
+Cells = tuple[FoundCell | None, ...]
+"""The same, with the commits of the values."""
+
+BaseReader = Callable[[int, Sequence[bytes]], Awaitable[dict[bytes, Cells]]]
 """Reads rows at a timestamp. Rows that have none of the columns may be missing in the answer."""
 
 _commit_and_row = itemgetter(0, 1)
@@ -39,10 +50,21 @@ class RowImage(NamedTuple):
 class RowImages:
     """Makes images of the rows that a stream wants."""
 
-    def __init__(self, rows: RowRanges, columns: Sequence[bytes], read: BaseReader) -> None:
+    def __init__(
+        self,
+        rows: RowRanges,
+        columns: Sequence[bytes],
+        read: BaseReader,
+        ttls: Mapping[bytes, int],
+    ) -> None:
+        """`ttls` has the times to live of columns, in milliseconds: what was there at the beginning
+        of a page may have expired at a later commit of it."""
         self._rows = rows
         self._places = {column: place for place, column in enumerate(columns)}
+        self._ttls = [ttls.get(column) for column in columns]
+        self._expires = any(self._ttls)
         self._nothing: Values = (None,) * len(columns)
+        self._no_cells: Cells = (None,) * len(columns)
         self._read = read
         self._last_commit = 0
         """The last commit of which there were images."""
@@ -75,19 +97,31 @@ class RowImages:
         found = []
         self._last_commit = changes[-1].commit_timestamp
         for (commit, row), cells in groupby(changes, _commit_and_row):
-            before = known.get(row, self._nothing)
-            after = list(before)
+            after = list(known.get(row, self._no_cells))
+            existed = self._values(after, commit - 1) != self._nothing
             for one in cells:
-                after[self._places[one.column]] = one.value
-            values = known[row] = tuple(after)
-            existed, exists = before != self._nothing, values != self._nothing
+                cell = None if one.value is None else FoundCell(commit, one.value)
+                after[self._places[one.column]] = cell
+            known[row] = tuple(after)
+            values = self._values(after, commit)
+            exists = values != self._nothing
             if exists:
                 found.append(RowImage(commit, row, UPDATE if existed else INSERT, values))
             elif existed:
                 found.append(RowImage(commit, row, DELETE, values))
         return found
 
-    async def _before(self, changes: list[StoredChange]) -> dict[bytes, Values]:
+    def _values(self, cells: Sequence[FoundCell | None], at: int) -> Values:
+        """What a snapshot at this timestamp sees, given the newest cells below it."""
+        if not self._expires:
+            return tuple([None if cell is None else cell.value for cell in cells])
+        return tuple(
+            None if cell is None or (ttl and is_expired(cell.commit_timestamp, at, ttl))
+            else cell.value
+            for cell, ttl in zip(cells, self._ttls, strict=True)
+        )  # fmt: skip
+
+    async def _before(self, changes: list[StoredChange]) -> dict[bytes, Cells]:
         """The rows as they were before these changes."""
         first = changes[0].commit_timestamp
         rows = list(dict.fromkeys(one.row for one in changes))

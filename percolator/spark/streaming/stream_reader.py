@@ -26,7 +26,7 @@ from pyspark.sql.types import StructType
 from percolator import codecs
 from percolator.aio import Snapshot
 from percolator.errors import InvalidArgument
-from percolator.routing.cells import ChangesRequest, StoredChange
+from percolator.routing.cells import ChangesRequest, FoundCell, StoredChange
 from percolator.schema import Table
 from percolator.spark.connections import Connection, checked, connection_to
 from percolator.spark.options import StreamOptions
@@ -35,7 +35,7 @@ from percolator.spark.reading.partitions import TableRows, plan
 from percolator.spark.streaming.change_shapes import CellChanges, RowChanges
 from percolator.spark.streaming.offset import Offset
 from percolator.spark.streaming.progress import Progress, SomeChanges, WholeTable
-from percolator.spark.streaming.row_images import RowImages, Values
+from percolator.spark.streaming.row_images import Cells, RowImages
 from percolator.timestamps import Timestamp
 
 ROWS_PER_READ = 512
@@ -178,25 +178,30 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             async for page in pages:
                 yield shape.of_changes(page)
             return
-        images = RowImages(self._read.rows, shape.columns, partial(self._rows_at, here))
+        target = self._read.target
+        catalog = here.database.internal.engine.catalog
+        table = await catalog.describe(target.table, here.deadline(target))
+        ttls = {one.column: one.ttl_milliseconds for one in table.options.ttls}
+        images = RowImages(self._read.rows, shape.columns, partial(self._rows_at, here), ttls)
         async with aclosing(images.of(pages)) as found:
             async for some in found:
                 yield shape.of_images(some)
 
     async def _rows_at(
         self, here: Connection, at: int, rows: Sequence[bytes]
-    ) -> dict[bytes, Values]:
+    ) -> dict[bytes, Cells]:
         """The rows at a timestamp; rows without any of the stream's columns are missing."""
         columns = self._shape.columns or ()
         places = {column: place for place, column in enumerate(columns)}
-        found: dict[bytes, list[bytes | None]] = {}
+        found: dict[bytes, list[FoundCell | None]] = {}
         async with self._at(here, at) as snapshot:
             for first in range(0, len(rows), ROWS_PER_READ):
                 some = rows[first : first + ROWS_PER_READ]
                 page = await snapshot.get_cells(self._table, some, columns=columns)
-                for row, column, value in zip(page.rows, page.columns, page.values, strict=True):
-                    found.setdefault(row, [None] * len(columns))[places[column]] = value
-        return {row: tuple(values) for row, values in found.items()}
+                cells = map(FoundCell, page.commit_timestamps, page.values)
+                for row, column, cell in zip(page.rows, page.columns, cells, strict=True):
+                    found.setdefault(row, [None] * len(columns))[places[column]] = cell
+        return {row: tuple(cells) for row, cells in found.items()}
 
     def _at(self, here: Connection, at: int) -> Snapshot:
         seconds = self._read.target.timeout_seconds

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.routing.cells import StoredChange
+from percolator.routing.cells import FoundCell, StoredChange
 from percolator.spark.choosing.row_ranges import ALL_ROWS, RowRanges, RowsBetween
-from percolator.spark.streaming.row_images import RowImage, RowImages, Values
+from percolator.spark.streaming.row_images import Cells, RowImage, RowImages, Values
+from percolator.timestamps import Timestamp, is_expired
 
 COLUMNS = (b"price", b"state")
 T = TypeVar("T")
@@ -24,26 +26,41 @@ writes = st.dictionaries(
 
 
 class History:
-    """A table and its feed: what each commit has written, in the order of commits."""
+    """A table and its feed: what each commit has written, in the order of commits, one of them in
+    each millisecond. `ttls` has milliseconds by column."""
 
-    def __init__(self, commits: Sequence[dict[tuple[bytes, bytes], bytes | None]]) -> None:
-        self.changes: list[StoredChange] = []
-        self.states: dict[int, dict[tuple[bytes, bytes], bytes]] = {0: {}}
-        for commit, written in enumerate(commits, 1):
-            state = dict(self.states[commit - 1])
-            for (row, column), value in sorted(written.items()):
-                self.changes.append(StoredChange(commit, row, column, value, None))
-                state.pop((row, column), None)
-                if value is not None:
-                    state[row, column] = value
-            self.states[commit] = state
+    def __init__(
+        self,
+        commits: Sequence[dict[tuple[bytes, bytes], bytes | None]],
+        ttls: Mapping[bytes, int] | None = None,
+    ) -> None:
+        self.ttls = ttls or {}
+        self.changes = [
+            StoredChange(Timestamp.of(at), row, column, value, None)
+            for at, written in enumerate(commits, 1)
+            for (row, column), value in sorted(written.items())
+        ]
+
+    def cells(self, at: int, row: bytes) -> Cells:
+        """What a snapshot shows of the row."""
+        newest: dict[bytes, FoundCell] = {}
+        for commit, changed, column, value, _ in self.changes:
+            if changed == row and commit <= at:
+                newest[column] = FoundCell(commit, value)
+        return tuple(self._visible(at, column, newest.get(column)) for column in COLUMNS)
+
+    def _visible(self, at: int, column: bytes, cell: FoundCell | None) -> FoundCell | None:
+        if cell is None or cell.value is None:
+            return None
+        ttl = self.ttls.get(column)
+        return None if ttl and is_expired(cell.commit_timestamp, at, ttl) else cell
 
     def values(self, at: int, row: bytes) -> Values:
-        return tuple(self.states[at].get((row, column)) for column in COLUMNS)
+        return tuple(None if cell is None else cell.value for cell in self.cells(at, row))
 
-    async def read(self, at: int, rows: Sequence[bytes]) -> dict[bytes, Values]:
-        found = {row: self.values(at, row) for row in rows}
-        return {row: values for row, values in found.items() if any(values)}
+    async def read(self, at: int, rows: Sequence[bytes]) -> dict[bytes, Cells]:
+        found = {row: self.cells(at, row) for row in rows}
+        return {row: cells for row, cells in found.items() if any(cells)}
 
     def expected(self, after: int) -> list[RowImage]:
         found = []
@@ -65,7 +82,7 @@ async def images(
         for page in pages:
             yield page
 
-    made = RowImages(rows, COLUMNS, history.read).of(given_pages())
+    made = RowImages(rows, COLUMNS, history.read, history.ttls).of(given_pages())
     return [image async for some in made for image in some]
 
 
@@ -78,16 +95,20 @@ def at_once(work: Coroutine[Any, Any, T]) -> T:
     raise AssertionError("it waits")
 
 
+@pytest.mark.parametrize("ttls", [{}, {b"price": 1}, {b"price": 1, b"state": 2}])
 @given(st.lists(writes, max_size=8), st.integers(0, 8), st.lists(st.integers(0, 24)))
 def test_an_image_is_what_a_snapshot_at_its_commit_shows_wherever_pages_are_cut(
-    commits: list[dict[tuple[bytes, bytes], bytes | None]], after: int, cuts: list[int]
+    ttls: dict[bytes, int],
+    commits: list[dict[tuple[bytes, bytes], bytes | None]],
+    after: int,
+    cuts: list[int],
 ) -> None:
-    history = History(commits)
-    after = min(after, len(commits))
-    changes = [change for change in history.changes if change.commit_timestamp > after]
+    history = History(commits, ttls)
+    begin = Timestamp.of(min(after, len(commits)))
+    changes = [change for change in history.changes if change.commit_timestamp > begin]
     bounds = [0, *sorted(min(cut, len(changes)) for cut in cuts), len(changes)]
     pages = [changes[first:last] for first, last in itertools.pairwise(bounds)]
-    assert at_once(images(history, pages)) == history.expected(after)
+    assert at_once(images(history, pages)) == history.expected(begin)
 
 
 async def test_rows_that_were_not_chosen_are_left_out() -> None:
