@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrameReader, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
@@ -119,6 +120,31 @@ def test_a_later_attempt_leaves_what_the_first_one_has_written(
         tx.set("a00000", pages.title, "another's")
     with pytest.raises(RowChanged):
         writer.write(iter(batches))
+
+
+@pytest.mark.parametrize(
+    ("more", "row"),
+    [
+        ({"skip_equal": "true"}, {"title": "title of a00000", "visits": 9}),
+        ({"operation": "merge", "delete_field": "gone"}, {"visits": 9, "gone": True}),
+    ],
+    ids=["equal cells", "deletions of nothing"],
+)
+def test_a_later_attempt_knows_the_first_one_without_what_that_has_left_out(
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database, more: Any, row: Any
+) -> None:
+    pages = Pages(db, 8)
+    with db.transaction() as tx:
+        if "gone" in row:
+            tx.delete("a00000", pages.title)
+    since = str(int(db.timestamp()))
+    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG, **more}
+    options = WriteOptions.parse(given | {"if_unchanged_since": since})
+    batch = pa.record_batch({"url": ["a00000"], **{name: [value] for name, value in row.items()}})
+    writer: Any = writer_of(options, from_arrow_schema(batch.schema))
+    assert writer.write(iter([batch])).cells == 1
+    monkeypatch.setattr("percolator.spark.writing.plain_writing._is_first_attempt", lambda: False)
+    assert writer.write(iter([batch])).cells == 0
 
 
 def test_an_unknown_outcome_is_not_taken_for_the_write_of_another(

@@ -31,13 +31,23 @@ class Condition:
     began: Timestamp
     """When the job began: only what is younger can be its own."""
     key_codec: Any
+    skip_equal: bool = False
+    is_merge: bool = False
 
-    def unwritten(self, writes: Writes, found: Versions, *, may_be_own: bool) -> Writes:
+    def unwritten(
+        self,
+        writes: Writes,
+        found: Versions,
+        *,
+        may_be_own: bool,
+        expiring: Container[bytes] = frozenset(),
+    ) -> Writes:
         """The writes that are left: all, but for rows that an earlier attempt has written.
 
         Raises `RowChanged` if a row was written after `since`. Such a row counts as written by an
         earlier attempt if there may have been one, and the row has exactly what it would write,
-        written by one transaction that committed after the job began.
+        written by one transaction that committed after the job began. Cells that such an attempt
+        leaves out, since they are as they should be, are as they were.
         """
         changed: dict[bytes, dict[CellAddress, FoundCell]] = {}
         for address, cell in found.items():
@@ -48,18 +58,27 @@ class Condition:
             if address.row in wanted:
                 wanted[address.row][address] = write
         for row, cells in changed.items():
-            if not (may_be_own and self._is_own(wanted[row], cells)):
+            if not (may_be_own and self._is_own(wanted[row], cells, found, expiring)):
                 raise self._error(row, cells)
         return {address: write for address, write in writes.items() if address.row not in changed}
 
-    def _is_own(self, wanted: Writes, cells: Mapping[CellAddress, FoundCell]) -> bool:
+    def _is_own(
+        self,
+        wanted: Writes,
+        cells: Mapping[CellAddress, FoundCell],
+        found: Versions,
+        expiring: Container[bytes],
+    ) -> bool:
         committed = {cell.commit_timestamp for cell in cells.values()}
-        return (
-            len(committed) == 1
-            and min(committed) > self.began
-            and {address: _value(write) for address, write in wanted.items()}
-            == {address: cell.value for address, cell in cells.items()}
-        )
+        if len(committed) > 1 or min(committed) <= self.began:
+            return False
+        others = {address: write for address, write in wanted.items() if address not in cells}
+        if self.is_merge and all(kind == KIND_DELETE for kind, _ in wanted.values()):
+            others = merged(others, found, update=True, insert=True)
+        if self.skip_equal:
+            others = differing(others, found, expiring)
+        written = {address: _value(wanted[address]) for address in cells if address in wanted}
+        return not others and written == {address: cell.value for address, cell in cells.items()}
 
     def refuse_vanished(self, cells: Iterable[CellAddress]) -> None:
         """Refuses cells that were there at `since`, and of which nothing is left now."""

@@ -57,6 +57,8 @@ class Transactions:
                 options.if_unchanged_since,
                 began,
                 codecs.raw if catalogue is None else catalogue.key_codec,
+                skip_equal=options.skip_equal,
+                is_merge=options.operation == MERGE,
             )
         )
         self._is_merge = options.operation == MERGE
@@ -179,9 +181,13 @@ class Transactions:
             )
         deadline = self._here.deadline(options.target)
         found = await transaction.internal.versions(seen, deadline)
+        expiring: frozenset[bytes] = frozenset()
+        if options.skip_equal:
+            schema = await self._here.database.internal.engine.env.schema(self._table_id, deadline)
+            expiring = schema.expiring
         left = writes
         if condition is not None:
-            left = condition.unwritten(left, found, may_be_own=may_be_own)
+            left = condition.unwritten(left, found, may_be_own=may_be_own, expiring=expiring)
             missing = [address for address in seen if address not in found]
             condition.refuse_vanished(await self._present_before(missing))
         if is_merge:
@@ -189,8 +195,7 @@ class Transactions:
                 left, found, update=options.update_existing, insert=options.insert_missing
             )
         if options.skip_equal:
-            schema = await self._here.database.internal.engine.env.schema(self._table_id, deadline)
-            left = differing(left, found, schema.expiring)
+            left = differing(left, found, expiring)
         if condition is not None or is_merge:
             kept = {address.row for address in left}
             for address in seen:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,6 +74,67 @@ def test_what_an_earlier_attempt_has_written_is_not_written_again() -> None:
     }
     own = {at("a"): found(201, "new"), at("a", "visits"): found(201, None)}
     assert CONDITION.unwritten(writes, own, may_be_own=True) == {at("b"): put("new")}
+
+
+EQUAL = replace(CONDITION, skip_equal=True)
+MERGE = replace(CONDITION, is_merge=True)
+
+
+@pytest.mark.parametrize(
+    ("condition", "writes", "there"),
+    [
+        (
+            EQUAL,
+            {at("a"): put("new"), at("a", "visits"): put("1"), at("a", "owner"): DELETE},
+            {at("a"): found(201, "new"), at("a", "visits"): found(90, "1")},
+        ),
+        (
+            MERGE,
+            {at("a"): DELETE, at("a", "visits"): DELETE, at("a", "owner"): DELETE},
+            {at("a"): found(201, None), at("a", "visits"): found(90, None)},
+        ),
+    ],
+    ids=["equal cells", "deletions of nothing"],
+)
+def test_an_earlier_attempt_is_recognized_without_the_cells_that_it_has_left_out(
+    condition: Condition, writes: Writes, there: Versions
+) -> None:
+    assert condition.unwritten(writes, there, may_be_own=True) == {}
+    with pytest.raises(RowChanged):
+        CONDITION.unwritten(writes, there, may_be_own=True)
+
+
+@pytest.mark.parametrize(
+    ("condition", "writes", "there"),
+    [
+        (
+            EQUAL,
+            {at("a"): put("new"), at("a", "visits"): put("2")},
+            {at("a"): found(201, "new"), at("a", "visits"): found(90, "1")},
+        ),
+        (
+            EQUAL,
+            {at("a"): put("new"), at("a", "expiring"): put("1")},
+            {at("a"): found(201, "new"), at("a", "expiring"): found(90, "1")},
+        ),
+        (
+            MERGE,
+            {at("a"): DELETE, at("a", "visits"): DELETE},
+            {at("a"): found(201, None), at("a", "visits"): found(90, "1")},
+        ),
+        (
+            MERGE,
+            {at("a"): put("new"), at("a", "visits"): DELETE},
+            {at("a"): found(201, "new")},
+        ),
+    ],
+    ids=["another value", "one that expires", "what is there", "of a row that stays"],
+)
+def test_an_earlier_attempt_would_have_left_out_nothing_else(
+    condition: Condition, writes: Writes, there: Versions
+) -> None:
+    with pytest.raises(RowChanged):
+        condition.unwritten(writes, there, may_be_own=True, expiring={b"expiring"})
 
 
 @pytest.mark.parametrize(
