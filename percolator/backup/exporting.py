@@ -63,7 +63,7 @@ async def export(
     `InvalidArgument` if the directory contains something else, and `SnapshotTooOld`.
     """
     wanted = None if at is None else as_timestamp(at, "at")
-    if not (directory / layout.PLAN).exists():
+    if not layout.is_there(directory / layout.PLAN):
         part_files.require_readers(form or ExportFormat.PARQUET)
     _check_directory(directory)
     # Otherwise, two processes would overwrite each other's files.
@@ -106,7 +106,7 @@ async def _export(
 
 
 def _check_directory(directory: Path) -> None:
-    if (directory / layout.MANIFEST).exists():
+    if layout.is_there(directory / layout.MANIFEST):
         raise InvalidArgument("directory", f"{directory} already contains a complete export")
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def _check_directory(directory: Path) -> None:
 def _interrupted(
     directory: Path, at: Timestamp | None, tables: Sequence[str], form: ExportFormat | None
 ) -> Export | None:
-    if not (directory / layout.PLAN).exists():
+    if not layout.is_there(directory / layout.PLAN):
         return None
     planned = layout.read_export(directory / layout.PLAN)
     if at is not None and at != planned.at:

@@ -126,6 +126,7 @@ def open_log(directory: Path) -> Iterator[ImportLog]:
         )
         yield ImportLog(path, None)
         return
-    with file, layout.locked(path, "importing, according to"):
+    with file:
+        layout.lock(file.fileno(), path, "importing, according to")
         file.seek(0)
         yield ImportLog(path, file)

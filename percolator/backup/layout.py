@@ -40,18 +40,40 @@ class DamagedExport(PercolatorError):
     """A file of an export is missing, or differs from what was written."""
 
 
-@contextmanager
-def locked(path: Path, doing: str) -> Iterator[None]:
-    """Locks a file or directory. Raises `UsageError` if another process has locked it."""
-    descriptor = os.open(path, os.O_RDONLY)
+def is_there(path: Path) -> bool:
+    """Whether a file exists. Raises `InvalidArgument` if that cannot be seen, for instance without
+    permission to search its directory."""
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(f"another process is {doing} {path}") from None
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as error:
+        raise InvalidArgument("directory", f"{path} cannot be read: {error}") from error
+    return True
+
+
+@contextmanager
+def locked(directory: Path, doing: str) -> Iterator[None]:
+    """Locks a directory. Raises `UsageError` if another process has locked it."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        lock(descriptor, directory, doing)
         yield
     finally:
         os.close(descriptor)
+
+
+def lock(descriptor: int, path: Path, doing: str) -> None:
+    """Locks an open file until it is closed. A file must be open for writing: NFS locks no other.
+
+    Raises `UsageError` if another process has locked it.
+    """
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UsageError(f"another process is {doing} {path}") from None
+    except OSError as error:
+        raise InvalidArgument("directory", f"{path} cannot be locked: {error}") from error
 
 
 # ---------------------------------------------------------------------------- writing
@@ -178,8 +200,8 @@ def read_export(path: Path) -> Export:
 
 def read_manifest(directory: Path) -> Export:
     """Reads the manifest. Raises `DamagedExport`, or `InvalidArgument` if there is none yet."""
-    if not (directory / MANIFEST).exists():
-        if (directory / PLAN).exists():
+    if not is_there(directory / MANIFEST):
+        if is_there(directory / PLAN):
             raise InvalidArgument(
                 "directory", f"the export in {directory} was interrupted: finish it first"
             )
@@ -191,7 +213,7 @@ def read_part(directory: Path, planned: ExportPart, at: int) -> ExportPart | Non
     """The part as an earlier run of the export at this timestamp has finished it; None if it has
     not. Records of earlier releases do not say of which export they are."""
     record = (directory / planned.file).with_suffix(".json")
-    if not record.exists():
+    if not is_there(record):
         return None
     try:
         content = read_record(record)

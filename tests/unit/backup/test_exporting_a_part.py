@@ -15,7 +15,7 @@ import pytest
 
 from percolator.aio.database import Database
 from percolator.aio.pin import Pin
-from percolator.backup import exporting, layout, part_files
+from percolator.backup import exporting, importing, layout, part_files
 from percolator.backup.cells_file import CellsFile
 from percolator.backup.exported import Export, ExportedTable, ExportPart, file_of
 from percolator.backup.pieces import Piece
@@ -223,3 +223,12 @@ async def test_two_exports_into_one_directory_cannot_run_at_the_same_time(tmp_pa
         pytest.raises(UsageError, match="another process is exporting to"),
     ):
         await exporting.export(cast("Database", None), tmp_path)
+
+
+async def test_a_directory_that_cannot_be_seen_is_named(tmp_path: Path) -> None:
+    """As without permission, which does not stop the account that runs some tests."""
+    unseen = tmp_path / ("x" * 300)
+    with pytest.raises(InvalidArgument, match=r"cannot be read: .*File name too long"):
+        await exporting.export(cast("Database", None), unseen)
+    with pytest.raises(InvalidArgument, match=r"cannot be read: .*File name too long"):
+        importing.verify(unseen)

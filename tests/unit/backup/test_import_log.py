@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
 from percolator.aio.bulk_load import LoadTimestamps
+from percolator.backup import layout
 from percolator.backup.import_log import open_log
+from percolator.errors import InvalidArgument, UsageError
 
 NOTED = LoadTimestamps(3, 4)
 
@@ -49,3 +52,41 @@ def test_an_import_whose_disk_was_full_leaves_no_log_once_it_is_complete(
             log.begun("t", NOTED)
         log.remove()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_is_locked_on_nfs_too_which_locks_only_what_is_open_for_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    correct = fcntl.flock
+
+    def as_on_nfs(descriptor: int, operation: int) -> None:
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        correct(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", as_on_nfs)
+    with (
+        open_log(tmp_path),
+        pytest.raises(UsageError, match="another process is importing, according to"),
+        open_log(tmp_path),
+    ):
+        pass
+
+
+def test_a_file_system_without_locks_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with (
+        pytest.raises(InvalidArgument, match=r"import\.log cannot be locked: .*No locks available"),
+        open_log(tmp_path),
+    ):
+        pass
+    with (
+        pytest.raises(InvalidArgument, match=f"{tmp_path} cannot be locked"),
+        layout.locked(tmp_path, "exporting to"),
+    ):
+        pass
