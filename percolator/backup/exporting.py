@@ -85,7 +85,10 @@ async def _export(
     part_files.require_readers(form)
     if planned is not None:
         wanted = Timestamp(planned.at)
-    names = await _names(database, tables) if planned is None else [t.name for t in planned.tables]
+    if planned is None:
+        names = await _names(database, tables, wanted)
+    else:
+        names = [table.name for table in planned.tables]
     kept = [Table(name, key=codecs.stored) for name in names]
     # In ASCII and truncated: the lock service refuses longer text, and names that are not text.
     what = f"export to {ascii(directory.name)[:100]}"
@@ -142,13 +145,21 @@ def _interrupted(
     return planned
 
 
-async def _names(database: Database, tables: Sequence[str]) -> list[str]:
-    known = await database.tables()
-    unknown = sorted(set(tables) - set(known))
+async def _names(database: Database, tables: Sequence[str], wanted: Timestamp | None) -> list[str]:
+    engine = database.internal.engine
+    described = await engine.catalog.describe_all(engine.now() + _PAGE_SECONDS)
+    known = [table for table in described if not table.deleting]
+    unknown = sorted(set(tables) - {table.name for table in known})
     if unknown:
         raise SchemaError(f"there is no table {unknown[0]!r}", table=unknown[0])
-    # Percolator's own tables describe one cluster, and are not exported.
-    return sorted(set(tables)) or [one for one in known if not one.startswith(INTERNAL_PREFIX)]
+    return sorted(set(tables)) or sorted(
+        table.name
+        for table in known
+        # Percolator's own tables describe one cluster, and are not exported. Younger tables are
+        # left out before the pin is set: of their history, less may be kept.
+        if not table.name.startswith(INTERNAL_PREFIX)
+        and (wanted is None or table.created_at <= wanted)
+    )
 
 
 async def _plan(

@@ -1,0 +1,67 @@
+"""Which tables an export has: those that existed at its moment, for as long as they exist."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import percolator.testing
+from percolator import Table, Timestamp, aio
+from percolator.backup import exporting
+from percolator.backup.exported import ExportFormat
+from percolator.errors import SnapshotTooOld
+
+pytestmark = pytest.mark.real_time
+
+GOODS, SCRATCH = Table("goods"), Table("scratch")
+
+
+class Interrupted(Exception):
+    """Stands in for anything that ends a process."""
+
+
+class Pin:
+    """A cluster in memory pins nothing. Of the scratch table, no history is left."""
+
+    def __init__(self, database: aio.Database, at: Timestamp | None, names: set[str]) -> None:
+        self._database = database
+        self._wanted = at
+        self._names = names
+        self.at = Timestamp(0)
+
+    async def __aenter__(self) -> Pin:
+        if self._wanted is not None and (SCRATCH.name in self._names or not self._names):
+            raise SnapshotTooOld("older than the history of 'scratch'", timestamp=1, safe_point=2)
+        self.at = self._wanted or await self._database.timestamp()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[aio.Database]:
+    async with percolator.testing.connect_async() as database:
+
+        def pin(at: Timestamp | None, *, tables: Sequence[Table[Any]], **_: Any) -> Pin:
+            return Pin(database, at, {table.name for table in tables})
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(database, "pin", pin)
+            yield database
+
+
+async def test_a_younger_table_needs_no_history_from_before_it_was_created(tmp_path: Path) -> None:
+    async with connected() as database:
+        await database.create_table(GOODS)
+        then = await database.timestamp()
+        await database.create_table(SCRATCH, retention=timedelta(minutes=1))
+        made = await exporting.export(database, tmp_path / "out", at=then, form=ExportFormat.JSONL)
+        assert [table.name for table in made.tables] == [GOODS.name]
+        with pytest.raises(SnapshotTooOld):
+            await exporting.export(database, tmp_path / "named", at=then, tables=[SCRATCH.name])
