@@ -88,6 +88,7 @@ async def _export(
     if planned is None:
         names = await _names(database, tables, wanted)
     else:
+        await _require_same_tables(database, planned)
         names = [table.name for table in planned.tables]
     kept = [Table(name, key=codecs.stored) for name in names]
     # In ASCII and truncated: the lock service refuses longer text, and names that are not text.
@@ -97,8 +98,6 @@ async def _export(
         if planned is None:
             planned = await _plan(database, pin.at, names, named=bool(tables), form=form)
             layout.write_export(directory / layout.PLAN, planned)
-        else:
-            await _require_same_tables(database, planned)
         done = await _Exporting(database, directory, planned, pin, progress).run()
         await _require_same_tables(database, planned)
         layout.write_export(directory / layout.MANIFEST, done)
@@ -216,15 +215,24 @@ def _codecs(table: master_pb2.Table) -> ExportedCodecs | None:
 
 
 async def _require_same_tables(database: Database, planned: Export) -> None:
-    """Raises `SchemaError` if a table was dropped and created again: its past is then gone."""
+    """Raises `SchemaError` if a table was dropped, even if it was created again: its past is then
+    gone."""
     for table in planned.tables:
         deadline = database.internal.engine.now() + _PAGE_SECONDS
-        found = await database.internal.engine.catalog.describe(table.name, deadline)
+        try:
+            found = await database.internal.engine.catalog.describe(table.name, deadline)
+        except SchemaError as error:
+            raise _dropped(table, "dropped") from error
         if found.table_id != table.table_id:
-            raise SchemaError(
-                f"table {table.name!r} was deleted and created again since the export started",
-                table=table.name,
-            )
+            raise _dropped(table, "deleted and created again")
+
+
+def _dropped(table: ExportedTable, what: str) -> SchemaError:
+    return SchemaError(
+        f"table {table.name!r} was {what} since the export started, so it cannot be finished: use "
+        "another directory",
+        table=table.name,
+    )
 
 
 # ---------------------------------------------------------------------------- the parts

@@ -13,20 +13,17 @@ import pytest
 import percolator.testing
 from percolator import Table, Timestamp, aio
 from percolator.backup import exporting
-from percolator.backup.exported import ExportFormat
-from percolator.errors import SnapshotTooOld
+from percolator.backup.exported import Export, ExportFormat
+from percolator.errors import SchemaError, SnapshotTooOld
 
 pytestmark = pytest.mark.real_time
 
 GOODS, SCRATCH = Table("goods"), Table("scratch")
 
 
-class Interrupted(Exception):
-    """Stands in for anything that ends a process."""
-
-
 class Pin:
-    """A cluster in memory pins nothing. Of the scratch table, no history is left."""
+    """A cluster in memory pins nothing. This refuses what a pin would, and believes that no history
+    of the scratch table is left."""
 
     def __init__(self, database: aio.Database, at: Timestamp | None, names: set[str]) -> None:
         self._database = database
@@ -35,6 +32,8 @@ class Pin:
         self.at = Timestamp(0)
 
     async def __aenter__(self) -> Pin:
+        for name in self._names - set(await self._database.tables()):
+            raise SchemaError(f"there is no table {name!r}", table=name)
         if self._wanted is not None and (SCRATCH.name in self._names or not self._names):
             raise SnapshotTooOld("older than the history of 'scratch'", timestamp=1, safe_point=2)
         self.at = self._wanted or await self._database.timestamp()
@@ -65,3 +64,21 @@ async def test_a_younger_table_needs_no_history_from_before_it_was_created(tmp_p
         assert [table.name for table in made.tables] == [GOODS.name]
         with pytest.raises(SnapshotTooOld):
             await exporting.export(database, tmp_path / "named", at=then, tables=[SCRATCH.name])
+
+
+async def test_a_table_that_was_dropped_meanwhile_is_not_to_be_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a new table of this name, the export could not be finished either."""
+    said = "'goods' was dropped since the export started, so it cannot .* another directory"
+    async with connected() as database:
+        await database.create_table(GOODS)
+
+        async def run(one: exporting._Exporting) -> Export:
+            await database.drop_table(GOODS)
+            return one._planned
+
+        monkeypatch.setattr(exporting._Exporting, "run", run)
+        for _ in ("at the end", "when it is resumed"):
+            with pytest.raises(SchemaError, match=said):
+                await exporting.export(database, tmp_path, form=ExportFormat.JSONL)
