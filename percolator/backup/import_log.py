@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -60,12 +60,19 @@ class ImportLog:
     def loaded(self, table: str, file: str) -> None:
         self._note({"part": file, "table": table})
 
-    def remove(self) -> None:
-        """Deletes the log: nothing is left to resume."""
-        self.tables.clear()
-        if self._file is not None:
+    def remove(self, tables: Iterable[str]) -> None:
+        """Deletes the log, since nothing of these tables is left to resume. It stays, as it is, if
+        it is about others, too: an import of some tables must not cost the others their progress.
+        """
+        for table in tables:
+            self.tables.pop(table, None)
+        if self._file is None or self.tables:
+            return
+        try:
             self._path.unlink(missing_ok=True)
             layout.sync_directory(self._path.parent)
+        except OSError as error:
+            _log.warning("%s, which is not needed any more, cannot be deleted: %s", NAME, error)
 
     def _note(self, entry: dict[str, Any]) -> None:
         self._take(entry)

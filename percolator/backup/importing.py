@@ -79,8 +79,7 @@ async def abandon(database: Database, directory: Path, *, tables: Sequence[str] 
             if await _load_of(database, export, table).abandon():
                 whole.append(table.name)
                 await _register(database, table)
-        if not tables:
-            log.remove()
+        log.remove(table.name for table in export.tables)
     return whole
 
 
@@ -138,10 +137,10 @@ class _Importing:
         self._limit = asyncio.Semaphore(PARTS_AT_A_TIME)
 
     async def run(self) -> None:
-        for one in self._loads:
-            await self._require_observers(one.table)
         touched: list[_Load] = []
         try:
+            for one in self._loads:
+                await self._require_observers(one.table)
             for one in self._loads:
                 with _naming(one):
                     if isinstance(one.load, BulkLoad):
@@ -164,7 +163,14 @@ class _Importing:
                     state,
                 )
             raise
-        await self._open_all()
+        try:
+            await self._open_all()
+        except BaseException:
+            _log.warning(
+                "the import was interrupted when everything was loaded: run the same import again, "
+                "which opens the tables that are still closed, and registers their observers"
+            )
+            raise
 
     async def _require_observers(self, table: ExportedTable) -> None:
         """They are registered at the end: refused only then, they would be missing from a table
@@ -243,13 +249,35 @@ class _Importing:
         self._progress(self._cells, self._cells_in_all)
 
     async def _undo(self, touched: Sequence[_Load]) -> None:
-        """Opens the tables, with nothing imported. Tables that were created stay, empty."""
-        for one in touched:
+        """Opens the tables, with nothing imported. Tables that were created stay, empty.
+
+        So are those that an earlier run has left closed, unless they were complete.
+        """
+        for one in self._loads:
             try:
-                await one.load.abandon()
+                if await self._reopen(one, is_touched=one in touched):
+                    _log.warning("table %r was already complete, and is open", one.table.name)
+                    await _register(self._database, one.table)
+            except SchemaError:
+                continue  # it was dropped
             except PercolatorError as problem:
                 _log.warning("table %r may have stayed closed: %s", one.table.name, problem)
-        self._log.remove()
+        self._remove_log()
+
+    async def _reopen(self, one: _Load, *, is_touched: bool) -> bool:
+        """Opens one table. Returns whether everything was loaded, and so stays."""
+        if is_touched:
+            return await one.load.abandon()
+        noted = self._log.tables.get(one.table.name)
+        try:
+            if noted is not None:
+                await one.load.undo(noted.timestamps)
+        except LoadComplete:
+            return True
+        return False
+
+    def _remove_log(self) -> None:
+        self._log.remove(one.table.name for one in self._loads)
 
     async def _open_all(self) -> None:
         """Opens no table before all are complete.
@@ -265,7 +293,7 @@ class _Importing:
         await finish_together([(load, run) for load, run in begun if isinstance(load, RowLoad)])
         for one in self._loads:
             await _register(self._database, one.table)
-        self._log.remove()
+        self._remove_log()
 
 
 @contextmanager

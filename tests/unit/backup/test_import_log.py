@@ -50,7 +50,7 @@ def test_an_import_whose_disk_was_full_leaves_no_log_once_it_is_complete(
         with monkeypatch.context() as failing:
             failing.setattr(os, "fsync", refuse)
             log.begun("t", NOTED)
-        log.remove()
+        log.remove(["t"])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,0 +1,186 @@
+"""What becomes of tables that an interrupted import has left closed, if it cannot go on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from percolator import Table, codecs
+from percolator.aio.bulk_load import BulkLoad, LoadTimestamps, NotEmpty
+from percolator.aio.database import Database
+from percolator.backup import exporting, import_log, importing, layout
+from percolator.backup.exported import ExportedObserver, ExportFormat
+from percolator.errors import InvalidArgument
+from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
+from tests.unit.backup.loading_tablets import Loaded, loaded_tablets
+
+pytestmark = pytest.mark.real_time
+
+A, B = Table("a", key=codecs.text), Table("b", key=codecs.text)
+TABLES = (A, B)
+ROWS = 10
+
+
+class Interrupted(Exception):
+    """Stands in for anything that ends a process."""
+
+
+async def exported(database: Database, directory: Path, *tables: Table[str]) -> None:
+    """Fills the tables, exports them, and drops them."""
+    for table in tables:
+        await database.create_table(table)
+        async with database.transaction() as tx:
+            for number in range(ROWS):
+                await tx.set(f"{number:03}", table.column("v", codecs.integer), number)
+    at = await database.timestamp()
+    names = [table.name for table in tables]
+    planned = await exporting._plan(database, at, names, named=True, form=ExportFormat.JSONL)
+    layout.write_export(directory / layout.PLAN, planned)
+    pin: Any = SimpleNamespace(at=at)
+    done = await exporting._Exporting(database, directory, planned, pin, lambda *_: None).run()
+    layout.write_export(directory / layout.MANIFEST, done)
+    for table in tables:
+        await database.drop_table(table)
+
+
+async def rows_of(database: Database, table: Table[str]) -> int:
+    async with database.snapshot() as snapshot:
+        return len([row async for row in snapshot.scan(table)])
+
+
+async def interrupt_opening(at: Loaded, directory: Path) -> None:
+    """Interrupts an import when its first table is open."""
+    correct = BulkLoad.open
+
+    async def opened(load: BulkLoad, timestamps: LoadTimestamps) -> None:
+        if load._plan.table == B.name:
+            raise Interrupted
+        await correct(load, timestamps)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(BulkLoad, "open", opened)
+        with pytest.raises(Interrupted):
+            await importing.import_tables(at.database, directory)
+    assert await at.closed() == [B.name]
+
+
+async def interrupt_loading(at: Loaded, directory: Path) -> None:
+    """Interrupts an import when some tables are loaded."""
+
+    def progress(done: int, _all: int) -> None:
+        if done > ROWS:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        await importing.import_tables(at.database, directory, progress=progress)
+    assert await at.closed() == [A.name, B.name]
+
+
+async def test_a_refused_import_opens_what_an_earlier_run_has_left_closed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also complete tables that the refused run has not come to: else they would be closed, and
+    nothing would say so, since the log is deleted."""
+    directory = tmp_path / "out"
+    async with loaded_tablets() as at:
+        await exported(at.database, directory, *TABLES)
+        await interrupt_opening(at, directory)
+        async with at.database.transaction() as tx:
+            await tx.set("000", A.column("v", codecs.integer), 99)
+        with pytest.raises(NotEmpty, match="'a' is not empty"):
+            await importing.import_tables(at.database, directory)
+        assert await at.closed() == []
+        assert "table 'b' was already complete, and is open" in caplog.text
+        assert await rows_of(at.database, B) == ROWS
+        assert not (directory / import_log.NAME).exists()
+
+
+def watch(directory: Path) -> None:
+    """Makes this the export of a table with an observer."""
+    whole = layout.read_manifest(directory)
+    observer = ExportedObserver("watcher", (b"v".hex(),), weak=False, paused=False)
+    tables = (replace(whole.tables[0], observers=(observer,)), *whole.tables[1:])
+    layout.write_export(directory / layout.MANIFEST, replace(whole, tables=tables))
+
+
+async def register(database: Database, column: str) -> None:
+    engine = database.internal.engine
+    other = Observer(name="watcher", columns=[column.encode()])
+    request = ChangeObserversRequest(table=A.name, add=[other])
+    await engine.catalog.change_observers(request, engine.now() + 10)
+
+
+async def test_so_does_one_that_is_refused_for_its_observers(tmp_path: Path) -> None:
+    directory = tmp_path / "out"
+    async with loaded_tablets() as at:
+        await exported(at.database, directory, *TABLES)
+        await interrupt_loading(at, directory)
+
+        watch(directory)
+        await register(at.database, "label")
+        with pytest.raises(InvalidArgument, match="observers"):
+            await importing.import_tables(at.database, directory)
+        assert await at.closed() == []
+        assert await rows_of(at.database, A) == await rows_of(at.database, B) == 0
+
+
+async def test_the_import_of_one_table_leaves_the_progress_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "out"
+    async with loaded_tablets() as at:
+        await exported(at.database, directory, *TABLES)
+        await interrupt_loading(at, directory)
+        await importing.import_tables(at.database, directory, tables=[A.name])
+        assert await at.closed() == [B.name]
+        with import_log.open_log(directory) as log:
+            begun = log.tables[B.name].timestamps
+        runs: list[LoadTimestamps] = []
+        correct = BulkLoad.open
+
+        async def opened(load: BulkLoad, timestamps: LoadTimestamps) -> None:
+            runs.append(timestamps)
+            await correct(load, timestamps)
+
+        monkeypatch.setattr(BulkLoad, "open", opened)
+        await importing.import_tables(at.database, directory)
+        assert runs == [begun]
+        assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
+        assert not (directory / import_log.NAME).exists()
+
+
+async def test_an_import_that_is_interrupted_at_the_end_says_how_to_open_the_rest(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = tmp_path / "out"
+    async with loaded_tablets() as at:
+        await exported(at.database, directory, *TABLES)
+        await interrupt_opening(at, directory)
+        assert "run the same import again" in caplog.text
+        await importing.import_tables(at.database, directory)
+        assert await at.closed() == []
+        assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
+
+
+async def test_a_log_that_cannot_be_deleted_does_not_fail_the_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As where the file system has become read-only meanwhile."""
+    directory = tmp_path / "out"
+    async with loaded_tablets() as at:
+        await exported(at.database, directory, *TABLES)
+
+        def refuse(*_: object, **__: object) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", refuse)
+            await importing.import_tables(at.database, directory)
+        assert "import.log, which is not needed any more, cannot be deleted" in caplog.text
+        assert await rows_of(at.database, B) == ROWS
