@@ -173,7 +173,13 @@ class BulkLoad:
                 else:
                     found.obstacle = response.obstacle
 
-        await self._each(_RAISE, run, look=look)
+        try:
+            await self._each(_RAISE, run, look=look)
+        except InvalidArgument as error:
+            if error.field != "fence.range":
+                raise
+            reason = f"{self._plan.table!r} cannot be closed: {error.reason}"
+            raise InvalidArgument("table", reason, where=error.where) from error
         return found
 
     async def _open_again(self, run: int) -> None:

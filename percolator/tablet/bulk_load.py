@@ -84,7 +84,9 @@ async def _raise(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
         for other in fences:
             if other.overlaps(asked.start, asked.end):
                 raise InvalidArgument(
-                    "fence.range", f"some of it is closed for another load, {other.name!r}"
+                    "fence.range",
+                    f"some of it is closed for another load, {other.name!r}: complete or abandon "
+                    "that one first",
                 )
         obstacle = _first_cell(state, asked)
         if obstacle is not None:

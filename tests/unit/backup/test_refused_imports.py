@@ -184,3 +184,15 @@ async def test_a_log_that_cannot_be_deleted_does_not_fail_the_import(
             await importing.import_tables(at.database, directory)
         assert "import.log, which is not needed any more, cannot be deleted" in caplog.text
         assert await rows_of(at.database, B) == ROWS
+
+
+async def test_a_table_that_another_import_has_left_closed_is_named(tmp_path: Path) -> None:
+    async with loaded_tablets() as at:
+        await exported(at.database, tmp_path / "one", *TABLES)
+        await exported(at.database, tmp_path / "other", B)
+        await interrupt_loading(at, tmp_path / "one")
+        said = r"table: 'b' cannot be closed: .* another load, 'import-\d+': complete or abandon"
+        for work in (importing.import_tables, importing.abandon):
+            with pytest.raises(InvalidArgument, match=said):
+                await work(at.database, tmp_path / "other")
+        assert await at.closed() == [A.name, B.name]
