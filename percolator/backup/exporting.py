@@ -285,7 +285,7 @@ class _Exporting:
         cells = 0
         # One thread for the file, so that a cancelled export closes it only after the write in
         # progress.
-        with layout.durable(path) as unfinished, ThreadPoolExecutor(1) as thread:
+        with layout.being_written(path) as unfinished, ThreadPoolExecutor(1) as thread:
             in_turn = partial(asyncio.get_running_loop().run_in_executor, thread)
             file = part_files.create(unfinished, self._planned, table)
             try:
@@ -299,6 +299,8 @@ class _Exporting:
             finally:
                 # Shielded: even a second cancellation must not prevent closing.
                 await asyncio.shield(in_turn(file.close))
+            # In the thread, too: a slow disk must not keep the loop from renewing the pin.
+            await in_turn(layout.publish, path)
         return replace(
             planned,
             cells=cells,

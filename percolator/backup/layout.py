@@ -90,16 +90,28 @@ def durable(path: Path) -> Iterator[Path]:
 
     Raises `InvalidArgument` if the file system refuses, for instance because it is full.
     """
-    partial = unfinished(path)
+    with being_written(path) as partial:
+        yield partial
+        publish(path)
+
+
+@contextmanager
+def being_written(path: Path) -> Iterator[Path]:
+    """As `durable`, but the block has to `publish` the file, which may take long."""
     try:
         path.parent.mkdir(exist_ok=True)
-        yield partial
-        with partial.open("rb") as written:
-            os.fsync(written.fileno())
-        partial.replace(path)
-        sync_directory(path.parent)
+        yield unfinished(path)
     except OSError as error:
         raise InvalidArgument("directory", f"{path} cannot be written: {error}") from error
+
+
+def publish(path: Path) -> None:
+    """Makes a file that was written durable, and gives it its name."""
+    partial = unfinished(path)
+    with partial.open("rb") as written:
+        os.fsync(written.fileno())
+    partial.replace(path)
+    sync_directory(path.parent)
 
 
 def sync_directory(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -232,3 +233,20 @@ async def test_a_directory_that_cannot_be_seen_is_named(tmp_path: Path) -> None:
         await exporting.export(cast("Database", None), unseen)
     with pytest.raises(InvalidArgument, match=r"cannot be read: .*File name too long"):
         importing.verify(unseen)
+
+
+async def test_a_slow_disk_stops_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the pin would not be renewed while a large file is made durable, and would be lost."""
+    loop_thread, correct = threading.get_ident(), os.fsync
+    synced: list[bool] = []
+
+    def fsync(descriptor: int) -> None:
+        synced.append(threading.get_ident() == loop_thread)
+        correct(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    await Exported(tmp_path)._export(TABLE, PART)
+    assert len(synced) > 1
+    assert not any(synced)
