@@ -305,9 +305,11 @@ def _naming(one: _Load) -> Iterator[None]:
         option = error.field.removeprefix("options.")
         if option == error.field:
             raise
-        mend = "" if isinstance(one.load, RowLoad) else "; create it with another one, then import"
-        reason = f"{one.table.name!r} was exported with a {option} that {error.reason}{mend}"
-        raise InvalidArgument("tables", reason, where=error.where) from error
+        # A feed is refused if the table exists: then the reason says how it gets one.
+        may_differ = isinstance(one.load, BulkLoad) and option != "change_feed"
+        mend = "; or create it with other options first, then import" if may_differ else ""
+        reason = f"{one.table.name!r} cannot be made as it was exported: {option}: {error.reason}"
+        raise InvalidArgument("tables", f"{reason}{mend}", where=error.where) from error
 
 
 def _is_final(error: BaseException) -> bool:

@@ -196,3 +196,16 @@ async def test_a_table_that_another_import_has_left_closed_is_named(tmp_path: Pa
             with pytest.raises(InvalidArgument, match=said):
                 await work(at.database, tmp_path / "other")
         assert await at.closed() == [A.name, B.name]
+
+
+async def test_a_table_that_exists_without_a_feed_is_to_be_given_one(tmp_path: Path) -> None:
+    """It cannot be created with other options: it exists."""
+    async with loaded_tablets() as at:
+        await exported(at.database, tmp_path / "out", A)
+        whole = layout.read_manifest(tmp_path / "out")
+        tables = (replace(whole.tables[0], change_feed=True),)
+        layout.write_export(tmp_path / "out" / layout.MANIFEST, replace(whole, tables=tables))
+        await at.database.create_table(A)
+        said = r"'a' cannot be made as it was exported: change_feed: .* tables change-feed\)$"
+        with pytest.raises(InvalidArgument, match=said):
+            await importing.import_tables(at.database, tmp_path / "out")
