@@ -120,6 +120,8 @@ class Export:
     """The timestamp. The export contains what was committed up to then."""
     tables: tuple[ExportedTable, ...]
     form: ExportFormat = ExportFormat.PARQUET
+    cluster: str = ""
+    """The id of the cluster. Empty in exports of earlier releases."""
 
     def __post_init__(self) -> None:
         _require_numbers(self.at)

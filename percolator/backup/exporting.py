@@ -88,6 +88,7 @@ async def _export(
     if planned is None:
         names = await _names(database, tables, wanted)
     else:
+        await _require_same_cluster(database, directory, planned)
         await _require_same_tables(database, planned)
         names = [table.name for table in planned.tables]
     kept = [Table(name, key=codecs.stored) for name in names]
@@ -204,7 +205,7 @@ async def _plan(
                 tuple((one.column.hex(), one.ttl_milliseconds) for one in options.ttls),
             )
         )
-    return Export(at, tuple(found), form)
+    return Export(at, tuple(found), form, await _cluster_id(database))
 
 
 def _codecs(table: master_pb2.Table) -> ExportedCodecs | None:
@@ -212,6 +213,22 @@ def _codecs(table: master_pb2.Table) -> ExportedCodecs | None:
         return None
     columns = tuple((one.column.hex(), one.codec) for one in table.codecs.columns)
     return ExportedCodecs(table.codecs.key, columns)
+
+
+async def _cluster_id(database: Database) -> str:
+    engine = database.internal.engine
+    return await engine.catalog.cluster_id(engine.now() + _PAGE_SECONDS)
+
+
+async def _require_same_cluster(database: Database, directory: Path, planned: Export) -> None:
+    """Raises `InvalidArgument` if it is another one: its tables may have the same names and ids."""
+    here = await _cluster_id(database)
+    if planned.cluster not in ("", here):
+        raise InvalidArgument(
+            "directory",
+            f"the export in {directory} is of cluster {planned.cluster}, and this is {here}: "
+            "resume it there, or use another directory",
+        )
 
 
 async def _require_same_tables(database: Database, planned: Export) -> None:

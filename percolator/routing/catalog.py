@@ -30,6 +30,7 @@ from percolator.routing.tablet_map import TabletMap
 from percolator.schema import Readable
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.cluster_pb2 import DescribeRequest
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.status import location_from_wire
@@ -127,6 +128,11 @@ class Catalog:
             if not table.deleting:
                 self._learn(table)
         return list(response.tables)
+
+    async def cluster_id(self, deadline: float) -> str:
+        """The id of the cluster, by which it differs from every other one."""
+        response = await self._masters.call(methods.DESCRIBE, DescribeRequest(), deadline)
+        return response.cluster_id
 
     async def describe_collection(self, deadline: float) -> wire.DescribeCollectionResponse:
         """How far back history goes, in all tables."""

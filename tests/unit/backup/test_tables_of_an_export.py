@@ -12,9 +12,9 @@ import pytest
 
 import percolator.testing
 from percolator import Table, Timestamp, aio
-from percolator.backup import exporting
+from percolator.backup import exporting, layout
 from percolator.backup.exported import Export, ExportFormat
-from percolator.errors import SchemaError, SnapshotTooOld
+from percolator.errors import InvalidArgument, SchemaError, SnapshotTooOld, Unavailable
 
 pytestmark = pytest.mark.real_time
 
@@ -82,3 +82,30 @@ async def test_a_table_that_was_dropped_meanwhile_is_not_to_be_created_again(
         for _ in ("at the end", "when it is resumed"):
             with pytest.raises(SchemaError, match=said):
                 await exporting.export(database, tmp_path, form=ExportFormat.JSONL)
+
+
+async def test_an_export_of_one_cluster_is_not_resumed_at_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids of tables are small numbers: there, a table of this name may well have the same one."""
+
+    async def interrupted(_: exporting._Exporting) -> Export:
+        raise Unavailable("gone")
+
+    async def another(_: float) -> str:
+        return "staging"
+
+    async with connected() as other, connected() as database:
+        for one in (other, database):
+            await one.create_table(GOODS)
+        with monkeypatch.context() as patch:
+            patch.setattr(exporting._Exporting, "run", interrupted)
+            with pytest.raises(Unavailable):
+                await exporting.export(database, tmp_path, form=ExportFormat.JSONL)
+        with monkeypatch.context() as patch:
+            patch.setattr(other.internal.engine.catalog, "cluster_id", another)
+            with pytest.raises(InvalidArgument, match="of cluster in-memory, and this is staging"):
+                await exporting.export(other, tmp_path)
+        # As far as anybody can tell, this is the same one.
+        made = await exporting.export(other, tmp_path)
+        assert made == layout.read_manifest(tmp_path)
