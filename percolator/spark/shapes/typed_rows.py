@@ -197,10 +197,12 @@ class TypedRows:
     def cells(self, batch: pa.RecordBatch, nulls: str) -> list[Cell]:
         rows = self._rows(batch)
         found: list[Cell] = []
+        places = {name.lower(): place for place, name in enumerate(batch.schema.names)}
         for field in self._catalogue.values:
-            if field.name.lower() not in {name.lower() for name in batch.schema.names}:
+            place = places.get(field.name.lower())
+            if place is None:
                 continue
-            values = column_of(batch, field.name)
+            values = batch.column(place)
             if nulls == "refuse":
                 hint = "; set the option nulls to skip or delete"
                 refuse_nulls(values, field.name, hint)
