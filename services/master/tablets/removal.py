@@ -40,6 +40,8 @@ class Removal:
         self._root = root
         self._store = store
         self._assignment = assignment
+        self._kept: dict[tuple[int, int], str] = {}
+        """Directories that could not be removed in the last round, and why."""
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -88,10 +90,17 @@ class Removal:
         return {LockRecord.decode(cell.value).primary.table_id async for cell in locks}
 
     async def _remove_retired(self) -> None:
-        removed = []
-        for table_id, tablet_id in self._store.current.retired:
-            if await self._removed(self._root / str(table_id), tablet_id):
-                removed.append((table_id, tablet_id))
+        removed: list[tuple[int, int]] = []
+        kept: dict[tuple[int, int], str] = {}
+        for retired in self._store.current.retired:
+            table_id, tablet_id = retired
+            try:
+                if await self._removed(self._root / str(table_id), tablet_id):
+                    removed.append(retired)
+            except OSError as error:
+                # It may stay like this until an operator comes; all others are removed meanwhile.
+                kept[retired] = str(error)
+        self._tell(kept)
         if not removed:
             return
 
@@ -100,6 +109,17 @@ class Removal:
             return replace(current, retired=left), None
 
         await self._store.change(decide)
+
+    def _tell(self, kept: dict[tuple[int, int], str]) -> None:
+        """Logs each problem once: it occurs again every second."""
+        before, self._kept = self._kept, kept
+        for (table_id, tablet_id), problem in kept.items():
+            if before.get((table_id, tablet_id)) != problem:
+                _log.warning(
+                    "a directory that is no longer needed cannot be removed",
+                    directory=str(self._root / str(table_id) / str(tablet_id)),
+                    error=problem,
+                )
 
     async def _removed(self, table: Path, tablet_id: int) -> bool:
         """False if a process still writes there; then the next round tries again."""
