@@ -355,7 +355,7 @@ async def remove_superseded(files: Files, tablet: Path, epoch: int) -> None:
 
 
 async def remove_tree(files: Files, directory: Path) -> None:
-    """Removes a directory of files; another process may do the same concurrently.
+    """Removes a directory with all that is in it; another process may do the same concurrently.
 
     A deposed owner may just have added a file: then the directory stays until the next time.
     """
@@ -373,5 +373,8 @@ async def _remove_files(files: Files, directory: Path) -> None:
     for name in await files.list(directory):
         try:
             await files.unlink(directory / name)
+        except IsADirectoryError:
+            # LevelDB's repair keeps what it has replaced in one.
+            await remove_tree(files, directory / name)
         except FileNotFoundError:
             continue
