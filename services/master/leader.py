@@ -109,6 +109,7 @@ class Leader(Term[ClusterMap]):
         self.start("assign tablets", self.assignment.run())
         self.start("balance", self.balance.run())
         self.start("clear up", self._removal.run())
+        self.start("forget drained servers", self.changes.forget_drained())
         self.start("collect history", self.collection.run())
 
     async def _close(self) -> None:

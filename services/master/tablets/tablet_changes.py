@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 
 import structlog
 
-from percolator.errors import InvalidArgument, NotReady, PercolatorError
+from percolator.errors import InvalidArgument, NotReady, PercolatorError, StoreUnusable
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
 from percolator.world import World
@@ -27,6 +28,9 @@ from services.master.tablets.server_watch import ServerWatch, WatchedServer
 _PROPOSE_SECONDS = 10.0
 _MOVES_AT_ONCE = 4
 _POLL_SECONDS = 0.02
+_LOOK_SECONDS = 60.0
+_LOOKS_UNTIL_FORGOTTEN = 60
+"""Looks are counted rather than time: a master that was paused has not looked."""
 
 _log = structlog.get_logger("percolator.master")
 
@@ -125,6 +129,25 @@ class TabletChanges:
             await self._world.clock.sleep(_POLL_SECONDS)
         raise NotReady(f"{server.address} has no tablets, but not all are served elsewhere yet")
 
+    async def forget_drained(self) -> None:
+        """Forgets drained servers that have been gone for an hour. Runs until cancelled.
+
+        A server is drained whenever it is stopped, and each process has an id of its own: the map
+        would grow with every restart.
+        """
+        gone: dict[str, int] = {}
+        while True:
+            await self._world.clock.sleep(_LOOK_SECONDS)
+            absent = self._store.current.draining - self._watch.servers.keys()
+            gone = {server_id: gone.get(server_id, 0) + 1 for server_id in absent}
+            forgotten = {one for one, looks in gone.items() if looks >= _LOOKS_UNTIL_FORGOTTEN}
+            if not forgotten:
+                continue
+            try:
+                await self._store.change(partial(_without_drained, forgotten))
+            except StoreUnusable as error:
+                _log.warning("drained servers that are gone are not forgotten", error=str(error))
+
     async def _empty(self, server: WatchedServer, deadline: float) -> list[int]:
         """Gives every tablet of the server to another one, and returns which they were."""
         moved: list[int] = []
@@ -212,6 +235,10 @@ def _unchanged(current: ClusterMap, tablet: Tablet) -> Tablet:
     if found is None or found.epoch != tablet.epoch:
         raise NotReady(f"tablet {tablet.tablet_id} was given to another server meanwhile")
     return found
+
+
+def _without_drained(server_ids: set[str], current: ClusterMap) -> tuple[ClusterMap, None]:
+    return replace(current, draining=current.draining - server_ids), None
 
 
 def _without(server_id: str, servers: list[WatchedServer]) -> list[WatchedServer]:

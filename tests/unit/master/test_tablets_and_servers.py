@@ -9,6 +9,7 @@ import pytest
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
+from services.master.tablets import tablet_changes
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.tables_of_rows import (
     LEASE_SECONDS,
@@ -255,6 +256,26 @@ async def test_a_drained_server_has_and_gets_no_tablets_until_the_drain_is_undon
             return "b:1" in await addresses(world, table)
 
         await world.until(used_again, 60)
+
+
+async def test_that_a_server_is_drained_is_forgotten_only_when_it_is_gone_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every server that is stopped is drained, so the map would grow with each restart."""
+    monkeypatch.setattr(tablet_changes, "_LOOK_SECONDS", 1.0)  # an hour takes a minute
+    async with cluster("a:1", "b:1", "c:1") as world:
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        for address in ("b:1", "c:1"):
+            await world.ask(methods.DRAIN_SERVER, wire.DrainServerRequest(server=address), 30)
+        returns = world.servers["b:1"].server_id
+        world.kill_server("c:1")
+        world.network.silent.add("b:1")
+        await asyncio.sleep(40)
+        assert len(leader.store.current.draining) == 2
+        world.network.silent.discard("b:1")
+        await asyncio.sleep(60)
+        assert leader.store.current.draining == {returns}
 
 
 async def test_the_last_server_cannot_be_drained() -> None:
