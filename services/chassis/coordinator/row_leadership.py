@@ -116,6 +116,9 @@ class RowLeadership:
 
     async def get(self, key: str) -> bytes | None:
         check_name("key", key)
+        if not self._certain:
+            # A write that failed may still arrive, and change what is about to be found.
+            await self._tasks.run_to_the_end(self._write({}))
         column = value_column(key)
         seen = await self._row.look(column)
         self._note(seen.stamp)

@@ -1,8 +1,11 @@
 """The leading master's map: everything in it is durable.
 
 A change becomes durable before it takes effect here. Otherwise a server or client could hear of a
-change that a successor does not find. A change that fails has no effect: a restart may find it or
-not, and either is right, because it was told to no other process.
+change that a successor does not find.
+
+A change that fails may be stored or not. If it is, standbys tell clients of it. So the next change
+is made to what is stored, as a successor would: otherwise it could give the id of a table that
+somebody has found, or the version of its schema, to something else.
 """
 
 from __future__ import annotations
@@ -26,11 +29,18 @@ class StoredMap(Generic[MapT]):
     """The map of one kind of cluster."""
 
     def __init__(
-        self, leadership: Leadership, current: MapT, encode: Callable[[MapT], bytes]
+        self,
+        leadership: Leadership,
+        current: MapT,
+        encode: Callable[[MapT], bytes],
+        decode: Callable[[bytes], MapT],
     ) -> None:
         self.leadership = leadership
         self.current = current
         self._encode = encode
+        self._decode = decode
+        self._is_stored = True
+        """Whether `current` is certainly what is stored: not so after a write that failed."""
         self._changing = asyncio.Lock()
         self._tasks = Tasks()
         self.changes = 0
@@ -42,19 +52,26 @@ class StoredMap(Generic[MapT]):
 
     async def _change(self, decide: Callable[[MapT], tuple[MapT, T]]) -> T:
         async with self._changing:
-            changed, result = decide(self.current)
+            before = self.current if self._is_stored else await self._found()
+            changed, result = decide(before)
             if changed is not self.current:
+                self._is_stored = False
                 await self.leadership.put(KEY, self._encode(changed))
+                self._is_stored = True
                 self.current = changed
                 self.changes += 1
         return result
+
+    async def _found(self) -> MapT:
+        stored = await self.leadership.get(KEY)
+        return self.current if stored is None else self._decode(stored)
 
 
 class MapStore(StoredMap[ClusterMap]):
     """The map with its tablets. Made by `load`, which only the leader may call."""
 
     def __init__(self, leadership: Leadership, current: ClusterMap) -> None:
-        super().__init__(leadership, current, map_record.encode)
+        super().__init__(leadership, current, map_record.encode, map_record.decode)
 
     @classmethod
     async def load(cls, leadership: Leadership) -> MapStore:
@@ -71,7 +88,9 @@ class CatalogueStore(StoredMap[Catalogue]):
     """The map of a cluster without tablets. Made by `load`, which only the leader may call."""
 
     def __init__(self, leadership: Leadership, current: Catalogue) -> None:
-        super().__init__(leadership, current, map_record.encode_catalogue)
+        super().__init__(
+            leadership, current, map_record.encode_catalogue, map_record.decode_catalogue
+        )
 
     @classmethod
     async def load(cls, leadership: Leadership) -> CatalogueStore:

@@ -100,6 +100,20 @@ async def test_a_write_that_arrives_late_changes_nothing_after_a_later_one() -> 
     assert await led.get("mark") == b"300"
 
 
+async def test_what_is_found_after_a_write_that_failed_is_not_changed_by_it_any_more() -> None:
+    """The leading master makes its next change to what it finds."""
+    scene = await scene_of_one_table()
+    led = await scene.coordinator().campaign("master", "a:1")
+    await led.put("map", b"before")
+    faulty = scene.faulty
+    faulty.faults = [faulty.is_late] * 4
+    with pytest.raises(StoreUnusable):
+        await led.put("map", b"after")
+    found = await led.get("map")
+    assert [await call() for call in faulty.late] == [False] * 4
+    assert await led.get("map") == found == b"before"
+
+
 async def test_a_write_that_arrives_before_the_next_one_does_not_stop_it() -> None:
     scene = await scene_of_one_table()
     led = await scene.coordinator().campaign("oracle", "a:1")

@@ -1,0 +1,95 @@
+"""A change of the map whose write failed may be stored all the same, where standbys read it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from percolator.errors import StoreUnusable
+from percolator.v1 import master_pb2 as wire
+from percolator.wire import methods
+from percolator.world import RequestT, ResponseT, UnaryMethod
+from services.master.map.cluster_map import ClusterMap
+from services.master.map.map_store import StoredMap
+from tests.unit.master.cluster_world import ModelCluster, cluster
+from tests.unit.master.tables_of_rows import create
+
+
+@asynccontextmanager
+async def with_standby() -> AsyncIterator[ModelCluster]:
+    async with cluster("a:1") as world:
+        world.start_master()
+        await asyncio.sleep(1)
+        yield world
+
+
+async def fails(
+    world: ModelCluster, method: UnaryMethod[RequestT, ResponseT], request: RequestT
+) -> None:
+    """A change that the leader has stored before its disk failed: it cannot tell."""
+    await asyncio.sleep(2)  # until it has noted what is served
+    leader = world.masters[0]
+    leader.files.faults.fail("fsync_directory")
+    with pytest.raises(StoreUnusable):
+        await world.network.unary(leader.address, method)(request, 5.0)
+
+
+async def shown(world: ModelCluster, name: str) -> wire.Table:
+    """The table as clients find it at the standby."""
+    describe = world.network.unary(world.masters[1].address, methods.DESCRIBE_TABLE)
+    return (await describe(wire.DescribeTableRequest(name=name), 5.0)).table
+
+
+async def test_a_table_that_somebody_has_found_does_not_become_another_one() -> None:
+    """Both had the same id: who had found the first wrote into the second."""
+    async with with_standby() as world:
+        await fails(world, methods.CREATE_TABLE, wire.CreateTableRequest(name="first"))
+        first = await shown(world, "first")
+        assert await create(world, "second") != first.table_id
+        assert await shown(world, "first") == first
+
+
+async def test_a_version_of_a_schema_that_somebody_has_found_does_not_become_another_one() -> None:
+    """Who had found it wrote no notifications for the observers that the other one has."""
+    async with with_standby() as world:
+        await create(world, "t")
+
+        def adding(name: str) -> wire.ChangeObserversRequest:
+            observer = wire.Observer(name=name, columns=[b"c"])
+            return wire.ChangeObserversRequest(table="t", add=[observer])
+
+        await fails(world, methods.CHANGE_OBSERVERS, adding("first"))
+        found = await shown(world, "t")
+        await world.ask(methods.CHANGE_OBSERVERS, adding("second"))
+        now = await shown(world, "t")
+        assert now.schema_version > found.schema_version
+        assert [one.name for one in now.observers] == ["first", "second"]
+
+
+async def test_a_change_that_was_not_stored_leaves_the_map_as_it_was() -> None:
+    async with with_standby() as world:
+        before = await create(world, "before")
+        await asyncio.sleep(2)
+        world.masters[0].files.faults.fail("append")
+        with pytest.raises(StoreUnusable):
+            await create(world, "lost")
+        await create(world, "after")
+        listed = (await world.ask(methods.LIST_TABLES, wire.ListTablesRequest())).tables
+        assert [one.name for one in listed] == ["after", "before"]
+        assert (await shown(world, "before")).table_id == before
+
+
+async def test_a_master_that_continued_with_its_own_map_would_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def own(self: StoredMap[ClusterMap]) -> ClusterMap:
+        return self.current
+
+    monkeypatch.setattr(StoredMap, "_found", own)
+    with pytest.raises(AssertionError):
+        await test_a_table_that_somebody_has_found_does_not_become_another_one()
+    with pytest.raises(AssertionError):
+        await test_a_version_of_a_schema_that_somebody_has_found_does_not_become_another_one()
