@@ -17,6 +17,7 @@ from percolator.errors import PercolatorError, WrongCluster
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.methods import DESCRIBE, REGISTER
 from percolator.world import World
+from services.chassis.trouble import Trouble
 
 _CALL_SECONDS = 2.0
 _WAIT_SECONDS = 0.25
@@ -124,7 +125,7 @@ class Registration:
         self._belonging = belonging
         self._started = world.clock.monotonic_seconds()
         self._interval_seconds = _WAIT_SECONDS
-        self._trouble = ""
+        self._trouble = Trouble(_log, "not registered", "registered again")
         self._refused = False
 
     async def until_accepted(self) -> None:
@@ -141,7 +142,7 @@ class Registration:
             except WrongCluster as error:
                 # A master on another store, perhaps by mistake. Mixing two clusters would be worse
                 # than an outage, which ends as soon as the right master is back.
-                self._say(f"refusing to serve: {error}")
+                self._trouble.lasts(f"refusing to serve: {error}")
                 self._refused = True
                 await self._belonging(error)
                 continue
@@ -165,15 +166,7 @@ class Registration:
             raise
         except PercolatorError as error:
             self._interval_seconds = _WAIT_SECONDS
-            self._say(f"no master accepts the registration: {error}")
+            self._trouble.lasts(f"no master accepts the registration: {error}")
             return False
-        if self._trouble:
-            self._trouble = ""
-            _log.info("registered again")
+        self._trouble.is_over()
         return True
-
-    def _say(self, trouble: str) -> None:
-        """Logs each problem once: it occurs again every second."""
-        if trouble != self._trouble:
-            self._trouble = trouble
-            _log.warning("not registered", reason=trouble)

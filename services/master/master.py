@@ -19,6 +19,7 @@ from percolator.world import World
 from services.chassis.coordinator.candidacy import Candidacy
 from services.chassis.coordinator.interface import Coordinator, Leadership, Session
 from services.chassis.store.cluster_identity import FIRST_FORMAT
+from services.chassis.trouble import Trouble
 from services.master.kind_check import KindCheck
 from services.master.map.catalogue import Catalogue
 from services.master.map.map_store import KEY, MapT
@@ -68,6 +69,12 @@ class Master(Generic[MapT, TermT]):
             coordinator, world.clock, role=ROLE, address=own.address
         )
         self._kinds = KindCheck(world.network)
+        self._unlisted = Trouble(
+            _log, "this master is not listed", "this master is listed", address=own.address
+        )
+        self._unseen = Trouble(
+            _log, "other masters cannot be found", "other masters can be found again"
+        )
         self.elections = 0
         registry.masters = [own]
 
@@ -171,19 +178,23 @@ class Master(Generic[MapT, TermT]):
         own = self._own
         while True:
             try:
-                return await self._coordinator.open_session(
+                session = await self._coordinator.open_session(
                     SESSION_PREFIX + own.server_id, own.SerializeToString()
                 )
             except (OSError, PercolatorError) as error:
-                _log.warning("this master is not listed", error=str(error))
+                self._unlisted.lasts(error)
                 await self._world.clock.sleep(_MASTERS_SECONDS)
+            else:
+                self._unlisted.is_over()
+                return session
 
     async def _look(self) -> None:
         try:
             found = await self._coordinator.sessions(SESSION_PREFIX)
         except (OSError, PercolatorError) as error:
-            _log.warning("the coordinator does not answer", error=str(error))
+            self._unseen.lasts(error)
             return
+        self._unseen.is_over()
         masters = {one.address: one for one in map(Server.FromString, found.values())}
         # By address: a restarted master is listed twice until its former session is silent.
         masters[self._own.address] = self._own

@@ -15,6 +15,7 @@ from percolator.v1.oracle_pb2 import AdvanceEpochRequest
 from percolator.wire.methods import ADVANCE_EPOCH
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import World
+from services.chassis.trouble import Trouble
 from services.master.registry import Registry
 
 _ASK_SECONDS = 1.0
@@ -33,7 +34,9 @@ class OracleTime:
         self._registry = registry
         self._addresses: list[str] = []
         self._source: TimestampSource | None = None
-        self._trouble = ""
+        self._trouble = Trouble(
+            _log, "the oracle does not answer this master", "the oracle answers again"
+        )
         self.newest = 0
         """A timestamp about a second old at most; 0 before the oracle has answered."""
         self._heard_at = 0.0
@@ -93,9 +96,9 @@ class OracleTime:
                 try:
                     await self._ask()
                 except PercolatorError as error:
-                    self._say(str(error))
+                    self._trouble.lasts(error)
                 else:
-                    self._say("")
+                    self._trouble.is_over()
                 await self._world.clock.sleep(_ASK_SECONDS)
         finally:
             if self._source is not None:
@@ -104,12 +107,3 @@ class OracleTime:
     async def _ask(self) -> None:
         self.newest = await self.source().get(timeout_seconds=_ANSWER_SECONDS)
         self._heard_at = self._world.clock.monotonic_seconds()
-
-    def _say(self, trouble: str) -> None:
-        """Logs when the trouble begins and when it ends."""
-        if bool(trouble) != bool(self._trouble):
-            if trouble:
-                _log.warning("the oracle does not answer this master", error=trouble)
-            else:
-                _log.info("the oracle answers again")
-        self._trouble = trouble

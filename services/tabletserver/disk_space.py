@@ -18,6 +18,7 @@ from percolator.errors import StoreFault, StoreUnusable
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK
 from percolator.world import Clock
+from services.chassis.trouble import Trouble
 
 CHECK_SECONDS = 1.0
 
@@ -41,6 +42,9 @@ class DiskSpace:
         self._log = log
         self._reserve_bytes = reserve_bytes
         self.store_trouble = store_trouble
+        self._trouble = Trouble(
+            log, "the free space of the disk is unknown", "the free space of the disk is known"
+        )
         self.bytes_free = 0
         self.full: StoreUnusable | None = None
         """The error with which writes are refused; None while there is space."""
@@ -87,7 +91,9 @@ class DiskSpace:
                 await self.check()
             except OSError as error:
                 # Whether the store is gone is for the watch of the store to decide.
-                self._log.warning("the free space of the disk is unknown", error=str(error))
+                self._trouble.lasts(error)
+            else:
+                self._trouble.is_over()
 
 
 def _frees_or_marks(change: wire.Change) -> bool:

@@ -14,6 +14,7 @@ import structlog
 
 from percolator.errors import PercolatorError
 from percolator.world import Clock
+from services.chassis.trouble import Trouble
 
 _COUNT_BYTES = 8
 _log = structlog.get_logger("percolator.coordinator")
@@ -40,6 +41,7 @@ class BeatingSession:
         self._beat_seconds = beat_seconds
         self._counts = itertools.count(1)
         self._beating: asyncio.Task[None] | None = None
+        self._trouble = Trouble(_log, "session not renewed", "session renewed again", session=name)
 
     async def begin(self) -> None:
         await self._beat()
@@ -63,7 +65,9 @@ class BeatingSession:
             try:
                 await self._beat()
             except (OSError, PercolatorError) as error:
-                _log.warning("session not renewed", session=self._name, error=str(error))
+                self._trouble.lasts(error)
+            else:
+                self._trouble.is_over()
 
     async def _beat(self) -> None:
         count = next(self._counts).to_bytes(_COUNT_BYTES, "big")

@@ -15,6 +15,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Generic, NoReturn, TypeVar
 
@@ -23,6 +24,7 @@ import structlog
 from percolator.errors import NotReady, PercolatorError
 from percolator.world import Clock
 from services.chassis.coordinator.interface import Coordinator, Leadership, no_lost_leader
+from services.chassis.trouble import Trouble
 
 LOOK_SECONDS = 0.25
 """The interval at which a waiting process checks who leads."""
@@ -50,6 +52,10 @@ class Candidacy(Generic[TermT]):
         """None while this process does not lead."""
         self.leader_address = ""
         """The leader at this process's last check, while it was waiting. Empty if unknown."""
+        self._not_leading = Trouble(_log, f"this {role} cannot lead", level=logging.ERROR)
+        self._unseen = Trouble(
+            _log, "the coordinator does not answer", "the coordinator answers again", role=role
+        )
 
     def serving(self) -> TermT:
         """The term, or `NotReady` with the address of the process that leads."""
@@ -85,7 +91,7 @@ class Candidacy(Generic[TermT]):
             try:
                 await self._serve_a_term(serve)
             except cannot_lead as error:
-                _log.error(f"this {self._role} cannot lead", error=str(error))
+                self._not_leading.lasts(error)
                 await self._clock.sleep(_CANNOT_LEAD_SECONDS)
 
     async def _serve_a_term(self, serve: Callable[[], Awaitable[None]]) -> None:
@@ -116,6 +122,7 @@ class Candidacy(Generic[TermT]):
             await asyncio.shield(leadership.resign())
             raise
         self._leadership = leadership
+        self._not_leading.is_over()
         # What was seen before this term will be out of date when the term ends.
         self.leader_address = ""
         return self.term
@@ -132,7 +139,8 @@ class Candidacy(Generic[TermT]):
             try:
                 leader = await self._coordinator.leader(self._role)
             except (OSError, PercolatorError) as error:
-                _log.warning("the coordinator does not answer", role=self._role, error=str(error))
+                self._unseen.lasts(error)
             else:
+                self._unseen.is_over()
                 self.leader_address = leader.holder if leader is not None else ""
             await self._clock.sleep(LOOK_SECONDS)

@@ -27,6 +27,7 @@ from services.chassis.coordinator import stored_value
 from services.chassis.coordinator.interface import VALUE_BYTES_MAX, check_name
 from services.chassis.store.epoch_directory import EpochDirectory
 from services.chassis.store.files import FileLock, Files, fault_of, replace_durably
+from services.chassis.trouble import Trouble
 
 LOCK = "lock"
 LEADER = "leader"
@@ -75,6 +76,12 @@ class DirectoryLeadership:
         self._writing = asyncio.Lock()
         self._tasks = Tasks()
         self._beating: asyncio.Task[None] | None = None
+        self._trouble = Trouble(
+            _log,
+            "cannot show that this leader lives",
+            "this leader shows again that it lives",
+            role=role,
+        )
 
     @property
     def epoch(self) -> int:
@@ -167,9 +174,9 @@ class DirectoryLeadership:
                     self._release_lock()
                     return
                 # Others may take over: they cannot tell a full disk from a dead leader.
-                _log.warning(
-                    "cannot show that this leader lives", role=self._role, error=str(error)
-                )
+                self._trouble.lasts(error)
+            else:
+                self._trouble.is_over()
 
     async def _beat(self, count: int) -> None:
         """Writes a sign of life. It is not durable: after a power cut it means nothing."""

@@ -27,6 +27,7 @@ from services.chassis.coordinator.interface import check_name
 from services.chassis.coordinator.stamp import Stamp
 from services.chassis.records.records import Records, Seen, unusable
 from services.chassis.store.shared_look import SharedLook
+from services.chassis.trouble import Trouble
 
 STAMP = b"stamp"
 LEADER = b"leader"
@@ -93,6 +94,12 @@ class RowLeadership:
         self._writing = asyncio.Lock()
         self._tasks = Tasks()
         self._shared = SharedLook(self._look)
+        self._trouble = Trouble(
+            _log,
+            "cannot show that this leader lives",
+            "this leader shows again that it lives",
+            role=row.role,
+        )
         self._beating = asyncio.create_task(self._keep_beating(), name=f"lead as {row.role}")
 
     @property
@@ -212,6 +219,6 @@ class RowLeadership:
                 continue
             except PercolatorError as error:
                 # Others may take over: they cannot tell a store that fails from a dead leader.
-                _log.warning(
-                    "cannot show that this leader lives", role=self._row.role, error=str(error)
-                )
+                self._trouble.lasts(error)
+            else:
+                self._trouble.is_over()

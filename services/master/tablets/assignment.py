@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import heapq
+import logging
 from collections import Counter
 from collections.abc import Collection
 
@@ -29,6 +30,7 @@ from percolator.wire import methods
 from percolator.wire.backoff import pause_seconds
 from percolator.world import World
 from services.chassis.store.epoch_directory import EPOCH_MAX
+from services.chassis.trouble import Trouble
 from services.master.map.cluster_map import ClusterMap, Tablet
 from services.master.map.map_record import ttl_messages
 from services.master.map.map_store import MapStore
@@ -83,6 +85,9 @@ class Assignment:
         """By tablet: consecutive failed orders, and when the next one may be sent."""
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._held: set[int] = set()
+        self._trouble = Trouble(
+            _log, "no tablet can be assigned", "tablets can be assigned again", level=logging.ERROR
+        )
         self._note_epochs_at = 0.0
         """When served epochs may be noted again: one change of the map notes many."""
         self.closing = Closing(world, store, watch, start, self._held)
@@ -166,7 +171,9 @@ class Assignment:
                 await self.note_served()
                 await self._assign_orphans()
             except StoreUnusable as error:
-                _log.error("no tablet can be assigned", error=str(error))
+                self._trouble.lasts(error)
+            else:
+                self._trouble.is_over()
             self._order()
             self.closing.close_strays()
             try:

@@ -8,6 +8,7 @@ longer names them.
 from __future__ import annotations
 
 import errno
+import logging
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from percolator.formats.records import LockRecord
 from percolator.world import World
 from services.chassis.store.epoch_directory import remove_tree
 from services.chassis.store.files import Files
+from services.chassis.trouble import Trouble
 from services.master.history.lock_scan import scan_locks
 from services.master.map.catalogue import Table
 from services.master.map.cluster_map import ClusterMap, Tablet
@@ -40,19 +42,28 @@ class Removal:
         self._root = root
         self._store = store
         self._assignment = assignment
+        self._needed: set[int] = set()
+        """Deleted tables that had to be kept in the last round."""
         self._kept: dict[tuple[int, int], str] = {}
         """Directories that could not be removed in the last round, and why."""
+        self._troubles = [
+            Trouble(_log, "deleted tables are not cleared up yet", level=logging.INFO),
+            Trouble(_log, "what tablets have left is not removed yet", level=logging.INFO),
+        ]
 
     async def run(self) -> None:
         """Runs until cancelled."""
         while True:
             await self._world.clock.sleep(_ROUND_SECONDS)
             # Separately: directories are removed even while a tablet cannot be asked for locks.
-            for clear_up in (self._drop_tables, self._remove_retired):
+            work = (self._drop_tables, self._remove_retired)
+            for clear_up, trouble in zip(work, self._troubles, strict=True):
                 try:
                     await clear_up()
                 except (PercolatorError, OSError) as error:
-                    _log.info("not cleared up yet", error=str(error))
+                    trouble.lasts(error)
+                else:
+                    trouble.is_over()
 
     async def _drop_tables(self) -> None:
         current, served = self._store.current, self._assignment.is_served
@@ -81,8 +92,9 @@ class Removal:
             if table is not None:
                 _log.info("table deleted", table=table.name, table_id=table_id)
                 self._assignment.wake()
-        for table_id in needed:
+        for table_id in needed - self._needed:
             _log.info("a deleted table is kept until locks are resolved", table_id=table_id)
+        self._needed = needed
 
     async def _primaries(self, tablet: Tablet) -> set[int]:
         """The tables in which locks of this tablet have their primaries."""
@@ -111,7 +123,7 @@ class Removal:
         await self._store.change(decide)
 
     def _tell(self, kept: dict[tuple[int, int], str]) -> None:
-        """Logs each problem once: it occurs again every second."""
+        """Logs each problem once, since it occurs again every second."""
         before, self._kept = self._kept, kept
         for (table_id, tablet_id), problem in kept.items():
             if before.get((table_id, tablet_id)) != problem:

@@ -1,0 +1,56 @@
+"""What goes wrong again and again is logged when it begins and when it ends, not each time."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import structlog
+
+from services.chassis.trouble import Trouble
+from tests.unit.master.cluster_world import cluster
+from tests.unit.master.tables_of_rows import create, served
+
+
+def events(log: Sequence[Mapping[str, object]]) -> Counter[object]:
+    return Counter(entry["event"] for entry in log)
+
+
+def test_a_trouble_is_logged_again_when_its_reason_changes_and_when_it_comes_back() -> None:
+    trouble = Trouble(structlog.get_logger(), "broken", "works", part="a")
+    with structlog.testing.capture_logs() as log:
+        trouble.is_over()
+        for reason in ("full", "full", "gone"):
+            trouble.lasts(OSError(reason))
+        trouble.is_over()
+        trouble.is_over()
+        trouble.lasts(OSError("gone"))
+    assert [(entry["event"], entry.get("error"), entry["part"]) for entry in log] == [
+        ("broken", "full", "a"),
+        ("broken", "gone", "a"),
+        ("works", None, "a"),
+        ("broken", "gone", "a"),
+    ]
+
+
+async def test_masters_on_a_full_disk_do_not_fill_it_with_their_logs() -> None:
+    """Each of them tries to lead, and to show that it lives, several times a second."""
+    async with cluster("a:1") as world:
+        world.start_master()
+        table = await create(world)
+        await asyncio.sleep(3)
+        for process in world.masters:
+            for operation in ("append", "create"):
+                process.files.faults.fail(operation, times=10**9, number=errno.ENOSPC)
+        with structlog.testing.capture_logs() as log:
+            await asyncio.sleep(60)
+            found = events(log)
+            assert found["this master cannot lead"] == 2
+            assert found.total() < 10, found
+            for process in world.masters:
+                process.files.faults.heal()
+            await world.until(lambda: served(world, table))
+            await asyncio.sleep(1)
+        assert events(log)["session renewed again"] == 2
