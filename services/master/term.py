@@ -13,7 +13,7 @@ from typing import Any, Generic
 
 import structlog
 
-from percolator.errors import NotReady, StoreUnusable
+from percolator.errors import NotReady, Overloaded, StoreUnusable
 from percolator.tasks import Tasks
 from percolator.v1 import master_records_pb2
 from percolator.v1.cluster_pb2 import Server
@@ -68,7 +68,12 @@ class Term(ABC, Generic[MapT]):
         """Learns the servers that the former leader knew, and starts all background work."""
         stored = await self.leadership.get(SERVERS_KEY)
         for server in master_records_pb2.ServersRecord.FromString(stored or b"").servers:
-            self._registry.report(server)
+            try:
+                self._registry.report(server)
+            except Overloaded as error:
+                # The former leader was allowed to list more.
+                _log.warning("not all servers are listed", error=str(error))
+                break
             self.registered(server)
         self.start("watch", self._keep_time())
         self._start_work()

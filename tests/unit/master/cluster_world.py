@@ -19,6 +19,7 @@ from percolator.errors import (
     DeadlineExceeded,
     InvalidArgument,
     NotReady,
+    Overloaded,
     PercolatorError,
     Unavailable,
     WrongCluster,
@@ -165,7 +166,9 @@ class ModelCluster:
 
     # ------------------------------------------------------------------------- processes
 
-    def start_master(self, store_format: int = STORE_FORMAT) -> MasterProcess:
+    def start_master(
+        self, store_format: int = STORE_FORMAT, *, servers_max: int = 100
+    ) -> MasterProcess:
         self._count += 1
         address = f"master-{self._count}:7100"
         own = cluster_pb2.Server(
@@ -174,7 +177,7 @@ class ModelCluster:
         own.store_format = store_format
         files = MemoryFiles(self.disk)
         registry = Registry(
-            self.clock, LivedTime(self.clock), silence_milliseconds=5_000, servers_max=100
+            self.clock, LivedTime(self.clock), silence_milliseconds=5_000, servers_max=servers_max
         )
         coordinator = DirectoryCoordinator(files, self.clock, ROOT)
         times = MasterTimes(
@@ -242,7 +245,7 @@ class ModelCluster:
                         # A dead master's look at its directory never returns.
                         async with asyncio.timeout(_REGISTER_SECONDS):
                             await process.master.registered(announced, 0)
-                    except (NotReady, TimeoutError, WrongCluster):
+                    except (NotReady, Overloaded, TimeoutError, WrongCluster):
                         continue
             await asyncio.sleep(0.2)
 

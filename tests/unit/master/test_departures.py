@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from percolator.v1 import cluster_pb2
+from services.master.leader import Leader
+from services.master.map.cluster_map import ClusterMap
+from services.master.master import Master
 from tests.unit.master.cluster_world import ModelCluster, cluster
 
 
@@ -46,3 +49,19 @@ async def test_who_has_come_back_and_then_dies_is_missed_by_the_next_master() ->
         await asyncio.sleep(5)
         model.parts.remove(returns)
         assert await missed_by_the_next_master(model) == ["returns"]
+
+
+async def test_the_next_master_leads_even_if_it_may_list_fewer_servers_than_there_are() -> None:
+    """Its `--servers-max` was lowered: each master that began to lead ended with an error."""
+    async with cluster() as model:
+        model.parts += [gateway("a"), gateway("b")]
+        await asyncio.sleep(5)
+        model.kill_master(model.masters[0])
+        master = model.start_master(servers_max=2).master
+        await model.until(lambda: _leads(master))
+        await asyncio.sleep(5)
+        assert len(master.registry.servers()) == 2
+
+
+async def _leads(master: Master[ClusterMap, Leader]) -> bool:
+    return master.leader is not None and not master.leader.is_over
