@@ -157,6 +157,9 @@ class Assignment:
             raise NotReady(f"tablet {tablet_id} is being moved or split", retry_after_seconds=0.1)
         self._held.add(tablet_id)
 
+    def is_held(self, tablet_id: int) -> bool:
+        return tablet_id in self._held
+
     def let_go(self, tablet_id: int) -> None:
         self._held.discard(tablet_id)
         self.wake()

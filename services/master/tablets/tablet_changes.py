@@ -156,7 +156,11 @@ class TabletChanges:
                 raise NotReady(
                     f"{len(tablets)} tablets are left on {server.address}; it gets no new ones"
                 )
-            batch = [one.tablet_id for one in tablets[:_MOVES_AT_ONCE]]
+            # One that is being moved or split is looked at again: it may stay here, or its halves.
+            free = [one.tablet_id for one in tablets if not self._assignment.is_held(one.tablet_id)]
+            batch = free[:_MOVES_AT_ONCE]
+            if not batch:
+                await self._world.clock.sleep(_POLL_SECONDS)
             # Not one by one until served: a server that takes them may be drained next.
             await asyncio.gather(*(self._give(tablet_id, "") for tablet_id in batch))
             moved += batch

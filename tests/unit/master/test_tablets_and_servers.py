@@ -258,6 +258,20 @@ async def test_a_drained_server_has_and_gets_no_tablets_until_the_drain_is_undon
         await world.until(used_again, 60)
 
 
+async def test_a_drain_waits_for_a_tablet_that_is_just_being_split_or_moved() -> None:
+    """It failed at once, and a server that was being stopped closed its tablets instead."""
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world)
+        await fill(world, table)
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        held = next(one for one in await world.locate(table) if one.address == "b:1").tablet_id
+        leader.assignment.hold(held)
+        asyncio.get_running_loop().call_later(2.0, leader.assignment.let_go, held)
+        await world.ask(methods.DRAIN_SERVER, wire.DrainServerRequest(server="b:1"), 30)
+        assert await addresses(world, table) == {"a:1": 6}
+
+
 async def test_that_a_server_is_drained_is_forgotten_only_when_it_is_gone_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
