@@ -29,6 +29,7 @@ from services.master.term import SERVERS_KEY, Term
 ROLE = "master"
 SESSION_PREFIX = "master-"
 _MASTERS_SECONDS = 0.5
+_UNREAD_RETRY_SECONDS = 0.5
 
 MapT_co = TypeVar("MapT_co", bound=Catalogue, covariant=True)
 TermT = TypeVar("TermT", bound=Term[Any])
@@ -111,7 +112,17 @@ class Master(Generic[MapT, TermT]):
         if leader is not None and await leader.leadership.stands():
             current: MapT = leader.stored.current
             return current
-        return self._terms.decoded(await self._coordinator.read(ROLE, KEY))
+        return self._terms.decoded(await self._recorded(KEY))
+
+    async def _recorded(self, key: str) -> bytes | None:
+        """What the leader has recorded. `NotReady` sends the caller to another master."""
+        try:
+            return await self._coordinator.read(ROLE, key)
+        except (OSError, StoreUnusable) as error:
+            raise NotReady(
+                f"this master does not lead, and cannot read what the leader has recorded: {error}",
+                retry_after_seconds=_UNREAD_RETRY_SECONDS,
+            ) from error
 
     @property
     def timestamp_lead_milliseconds(self) -> int | None:
@@ -127,7 +138,7 @@ class Master(Generic[MapT, TermT]):
         """The servers that report to the leader."""
         if self.leader is not None:
             return self.registry.servers()
-        stored = await self._coordinator.read(ROLE, SERVERS_KEY)
+        stored = await self._recorded(SERVERS_KEY)
         servers = master_records_pb2.ServersRecord.FromString(stored or b"").servers
         for server in servers:
             # It was compared with the leader's clock, and a while ago.
