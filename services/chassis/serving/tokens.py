@@ -9,6 +9,7 @@ The file is read again when it changes: removing an entry shuts its owner out wi
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from pathlib import Path
@@ -19,6 +20,7 @@ from percolator.errors import InvalidArgument
 from percolator.wire.roles import Role
 from percolator.wire.tokens import NAME, ROLES, token_hash
 from percolator.world import Clock
+from services.chassis.trouble import Trouble
 
 _HASH = re.compile("[0-9a-f]{64}")
 _LOOK_SECONDS = 2.0
@@ -33,7 +35,7 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         """`InvalidArgument` names what is wrong with the file."""
         self._path = path
-        self._seen = _state_of(path)
+        self._seen: tuple[int, int, int] | None = _state_of(path)
         self._roles = _read(path)
 
     def role_of(self, token: str) -> Role | None:
@@ -43,19 +45,22 @@ class Tokens:
     async def follow(self, clock: Clock) -> None:
         """Follows the file until cancelled: a valid change takes effect within seconds; an invalid
         one never does."""
+        trouble = Trouble(
+            _log, "the tokens cannot be read; the former ones remain in force", level=logging.ERROR
+        )
         while True:
             await clock.sleep(_LOOK_SECONDS)
+            # None if it is gone: when it is back, it is read, whether it has changed or not.
+            before, self._seen = self._seen, None
             try:
-                state = _state_of(self._path)
-                if state == self._seen:
+                self._seen = _state_of(self._path)
+                if self._seen == before:
                     continue
-                self._seen = state
                 self._roles = _read(self._path)
             except InvalidArgument as error:
-                _log.error(
-                    "the tokens cannot be read; the former ones remain in force", error=str(error)
-                )
+                trouble.lasts(error)
             else:
+                trouble.is_over()
                 _log.info("tokens read again", tokens=len(self._roles))
 
 
