@@ -115,10 +115,7 @@ class Tablets:
             served = ServedTablet(identity, schema, ownership, self._shared, self._on_lost)
             self._served[identity.tablet_id] = served
             self._warn_of_many()
-            await served.open()
-            self._background(
-                f"clear up behind tablet {identity.tablet_id}", self._clear_up(identity)
-            )
+            await self._opened(served)
             return served
 
     async def close(self, tablet_id: int, epoch: int) -> None:
@@ -159,8 +156,17 @@ class Tablets:
                 f"tablet {identity.tablet_id} is open here at this epoch with another identity",
             )
         await present.set_schema(schema)
-        await present.open()
+        if present.error is not None:
+            # It failed to open before, or it is just being opened again after an I/O error.
+            await self._opened(present)
         return present
+
+    async def _opened(self, served: ServedTablet) -> None:
+        identity = served.identity
+        await served.open()
+        if served.error is None:  # or it was closed meanwhile
+            name = f"clear up behind tablet {identity.tablet_id}"
+            self._background(name, self._clear_up(identity))
 
     async def _let_go(self, served: ServedTablet) -> None:
         # Unlist it first: new requests learn at once that it moves.

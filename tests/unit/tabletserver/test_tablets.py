@@ -341,6 +341,19 @@ async def test_what_former_owners_left_is_cleared_up_after_opening() -> None:
     assert machine.store.cleared == [1]
 
 
+async def test_former_owners_are_cleared_up_even_if_the_first_order_to_open_fails() -> None:
+    """It stayed until the next owner came, which may take months."""
+    machine = Machine()
+    machine.store.open_fails = StoreUnusable("no room", fault=StoreFault.DISK_FULL)
+    with pytest.raises(StoreUnusable):
+        await machine.open(3)
+    machine.store.open_fails = None
+    await machine.open(3)
+    await machine.open(3)
+    await asyncio.sleep(0.1)
+    assert machine.store.cleared == [3]
+
+
 async def test_unknown_tablets_are_left_out_of_a_description() -> None:
     machine = Machine()
     await machine.open(1, end=b"m")
