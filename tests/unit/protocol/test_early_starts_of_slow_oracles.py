@@ -17,12 +17,18 @@ class Message:
     def __init__(self, source: TimestampSource, given: list[int]) -> None:
         self._source = source
         self._given = given
+        self._has_left = False
+
+    def done(self) -> bool:
+        return self._has_left
 
     def ask(self) -> None:
+        self._has_left = True
         fetched = self._source.get(timeout_seconds=60.0)
         fetched.add_done_callback(lambda _: self._given.append(fetched.result()))
 
     def begin_early(self, start: int, received_seconds: float) -> None:
+        self._has_left = True
         self._given.append(start)
 
 
