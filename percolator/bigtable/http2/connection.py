@@ -95,6 +95,8 @@ class Connection(asyncio.Protocol):
             call.fail(not_executed(self._retiring))
             return call
         call.timer = self._loop.call_later(seconds, self._too_late, call)
+        if self._life is not None:
+            self._life.is_owed = True
         self._streams.begin(call)
         return call
 
@@ -170,7 +172,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._life is not None:
-            self._life.heard = True
+            self._life.hear()
         try:
             for received in self._reader.take(data):
                 if self._is_over:

@@ -220,6 +220,31 @@ async def test_a_peer_that_is_gone_is_given_up_with_its_calls() -> None:
     assert loop.time() == began + (LOOKS_BEFORE_PING + 2) * LOOK_SECONDS
 
 
+async def test_a_peer_that_is_gone_is_given_up_also_if_no_call_waits_that_long() -> None:
+    """A router that has forgotten an idle connection swallows whatever is sent on it."""
+    wire = Wire()
+    for _ in range(LOOKS_BEFORE_PING):
+        call = begun(wire, seconds=0.5 * LOOK_SECONDS)
+        await failed(call)
+        wire.connection.leave(call)
+        await asyncio.sleep(1.5 * LOOK_SECONDS)
+    assert wire.transport.is_aborted
+    found = await failed(begun(wire))
+    assert (found.message, found.not_executed) == ("the server gives no sign of life", True)
+
+
+async def test_a_peer_that_ignores_a_call_is_kept_if_it_answers_when_asked() -> None:
+    peer = Peer()
+    await passes()
+    call = begun(peer, seconds=5.0)
+    await failed(call)
+    peer.connection.leave(call)
+    await asyncio.sleep(100 * LOOK_SECONDS)
+    assert peer.connection.takes_calls
+    assert sum(type(event).__name__ == "PingReceived" for event in peer.events) == 1
+    await peer.connection.close()
+
+
 async def test_an_idle_connection_is_not_asked_for_anything() -> None:
     wire = Wire()
     await wire.sent()
