@@ -34,8 +34,10 @@ AnswerT = TypeVar("AnswerT")
 
 _FILTER_BYTES_MAX = 20_480
 """The service's limit on a filter."""
+_READ_BYTES_MAX = 524_288
+"""That on a request to read. It is not documented, but users of Google's clients have met it."""
 _SAFETY = 2
-"""How far we stay below it."""
+"""How far we stay below these."""
 _RANGES_MAX = 600
 """Each takes 34 bytes of the filter of a check."""
 _KEY_BYTES_MAX = 4_096
@@ -52,6 +54,7 @@ class BigtableStore:
     """
 
     check_bytes_max = _FILTER_BYTES_MAX // _SAFETY
+    keys_bytes_max = _READ_BYTES_MAX // _SAFETY
     ranges_max = _RANGES_MAX
 
     def __init__(self, network: Network, place: Place) -> None:

@@ -157,6 +157,12 @@ class RowStore(Protocol):
         ...
 
     @property
+    def keys_bytes_max(self) -> int:
+        """The most that the keys of one read may have together, a few bytes for each not counted.
+        A single key may always be read."""
+        ...
+
+    @property
     def ranges_max(self) -> int:
         """How many ranges of values, of up to 24 bytes each, the one selection of a check may
         have besides a few others."""

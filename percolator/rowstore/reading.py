@@ -61,7 +61,7 @@ class RowReads:
         calls = [
             self._read_alike(table_id, wanted, part, requests, results, size, patience)
             for (table_id, wanted), places in alike.items()
-            for part in _parts(places, self._limits.batch_rows_max)
+            for part in self._parts(places, requests)
         ]
         if len(calls) == 1:
             await calls[0]
@@ -74,6 +74,22 @@ class RowReads:
                 task.cancel()  # nothing that they read is of use
             raise
         return results
+
+    def _parts(
+        self, places: Sequence[int], requests: Sequence[RowRequest]
+    ) -> Iterator[Sequence[int]]:
+        """Divides reads that are alike among calls."""
+        part: list[int] = []
+        size = 0
+        for place in places:
+            added = len(requests[place].read.row)
+            is_full = len(part) >= self._limits.batch_rows_max
+            if part and (is_full or size + added > self._store.keys_bytes_max):
+                yield part
+                part, size = [], 0
+            part.append(place)
+            size += added
+        yield part
 
     async def read_cell(
         self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
@@ -219,11 +235,6 @@ def _result(read: Seen, size: ReadSize | None = None) -> RowResult:
     if size is not None:
         size.add(result)
     return result
-
-
-def _parts(places: Sequence[int], most: int) -> Iterator[Sequence[int]]:
-    for first in range(0, len(places), most):
-        yield places[first : first + most]
 
 
 def cells_by_row(

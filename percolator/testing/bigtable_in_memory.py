@@ -4,7 +4,7 @@ It answers the messages of the wire, so that the driver runs as it is. It keeps 
 promises and no more: one row is changed, checked and read at one moment; between two rows of a
 reading, anything may happen. It is as strict as the service, which refuses what an emulator may
 accept: times that are not multiples of a thousand, unknown families, chains and interleaves of
-fewer than two filters, empty ranges, filters that are too long.
+fewer than two filters, empty ranges, filters and requests to read that are too long.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from percolator.v1 import bigtable_pb2 as wire
 
 _UNIT = 1_000
 _FILTER_BYTES_MAX = 20_480
+_READ_BYTES_MAX = 524_288
 _CHANGES_MAX = 100_000
 _KEY_BYTES_MAX = 4_096
 _COLUMN_BYTES_MAX = 16_384
@@ -155,6 +156,8 @@ class BigtableInMemory:
         self, request: wire.BigtableReadRowsRequest
     ) -> AsyncIterator[wire.BigtableReadRowsResponse]:
         table = self._table(request.table_name)
+        if request.ByteSize() > _READ_BYTES_MAX:
+            raise InvalidArgument("request", f"has {request.ByteSize()} bytes")
         _check_filter(table, request.filter)
         found = passed = 0
         for key in _keys(table, request):

@@ -39,6 +39,7 @@ class CountedStore:
     def __init__(self, rows: ModelStore, *failures: PercolatorError) -> None:
         self._store = rows.store
         self.check_bytes_max = rows.store.check_bytes_max
+        self.keys_bytes_max = rows.store.keys_bytes_max
         self.ranges_max = rows.store.ranges_max
         self.scans_backwards = True
         self.name_of = rows.store.name_of
@@ -198,6 +199,19 @@ async def test_rows_that_want_the_same_columns_are_one_call() -> None:
     requests = [RowRequest(TABLE, read) for read in [*reads, *reads[:3]]]
     assert len(await rows.cells.read(requests, rows.deadline)) == 103
     assert counted.calls == ["read"]
+
+
+async def test_long_keys_are_read_with_as_many_calls_as_the_store_permits() -> None:
+    """Bigtable refuses requests to read of more than 512 KiB."""
+    rows = await ModelStore().opened()
+    keys = [b"%04096d" % number for number in range(rows.limits.batch_rows_max)]
+    for key in keys:
+        await written(rows, key, [b"c"])
+    store = CountedStore(rows)
+    reads = [RowRead(row=key, columns=[b"c"], timestamp=at(9)) for key in keys]
+    results = await rows.cells.read([RowRequest(TABLE, one) for one in reads], rows.deadline)
+    assert all(result.found for result in results)
+    assert store.calls == ["read"] * 4
 
 
 async def test_a_read_ends_when_it_has_found_more_than_its_caller_wants() -> None:
