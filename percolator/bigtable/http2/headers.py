@@ -3,6 +3,9 @@
 We announce a table of no size, so a block means the same whenever it arrives. Those of most answers
 are equal, and are decoded once. In requests, the same fields come again and again: they are encoded
 once, but for the time-out. The token is never to be indexed, also not by anybody on the way.
+
+The first block of a connection says that our table has no size, either: a peer that has announced a
+smaller one than usual need not understand us otherwise.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from percolator.bigtable.http2.settings import HEADER_LIST_BYTES_MAX
 
 Metadata = tuple[tuple[str, str], ...]
 
+NO_TABLE: Final = b"\x20"
+"""The beginning of the first block on a connection (RFC 7541, section 6.3)."""
 _REMEMBERED: Final = 256
 _REMEMBERED_BYTES_MAX: Final = 1_024
 """Of one block."""

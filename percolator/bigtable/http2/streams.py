@@ -8,10 +8,12 @@ from typing import Final
 
 from percolator.bigtable.http2.call import Call
 from percolator.bigtable.http2.frames import STREAM_MAX, ErrorCode, Violation, rst_stream
+from percolator.bigtable.http2.headers import NO_TABLE
 from percolator.bigtable.http2.sending import Sending
 from percolator.bigtable.http2.settings import PeerSettings
 from percolator.bigtable.http2.status import CallFailed, lost, not_executed
 
+_FIRST: Final = 1
 USED_UP: Final = "the numbers of the connection's streams are used up"
 
 
@@ -34,7 +36,7 @@ class Streams:
         self._calls: dict[int, Call] = {}
         """By the number of the stream."""
         self._waiting: dict[Call, None] = {}
-        self._next = 1
+        self._next = _FIRST
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -107,6 +109,8 @@ class Streams:
 
     def _open(self, call: Call) -> None:
         call.stream = self._next
+        if call.stream == _FIRST:
+            call.head = NO_TABLE + call.head
         self._next += 2
         self._calls[call.stream] = call
         self._sending.request(call)

@@ -24,6 +24,7 @@ from percolator.bigtable.http2.frames import (
 )
 from percolator.bigtable.http2.headers import RequestHeads
 from percolator.bigtable.http2.messages import MESSAGE_BYTES_MAX, prefixed
+from percolator.bigtable.http2.settings import HEADER_TABLE_SIZE
 from percolator.bigtable.http2.status import CallFailed, Code
 from percolator.testing.simulator.virtual_time import run_virtually
 from tests.unit.bigtable.http2.peer import DONE, OK, PATH, Peer, Wire, block, head, passes
@@ -89,6 +90,23 @@ def test_a_time_out_has_at_most_eight_digits(seconds: float, text: bytes) -> Non
     name = b"\x0cgrpc-timeout"
     encoded = head(seconds)
     assert name + bytes((len(text),)) + text in encoded
+
+
+@pytest.mark.parametrize("size", [0, 1_024, 65_536])
+async def test_a_peer_may_keep_a_table_of_headers_of_any_size(size: int) -> None:
+    """By RFC 7541, it need not understand us if we have not said that ours is smaller, too."""
+    peer = Peer(settings={HEADER_TABLE_SIZE: size})
+    await passes()
+    calls = [begun(peer), begun(peer)]
+    await passes()
+    peer.h2.update_settings({HEADER_TABLE_SIZE: size // 2})
+    peer.send()
+    await passes()
+    calls.append(begun(peer))
+    await passes()
+    assert peer.whole == {1, 3, 5}
+    for call in calls:
+        peer.connection.leave(call)
 
 
 async def test_calls_of_one_pass_leave_in_one_piece() -> None:
