@@ -133,7 +133,8 @@ class Intents:
                     for start, cell in page
                     for observer in observers[cell.column]
                 ]
-                await self.write(intents, deadline)
+                if intents:  # a store refuses a call that writes nothing
+                    await self.write(intents, deadline)
 
     async def write(self, intents: Sequence[Intent], deadline: float) -> None:
         if len(intents) < ROWS_MAX:

@@ -155,6 +155,14 @@ async def test_intents_of_locked_cells_are_sent_in_the_same_order_in_every_proce
     assert sent == [[b"x", b"y"], [b"x", b"y"]]
 
 
+async def test_where_nothing_is_locked_nothing_is_announced() -> None:
+    """An observer may be new of a column that a shared transaction does not write."""
+    rows = await opened(await ModelStore().opened())
+    await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
+    await rows.intents.announce_locked(TABLE, [(b"1", b"late")], [at(5)], rows.deadline)
+    assert await rows.intents.page(b"", b"", [exactly(TABLE, b"late")], rows.deadline) == ([], b"")
+
+
 class PrewrittenMeanwhile:
     """The cells of a store, in which a transaction locks its cell after a worker has looked there,
     and before the worker's next step arrives."""
