@@ -30,6 +30,7 @@ from percolator.errors import CellAddress, InvariantViolation, PercolatorError
 from percolator.limits import Limits
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.locks import cells_locked_by
+from percolator.rowstore.parts import Part, scanned_part
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import (
     TIME_UNIT,
@@ -155,15 +156,14 @@ class Intents:
         names_all = can_be_named(selections, self._store.check_bytes_max)
         if not names_all:
             selections = [Selection(WRITES)]
-        rows = await self._read(first, end, selections, _ROWS_PER_PAGE, deadline)
+        part = await self._part(first, end, selections, _ROWS_PER_PAGE, deadline)
         found = [
             intent_of(row, cell.column, cell.value)
-            for row in rows
+            for row in part.rows
             for cell in row.cells
             if names_all or any(begin <= cell.column < stop for begin, stop in columns)
         ]
-        is_last = len(rows) < _ROWS_PER_PAGE
-        return found, b"" if is_last else rows[-1].key + b"\0"
+        return found, part.rest
 
     async def all_of(
         self, table_id: int, observers: Sequence[bytes], deadline: Callable[[], float]
@@ -196,8 +196,12 @@ class Intents:
 
     async def mark(self, deadline: float) -> Hashable:
         """The mark: another one after `touch`."""
-        end = key_from(BUCKETS[0])
-        rows = await self._read(b"", end, [Selection(WRITES)], _MARKS, deadline)
+        first, end = b"\0", key_from(BUCKETS[0])
+        rows: list[StoredRow] = []
+        while first:
+            part = await self._part(first, end, [Selection(WRITES)], _MARKS + 1, deadline)
+            rows += part.rows
+            first = part.rest
         return tuple((row.key, row.cells[0].value) for row in rows)
 
     # ------------------------------------------------------------------ calls
@@ -233,30 +237,18 @@ class Intents:
             except PercolatorError as error:
                 await patience.outlast(error, is_read=True)
 
-    async def _read(
+    async def _part(
         self,
         first: bytes,
         end: bytes,
         selections: Sequence[Selection],
         rows_max: int,
         deadline: float,
-    ) -> list[StoredRow]:
+    ) -> Part:
         patience = Patience(self._world, self._limits, deadline)
-        while True:
-            try:
-                stream = self._store.scan(
-                    INTENTS_TABLE,
-                    first,
-                    end,
-                    selections,
-                    rows_max=rows_max,
-                    reverse=False,
-                    timeout_seconds=patience.attempt_seconds,
-                )
-                async with aclosing(stream) as rows:
-                    return [row async for row in rows]
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
+        return await scanned_part(
+            self._store, INTENTS_TABLE, first, end, selections, rows_max, patience
+        )
 
 
 def exactly(table_id: int, observer: bytes) -> tuple[bytes, bytes]:

@@ -6,10 +6,11 @@ from collections.abc import AsyncGenerator, Collection, Iterable
 from contextlib import aclosing
 from typing import Final
 
-from percolator.errors import CellAddress, PercolatorError
+from percolator.errors import CellAddress
 from percolator.formats.records import KIND_LOCK_ONLY, LOCK_HEADER
 from percolator.limits import Limits
 from percolator.rowstore.layout import EVERY_COLUMN, LOCKS, column_bounds, column_of, row_of
+from percolator.rowstore.parts import scanned_part
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import TIME_UNIT, RowStore, Selection, can_be_named
 from percolator.rowstore.steady_scan import steady_scan
@@ -62,21 +63,9 @@ async def cells_locked_by(
         selections = [Selection(LOCKS, *EVERY_COLUMN, *between)]
     at = b""
     while True:
-        try:
-            stream = store.scan(
-                table_id,
-                at,
-                b"",
-                selections,
-                rows_max=_ROWS_PER_PAGE,
-                reverse=False,
-                timeout_seconds=patience.attempt_seconds,
-            )
-            async with aclosing(stream) as found:
-                rows = [row async for row in found]
-        except PercolatorError as error:
-            await patience.outlast(error, is_read=True)
-            continue
+        rows, at = await scanned_part(
+            store, table_id, at, b"", selections, _ROWS_PER_PAGE, patience
+        )
         yield [
             (start, CellAddress(table_id, row_of(key), column_of(cell.column)))
             for key, cells in rows
@@ -85,9 +74,8 @@ async def cells_locked_by(
             and column_of(cell.column) in wanted
             and _changes(cell.value)
         ]
-        if len(rows) < _ROWS_PER_PAGE:
+        if not at:
             return
-        at = rows[-1].key + b"\0"
 
 
 def _changes(lock: bytes) -> bool:

@@ -15,13 +15,17 @@ from percolator.errors import DeadlineExceeded, PercolatorError, Unavailable
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.protocol import steps
 from percolator.routing.cells import CellMutation, RangePage, RangeRequest
+from percolator.rowstore import intents
+from percolator.rowstore.intents import Intent, Intents, exactly
 from percolator.rowstore.layout import LOCKS, WRITES
+from percolator.rowstore.parts import Part, scanned_part
 from percolator.rowstore.port import TIME_UNIT, RowChange, Selection, SetCell, StoredRow
 from percolator.rowstore.scanning import RowScan
 from percolator.rowstore.steady_scan import steady_scan
 from percolator.wire.status import from_detail, to_detail
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
-from tests.unit.rowstore.test_calls import CountedStore, lock, written
+from tests.unit.rowstore.test_calls import CountedStore, lock, prewrites, written
+from tests.unit.rowstore.test_intents import opened
 
 KEYS = [b"row %02d" % number for number in range(40)]
 LOCKED = KEYS[-1]
@@ -46,6 +50,8 @@ class Slow(BigtableStore):
         self.began.append(first)
         left = named["timeout_seconds"]
         lost_after = self.lost_after.pop(0) if self.lost_after else len(KEYS)
+        # It takes its time also for what the caller has not asked to be told.
+        tells, named["marks"] = named.get("marks", False), True
         async with aclosing(super().scan(table_id, first, *rest, **named)) as found:
             async for row in found:
                 if not lost_after:
@@ -55,7 +61,8 @@ class Slow(BigtableStore):
                 left -= self.seconds
                 if left <= 0:
                     raise self.late
-                yield row
+                if row.cells or tells:
+                    yield row
 
 
 class Repeating(BigtableStore):
@@ -152,6 +159,48 @@ async def test_a_snapshot_finds_what_no_single_call_would_find_in_its_time(
         bounds.reverse()
     assert bounds[0][0] == bounds[-1][1] == b""
     assert all(one[1] == other[0] for one, other in pairwise(bounds))
+
+
+async def test_locks_are_announced_that_no_single_call_would_find_in_its_time() -> None:
+    """A shared transaction looks for its locks in the whole table if an observer is new."""
+    rows = await opened(await ModelStore().opened())
+    for key in KEYS[:-1]:
+        await written(rows, key, [b"0"])
+    await rows.cells.mutate(prewrites(at(5), LOCKED, [b"0"]), rows.deadline)
+    store = Slow(rows, 2.0)
+    slowly = Intents(store, TIMES, rows.world, rows.limits)
+    await slowly.announce_locked(TABLE, [(b"0", b"late")], [at(5)], rows.deadline)
+    columns = [exactly(TABLE, b"late")]
+    (found,), _ = await rows.intents.page(b"", b"", columns, rows.deadline)
+    assert found == Intent(TABLE, LOCKED, b"0", b"late", at(5), is_certain=False)
+
+
+async def test_intents_behind_those_of_another_observer_are_found_page_by_page() -> None:
+    """It may be stopped, and have left so many that no single call passes them in its time."""
+    rows = await opened(ModelStore())
+    others = [Intent(TABLE, key, b"c", b"stopped", at(5), is_certain=False) for key in KEYS]
+    mine = Intent(TABLE, b"row", b"c", b"mine", at(9), is_certain=False)
+    await rows.intents.write([*others, mine], rows.deadline)
+    slowly = Intents(Slow(rows, 2.0), TIMES, rows.world, rows.limits)
+    found: list[Intent] = []
+    pages = slowly.all_of(TABLE, [b"mine"], lambda: rows.clock.monotonic_seconds() + 10.0)
+    async with aclosing(pages) as several:
+        async for page in several:
+            found += page
+    assert found == [mine]
+
+
+async def test_taking_a_part_that_broke_off_for_the_last_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A mistake that no history can show: a later look finds what it has passed over."""
+
+    async def wrong(*arguments: Any) -> Part:
+        return (await scanned_part(*arguments))._replace(rest=b"")
+
+    monkeypatch.setattr(intents, "scanned_part", wrong)
+    with pytest.raises(AssertionError):
+        await test_intents_behind_those_of_another_observer_are_found_page_by_page()
 
 
 async def test_a_scan_that_broke_off_goes_on_after_the_pause_that_was_asked_for() -> None:
