@@ -31,7 +31,6 @@ FIRST_SEEDS = {
     "refusal speaks for an unanswered message": 457,
     "rows that were not answered are taken for loaded": 20,
     "scans of changes do not wait": 14,
-    "second committer announces nothing": 5,
     "shared reads as of whoever leads": 136,
     "shown before it is durable": 123,
     "stalled look answered without the store": 13,

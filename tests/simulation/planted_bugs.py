@@ -323,7 +323,19 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, quickly in intent_bugs.ALL
+        for plant, kinds, quickly in intent_bugs.AT_ANY_STEP
+    ),
+    *(
+        Bug(
+            plant,
+            (Kind.CLIENT_STEP,),
+            workload="chains",
+            on_rows=True,
+            aim="commit of the primary",
+            in_bursts=True,
+            is_quickly_caught=True,
+        )
+        for plant in intent_bugs.AT_THE_COMMIT_POINT
     ),
     *(
         Bug(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -47,11 +49,13 @@ def intents_after_the_commit_point(patch: Patch) -> None:
 def second_committer_announces_nothing(patch: Patch) -> None:
     """The first one has died, or was slower: its intents are not there."""
     correct = Announcement.announce
-    announced: set[int] = set()
+    # By seed: each has its own event loop, and their transactions begin at equal timestamps.
+    announced: WeakKeyDictionary[AbstractEventLoop, set[int]] = WeakKeyDictionary()
 
     async def wrong(self: Announcement, cells: Sequence[CellAddress], deadline: float) -> None:
-        if self._write.start not in announced:
-            announced.add(self._write.start)
+        known = announced.setdefault(get_running_loop(), set())
+        if self._write.start not in known:
+            known.add(self._write.start)
             await self._env.clock.sleep(_LATE_SECONDS)
             await correct(self, cells, deadline)
 
@@ -170,11 +174,14 @@ def commits_without_a_look_at_the_epoch(patch: Patch) -> None:
 
 
 _STOPS = (Kind.PAUSE, Kind.SLOW_LINKS)
-_DEATHS = (Kind.CLIENT_STEP, Kind.CRASH)
 
-ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
-    (intents_after_the_commit_point, _DEATHS, True),
-    (second_committer_announces_nothing, _DEATHS, True),
+AT_THE_COMMIT_POINT: tuple[Callable[[Patch], None], ...] = (
+    intents_after_the_commit_point,
+    second_committer_announces_nothing,
+)
+"""They show if a client dies with many transactions at this step."""
+
+AT_ANY_STEP: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (intents_that_were_not_answered_taken_for_written, _STOPS, True),
     (intents_that_join_a_sent_call_taken_for_written, (), True),
     (intent_cleared_while_its_cell_is_locked, (), True),
