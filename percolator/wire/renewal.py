@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Generic, TypeVar
 
 from percolator.errors import InvalidArgument
@@ -19,7 +20,9 @@ T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
 
-_State = tuple[tuple[int, int, int] | None, ...]
+FileState = tuple[int, int, int, int]
+"""Differs from an earlier one if the file was replaced, or if its content, its owner or its
+permissions have changed since."""
 
 
 class Renewal(Generic[T]):
@@ -49,13 +52,19 @@ class Renewal(Generic[T]):
                     _log.info("credentials renewed")
             return self._current
 
-    def _state(self) -> _State:
+    def _state(self) -> tuple[FileState | None, ...]:
         return tuple(map(_state_of, self._paths))
 
 
-def _state_of(path: str) -> tuple[int, int, int] | None:
+def file_state(path: str | Path) -> FileState:
+    """The state of a file now. Raises `OSError`."""
+    found = os.stat(path)
+    # The change time, too: a file that could not be read may need nothing but a `chmod`.
+    return found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def _state_of(path: str) -> FileState | None:
     try:
-        found = os.stat(path)
+        return file_state(path)
     except (OSError, ValueError):
         return None
-    return found.st_ino, found.st_mtime_ns, found.st_size

@@ -17,6 +17,7 @@ from pathlib import Path
 import structlog
 
 from percolator.errors import InvalidArgument
+from percolator.wire.renewal import FileState, file_state
 from percolator.wire.roles import Role
 from percolator.wire.tokens import NAME, ROLES, token_hash
 from percolator.world import Clock
@@ -35,7 +36,7 @@ class Tokens:
     def __init__(self, path: Path) -> None:
         """`InvalidArgument` names what is wrong with the file."""
         self._path = path
-        self._seen: tuple[int, int, int] | None = _state_of(path)
+        self._seen: FileState | None = _state_of(path)
         self._roles = _read(path)
 
     def role_of(self, token: str) -> Role | None:
@@ -64,12 +65,11 @@ class Tokens:
                 _log.info("tokens read again", tokens=len(self._roles))
 
 
-def _state_of(path: Path) -> tuple[int, int, int]:
+def _state_of(path: Path) -> FileState:
     try:
-        found = path.stat()
+        return file_state(path)
     except OSError as error:
         raise InvalidArgument(_FIELD, f"{path}: {error.strerror}") from None
-    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def _read(path: Path) -> dict[bytes, Role]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.wire.roles import Role
 from percolator.wire.tokens import new_token, token_entry
 from services.chassis.serving.tokens import Tokens
+from tests.unit.wire.permissions import change_mode
 
 
 def tokens_file(directory: Path, *entries: str) -> Path:
@@ -91,3 +93,26 @@ async def test_a_change_of_the_file_is_in_force_within_seconds(tmp_path: Path) -
         await clock.sleep(5)
     assert [entry["log_level"] for entry in log].count("error") == 3
     following.cancel()
+
+
+async def test_a_file_that_could_not_be_read_is_in_force_once_its_permissions_allow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+    path = tokens_file(tmp_path, ENTRY)
+    tokens = Tokens(path)
+    following = asyncio.create_task(tokens.follow(clock))
+    path.write_text(token_entry("other", Role.ADMIN, "another") + "\n")
+    with monkeypatch.context() as forbidden:
+        forbidden.setattr(Path, "read_text", _refused)  # a mode would not keep root from it
+        await clock.sleep(5)
+    assert tokens.role_of("s3cret") is Role.CLIENT
+    change_mode(path)
+    await clock.sleep(5)
+    assert tokens.role_of("s3cret") is None
+    assert tokens.role_of("another") is Role.ADMIN
+    following.cancel()
+
+
+def _refused(*_: object, **__: object) -> str:
+    raise PermissionError(errno.EACCES, "Permission denied")

@@ -9,6 +9,7 @@ import pytest
 
 from percolator.errors import InvalidArgument
 from percolator.wire.renewal import Renewal
+from tests.unit.wire.permissions import change_mode
 
 
 class Reading:
@@ -17,10 +18,14 @@ class Reading:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.times = 0
+        self.is_forbidden = False
+        """Root may read any file, so its mode alone would not keep a test from reading it."""
 
     def __call__(self) -> list[int]:
         self.times += 1
         try:
+            if self.is_forbidden:
+                raise PermissionError
             return [int(self.path.read_text())]
         except (OSError, ValueError) as error:
             raise InvalidArgument("number", str(error)) from None
@@ -62,6 +67,16 @@ def test_the_previous_content_stays_in_use_until_there_is_a_usable_one(
     assert len(caplog.records) == 1  # and not again with every connection
     reading.path.write_text("22")
     assert renewal.current() == [22]
+
+
+def test_a_file_is_read_once_its_permissions_allow_it(reading: Reading) -> None:
+    renewal = Renewal(reading, [str(reading.path)])
+    reading.path.write_text("2")
+    reading.is_forbidden = True
+    assert renewal.current() == [1]
+    reading.is_forbidden = False
+    change_mode(reading.path)
+    assert renewal.current() == [2]
 
 
 def test_unusable_content_at_the_start_is_refused(reading: Reading) -> None:
