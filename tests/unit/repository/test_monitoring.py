@@ -22,6 +22,14 @@ def test_the_expression_of_an_alert_is_a_query_and_the_guide_says_what_to_do(nam
     assert f"`{name}`" in GUIDE.read_text()
 
 
+def test_calls_without_permission_raise_an_alert_wherever_they_are_refused() -> None:
+    """A gateway refuses those that it would forward, and counts them as forwarded calls only."""
+    assert metrics_in(alerts()["AccessDenied"]) == {
+        "percolator_rpc_finished_total",
+        "percolator_gateway_forwarded_total",
+    }
+
+
 def test_metrics_are_found_wherever_a_query_has_them() -> None:
     query = 'sum by (le) (rate(a_total{b="c"}[5m])) / on () (max(d) or e) > bool 1'
     assert metrics_in(query) == {"a_total", "d", "e"}
