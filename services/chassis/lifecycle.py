@@ -198,7 +198,7 @@ class _Process(Generic[SettingsT]):
             self._registration = registration
         host.health_changed = partial(self._tell_health, host, server)
         host.health_changed()
-        self._ready_file.write(announced, server.frames_address)
+        self._ready_file.write(announced, bound, server.frames_address)
         self.log.info(
             "ready",
             address=announced.address,

@@ -13,18 +13,22 @@ from percolator.wire.addresses import HostPort
 class ReadyFile:
     """Exists exactly while the process is ready; a file that was left over is removed at start.
 
-    JSON: {"address", "frames_address", "metrics_address", "server_id", "pid"}.
+    JSON: {"address", "listen", "frames_address", "metrics_address", "server_id", "pid"}. Others
+    dial `address`, which may be that of a proxy; `listen` is where this process takes calls.
     """
 
     def __init__(self, path: str) -> None:
         self._path = Path(path) if path else None
 
-    def write(self, server: cluster.Server, frames_address: HostPort | None) -> None:
+    def write(
+        self, server: cluster.Server, listen: HostPort, frames_address: HostPort | None
+    ) -> None:
         """Writes the file, which appears at once with its whole content."""
         if self._path is None:
             return
         content = {
             "address": server.address,
+            "listen": str(listen),
             "frames_address": str(frames_address or ""),
             "metrics_address": server.metrics_address,
             "server_id": server.server_id,

@@ -13,6 +13,7 @@ import pytest
 from percolator.wire.credentials import TLS_VARIABLES
 from services.local.authority import files_in, make_all
 from services.local.cluster import LocalCluster
+from tests.integration.chassis_process import service
 
 pytestmark = pytest.mark.integration
 
@@ -56,6 +57,16 @@ def test_every_ready_service_including_standbys_is_healthy(
     for name in cluster.processes:
         ready_file = cluster.data / "run" / f"{name}.ready.json"
         assert probed(ready_file, certificates) == (0, ""), name
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.3:0"])
+async def test_a_service_is_asked_where_it_listens_whatever_address_others_dial(
+    tmp_path: Path, listen: str
+) -> None:
+    """Such as that of a proxy, or the published port of a container."""
+    async with service(tmp_path, f"--listen={listen}", "--advertise=proxy:80") as running:
+        assert (await running.ready()).address == "proxy:80"
+        assert probed(running.ready_file, None) == (0, "")
 
 
 def test_a_service_that_is_not_ready_is_not_healthy(

@@ -14,7 +14,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from percolator.errors import InvalidArgument
-from percolator.wire.addresses import parse_host_port
+from percolator.wire.addresses import HostPort, parse_host_port
 from percolator.wire.credentials import client_credentials
 from percolator.wire.tls import CLUSTER_NAME
 
@@ -28,17 +28,16 @@ class NotHealthy(Exception):
 def probe(ready_file: Path) -> None:
     """Raises `NotHealthy` unless the service is healthy."""
     try:
-        address = json.loads(ready_file.read_text(encoding="utf-8"))["address"]
+        listen = json.loads(ready_file.read_text(encoding="utf-8"))["listen"]
     except FileNotFoundError:
         raise NotHealthy(f"not ready: {ready_file} does not exist") from None
-    # Whatever host name it announces, it runs here.
-    status = _status(parse_host_port(address, "address").port)
+    status = _status(parse_host_port(listen, "listen"))
     if status != health_pb2.HealthCheckResponse.SERVING:
         raise NotHealthy(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
 
 
-def _status(port: int) -> int:
-    here = f"127.0.0.1:{port}"
+def _status(listen: HostPort) -> int:
+    here = str(HostPort("127.0.0.1", listen.port) if listen.is_wildcard() else listen)
     with _channel(here) as channel:
         try:
             answer = health_pb2_grpc.HealthStub(channel).Check(
