@@ -31,6 +31,8 @@ from percolator.errors import (
     NotReady,
     Overloaded,
     PercolatorError,
+    PermissionDenied,
+    Unauthenticated,
 )
 from percolator.wire.channels import cancelled_by_caller
 from percolator.wire.methods import method_name
@@ -43,6 +45,8 @@ from services.chassis.serving.trailers import failure
 
 _OVERLOADED_RETRY_SECONDS = 0.1
 _STARTING_RETRY_SECONDS = 0.25
+_CHECKED_AGAIN_SECONDS = 1.0
+"""How old the check of a stream's caller may be when an answer is sent."""
 _OWN_PACKAGE = "/percolator."
 
 Unary = Callable[[bytes, Any], Awaitable[bytes]]
@@ -310,9 +314,14 @@ class _Call:
             if self.check is not None:
                 _role.set(self.check(context))
             _remaining.set(context.time_remaining)
+            checked = started
             # Close it at once when the caller is gone, not whenever it is garbage-collected.
             async with aclosing(self.handle(self._decode(raw))) as messages:
                 async for message in messages:
+                    now = self.now()
+                    if now - checked > _CHECKED_AGAIN_SECONDS:
+                        self._check_again(context)
+                        checked = now
                     yield message.SerializeToString()
             code = "OK"
         except (asyncio.CancelledError, Exception) as error:
@@ -325,6 +334,16 @@ class _Call:
             if admitted:
                 self.gate.leave()
             self.metrics.finished(code, self.now() - started)
+
+    def _check_again(self, context: grpc.aio.ServicerContext) -> None:
+        """A stream may last for as long as the server runs, but a token may be withdrawn."""
+        try:
+            if self.check is not None:
+                self.check(context)
+        except (Unauthenticated, PermissionDenied) as error:
+            # As it is, this error says that nothing was answered: with another token, clients would
+            # begin from the start, and take what they have read already for something new.
+            raise NotReady("the token that began this stream is no longer accepted") from error
 
     def _decode(self, raw: bytes) -> Message:
         self.gate.require_size(raw)
