@@ -85,6 +85,20 @@ def test_metrics_require_a_certificate_of_the_authority(certificates: Certificat
             told(address, None)
 
 
+def test_no_name_server_is_asked_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that does not answer would hold up the start of every service for many seconds."""
+    asked: list[str] = []
+
+    def ask(name: str) -> str:
+        asked.append(name)
+        return name
+
+    monkeypatch.setattr(socket, "getfqdn", ask)
+    with endpoint(None) as address:
+        assert "answer 42.0" in told(address, None)
+    assert asked == []
+
+
 class Waiting:
     """Metrics that are collected only once the peer that asked for them has gone."""
 

@@ -13,7 +13,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import IO, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
@@ -93,6 +93,13 @@ class _Endpoint(ThreadingMixIn, WSGIServer):
         )[0]
         self.address_family = found[0]
         super().__init__((listen.host, listen.port), _Handler)
+
+    def server_bind(self) -> None:
+        # As in WSGIServer, but without `getfqdn`, which asks name servers: while none answers, as
+        # after a power cut, the process would stand still.
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401 - wsgiref's
         return self._free.acquire(blocking=False)
