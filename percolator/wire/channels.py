@@ -19,6 +19,7 @@ import grpc
 
 from percolator import errors
 from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
+from percolator.wire.addresses import parse_host_port
 from percolator.wire.by_address import ByAddress
 from percolator.wire.credentials import PLAIN_TEXT, Credentials
 from percolator.wire.frames.lanes import FrameLanes
@@ -67,6 +68,8 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.enable_retries", 0),
 ]
 
+_DIRECTLY = ("grpc.enable_http_proxy", 0)
+"""Without it, gRPC calls through the proxy that the environment names, even on the same machine."""
 
 _OTHER_CREDENTIALS_MAY_HELP = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.UNAUTHENTICATED)
 
@@ -80,7 +83,10 @@ _Bind = Callable[[grpc.aio.Channel], tuple[Any, Metadata]]
 class GrpcNetwork:
     """A `percolator.world.Network` of gRPC channels. Belongs to one event loop."""
 
-    def __init__(self, credentials: Credentials = PLAIN_TEXT) -> None:
+    def __init__(self, credentials: Credentials = PLAIN_TEXT, *, is_within: bool = False) -> None:
+        """`is_within` for a part of the cluster: it never goes through a proxy. A client elsewhere
+        may have to, to reach a gateway."""
+        self._is_within = is_within
         self._lines = ByAddress(self._opened, self._close_later)
         self._former: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._renewal = credentials.renewal
@@ -212,10 +218,13 @@ class GrpcNetwork:
         return self._lines.get(address)
 
     def _opened(self, address: str) -> Line:
+        options = list(_OPTIONS)
+        if self._is_within or parse_host_port(address, "address").is_loopback():
+            options.append(_DIRECTLY)
         if self._tls is None:
-            return Line(grpc.aio.insecure_channel(address, options=_OPTIONS))
-        named = [*_OPTIONS, ("grpc.ssl_target_name_override", CLUSTER_NAME)]
-        return Line(grpc.aio.secure_channel(address, self._tls, options=named))
+            return Line(grpc.aio.insecure_channel(address, options=options))
+        options.append(("grpc.ssl_target_name_override", CLUSTER_NAME))
+        return Line(grpc.aio.secure_channel(address, self._tls, options=options))
 
     def _metadata_for(self, server: str) -> Metadata:
         metadata = self.credentials.metadata

@@ -174,7 +174,8 @@ class _Process(Generic[SettingsT]):
         if tls is not None:
             metrics.tell_expiry(registry, tls.expires_seconds)
         tokens = Tokens(Path(settings.tokens)) if settings.tokens else None
-        network = GrpcNetwork(tls.as_caller() if tls is not None else PLAIN_TEXT)
+        credentials = tls.as_caller() if tls is not None else PLAIN_TEXT
+        network = GrpcNetwork(credentials, is_within=True)
         stack.push_async_callback(network.close)
         world = World(MachineClock(), network, machine_random())
         server = Server(settings, self._gate, registry, world.clock, tls, tokens)

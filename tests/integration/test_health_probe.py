@@ -69,6 +69,16 @@ async def test_a_service_is_asked_where_it_listens_whatever_address_others_dial(
         assert probed(running.ready_file, None) == (0, "")
 
 
+async def test_a_service_is_asked_directly_where_the_environment_names_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with service(tmp_path, "--listen=127.0.0.1:0") as running:
+        await running.ready()
+        assert probed(running.ready_file, None) == (0, "")
+
+
 def test_a_service_that_is_not_ready_is_not_healthy(
     cluster: LocalCluster, certificates: Path, tmp_path: Path
 ) -> None:
