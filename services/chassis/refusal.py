@@ -9,7 +9,7 @@ from pathlib import Path
 from percolator.errors import PercolatorError, Retry, StoreFault, StoreUnusable
 from services.chassis.settings.service_settings import ServiceSettings
 
-_PATH_SETTINGS = ("store", "ready_file")
+_PATH_SETTINGS = ("store", "ready_file", "trace_file")
 _TEMPORARY = ".new"
 """The suffix of a file that is about to replace another one."""
 
@@ -46,9 +46,9 @@ def one_line(error: Exception, settings: ServiceSettings) -> str:
 
 
 def _setting_of(name: str, settings: ServiceSettings) -> str:
-    path = Path(name.removesuffix(_TEMPORARY))
+    path = Path(name.removesuffix(_TEMPORARY)).absolute()
     for setting in _PATH_SETTINGS:
-        value: str = getattr(settings, setting, "")
-        if value and path.is_relative_to(value):
+        value: str | Path | None = getattr(settings, setting, None)
+        if value and path.is_relative_to(Path(value).absolute()):
             return f"{setting}: "
     return ""

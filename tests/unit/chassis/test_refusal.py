@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from pathlib import Path
 
 import pytest
 
@@ -16,8 +17,11 @@ from percolator.errors import (
     UsageError,
     WrongCluster,
 )
-from services.chassis.refusal import may_pass
+from services.chassis.refusal import may_pass, one_line
 from services.chassis.serving.server import CannotListen
+from services.chassis.settings.service_settings import ServiceSettings
+from services.master.settings import MasterSettings
+from services.worker.settings import WorkerSettings
 
 
 @pytest.mark.parametrize(
@@ -54,3 +58,25 @@ def test_what_may_pass_by_itself_is_worth_another_start(error: Exception) -> Non
 )
 def test_what_an_operator_has_to_change_is_not(error: Exception) -> None:
     assert not may_pass(error)
+
+
+WORKER = WorkerSettings(masters=("localhost:7100",), observers=("shop:all",), trace_file=Path("t"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting", "path"),
+    [
+        (MasterSettings(store="data"), "store", Path("data") / "1"),
+        (MasterSettings(store="/data"), "store", Path("/data/1")),
+        (MasterSettings(store="/data", ready_file="here"), "ready_file", Path("here.new")),
+        (WORKER, "trace_file", Path("t")),
+    ],
+)
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_the_setting_that_has_to_be_changed_is_named(
+    settings: ServiceSettings, setting: str, path: Path, is_absolute: bool
+) -> None:
+    """Some parts of a service make a relative path absolute, others do not."""
+    path = path.absolute() if is_absolute else path
+    error = PermissionError(errno.EACCES, "Permission denied", str(path))
+    assert one_line(error, settings) == f"{setting}: {path}: Permission denied"
