@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import structlog
+
 from percolator.errors import InvalidArgument, NotReady, StoreUnusable, TabletMoved
 from percolator.world import Clock
 from services.chassis.coordinator import stored_value
@@ -37,6 +39,8 @@ SESSIONS = "sessions"
 _LOOKS_MAX = 20
 _SMALL_BYTES_MAX = 4096
 _PATHS_MAX = 1024
+
+_log = structlog.get_logger("percolator.coordinator")
 
 
 class DirectoryCoordinator(OwnProcess[DirectoryLeadership]):
@@ -128,7 +132,7 @@ class DirectoryCoordinator(OwnProcess[DirectoryLeadership]):
             # Signed when that epoch's directory was durable, so it or a later one is still there.
             inheritance = Inheritance(served_epoch=await self._signed(role))
             owned = await take_over(self._files, directory, epoch, clone_values, inheritance)
-            await remove_superseded(self._files, directory, epoch)
+            await self._clear_up(role, directory, epoch)
             leadership = DirectoryLeadership(
                 self._files,
                 self._clock,
@@ -144,6 +148,13 @@ class DirectoryCoordinator(OwnProcess[DirectoryLeadership]):
             if leadership is None and lock is not None:
                 lock.release()
         return leadership
+
+    async def _clear_up(self, role: str, directory: Path, epoch: int) -> None:
+        try:
+            await remove_superseded(self._files, directory, epoch)
+        except OSError as error:
+            # The only cost is space. It might be as impossible for every other candidate.
+            _log.warning("leftovers of former leaders not deleted", role=role, error=str(error))
 
     async def _try_lock(self, role: str) -> FileLock | None:
         try:

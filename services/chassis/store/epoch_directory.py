@@ -345,13 +345,20 @@ async def make_tablet_directory(files: Files, root: Path, table_id: int, tablet_
 async def remove_superseded(files: Files, tablet: Path, epoch: int) -> None:
     """Deletes what the owner at `epoch` no longer needs; called by an owner that serves.
 
-    That is: claims and withdrawn epochs below its own, and all sealed ones but the highest.
+    That is: claims and withdrawn epochs below its own, and all sealed ones but the highest. One
+    that cannot be deleted does not keep the others: its error is raised when they are gone.
     """
     names = epoch_names.parse_all(await files.list(tablet))
     kept = epoch_names.highest_sealed(names, epoch)
+    problem: OSError | None = None
     for name in names:
         if name.epoch < epoch and name.stage is not Stage.LIVE and name != kept:
-            await remove_tree(files, tablet / str(name))
+            try:
+                await remove_tree(files, tablet / str(name))
+            except OSError as error:
+                problem = problem or error
+    if problem is not None:
+        raise problem
 
 
 async def remove_tree(files: Files, directory: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,9 @@ class Role:
         found = await leadership.get("map")
         await candidate.close()
         return found
+
+    async def stages(self) -> list[str]:
+        return [name for name in await self.files.list(ROLE) if name.startswith("e")]
 
 
 async def led_twice() -> Role:
@@ -91,14 +95,21 @@ async def test_a_power_cut_that_tears_the_lock_prevents_no_leader(signed: bytes)
     assert await role.value() == b"two"
 
 
-async def test_who_cannot_clean_up_behind_earlier_leaders_does_not_keep_the_lock() -> None:
-    """Its successors would never have it, and no process would notice at once that one is dead."""
+async def test_what_earlier_leaders_left_and_nobody_can_delete_prevents_no_leader() -> None:
+    """As after a run under another account: its directory can be renamed, and not emptied."""
     role = await led_twice()
-    candidate = role.candidate()
-    role.files.faults.fail("unlink")
-    with pytest.raises(StoreUnusable):
-        await candidate.campaign("master", "a:1")
-    await candidate.close()
-    lock = await MemoryFiles(role.disk).lock(ROLE / "lock")
-    lock.release()
-    assert await role.value() == b"two"
+    role.files.faults.fail("unlink", times=10**6, number=errno.EACCES)
+    for value in (b"three", b"four"):
+        await (await role.led(value)).close()
+    assert await role.value() == b"four"
+    role.files.faults.heal()
+    await (await role.led(b"five")).close()
+    assert await role.stages() == ["e5.sealed", "e6"], "deleted as soon as that is possible"
+
+
+async def test_a_directory_that_cannot_be_deleted_does_not_keep_those_of_other_leaders() -> None:
+    role = await led_twice()
+    for value in (b"three", b"four"):
+        role.files.faults.fail("unlink", number=errno.EACCES)
+        await (await role.led(value)).close()
+    assert await role.stages() == ["e1.sealed", "e3.sealed", "e4"]
