@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-
-import structlog
 
 from percolator.errors import StoreUnusable
 from percolator.world import Clock
 from services.chassis.coordinator import stored_value
 from services.chassis.coordinator.beating_session import value_of
-from services.chassis.coordinator.interface import check_name
+from services.chassis.coordinator.interface import VALUE_BYTES_MAX, check_name
 from services.chassis.coordinator.silence import SilentSessions
 from services.chassis.store.files import Files
 
 _UNFINISHED = ".new"
-_log = structlog.get_logger("percolator.coordinator")
 
 
 class SessionFile:
@@ -55,24 +53,24 @@ class DirectorySessions:
         judged = self._silent.judge(now, prefix, await self._contents(prefix))
         for name in judged.forgotten:
             await self._forget(name)
-        return {name: value_of(content) for name, content in judged.alive.items()}
+        alive = {}
+        for name, content in judged.alive.items():
+            with suppress(StoreUnusable):  # torn by a power cut: it does not change any more
+                alive[name] = value_of(stored_value.decode(content, name))
+        return alive
 
     async def _contents(self, prefix: str) -> dict[str, bytes]:
+        """The bytes of the files, whether or not they can be decoded: else one that nobody can read
+        would never become silent, and stay."""
         found = {}
         for name in await self._files.list(self._directory):
             if not name.startswith(prefix) or name.endswith(_UNFINISHED):
                 continue
-            try:
-                found[name] = await stored_value.read(self._files, self._directory / name)
-            except FileNotFoundError:
-                continue
-            except StoreUnusable as error:
-                # Left by a power cut: its owner is gone, or will soon write it again.
-                _log.info("unreadable session", session=name, error=str(error))
+            with suppress(FileNotFoundError):
+                path = self._directory / name
+                found[name] = await self._files.read(path, bytes_max=VALUE_BYTES_MAX)
         return found
 
     async def _forget(self, name: str) -> None:
-        try:
+        with suppress(FileNotFoundError):
             await self._files.unlink(self._directory / name)
-        except FileNotFoundError:
-            return
