@@ -182,9 +182,9 @@ class Oracle:
 
     async def extend(self) -> None:
         """Makes a higher mark durable and opens the window up to it, or raises `StoreUnusable`."""
-        await self._check_may_answer()
-        milliseconds = self._time.now_milliseconds() + self._window_milliseconds
         try:
+            await self._check_may_answer()
+            milliseconds = self._time.now_milliseconds() + self._window_milliseconds
             await self._mark.write(milliseconds)
         except StoreUnusable as error:
             self._failed(error)

@@ -42,11 +42,13 @@ class Bench:
         self.clock = clock
         self.files = files
         self.ledger = ledger
-        self.may_answer = True
+        self.may_answer: bool | StoreUnusable = True
         self.oracle = Oracle(clock, ledger, self._may_answer, LIMITS)
         self.highest = 0
 
     async def _may_answer(self) -> bool:
+        if isinstance(self.may_answer, StoreUnusable):
+            raise self.may_answer
         return self.may_answer
 
     async def ask(self, count: int = 1) -> int:
@@ -298,3 +300,22 @@ async def test_a_disk_that_fails_for_long_is_logged_once_and_its_recovery_once()
         "the mark cannot be made durable",
         "the mark is durable again",
     ]
+
+
+async def test_a_store_that_does_not_even_say_who_leads_keeps_the_mark_from_being_durable() -> None:
+    """As a row store that is down: its operators are told what those of a failing disk are."""
+    async with bench() as at:
+        with structlog.testing.capture_logs() as log:
+            await at.ask_for(1)
+            at.may_answer = StoreUnusable("the row store: no answer", fault=StoreFault.INPUT_OUTPUT)
+            await asyncio.sleep(10)
+            assert at.oracle.counts.extension_failures > 1
+            with pytest.raises(StoreUnusable, match="no answer"):
+                await at.ask()
+            at.may_answer = True
+            await asyncio.sleep(1)
+            await at.ask_for(10)
+        assert [line["event"] for line in log] == [
+            "the mark cannot be made durable",
+            "the mark is durable again",
+        ]
