@@ -139,6 +139,7 @@ class Pin:
             self._description,
             ttl_seconds=self._ttl_seconds or PIN_TTL_SECONDS,
             ttl_may_be_shorter=self._ttl_seconds is None,
+            timeout_seconds=self._timeout_seconds,
             on_lost=self._on_lost,
         )
         try:

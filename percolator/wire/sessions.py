@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,9 @@ class SessionSettings:
     pin_at: int = 0
     """If not 0, the session is a pin: history from this timestamp on is not collected."""
     liveness_timeout_seconds: float = 1.0
+    caller_seconds_max: float = math.inf
+    """How long a caller waits until it is open, or has ended, even if its time to live would allow
+    more."""
 
     def __post_init__(self) -> None:
         """Checks here, in the caller: renewals run in a background task, where an error would go
@@ -141,17 +145,20 @@ class Sessions:
         *,
         ttl_seconds: float,
         ttl_may_be_shorter: bool = False,
+        timeout_seconds: float,
         on_lost: Callable[[bytes], None] = lambda _: None,
     ) -> Sessions:
         """A session that keeps what was readable at a timestamp from being collected.
 
-        Its `current` opens it, and it lasts until its `close`, or until it is lost.
+        Its `current` opens it, and it lasts until its `close`, or until it is lost. Each of the two
+        takes `timeout_seconds` at most, however many lock services are silent.
         """
         settings = SessionSettings(
             description=description,
             ttl_seconds=ttl_seconds,
             ttl_may_be_shorter=ttl_may_be_shorter,
             pin_at=at,
+            caller_seconds_max=timeout_seconds,
         )
         return Sessions(self._world, self.calls.addresses, settings, on_expired=on_lost)
 
@@ -162,7 +169,8 @@ class Sessions:
         return await self._lookups.ask(session_ids)
 
     async def close(self) -> None:
-        """Ends the session, if the lock service answers within one renewal interval."""
+        """Ends the session, if the lock service answers within one renewal interval, and within
+        what callers wait at most."""
         self._closed = True
         self._tried.set()
         await self._lookups.close()
@@ -180,7 +188,7 @@ class Sessions:
         try:
             for address in self.calls.in_turn(self._home)[:1]:
                 await self.calls.call_at(
-                    address, lambda stub: stub.end_session, request, self._renewal_seconds
+                    address, lambda stub: stub.end_session, request, self._caller_seconds
                 )
         except PercolatorError as error:
             # No harm is done: the session expires by itself.
@@ -217,6 +225,7 @@ class Sessions:
                 wire.OpenSessionRequest(
                     info=self._info(), ttl_may_be_shorter=self._settings.ttl_may_be_shorter
                 ),
+                self._caller_seconds,
             )
             self._id = response.session_id
         finally:
@@ -232,6 +241,7 @@ class Sessions:
             await self._answer(
                 lambda stub: stub.renew_session,
                 wire.RenewSessionRequest(session_id=session_id, info=self._info()),
+                self._renewal_seconds,
             )
         except SessionExpired:
             self._id, self._home = None, ""
@@ -243,12 +253,12 @@ class Sessions:
         self._alive_until = sent + self._ttl_seconds
 
     async def _answer(
-        self, procedure: Procedure[RequestT, ResponseT], request: RequestT
+        self, procedure: Procedure[RequestT, ResponseT], request: RequestT, within_seconds: float
     ) -> ResponseT:
         """Asks the lock service that knows the session; if it does not answer, the others, one
         after another."""
         addresses = self.calls.in_turn(self._home)
-        seconds = self._renewal_seconds / max(len(addresses), 1)
+        seconds = within_seconds / max(len(addresses), 1)
         problem: PercolatorError = Unavailable("no address of a lock service is known")
         for address in addresses:
             try:
@@ -271,6 +281,10 @@ class Sessions:
     @property
     def _renewal_seconds(self) -> float:
         return self._ttl_seconds / _RENEWALS_PER_LIFE
+
+    @property
+    def _caller_seconds(self) -> float:
+        return min(self._renewal_seconds, self._settings.caller_seconds_max)
 
     def _info(self) -> wire.SessionInfo:
         pin_at = self._settings.pin_at

@@ -339,6 +339,26 @@ async def test_a_restart_of_its_lock_service_costs_no_pin_though_there_are_other
         assert services.alive(A) == []
 
 
+@pytest.mark.parametrize("ttl_seconds", [60.0, 3600.0])
+async def test_silent_lock_services_take_no_more_than_the_time_of_who_sets_or_releases_a_pin(
+    ttl_seconds: float,
+) -> None:
+    async with lock_services(A, B) as services:
+        sessions = client(services, A, B)
+        services.silent.add(A)
+        pin = sessions.pin(
+            17, "", ttl_seconds=ttl_seconds, ttl_may_be_shorter=True, timeout_seconds=8
+        )
+        before = services.clock.monotonic_seconds()
+        assert await pin.current() is not None
+        assert services.clock.monotonic_seconds() - before < 5, "B answers, and some time is left"
+        services.silent.add(B)
+        before = services.clock.monotonic_seconds()
+        await pin.close()
+        assert services.clock.monotonic_seconds() - before <= 8
+        await sessions.close()
+
+
 async def test_a_session_that_is_renewed_keeps_its_lock_service_though_lookups_fail_there() -> None:
     """Advisory locks, for one, are taken in its name."""
     async with lock_services(A, B) as services:
