@@ -195,7 +195,7 @@ async def connect_to(
             for one in (sessions, *closing):
                 await one.close()
             raise
-    watch = asyncio.create_task(parts.watch())
+    watch = asyncio.create_task(parts.watch(sessions.begin))
     engine = Engine(
         world,
         parts.masters,
@@ -251,8 +251,12 @@ class ClusterParts:
         """Called when a server does not answer: another may have taken its place."""
         self._trouble.set()
 
-    async def watch(self) -> None:
-        """Asks a master regularly, for as long as the client lives."""
+    async def watch(self, on_lock_services: Callable[[], None]) -> None:
+        """Asks a master regularly, for as long as the client lives.
+
+        `on_lock_services` is called, again and again, while there are any: a master that had just
+        begun to lead may have known none when the client connected.
+        """
         while True:
             await self._world.clock.sleep(_TROUBLE_SECONDS)
             with suppress(TimeoutError):
@@ -267,6 +271,8 @@ class ClusterParts:
                 continue
             if cluster.cluster_id == self._cluster_id:
                 self._learn(cluster)
+            if self.lock_services:
+                on_lock_services()
 
 
 class _Cancelled:

@@ -133,10 +133,15 @@ class Sessions:
         """The id of the live session. Waits only for the very first attempt to open one."""
         if self._closed:
             raise UsageError("the sessions of this client are closed")
-        if self._keeper is None:
-            self._keeper = asyncio.create_task(self._keep())
+        self.begin()
         await self._tried.wait()
         return self.session_id
+
+    def begin(self) -> None:
+        """Has the session opened in the background, and kept alive from then on. May be repeated;
+        after `close`, it does nothing."""
+        if self._keeper is None and not self._closed:
+            self._keeper = asyncio.create_task(self._keep())
 
     def pin(
         self,

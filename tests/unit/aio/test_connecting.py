@@ -102,6 +102,58 @@ async def test_who_gives_up_connecting_leaves_no_session_behind(seconds: float) 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
+class LateLockService(ClusterInMemory):
+    """A cluster whose master, which has just begun to lead, has not heard of the lock service."""
+
+    def __init__(self, clock: Clock, known_after_seconds: float) -> None:
+        super().__init__(clock)
+        self._time = clock
+        self._known_after_seconds = known_after_seconds
+        self.calls: list[str] = []
+
+    async def describe(self, request: cluster_pb2.DescribeRequest) -> cluster_pb2.DescribeResponse:
+        described = await super().describe(request)
+        if self._time.monotonic_seconds() >= self._known_after_seconds:
+            described.servers.add(kind=cluster_pb2.SERVICE_KIND_LOCK_SERVICE, address=ADDRESS)
+        return described
+
+    async def open_session(
+        self, request: lockservice_pb2.OpenSessionRequest
+    ) -> lockservice_pb2.OpenSessionResponse:
+        self.calls.append("open")
+        return lockservice_pb2.OpenSessionResponse(session_id=b"session")
+
+    async def renew_session(
+        self, request: lockservice_pb2.RenewSessionRequest
+    ) -> lockservice_pb2.RenewSessionResponse:
+        self.calls.append("renew")
+        return lockservice_pb2.RenewSessionResponse()
+
+    async def end_session(
+        self, request: lockservice_pb2.EndSessionRequest
+    ) -> lockservice_pb2.EndSessionResponse:
+        self.calls.append("end")
+        return lockservice_pb2.EndSessionResponse()
+
+
+async def test_who_connects_before_the_lock_service_is_listed_opens_a_session_when_it_is() -> None:
+    """Without one, nothing keeps the history that its snapshots need."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    cluster = LateLockService(clock, known_after_seconds=3.0)
+    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
+    database = await connect_to(world, [ADDRESS], Limits(), RetryPolicy())
+    owners = database.internal.engine.env.owners
+    assert not cluster.calls
+    await asyncio.sleep(20.0)
+    assert owners.session_id == b"session"
+    assert cluster.calls.count("open") == 1
+    assert cluster.calls.count("renew") > 5
+    await database.close()
+    assert cluster.calls[-1] == "end"
+    await asyncio.sleep(20.0)
+    assert cluster.calls[-1] == "end"
+
+
 def test_a_connection_that_was_neither_awaited_nor_entered_says_what_to_write() -> None:
     db: Any = aio.connect("localhost:7100")
     with pytest.raises(AttributeError, match=r"'transaction' of a database: .*async with"):
