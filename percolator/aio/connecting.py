@@ -244,8 +244,13 @@ class ClusterParts:
         given = list(self._addresses)
         masters = addresses_of(cluster, SERVICE_KIND_MASTER)
         self.masters[:] = given + [address for address in masters if address not in given]
-        self.oracles[:] = addresses_of(cluster, SERVICE_KIND_ORACLE) or self.oracles
-        self.lock_services[:] = addresses_of(cluster, SERVICE_KIND_LOCK_SERVICE)
+        # A master that has just begun to lead may list none for a moment: a session that was not
+        # renewed until this client asks again would be over.
+        for known, kind in (
+            (self.oracles, SERVICE_KIND_ORACLE),
+            (self.lock_services, SERVICE_KIND_LOCK_SERVICE),
+        ):
+            known[:] = addresses_of(cluster, kind) or known
 
     def ask_soon(self) -> None:
         """Called when a server does not answer: another may have taken its place."""

@@ -102,18 +102,19 @@ async def test_who_gives_up_connecting_leaves_no_session_behind(seconds: float) 
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-class LateLockService(ClusterInMemory):
-    """A cluster whose master, which has just begun to lead, has not heard of the lock service."""
+class ListedAtTimes(ClusterInMemory):
+    """A cluster whose master does not know the lock service for a while."""
 
-    def __init__(self, clock: Clock, known_after_seconds: float) -> None:
+    def __init__(self, clock: Clock, unknown_from: float, unknown_until: float) -> None:
         super().__init__(clock)
         self._time = clock
-        self._known_after_seconds = known_after_seconds
+        self._unknown_from = unknown_from
+        self._unknown_until = unknown_until
         self.calls: list[str] = []
 
     async def describe(self, request: cluster_pb2.DescribeRequest) -> cluster_pb2.DescribeResponse:
         described = await super().describe(request)
-        if self._time.monotonic_seconds() >= self._known_after_seconds:
+        if not self._unknown_from <= self._time.monotonic_seconds() < self._unknown_until:
             described.servers.add(kind=cluster_pb2.SERVICE_KIND_LOCK_SERVICE, address=ADDRESS)
         return described
 
@@ -139,7 +140,7 @@ class LateLockService(ClusterInMemory):
 async def test_who_connects_before_the_lock_service_is_listed_opens_a_session_when_it_is() -> None:
     """Without one, nothing keeps the history that its snapshots need."""
     clock = VirtualClock(asyncio.get_running_loop())
-    cluster = LateLockService(clock, known_after_seconds=3.0)
+    cluster = ListedAtTimes(clock, 0.0, 3.0)
     world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
     database = await connect_to(world, [ADDRESS], Limits(), RetryPolicy())
     owners = database.internal.engine.env.owners
@@ -152,6 +153,20 @@ async def test_who_connects_before_the_lock_service_is_listed_opens_a_session_wh
     assert cluster.calls[-1] == "end"
     await asyncio.sleep(20.0)
     assert cluster.calls[-1] == "end"
+
+
+async def test_a_session_lasts_though_a_master_lists_no_lock_service_for_a_moment() -> None:
+    """As one that has just begun to lead. If the client believed it until it asks again, others
+    would roll back its transactions."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    cluster = ListedAtTimes(clock, 4.0, 6.0)
+    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
+    database = await connect_to(world, [ADDRESS], Limits(), RetryPolicy())
+    owners = database.internal.engine.env.owners
+    for _ in range(200):
+        assert owners.session_id == b"session"
+        await asyncio.sleep(0.1)
+    await database.close()
 
 
 def test_a_connection_that_was_neither_awaited_nor_entered_says_what_to_write() -> None:
