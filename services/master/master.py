@@ -136,7 +136,7 @@ class Master(Generic[MapT, TermT]):
 
     async def servers(self) -> list[Server]:
         """The servers that report to the leader."""
-        if self.leader is not None:
+        if self.leader is not None and self.leader.knows_servers:
             return self.registry.servers()
         stored = await self._recorded(SERVERS_KEY)
         servers = master_records_pb2.ServersRecord.FromString(stored or b"").servers

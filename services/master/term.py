@@ -44,6 +44,8 @@ class Term(ABC, Generic[MapT]):
         self._tasks = Tasks(self._failed)
         self.began_at = self.now()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.knows_servers = False
+        """Whether it has learned the servers that the former leader knew."""
         self._noted: list[str] = []
         self._noting = asyncio.Lock()
         self.leadership: Leadership = store.leadership
@@ -75,6 +77,7 @@ class Term(ABC, Generic[MapT]):
                 _log.warning("not all servers are listed", error=str(error))
                 break
             self.registered(server)
+        self.knows_servers = True
         self.start("watch", self._keep_time())
         self._start_work()
         self.start("ask the oracle", self.oracle_time.run())
