@@ -51,6 +51,9 @@ class ChangePages(Generic[K]):
         except asyncio.CancelledError:
             fetching.cancel()
             await asyncio.wait([fetching])
+            # A page that had come by then reaches nobody, and the next call must not skip it.
+            async with self._closing:
+                await self._pages.aclose()
             raise
         finally:
             self._fetching = None

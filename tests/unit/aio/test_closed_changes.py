@@ -123,3 +123,26 @@ async def test_pages_that_were_asked_for_before_single_changes_skip_none_of_them
         with pytest.raises(UsageError, match="single changes were read already"):
             await anext(pages)
         await changes.close()
+
+
+@pytest.mark.parametrize("in_pages", [False, True])
+async def test_no_change_is_skipped_whenever_a_call_is_cancelled(in_pages: bool) -> None:
+    async with shop() as db:
+        start = await db.timestamp()
+        await put(db, "a")
+        outcomes = set()
+        for turns in range(1, 100):
+            changes = db.changes(orders, after=start)
+            reader = changes.pages() if in_pages else changes
+            first = asyncio.ensure_future(anext(reader))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.wait([first])
+            outcomes.add(first.cancelled())
+            if first.cancelled():  # also when the page had come, and only this task slept still
+                with pytest.raises(UsageError, match="because of an earlier error or cancellation"):
+                    await asyncio.wait_for(anext(reader), 5)
+                assert oldest(db) == 0
+            await changes.close()
+        assert outcomes == {True, False}
