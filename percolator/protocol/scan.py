@@ -63,7 +63,7 @@ async def pages_past_locks(
         crowded: Page | None = None
         async with aclosing(begin(asked)) as pages:
             async for page in pages:
-                left = None if left is None else _behind(left, page)
+                left = None if left is None else _behind(left, page, request.row_limit)
                 if len(page.locks) >= WHOLE_PAGE:
                     crowded, rest = page, left
                     break
@@ -80,11 +80,13 @@ async def pages_past_locks(
             passing = cleanup.passable(request.timestamp, PASSING_MAX)
 
 
-def _behind(asked: RangeRequest, page: RangePage | SentPage) -> RangeRequest | None:
-    """What is left of a scan after a page; None after the last one."""
+def _behind(asked: RangeRequest, page: RangePage | SentPage, row_limit: int) -> RangeRequest | None:
+    """What is left of a scan after a page; None after the last one. Behind all the rows that it
+    wanted, it wants `row_limit` again."""
     limit = asked.row_limit
     if limit and not isinstance(page, JoinedPage):
-        limit = max(limit - len({*page.rows, *(lock.row for lock in page.locks)}), 1)
+        limit -= len({*page.rows, *(lock.row for lock in page.locks)})
+        limit = limit if limit > 0 else row_limit
     if asked.reverse:
         is_last = not page.start or page.start <= asked.start
         return None if is_last else asked._replace(end=page.start, row_limit=limit)

@@ -58,7 +58,7 @@ class RangeScan:
         self._wanted = request
         self._start = request.start
         self._end = request.end
-        self._left = min(request.row_limit, ROWS_WANTED_MAX)
+        self._left = self._at_once = min(request.row_limit, ROWS_WANTED_MAX)
         self._timeout_seconds = timeout_seconds
         self._tablets = tablets
         self._versions = versions
@@ -257,7 +257,11 @@ class RangeScan:
             self._at_end = not page.end or (bool(self._end) and page.end >= self._end)
         if self._left and isinstance(page, CellPage):
             seen = len(set(page.rows).union(cell.row for cell in page.locks))
-            self._left = max(self._left - seen, 1)
+            self._left -= seen
+            if self._left <= 0:
+                # A caller that goes on has deleted some of these rows itself. It may have deleted
+                # many more, and they must not take a call each.
+                self._left = self._at_once = min(2 * self._at_once, ROWS_WANTED_MAX)
 
     def _learn(self, location: TabletLocation | None, error: PercolatorError) -> None:
         if isinstance(error, SchemaChanged) and location is not None:
