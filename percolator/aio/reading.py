@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 from percolator.aio.named_cells import Columns
@@ -28,6 +28,7 @@ D = TypeVar("D")
 K = TypeVar("K")
 
 _NOTHING = FoundCell(0, None)
+_NO_WRITES: Mapping[bytes, bytes | None] = {}
 
 
 def _portions(columns: dict[bytes, None]) -> Sequence[Iterable[bytes]]:
@@ -225,6 +226,7 @@ class Reading(Scanning):
         answers = await read_rows(
             engine.env, engine.cleanup, requests, start, deadline, self.statistics
         )
+        written = self._written(info.table_id, encoded, names, prefixes)
         read, found = iter(answers), list[Row[K]]()
         for key, row in zip(keys, encoded, strict=True):
             stored = known[row] if row in known else next(read).found
@@ -233,8 +235,11 @@ class Reading(Scanning):
                 for column, cell in stored.items()
                 if cell is not None and cell.value is not None
             }
-            if self._own is not None and self._own.cells:
-                self._lay_over(info.table_id, row, names, prefixes, cells)
+            for name, value in written.get(row, _NO_WRITES).items():
+                if value is None:
+                    cells.pop(name, None)
+                else:
+                    cells[name] = value
             found.append(Row(table, key, cells, columns, info.codecs))
         return found
 
@@ -261,26 +266,31 @@ class Reading(Scanning):
             for column, cell in answer.found.items()
         }
 
-    def _lay_over(
+    def _written(
         self,
         table_id: int,
-        row: bytes,
+        rows: Sequence[bytes],
         names: list[bytes] | None,
         prefixes: tuple[bytes, ...],
-        cells: dict[bytes, bytes],
-    ) -> None:
-        """Overlays the transaction's own writes to one row on what was read."""
+    ) -> dict[bytes, dict[bytes, bytes | None]]:
+        """What the transaction has written to these rows itself, by row and column; None for a
+        deletion."""
         own = self._own
-        if own is None:
-            return
+        if own is None or not own.cells:
+            return {}
+        found: dict[bytes, dict[bytes, bytes | None]] = {row: {} for row in rows}
+        cells: Iterable[CellAddress]
         if names is None or prefixes:
-            mine = [c for t, r, c in own.cells if t == table_id and r == row]
-            names = [name for name in mine if wants(name, names, prefixes)]
-        for name in names:
-            written = own_value(own, CellAddress(table_id, row, name))
-            if written is None:
-                continue
-            if written.value is None:
-                cells.pop(name, None)
-            else:
-                cells[name] = written.value
+            # One look at all writes, and not one for each row: there may be many of both.
+            cells = [
+                cell
+                for cell in own.cells
+                if cell[0] == table_id and cell[1] in found and wants(cell[2], names, prefixes)
+            ]
+        else:
+            cells = [CellAddress(table_id, row, name) for row in found for name in names]
+        for cell in cells:
+            written = own_value(own, cell)
+            if written is not None:
+                found[cell.row][cell.column] = written.value
+        return found

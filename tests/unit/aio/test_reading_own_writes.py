@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from percolator import Limits
+from percolator.errors import CellAddress
+from percolator.protocol.write_steps import Write
 from tests.unit.connected import accounts, balance, connected
 
 pytestmark = pytest.mark.usefixtures("engine_of_cells")
@@ -28,3 +32,24 @@ async def test_a_limited_scan_over_many_own_deletions_takes_few_calls(
             assert [row.key async for row in scan] == left[300 : 300 + limit]
             assert tx.statistics.round_trips - before <= 12
             tx.rollback()
+
+
+class Counted(dict[CellAddress, Write]):
+    """Writes that count how often all of them are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[CellAddress]:
+        self.looks += 1
+        return super().__iter__()
+
+
+async def test_rows_read_together_take_one_look_at_what_the_transaction_has_written() -> None:
+    async with connected(Limits()) as (db, _), db.transaction() as tx:
+        for number in range(5):
+            await tx.set(f"a{number}", balance, number)
+        cells = tx.internal.writes.cells = Counted(tx.internal.writes.cells)
+        rows = await tx.get_many(accounts, [f"a{number}" for number in range(100)])
+        assert [row[balance] for row in rows if row] == [0, 1, 2, 3, 4]
+        assert cells.looks == 1
+        tx.rollback()
