@@ -21,6 +21,10 @@ from percolator.errors import InvalidArgument, OutcomeUnknown
 IN_FLIGHT_MAX = 100_000
 """The most transactions at a time. Each is a task, and more than servers accept would only wait."""
 
+_END = object()
+"""The end of an asynchronous source. None may come from one, and is refused like any other row that
+is no pair."""
+
 BulkRow = tuple[Any, Mapping[Any, Any]]
 BulkRows = Iterable[BulkRow] | AsyncIterable[BulkRow]
 
@@ -84,8 +88,8 @@ class BulkWriter:
     async def _take_from(self, source: AsyncIterator[BulkRow], taking: asyncio.Lock) -> None:
         while True:
             async with taking:  # an asynchronous generator serves one at a time
-                taken = await anext(source, None)
-            if taken is None:
+                taken = await anext(source, _END)
+            if taken is _END:
                 return
             await self._write_one(*_pair(taken))
 

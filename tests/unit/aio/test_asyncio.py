@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -232,6 +233,16 @@ async def test_a_bulk_write_stops_at_the_first_error() -> None:
     async with connected() as (db, _):
         with pytest.raises(Exception, match="expected int"):
             await db.set_many([("a", {balance: 1}), ("b", {balance: "x"}), ("c", {balance: 1})])
+
+
+async def test_a_row_that_is_none_does_not_end_an_asynchronous_bulk_write_unnoticed() -> None:
+    async def rows() -> AsyncIterator[Any]:
+        for i in range(10):
+            yield None if i % 2 else (f"{i}", {balance: i})
+
+    async with connected() as (db, _):
+        with pytest.raises(InvalidArgument, match="rows: expected pairs of a row key"):
+            await db.set_many(rows(), in_flight_max=2)
 
 
 async def test_if_many_writes_fail_at_once_the_first_error_is_raised() -> None:
