@@ -94,6 +94,7 @@ class Share:
 
     async def set(self, row: K, column: Column[T, K], value: T) -> None:
         """Writes a value. It is locked now or later, and visible when the driver has committed."""
+        _require_column(column)
         data = encoded_value(column, row, value)
         if len(data) > self._engine.limits.value_bytes_max:
             raise InvalidArgument(
@@ -107,6 +108,7 @@ class Share:
 
     async def delete(self, row: K, column: Column[Any, K]) -> None:
         """Deletes the cell, if it exists."""
+        _require_column(column)
         with self._one_failure_ends_it():
             info = await self._table(column)
         info.codecs.require_key(column.table)
@@ -188,9 +190,10 @@ class Share:
             self._tables[name] = info
         return info
 
-    @staticmethod
-    def _address(info: TableInfo, row: object, column: Column[Any]) -> CellAddress:
-        return CellAddress(info.table_id, encoded_key(column.table, row), column.name)
+    def _address(self, info: TableInfo, row: object, column: Column[Any]) -> CellAddress:
+        stored = encoded_key(column.table, row, column=column)
+        self._engine.require_row("row", stored)
+        return CellAddress(info.table_id, stored, column.name)
 
     def _leave(self) -> None:
         self._is_open = False
@@ -223,3 +226,8 @@ class Share:
         except PercolatorError:
             if kind is None:  # otherwise the first error says more; the parts expire by themselves
                 raise
+
+
+def _require_column(column: object) -> None:
+    if not isinstance(column, Column):
+        raise UsageError(f"expected a Column, got {type(column).__name__}")

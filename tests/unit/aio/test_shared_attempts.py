@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
+from percolator import InvalidArgument, Limits, codecs
 from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
@@ -25,7 +27,7 @@ from tests.unit.aio.shared_attempts import (
     share_of,
     values_of,
 )
-from tests.unit.connected import balance, connected
+from tests.unit.connected import accounts, balance, connected
 
 TURN_SECONDS = 4.0
 on_both_engines = pytest.mark.usefixtures("engine_of_cells")
@@ -59,6 +61,24 @@ async def test_an_attempt_of_which_a_write_has_failed_cannot_finish(
                 with pytest.raises(UsageError, match="has failed to write a cell"):
                     await goes_on
             await share.abandon()
+
+
+@on_both_engines
+async def test_what_cannot_be_written_is_refused_by_name_and_the_attempt_goes_on() -> None:
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        async with db.share(whole.ticket, task="1") as share:
+            await share.set("ann", balance, 1)
+            family: Any = accounts.family("f:", codecs.integer)
+            for refused in (share.set("bob", family, 1), share.delete("bob", family)):
+                with pytest.raises(UsageError, match="expected a Column, got Family"):
+                    await refused
+            long = "x" * (Limits.row_bytes_max + 1)
+            for refused in (share.set(long, balance, 1), share.delete(long, balance)):
+                with pytest.raises(InvalidArgument, match=r"^row: has \d+ bytes, at most"):
+                    await refused
+            await share.set("joe", balance, 2)
+            await whole.commit([await share.finish()])
+        assert await values_of(db) == {"ann": 1, "joe": 2}
 
 
 @on_both_engines
