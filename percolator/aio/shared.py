@@ -131,9 +131,10 @@ class SharedTransaction:
 
     async def _commit(self, receipts: Sequence[Receipt], deadline: float) -> Timestamp | None:
         if self._whole is None:
-            self._named = _parts_of(receipts, self.ticket)
-            self._announced = announced_by_all([one.announced for one in receipts])
-            self._tables = frozenset(table for one in receipts for table in one.tables)
+            chosen = _listed(receipts)
+            self._named = _parts_of(chosen, self.ticket)
+            self._announced = announced_by_all([one.announced for one in chosen])
+            self._tables = frozenset(table for one in chosen for table in one.tables)
         if not self._named:
             await self._abort(deadline)
             return None
@@ -312,10 +313,15 @@ async def shared_table(engine: Engine, deadline: float) -> int:
     return info.table_id
 
 
-def _parts_of(receipts: Sequence[Receipt], ticket: Ticket) -> tuple[PartKey, ...]:
-    """The parts that these receipts name. Raises `UsageError` if they do not belong together."""
+def _listed(receipts: Iterable[Receipt]) -> list[Receipt]:
+    """The receipts as a list, since a generator can be consumed only once."""
     if isinstance(receipts, Receipt) or not isinstance(receipts, Iterable):
         raise UsageError(f"receipts: expected a sequence of them, got {type(receipts).__name__}")
+    return list(receipts)
+
+
+def _parts_of(receipts: Sequence[Receipt], ticket: Ticket) -> tuple[PartKey, ...]:
+    """The parts that these receipts name. Raises `UsageError` if they do not belong together."""
     tasks: set[str] = set()
     parts: list[PartKey] = []
     for receipt in receipts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -83,6 +84,15 @@ async def test_the_driver_tells_all_tablets() -> None:
         await _settled(cluster)
         assert cluster.mutations - sent_before < len(VALUES) * 1.1, "more than the prewrites"
         assert await values_of(db) == VALUES
+
+
+async def test_the_driver_knows_what_to_tell_from_receipts_that_can_be_read_only_once() -> None:
+    async with connected_to(Watched) as (db, cluster), db.shared_transaction() as whole:
+        receipts: Any = iter([await receipt_of(db, whole.ticket, "1", ann=1, zoe=2)])
+        await whole.commit(receipts)
+        await whole.told(1.0)
+        await _settled(cluster)
+        assert await values_of(db) == {"ann": 1, "zoe": 2}
 
 
 async def test_a_reader_of_many_locks_tells_their_tablet(monkeypatch: pytest.MonkeyPatch) -> None:
