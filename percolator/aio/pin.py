@@ -54,9 +54,7 @@ class Pin:
     ) -> None:
         self._engine = engine
         self._wanted = None if at is None else as_timestamp(at, "at")
-        for table in tables:
-            require_table(table)
-        self._tables = {table.name for table in tables}
+        self._tables = {_name(table) for table in tables}
         require_text(description, "description")
         self._description = description
         if ttl_seconds is not None:
@@ -199,3 +197,8 @@ class Pin:
         traceback: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+def _name(table: Table[Any]) -> str:
+    require_table(table)
+    return table.name

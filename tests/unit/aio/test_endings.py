@@ -21,13 +21,15 @@ from percolator import (
 )
 from percolator.aio import Database, Outcome, Transaction
 from percolator.aio.connecting import connect_to
-from percolator.errors import DeadlineExceeded, Retry, SchemaError, Unavailable
+from percolator.errors import DeadlineExceeded, Retry, SchemaError, SnapshotTooOld, Unavailable
 from percolator.protocol import aftermath
 from percolator.tablet.memory.state import SafePoints
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
+from percolator.timestamps import Timestamp
 from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1.master_pb2 import DescribeCollectionResponse
 from percolator.world import World
 from tests.unit.connected import Cluster, accounts, balance, connected
 
@@ -244,6 +246,25 @@ async def test_a_pin_that_is_being_set_is_not_set_once_more() -> None:
         first, second = await asyncio.gather(pin.set(), pin.set(), return_exceptions=True)
         assert isinstance(first, Unavailable), "there is no lock service"
         assert isinstance(second, UsageError)
+
+
+async def test_a_pin_asks_for_the_history_of_the_tables_that_a_generator_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without names, it would ask for that of all tables."""
+    described = DescribeCollectionResponse()
+    described.tables.add(table=accounts.name, safe_point=1)
+    described.tables.add(table="short", safe_point=9)
+
+    async def describe(_: float) -> DescribeCollectionResponse:
+        return described
+
+    async with connected() as (db, _):
+        monkeypatch.setattr(db.internal.engine.catalog, "describe_collection", describe)
+        tables: Any = (table for table in [accounts])
+        await db.pin(tables=tables)._require_still_there(Timestamp(5), 1.0)
+        with pytest.raises(SnapshotTooOld, match="'short'"):
+            await db.pin()._require_still_there(Timestamp(5), 1.0)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
