@@ -49,8 +49,9 @@ class RowWrites(ReadingInTurn):
             names = await self._names_in_pages(table, row, timeout)
         info = await self._info(table, self._deadline(timeout))
         stored = self._row(table, row)
-        for name in names:
-            self._writes.delete(CellAddress(info.table_id, stored, name))
+        self._writes.write_together(
+            [(CellAddress(info.table_id, stored, name), None) for name in names]
+        )
 
     async def _names_in_pages(self, table: Table[K], row: K, timeout: float | None) -> list[bytes]:
         """The names of a row's cells, which are together too large for one answer."""

@@ -10,8 +10,10 @@ from percolator import (
     ConflictError,
     Database,
     InvalidArgument,
+    Limits,
     SchemaError,
     Table,
+    TransactionTooLarge,
     UsageError,
     codecs,
 )
@@ -33,6 +35,21 @@ async def test_a_mapping_sets_several_columns_of_a_row() -> None:
             bob, joe = await snapshot.get_many(accounts, ["bob", "joe"], [owner, balance])
             assert bob.items() == [(owner, "Bob"), (balance, 1)]
             assert joe.items() == []
+
+
+async def test_a_row_is_deleted_whole_or_not_at_all() -> None:
+    """A program that commits what had room must not make half a row visible."""
+    async with connected(Limits(transaction_cells_max=3)) as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("bob", {balance: 1, owner: "Bob"})
+        async with db.transaction() as tx:
+            for row in ("joe", "zoe"):
+                await tx.set(row, balance, 2)
+            with pytest.raises(TransactionTooLarge):
+                await tx.delete_row(accounts, "bob")
+        async with db.snapshot() as snapshot:
+            (bob,) = await snapshot.get_many(accounts, ["bob"], [balance, owner])
+            assert bob.items() == [(balance, 1), (owner, "Bob")]
 
 
 @pytest.mark.parametrize(
