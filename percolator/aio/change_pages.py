@@ -29,6 +29,7 @@ class ChangePages(Generic[K]):
         self._pages = following.pages()
         self._fetching: asyncio.Task[ChangePage[K] | None] | None = None
         self._closing = asyncio.Lock()
+        self._was_cancelled = False
         self.is_read_singly = False
         """Whether the program reads single changes, and so cannot read pages."""
 
@@ -39,7 +40,9 @@ class ChangePages(Generic[K]):
 
     async def next(self) -> ChangePage[K] | None:
         """The next page; None at the end, and if it is closed before there is one."""
-        if self._fetching is not None:
+        if self._was_cancelled:
+            self._following.require_end()
+        elif self._fetching is not None:
             raise UsageError(WAITS)
         if self._following.has_ended():
             return None
@@ -49,14 +52,15 @@ class ChangePages(Generic[K]):
         try:
             await asyncio.wait([fetching])
         except asyncio.CancelledError:
+            # A page that has come by now reaches nobody, and the next call must not skip it.
+            self._was_cancelled = True
             fetching.cancel()
             await asyncio.wait([fetching])
-            # A page that had come by then reaches nobody, and the next call must not skip it.
-            async with self._closing:
-                await self._pages.aclose()
+            self._following.release()
             raise
         finally:
-            self._fetching = None
+            if fetching.done():  # not if this was cancelled twice: then `aclose` has to wait for it
+                self._fetching = None
         if self._following.has_ended():
             return None
         page = fetching.result()

@@ -146,3 +146,26 @@ async def test_no_change_is_skipped_whenever_a_call_is_cancelled(in_pages: bool)
                 assert oldest(db) == 0
             await changes.close()
         assert outcomes == {True, False}
+
+
+@pytest.mark.parametrize("in_pages", [False, True])
+async def test_a_follower_that_is_cancelled_twice_ends_as_if_it_was_once(in_pages: bool) -> None:
+    async with shop() as db:
+        start = await db.timestamp()
+        await put(db, "a")
+
+        async def follow() -> None:
+            async with db.changes(orders, after=start) as changes:
+                async for _ in changes.pages() if in_pages else changes:
+                    pass
+
+        for turns in range(1, 60):
+            for turns_between in range(5):
+                following = asyncio.ensure_future(follow())
+                for wait in (turns, turns_between):
+                    for _ in range(wait):
+                        await asyncio.sleep(0)
+                    following.cancel()
+                await asyncio.wait([following])
+                assert following.cancelled(), following.exception()
+                assert oldest(db) == 0
