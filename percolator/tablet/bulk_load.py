@@ -169,7 +169,7 @@ async def _lift(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     feed = state.feed
     if commit > feed.complete_from and present.run <= feed.loads_before:
         feed = replace(feed, complete_from=commit)
-        feed.note(batch)
+        feed.note(batch, beside_read_locks=state.read_locks.used)
     await state.write(batch)
     state.feed = feed
     if commit:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from percolator.tablet import bulk_load, opening
 from percolator.tablet.collection import trimming
 from percolator.tablet.collection.collection import collect
-from percolator.tablet.keys import FORMAT_KEY, SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder
+from percolator.tablet.keys import SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder
 from percolator.tablet.lifetimes import Lifetimes, Ttls
 from percolator.tablet.memory.change_feed import ChangeFeed
-from percolator.tablet.memory.read_locks import FORMAT_WITH_READ_LOCKS
 from percolator.tablet.memory.state import Collected, SafePoints, TabletState
 from percolator.tablet.writing.group_commit import GroupCommit
 from percolator.tablet.writing.mutations import CheckedMutation
@@ -104,9 +103,7 @@ class Upkeep:
             max((fence.run for fence in state.load_fences), default=0),
         )
         batch = state.storage.batch()
-        feed.note(batch)
-        if state.read_locks.used:
-            batch.put(FORMAT_KEY, FORMAT_WITH_READ_LOCKS)  # which the feed must not lower
+        feed.note(batch, beside_read_locks=state.read_locks.used)
         await state.storage.write(batch)
         state.feed = feed
 

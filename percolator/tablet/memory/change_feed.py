@@ -34,6 +34,7 @@ from percolator.formats.records import (
     WRITE_KIND_OFFSET,
 )
 from percolator.tablet.keys import FEED_FENCE, FEED_KEY, FORMAT_KEY, change_key, is_reserved
+from percolator.tablet.memory.read_locks import FORMAT_WITH_READ_LOCKS
 from percolator.world import Storage, StorageBatch
 
 FORMAT_WITH_FEED = b"2"
@@ -77,12 +78,13 @@ class ChangeFeed:
         """Whether this version of the schema switches the feed on or off."""
         return on != self.on and schema_version > self.schema_version
 
-    def note(self, batch: StorageBatch) -> None:
-        """Adds to a batch what is stored about the feed."""
+    def note(self, batch: StorageBatch, *, beside_read_locks: bool) -> None:
+        """Adds to a batch what is stored about the feed. A tablet with read locks keeps their
+        format: under a lower one, its next owner would not look for them."""
         record = _RECORD.pack(self.schema_version, self.on, self.complete_from, self.loads_before)
         batch.put(FEED_KEY, record)
         batch.put(FEED_FENCE, b"")
-        batch.put(FORMAT_KEY, FORMAT_WITH_FEED)
+        batch.put(FORMAT_KEY, FORMAT_WITH_READ_LOCKS if beside_read_locks else FORMAT_WITH_FEED)
 
 
 def note_change(batch: StorageBatch, cell: bytes, timestamp: int, record: bytes) -> int:

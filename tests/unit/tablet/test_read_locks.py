@@ -13,6 +13,7 @@ from percolator.tablet.tablet import SafePoints
 from percolator.tablet.writing import exclusion
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.cells_pb2 import RowRange
 from tests.unit.tablet.read_lock_steps import (
     EXCLUDES_WRITERS,
     LOCKED,
@@ -29,6 +30,7 @@ from tests.unit.tablet.tablets import (
     LOCK,
     NOT_EXECUTED,
     REFUSED,
+    TARGET,
     WRITE,
     Rig,
     commit,
@@ -210,6 +212,26 @@ async def test_a_change_feed_does_not_lower_the_format() -> None:
     await rig.tablet.close()
     again = await Rig(disk=disk, schema_version=4, change_feed=True).open()
     assert again.tablet._state.feed.on
+
+
+async def test_nor_does_the_end_of_a_load_that_began_before_the_feed() -> None:
+    disk = DurableMemory()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(read_lock(ROW, 10))
+    load = pb.LoadFence(name="load", run=20, range=RowRange(start=b"x"))
+    await _fence(rig, pb.FenceRequest.ACTION_RAISE, load)
+    await rig.tablet.set_schema_version(4, change_feed=True)
+    load.commit_timestamp = 21
+    await _fence(rig, pb.FenceRequest.ACTION_FINISH, load)
+    await _fence(rig, pb.FenceRequest.ACTION_LIFT, load)
+    assert rig.tablet._state.feed.complete_from == 21
+    await rig.tablet.close()
+    again = await Rig(disk=disk, change_feed=True).open()
+    assert await _refusal(again, prewrite(ROW, 25)) == (LOCKED, hidden(10), 0)
+
+
+async def _fence(rig: Rig, action: pb.FenceRequest.Action, load: pb.LoadFence) -> None:
+    await rig.tablet.fence(pb.FenceRequest(target=TARGET, action=action, fence=load))
 
 
 async def test_a_new_owner_knows_the_read_locks_and_their_commits() -> None:
