@@ -45,7 +45,7 @@ def parts(state: TabletState, start: bytes, end: bytes, part_bytes: int) -> list
     if size <= part_bytes:
         return []
     row = _bisect(state.storage, first, stop, size // 2)
-    if row is None or row <= start:
+    if row is None:
         return []
     part_bytes = max(part_bytes, size // PARTS_MAX)
     return [*parts(state, start, row, part_bytes), row, *parts(state, row, end, part_bytes)]
@@ -59,12 +59,27 @@ def _row_at(storage: Storage[Any], key: bytes, stop: bytes) -> bytes | None:
 
 
 def _bisect(storage: Storage[Any], first: bytes, stop: bytes, half: int) -> bytes | None:
-    """Finds the row with half of the bytes before it, by halving the interval of keys.
+    """Finds the last row with at most half of the bytes before it, by halving the interval of keys;
+    if that is the very first row, the one after it. None if there is only one.
 
-    Keys are treated as binary fractions of any length.
+    Keys are treated as binary fractions of any length. Both ends move on to rows that exist:
+    otherwise, among rows that begin with the same long prefix, all steps would be spent on the
+    empty interval between them and a row with another one.
     """
-    low, high = first, _last_key(storage, stop)
-    best: bytes | None = None
+
+    def key_of(row: bytes) -> bytes:
+        return first[:1] + component(row)
+
+    def is_below(row: bytes) -> bool:
+        return storage.approximate_bytes(first, key_of(row)) <= half
+
+    lowest = _row_at(storage, first, stop)
+    if lowest is None:
+        return None
+    above = _row_before(storage, stop)
+    if above == lowest or is_below(above):
+        return above if above > lowest else None
+    below, low, high = lowest, key_of(lowest), key_of(above)
     for _ in range(STEPS_MAX):
         middle = _between(low, high)
         if middle is None:
@@ -72,22 +87,24 @@ def _bisect(storage: Storage[Any], first: bytes, stop: bytes, half: int) -> byte
         row = _row_at(storage, middle, stop)
         if row is None:
             break
-        key = first[:1] + component(row)
-        if storage.approximate_bytes(first, key) <= half:
-            best, low = row, max(middle, key)
-        else:
-            high = middle
-            best = best or row
-    return best
+        if is_below(row):
+            below, low = row, max(middle, key_of(row))
+            continue
+        above, row = row, _row_before(storage, middle)
+        if row <= below or is_below(row):
+            below = max(below, row)
+            break
+        above, high = row, key_of(row)
+    return below if below > lowest else above
 
 
-def _last_key(storage: Storage[Any], stop: bytes) -> bytes:
-    """The last key before `stop`, which must exist."""
+def _row_before(storage: Storage[Any], key: bytes) -> bytes:
+    """The row of the last entry before this key, which must exist."""
     cursor = storage.cursor()
     try:
-        cursor.seek(stop)
+        cursor.seek(key)
         cursor.prev()
-        return cursor.key()
+        return split_component(cursor.key(), 1)[0]
     finally:
         cursor.close()
 

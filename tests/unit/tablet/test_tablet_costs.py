@@ -186,6 +186,35 @@ async def test_a_split_halves_a_tablet_by_size() -> None:
     assert await rig.tablet.propose_split() in (b"005", b"006")
 
 
+@pytest.mark.parametrize("length", [10, 36, 300])
+async def test_rows_with_a_long_common_prefix_are_halved_although_others_are_around_them(
+    length: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a tenant whose rows begin with its UUID."""
+    monkeypatch.setattr(split_point, "ESTIMATE_TRUSTED_BYTES", 1)
+    prefix = b"t" * length
+    rig = await Rig().open()
+    rows = [b"a", *(prefix + b"%03d" % number for number in range(400)), b"z"]
+    await rig.apply(*(written(row, 5, 6, b"v" * 100) for row in rows))
+    row = await rig.tablet.propose_split()
+    assert row is not None
+    assert 195 <= int(row.removeprefix(prefix)) <= 205
+    request = pb.ProposePartsRequest(target=TARGET, part_bytes=20_000)
+    parts = (await rig.tablet.propose_parts(request)).rows
+    assert 3 <= sum(one.startswith(prefix) for one in parts) <= 15
+
+
+async def test_a_first_row_with_most_of_the_bytes_is_split_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(split_point, "ESTIMATE_TRUSTED_BYTES", 1)
+    rig = await Rig().open()
+    await rig.apply(written(b"", 5, 6, b"v" * 100_000))
+    assert await rig.tablet.propose_split() is None
+    await rig.apply(*(written(b"%03d" % number, 5, 6, b"v" * 100) for number in range(100)))
+    assert await rig.tablet.propose_split() == b"000"
+
+
 @pytest.mark.real_time
 async def test_a_split_point_on_leveldb_is_found_by_bisection(
     monkeypatch: pytest.MonkeyPatch,
