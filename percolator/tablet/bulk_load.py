@@ -21,6 +21,7 @@ What each rule prevents:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
@@ -42,12 +43,15 @@ from percolator.tablet.loaded_cells import INLINE_BYTES_MAX, LoadedCells
 from percolator.tablet.memory.load_fences import LoadFence
 from percolator.tablet.memory.recent_writes import NEWEST
 from percolator.tablet.memory.state import TabletState
+from percolator.tablet.reading.visible_cells import SLICE_BYTES
 from percolator.tablet.writing.write_latch import WriteLatch
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
 NAME_BYTES_MAX = 255
 CLEARED_PER_WRITE = 4_096
+CLEARED_BYTES_PER_WRITE = 16 << 20
+"""A write also ends here: each value may have megabytes, and is read to be counted."""
 WRITES_PER_CALL = 16
 _CLEARED_SPACES = (W, D, N)
 
@@ -112,21 +116,39 @@ async def _clear(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     entries = _entries(state, present, _CLEARED_SPACES)
     for _ in range(WRITES_PER_CALL):
         # One walk for all writes: each new walk would first pass everything already deleted.
-        if not await _delete(state, list(islice(entries, CLEARED_PER_WRITE))):
+        some = await _next_of(state, entries)
+        if not some:
             return pb.FenceResponse(remains=False)
+        await _delete(state, some)
     return pb.FenceResponse(remains=True)
 
 
-async def _delete(state: TabletState, entries: list[tuple[bytes, bytes]]) -> bool:
-    """Deletes these entries. Returns whether there were any."""
-    if not entries:
-        return False
+async def _next_of(
+    state: TabletState, entries: Iterator[tuple[bytes, bytes]]
+) -> list[tuple[bytes, int]]:
+    """The keys of the next entries, each with the size of its entry: values are not kept."""
+    found: list[tuple[bytes, int]] = []
+    size = pause_at = 0
+    for key, value in islice(entries, CLEARED_PER_WRITE):
+        found.append((key, len(key) + len(value)))
+        size += len(key) + len(value)
+        if size >= CLEARED_BYTES_PER_WRITE:
+            break
+        if size >= pause_at or len(found) % state.limits.slice_entries == 0:
+            pause_at = size + SLICE_BYTES
+            await asyncio.sleep(0)
+            state.require_open()
+    return found
+
+
+async def _delete(state: TabletState, entries: list[tuple[bytes, int]]) -> None:
+    """Deletes entries, given as keys and sizes."""
     batch = state.storage.batch()
-    counted = [(key, value) for key, value in entries if not key.startswith(N)]
+    counted = [(key, size) for key, size in entries if not key.startswith(N)]
     for key, _ in entries:
         batch.delete(key)
     state.counters.cells -= len(counted)
-    state.counters.bytes -= sum(len(key) + len(value) for key, value in counted)
+    state.counters.bytes -= sum(size for _, size in counted)
     if state.feed.ever_on:
         for key, _ in counted:
             if key.startswith(W):
@@ -136,7 +158,6 @@ async def _delete(state: TabletState, entries: list[tuple[bytes, bytes]]) -> boo
     for key, _ in entries:
         if key.startswith(N):
             state.index.remove(key[1:])
-    return True
 
 
 async def _finish(state: TabletState, asked: LoadFence) -> pb.FenceResponse:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, SchemaChanged
+from percolator.tablet import bulk_load
 from percolator.tablet.tablet import TabletIdentity
-from percolator.testing.memory_storage import DurableMemory
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.status import from_detail
@@ -320,6 +322,52 @@ async def test_a_load_of_many_rows_is_cleared_in_several_steps() -> None:
     assert not (await rig.tablet.fence(fence(CLEAR))).remains
     assert rig.tablet.statistics().cells == 0
     assert await rig.cells(WRITE) == await rig.cells(DATA) == []
+
+
+class _LargeValues(MemoryStorage):
+    """Counts the large values that whoever iterates has and keeps."""
+
+    kept = most = 0
+
+    def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        outer = self
+
+        class Value(bytes):
+            def __del__(self) -> None:
+                outer.kept -= 1
+
+        for key, value in super().iterate(start, stop):
+            self.kept += 1
+            self.most = max(self.most, self.kept)
+            yield key, Value(value)
+
+
+async def test_clearing_keeps_no_large_values_in_memory_and_lets_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    megabyte = 1 << 20
+    monkeypatch.setattr(bulk_load, "CLEARED_BYTES_PER_WRITE", 2 * megabyte)
+    storage = _LargeValues()
+    rig = await Rig(storage=storage).open()
+    await rig.tablet.fence(fence(RAISE))
+    for number in range(40):
+        await rig.tablet.load(load([b"c%d" % number], value=b"x" * megabyte))
+    storage.most = storage.kept = 0
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.ensure_future(others())
+    assert (await rig.tablet.fence(fence(CLEAR))).remains
+    assert not (await rig.tablet.fence(fence(CLEAR))).remains
+    task.cancel()
+    assert storage.most <= 3
+    assert turns >= 20
+    assert rig.tablet.statistics().cells == 0
 
 
 @pytest.mark.parametrize(
