@@ -131,7 +131,7 @@ class RollingForward:
         `SchemaChanged`."""
         self._state.require_target(request.target)
         order = self._checked(request)
-        known = [start for one in self._orders for start in one.fates]
+        known = {start for one in self._orders for start in one.fates}
         fates = {start: fate for start, fate in order.fates.items() if start not in known}
         if not fates or len(self._orders) >= ORDERS_MAX:
             return

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from percolator.errors import CellAddress, InvalidArgument, SchemaChanged, TabletMoved
-from percolator.formats.records import LockRecord, RecordKind, value_offset
+from percolator.formats.records import LockRecord, RecordKind, timestamp_bytes, value_offset
 from percolator.tablet.tablet import TabletIdentity
+from percolator.tablet.writing import rolling_forward
 from percolator.tablet.writing.rolling_forward import AHEAD_SECONDS_MAX
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
@@ -205,6 +206,35 @@ async def test_a_second_order_for_the_same_transaction_adds_nothing() -> None:
     assert [len(one.fates) for one in rig.tablet._rolling._orders] == [1, 1]
     await _done(rig)
     assert await _locked(rig) == []
+
+
+class _Start(bytes):
+    """A start timestamp that counts with how many others it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        _Start.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = bytes.__hash__
+
+
+async def test_an_order_does_not_compare_all_its_transactions_with_all_that_are_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A shared transaction may have 8,000 parts: that would stop the server for a second."""
+    rig = await Rig().open()
+    await rig.apply(prewrite(b"a", START))
+    monkeypatch.setattr(
+        rolling_forward, "timestamp_bytes", lambda start: _Start(timestamp_bytes(start))
+    )
+    await _told(rig, dict.fromkeys(range(1, 1_000), 10_000))
+    _Start.compared = 0
+    await _told(rig, dict.fromkeys(range(1_000, 2_000), 10_000))
+    assert _Start.compared < 5_000
+    assert [len(one.fates) for one in rig.tablet._rolling._orders] == [999, 1_000]
+    await _done(rig)
 
 
 async def test_a_closed_tablet_forgets_the_rest_and_the_next_one_can_be_told() -> None:
