@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from random import Random
 
 import pytest
@@ -46,13 +46,14 @@ from percolator.rowstore.port import Change, DeleteCell
 from percolator.tablet.memory.state import SafePoints
 from percolator.testing.bigtable_in_memory import Row
 from percolator.v1 import tabletserver_pb2 as pb
-from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Cell
+from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Cell, RowRange
 from tests.simulation import planted_row_bugs as row_bugs
 from tests.simulation import planted_row_collection_bugs as collection_bugs
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
 from tests.unit.tablet.tablets import REFUSED, Rig
 
 _ROWS = (b"", b"a", b"\0")
+_BOUNDS = (b"", b"\0", b"\0\0", b"a", b"b")
 _ACKNOWLEDGEMENT = acknowledgement_column(b"f", b"c")
 _COLUMNS = (b"c", b"", b"cd", b"\0hidden", _ACKNOWLEDGEMENT)
 _VALUES = (b"value", b"12345678" + PUT_ASIDE)
@@ -254,7 +255,8 @@ async def _all_agree(seeds: int, *, collecting: bool = False) -> None:
 
 async def _agrees(seed: int, *, collecting: bool = False) -> None:
     random = Random(seed)
-    tablet, rows = await Rig().open(), await ModelStore().opened()
+    tablet = await Rig(slice_entries=3, page_entries_max=seed + 5).open()
+    rows = await ModelStore(page_rows_max=1 + seed % 3).opened()
     drawn = _Steps(random, acknowledging=collecting)
     pair = _Pair(tablet, rows)
     for number in range(150):
@@ -268,6 +270,7 @@ async def _agrees(seed: int, *, collecting: bool = False) -> None:
         await pair.make(drawn.some())
         read_at = at(random.randint(1, drawn.now)) + random.choice((0, 7))
         await pair.reads_agree(read_at)
+        await pair.scans_agree(read_at)
     stored = await pair.require_same_cells()
     assert stored + pair.collected > 20
     assert pair.collected > 10 or not collecting
@@ -369,7 +372,41 @@ class _Pair:
                 await self._rows.cells.read([RowRequest(TABLE, read)], self._rows.deadline)
             pages = self._rows.cells.scan(RangeRequest(TABLE, b"", b"", None, timestamp), SECONDS)
             with pytest.raises(SnapshotTooOld):
-                await anext(pages)
+                [page async for page in pages]
+
+    async def scans_agree(self, timestamp: int) -> None:
+        """Reads some range of rows, in either direction and in pages of any size."""
+        if timestamp < self._below:
+            return
+        random = Random(timestamp)
+        start, end = sorted(random.choices(_BOUNDS, k=2))
+        if start == end:
+            end = b""
+        passing = [timestamp // 64 * 64 - 64] if timestamp % 64 else []
+        reverse, columns = random.random() < 0.5, random.choice((None, _COLUMNS[:2]))
+        request = RangeRequest(
+            TABLE, start, end, columns, timestamp, reverse, report_deletes=True, passing=(*passing,)
+        )
+        pages = [page async for page in self._rows.cells.scan(request, SECONDS)]
+        by_rows = [
+            (row, column, cell.commit_timestamp, cell.value)
+            for page in pages
+            for row, cells in page.rows.items()
+            for column, cell in sorted(cells.items())
+        ]
+        answers = await self._tablet.scan(
+            timestamp,
+            range=RowRange(start=start, end=end),
+            columns=columns,
+            reverse=reverse,
+            report_deletes=True,
+            passing=passing,
+            page_rows_max=random.randint(1, 3),
+        )
+        assert by_rows == [cell for answer in answers for cell in _cells_of(answer.found)]
+        # Backwards, a tablet names the locks of a row in the order of the scan.
+        locks = sorted(lock.value for page in pages for lock in page.locks)
+        assert locks == sorted(one.lock.value for answer in answers for one in answer.locks)
 
     async def require_same_cells(self) -> int:
         """Returns how many there are."""
@@ -377,6 +414,13 @@ class _Pair:
         stored = [cell for space in _SPACES for cell in await self._tablet.cells(space)]  # type: ignore[arg-type]
         assert sorted(map(_plain, found), key=repr) == sorted(map(_plain, stored), key=repr)
         return len(stored)
+
+
+def _cells_of(found: pb.FoundCells) -> Iterator[tuple[bytes, bytes, int, bytes | None]]:
+    """Row, column, commit timestamp and value; None for a deletion."""
+    cells = zip(found.rows, found.columns, found.commit_timestamps, found.values, strict=True)
+    for place, (row, column, commit, value) in enumerate(cells):
+        yield row, column, commit, None if place in found.deletes else value
 
 
 async def _reads_agree(tablet: Rig, rows: ModelStore, row: bytes, timestamp: int) -> None:
