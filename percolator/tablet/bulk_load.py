@@ -197,6 +197,7 @@ async def _lift(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
         # What is remembered about single cells may be wrong for the loaded ones.
         recent.forget(commit)
         state.last_changes.forget()
+        state.collected = replace(state.collected, missed_load=True)
     state.load_fences.remove(present.name)
     state.load_fences.floor = floor
     return pb.FenceResponse()

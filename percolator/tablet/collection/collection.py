@@ -74,7 +74,8 @@ async def collect(
     _require_no_older_locks(state, ended_below)
     last, recent = state.collected, state.recent
     newest = max(recent.newest_commit, recent.newest_marker)
-    if not last.spared and below < last.more_at and newest < last.below:
+    is_complete = not (last.spared or last.missed_load)
+    if is_complete and below < last.more_at and newest < last.below:
         # Whatever is below the safe point now was below the last one, and nothing has expired.
         return replace(last, below=below, cells=0, bytes=0)
     await before_deleting()
@@ -94,6 +95,8 @@ async def collect(
         sweep.spared > 0,
         # They may have changed since the last write: then this pass says nothing of what expires.
         walk.more_at if state.lifetimes is lifetimes else 0,
+        # Of a load that was opened during this pass, it may have passed the rows before.
+        missed_load=state.collected.missed_load and state.collected is not last,
     )
 
 
@@ -241,8 +244,9 @@ async def _changes(state: TabletState, sweep: Sweep, below: int) -> None:
     """Deletes the beginning of the change feed: those who may still ask begin after it."""
     if not state.feed.ever_on:
         return
+    last = state.collected
     # What the last pass deleted is not walked over again.
-    first: bytes | None = keys.change_key(b"", state.collected.below)
+    first: bytes | None = keys.change_key(b"", 0 if last.missed_load else last.below)
     stop = keys.change_key(b"", below + 1)
     while first is not None:
         following, first = first, None

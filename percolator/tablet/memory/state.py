@@ -79,6 +79,9 @@ class Collected:
     """Whether deletions stayed because an observer has yet to be notified of them."""
     more_at: int = TIMESTAMP_MAX
     """Once the safe point has reached this timestamp, a value that stayed has expired."""
+    missed_load: bool = False
+    """Whether a bulk load was opened since the pass began. What it has stored may lie below, since
+    its commit timestamp is as old as the load is long."""
 
 
 CommitTimestamps = Callable[[int], Awaitable[int]]

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, SchemaChanged
-from percolator.tablet import bulk_load
+from percolator.tablet import bulk_load, keys
+from percolator.tablet.collection import collection
 from percolator.tablet.tablet import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.status import from_detail
+from tests.unit.tablet.collecting import collected
 from tests.unit.tablet.tablets import (
     APPLIED,
     COLUMN,
@@ -322,6 +325,45 @@ async def test_a_load_of_many_rows_is_cleared_in_several_steps() -> None:
     assert not (await rig.tablet.fence(fence(CLEAR))).remains
     assert rig.tablet.statistics().cells == 0
     assert await rig.cells(WRITE) == await rig.cells(DATA) == []
+
+
+TTL = 100
+
+
+def ms(milliseconds: int) -> int:
+    return milliseconds << SEQUENCE_BITS
+
+
+@pytest.mark.parametrize("during_the_pass", [False, True])
+async def test_what_took_longer_to_load_than_history_is_kept_is_collected_all_the_same(
+    during_the_pass: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its commit is then below what was collected last, and nothing may be committed above it."""
+    disk = DurableMemory()
+    rig = await Rig(disk=disk, change_feed=True, ttls=((COLUMN, TTL),)).open()
+    run = ms(10)
+    await rig.tablet.fence(fence(RAISE, run))
+    correct = collection._changes
+
+    async def rest_of_the_load() -> None:
+        await rig.tablet.load(load([b"c"], run))
+        await finish(rig, run)
+
+    async def changes_are_collected(*arguments: Any) -> None:
+        await correct(*arguments)
+        if during_the_pass:
+            await rest_of_the_load()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(collection, "_changes", changes_are_collected)
+        await collected(rig, ms(50))
+    if not during_the_pass:
+        await rest_of_the_load()
+    assert await collected(rig, ms(60)) == 0
+    assert not [key for key in disk.durable if key.startswith(keys.F)]
+    assert rig.tablet.collected.more_at == ms(10 + TTL)
+    assert await collected(rig, ms(200)) == 1
+    assert await rig.cells(WRITE) == []
 
 
 class _LargeValues(MemoryStorage):
