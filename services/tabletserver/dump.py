@@ -107,12 +107,19 @@ def _shown(value: object) -> str:
 def _entry(key: bytes, value: bytes) -> dict[str, Any]:
     if key[:1] == keys.M:
         return {"space": "M", "name": text(key[1:]), "value": text(value)}
-    if key[:1] == keys.F:
-        return _change(key, value)
     try:
-        address = keys.decode(key)
+        space, entry = _change(key) if key[:1] == keys.F else _cell(key)
     except InvariantViolation as error:
         return {"space": "?", "key": text(key), "value": text(value), "error": str(error)}
+    try:
+        entry |= _record(space, value)
+    except InvariantViolation as error:
+        entry |= {"value": text(value), "error": str(error)}
+    return entry
+
+
+def _cell(key: bytes) -> tuple[int, dict[str, Any]]:
+    address = keys.decode(key)
     entry: dict[str, Any] = {
         "space": keys.PREFIX_OF_SPACE[address.space].decode(),
         "row": text(address.row),
@@ -122,23 +129,20 @@ def _entry(key: bytes, value: bytes) -> dict[str, Any]:
         entry["observer"] = text(address.qualifier)
     if address.space != keys.LOCK:
         entry["timestamp"] = address.timestamp
-    try:
-        entry |= _record(address.space, value)
-    except InvariantViolation as error:
-        entry |= {"value": text(value), "error": str(error)}
-    return entry
+    return address.space, entry
 
 
-def _change(key: bytes, value: bytes) -> dict[str, Any]:
+def _change(key: bytes) -> tuple[int, dict[str, Any]]:
+    """The entry without its record, which is that of a write."""
     commit, cell = keys.split_change(key)
     row, at = keys.split_component(cell, 0)
-    entry: dict[str, Any] = {
+    column, _ = keys.split_component(cell, at)
+    return keys.WRITE, {
         "space": "F",
         "row": text(row),
-        "column": text(keys.split_component(cell, at)[0]),
+        "column": text(column),
         "timestamp": commit,
     }
-    return entry | _record(keys.WRITE, value)
 
 
 def _record(space: int, value: bytes) -> dict[str, Any]:
