@@ -14,7 +14,7 @@ import asyncio
 from collections.abc import Container, Sequence
 from itertools import islice
 
-from percolator.errors import InvalidArgument, NotExecuted, PercolatorError
+from percolator.errors import InvalidArgument, InvariantViolation, NotExecuted, PercolatorError
 from percolator.formats.reach import too_old
 from percolator.formats.records import (
     KIND_DELETE,
@@ -274,7 +274,12 @@ class PointReads:
                 self._deletes.append(len(values))
                 values.append(b"")
             else:
-                apart = value_in_data(self._state.storage.get, prefix[1:], value)
+                try:
+                    apart = value_in_data(self._state.storage.get, prefix[1:], value)
+                except InvariantViolation:
+                    if not self._is_too_old(index):
+                        raise
+                    continue
                 values.append(apart)
                 size += len(apart)
             size += len(value)
@@ -341,7 +346,7 @@ class PointReads:
         )
         for _, column, record in locks.records:
             self._report(index, row, column, record)
-        storage = self._state.storage
+        storage, before = self._state.storage, self._bytes
         cursor = storage.cursor()
         try:
             cells = VisibleCells(
@@ -355,7 +360,6 @@ class PointReads:
             )
             start = W + component(row)
             cells.seek(start)
-            before = self._bytes
             while cells.walk(after_component(start), slice_entries) is not Walked.TO_THE_END:
                 self._bytes = before + cells.bytes
                 if not self._has_room(index):
@@ -364,6 +368,11 @@ class PointReads:
                 await asyncio.sleep(0)
                 self._state.require_open()
             self._bytes = before
+        except InvariantViolation:
+            if not self._is_too_old(index):
+                raise
+            self._bytes = before
+            return
         finally:
             cursor.close()
         offset = len(self._values)
@@ -388,6 +397,11 @@ class PointReads:
         lock = lock_cell(row, column, record, self._lifetimes)
         self._result.locks.add(read=index, lock=lock)
         self._bytes += len(record)
+
+    def _is_too_old(self, index: int) -> bool:
+        """Whether what this read has not found may have been collected since its cursor was
+        created: values that lie apart are read as they are now. It is refused at the end."""
+        return self._asked[index].timestamp < self._state.safe_points.reads
 
     def _refuse_too_old(self) -> None:
         safe_point = self._state.safe_points.reads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from functools import partial
 
-from percolator.errors import InvalidArgument
+from percolator.errors import InvalidArgument, InvariantViolation
 from percolator.formats.reach import too_old
 from percolator.tablet.keys import ColumnEncoder
 from percolator.tablet.memory.load_fences import closed
@@ -70,10 +70,13 @@ async def pages(
         if fence is not None:
             raise closed(fence)
         page = ScanPage(state, plan, *rest, min(plan.rows_max, rows_left))
-        response = await page.read()
+        try:
+            response = await page.read()
+        except InvariantViolation:
+            _require_kept(state, plan)  # a value that lies apart from its record may be gone
+            raise
         # Check after reading, since versions may have been collected in the meantime.
-        if plan.timestamp < state.safe_points.reads:
-            raise too_old(plan.timestamp, state.safe_points.reads)
+        _require_kept(state, plan)
         await state.require_ownership()
         locks = len(response.locks)
         yield response
@@ -81,6 +84,11 @@ async def pages(
             return
         rest = page.rest
         rows_left -= page.rows
+
+
+def _require_kept(state: TabletState, plan: ScanPlan) -> None:
+    if plan.timestamp < state.safe_points.reads:
+        raise too_old(plan.timestamp, state.safe_points.reads)
 
 
 _NO_LIMIT = 2**63
