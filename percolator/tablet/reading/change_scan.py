@@ -187,27 +187,34 @@ class Settled:
 
 
 async def find_settled(state: TabletState, plan: ChangePlan) -> Settled:
-    """Looks at all locks in the range. The caller creates its cursor afterwards."""
+    """Looks at all locks in the range that may matter. The caller creates its cursor afterwards.
+
+    A follower comes back again and again while a job holds millions of locks: one that can neither
+    end the scan earlier nor be reported is not read, and none is looked at if nothing can be left.
+    """
     await _no_commit_is_landing(state, plan)
     settled = Settled(plan.until)
     reader = LockReader(state.storage, state.mirror, plan.until, plan.passed)
     first, stop = keys.cell_bounds(plan.start, plan.end)
     following: bytes | None = first
     while following is not None:
-        cells = [cell for cell, _ in islice(state.mirror.between(following, stop), LOCKS_PER_SLICE)]
-        for cell in cells:
+        cells = [*islice(state.mirror.between(following, stop), LOCKS_PER_SLICE)]
+        for cell, header in cells:
+            is_full = len(settled.locks) >= LOCKS_REPORTED_MAX
+            if is_full and _last_before(header) >= settled.until:
+                continue  # what is stored may be later, but not earlier
             record = reader.on_cell(cell)
             if record is None or keys.is_reserved(cell):
                 continue
-            start, min_commit, _, _ = LOCK_HEADER.unpack_from(record)
-            settled.until = min(settled.until, max(start, min_commit - 1))
-            if len(settled.locks) < LOCKS_REPORTED_MAX:
+            settled.until = min(settled.until, _last_before(record))
+            if not is_full:
                 row, at = keys.split_component(cell, 0)
                 column, _ = keys.split_component(cell, at)
                 settled.locks.append((row, column, record))
         following = None
-        if len(cells) == LOCKS_PER_SLICE:
-            following = cells[-1] + b"\0"
+        nothing_left = settled.until <= plan.after and len(settled.locks) >= LOCKS_REPORTED_MAX
+        if len(cells) == LOCKS_PER_SLICE and not nothing_left:
+            following = cells[-1][0] + b"\0"
             await asyncio.sleep(0)
             state.require_open()
     for fence in state.load_fences:
@@ -216,6 +223,14 @@ async def find_settled(state: TabletState, plan: ChangePlan) -> Settled:
             settled.until = min(settled.until, last)
     settled.until = max(settled.until, plan.after)
     return settled
+
+
+def _last_before(lock: bytes) -> int:
+    """The last timestamp at which the transaction of this lock cannot commit."""
+    start: int
+    min_commit: int
+    start, min_commit, _, _ = LOCK_HEADER.unpack_from(lock)
+    return max(start, min_commit - 1)
 
 
 async def _no_commit_is_landing(state: TabletState, plan: ChangePlan) -> None:

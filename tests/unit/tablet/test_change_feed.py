@@ -10,6 +10,7 @@ from percolator.errors import InvalidArgument, SnapshotTooOld, StoreUnusable, Ta
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
 from percolator.tablet import keys, opening
+from percolator.tablet.memory.lock_mirror import LockMirror
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import SafePoints, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory
@@ -18,6 +19,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from tests.unit.tablet.change_feeds import Change, before, changes, look
 from tests.unit.tablet.collecting import collected, in_data, record
+from tests.unit.tablet.counting import CountingStorage, counted
 from tests.unit.tablet.tablets import (
     COLUMN,
     TARGET,
@@ -213,6 +215,25 @@ async def test_all_locks_are_looked_at_however_many_there_are(
     await rig.apply(*(prewrite(b"row %d" % n, 19 - n) for n in range(9)))
     answer = await changes(rig, 0, 20)
     assert (answer.reached, answer.locks) == (11, [b"row 0", b"row 1"])
+
+
+async def test_of_the_locks_of_a_large_job_only_those_that_are_reported_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("percolator.tablet.reading.change_scan.LOCKS_PER_SLICE", 5)
+    monkeypatch.setattr("percolator.tablet.reading.change_scan.LOCKS_REPORTED_MAX", 3)
+    storage = CountingStorage(DurableMemory())
+    rig = await fed(storage=storage)
+    await rig.apply(prewrite(b"a", 12), *(prewrite(b"b%d" % n, 11) for n in range(100)))
+    storage.counts.clear()
+    answer = await changes(rig, 0, 20)
+    assert (answer.reached, answer.locks) == (11, [b"a", b"b0", b"b1"])
+    assert storage.counts["get L"] == 3
+    # A follower that has come so far does not even walk over the others.
+    walked = counted(monkeypatch, LockMirror, "between")
+    answer = await changes(rig, 11, 20)
+    assert (answer.reached, answer.locks) == (11, [b"a", b"b0", b"b1"])
+    assert len(walked) == 1
 
 
 async def test_a_commit_that_the_storage_shows_before_memory_knows_is_found() -> None:
