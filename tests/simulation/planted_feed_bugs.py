@@ -57,6 +57,20 @@ def readers_of_changes_ignore_locks(patch: Patch) -> None:
     patch.setattr(change_scan, "find_settled", wrong)
 
 
+def readers_of_changes_ignore_locks_behind_those_that_are_reported(patch: Patch) -> None:
+    """One of them may be of an earlier transaction."""
+    correct = change_scan.find_settled
+
+    async def wrong(state: TabletState, plan: ChangePlan) -> Settled:
+        found = await correct(state, plan)
+        if not found.locks:
+            return found
+        until = change_scan._last_before(found.locks[0][2])
+        return Settled(max(plan.after, min(plan.until, until)), found.locks[:1])
+
+    patch.setattr(change_scan, "find_settled", wrong)
+
+
 def readers_of_changes_ignore_loads(patch: Patch) -> None:
     """The rows of a load that becomes visible below them are never read."""
     correct = change_scan.find_settled
@@ -139,6 +153,7 @@ def a_former_owner_says_that_a_table_has_no_feed(patch: Patch) -> None:
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool, bool], ...] = (
     (entries_of_the_feed_are_written_with_the_next_batch, (), False, True),
     (readers_of_changes_ignore_locks, (), False, True),
+    (readers_of_changes_ignore_locks_behind_those_that_are_reported, (), False, False),
     (readers_of_changes_ignore_loads, (), False, False),
     (a_tablet_says_how_far_all_are_settled, (), False, False),
     (a_page_that_ends_inside_a_commit_is_taken_for_whole, (), False, False),
