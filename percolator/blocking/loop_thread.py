@@ -96,11 +96,19 @@ class Pending(Generic[R]):
     def wait(self) -> R:
         """Waits for the result. Runs in the caller's thread."""
         try:
-            self._done.acquire()
+            self.wait_for_end()
         except BaseException:  # such as KeyboardInterrupt
             self.abandon()
             raise
+        return self.result()
+
+    def wait_for_end(self) -> None:
+        """Returns when there is a result. Whoever is interrupted here gives the call up."""
+        self._done.acquire()
         self._done.release()
+
+    def result(self) -> R:
+        """The result, or the error, of a call that has ended."""
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -116,16 +124,22 @@ class Pending(Generic[R]):
         It waits so that the code that handles the interrupt finds, for instance, a transaction that
         has an outcome.
         """
-        self._loop_thread.start_and_forget(self.give_up)
-        self._done.acquire(timeout=GIVE_UP_SECONDS)
+        has_ended = threading.Event()
 
-    async def give_up(self) -> None:
+        async def give_up() -> None:
+            await self.cancel()
+            has_ended.set()
+            if self._undo is not None:
+                await self._undo()
+
+        self._loop_thread.start_and_forget(give_up)
+        has_ended.wait(GIVE_UP_SECONDS)
+
+    async def cancel(self) -> None:
         """Cancels the call, and returns when it has ended. Runs in the loop's thread."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
             await asyncio.wait([self._task])
-        if self._undo is not None:
-            await self._undo()
 
 
 class LoopCalls:
@@ -145,7 +159,10 @@ class LoopCalls:
 
     def start(self, function: Callable[[], Awaitable[R]]) -> Pending[R]:
         """Starts an asynchronous call. Call `wait` on the result later."""
-        return self._start(function, None)
+        self.require_usable()
+        pending = Pending(self, function, None)
+        self._enqueue(pending)
+        return pending
 
     def call(
         self,
@@ -157,7 +174,15 @@ class LoopCalls:
         caller: Caller | None = getattr(self._of_thread, "caller", None)
         if caller is None:
             caller = self._of_thread.caller = Caller()
-        return self._start(function, caller, undo).wait()
+        self.require_usable()
+        pending = Pending(self, function, caller, undo)
+        try:
+            self._enqueue(pending)
+            pending.wait_for_end()
+        except BaseException:  # an interrupt: wherever it comes, the call may run already
+            pending.abandon()
+            raise
+        return pending.result()
 
     def open(self, start: Callable[[], Awaitable[C]]) -> C:
         """Opens something by an asynchronous call. It is closed if the caller is interrupted."""
@@ -173,16 +198,7 @@ class LoopCalls:
 
         return self.call(call, undo)
 
-    def _start(
-        self,
-        function: Callable[[], Awaitable[R]],
-        caller: Caller | None,
-        undo: Callable[[], Awaitable[object]] | None = None,
-    ) -> Pending[R]:
-        self.require_usable()
-        return self._enqueue(Pending(self, function, caller, undo))
-
-    def _enqueue(self, pending: Pending[R]) -> Pending[R]:
+    def _enqueue(self, pending: Pending[Any]) -> None:
         self._calls.append(pending)
         if pending.caller is not None:
             self._rounds.back(pending.caller)
@@ -193,7 +209,6 @@ class LoopCalls:
             except BaseException:
                 self._woken = False  # otherwise, after an interrupt here, the loop is never woken
                 raise
-        return pending
 
     def iterate(
         self,
@@ -224,7 +239,7 @@ class LoopCalls:
             last_page = page
 
             async def stop() -> None:
-                await last_page.give_up()
+                await last_page.cancel()
                 await pages.aclose()
 
             self.start_and_forget(stop)

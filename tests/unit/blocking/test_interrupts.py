@@ -6,7 +6,8 @@ import asyncio
 import os
 import signal
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 import percolator.testing
 from percolator import Database, Table, aio, codecs, observes
 from percolator.aio import shared
+from percolator.blocking.rounds import Caller
 from percolator.observers.worker import Worker
 
 balance = Table("accounts").column("balance", codecs.integer)
@@ -58,6 +60,34 @@ def test_an_interrupt_on_entering_a_block_ends_what_has_just_begun(
         with pytest.raises(KeyboardInterrupt), block(percolator_db):
             pass
         assert ended.wait(5.0)
+
+
+def test_an_interrupt_before_it_waits_for_a_block_to_begin_ends_that_block_all_the_same(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call that begins it has left already: the loop runs it, whoever waits."""
+    ended = threading.Event()
+
+    async def ends(_whole: aio.SharedTransaction, *_exception: object) -> None:
+        ended.set()
+
+    monkeypatch.setattr(aio.SharedTransaction, "__aexit__", ends)
+    whole = percolator_db.shared_transaction()
+    with _interrupted_once_sent(percolator_db, monkeypatch), pytest.raises(KeyboardInterrupt):
+        whole.__enter__()
+    assert ended.wait(5.0)
+
+
+def test_a_commit_that_is_interrupted_before_it_waits_has_an_outcome_and_does_not_happen_later(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    percolator_db.create_table(balance.table)
+    tx = percolator_db.transaction()
+    tx.set("bob", balance, 10)
+    with _interrupted_once_sent(percolator_db, monkeypatch), pytest.raises(KeyboardInterrupt):
+        tx.commit()
+    assert tx.outcome is percolator.Outcome.ABORTED
+    assert percolator_db.get("bob", balance) is None
 
 
 def test_a_database_that_has_just_been_connected_when_an_interrupt_comes_is_closed() -> None:
@@ -135,6 +165,20 @@ def test_an_interrupt_while_a_pin_is_released_releases_it_all_the_same(
     with pytest.raises(KeyboardInterrupt):
         percolator_db.pin().close()
     assert released.wait(5.0)
+
+
+@contextmanager
+def _interrupted_once_sent(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """An interrupt comes when the next call has been sent to the loop, and before it waits."""
+    rounds = database._loop_thread._rounds
+
+    def interrupted(caller: Caller) -> None:
+        patch.undo()
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rounds, "back", interrupted)
+        yield
 
 
 async def _interrupted() -> None:
