@@ -93,7 +93,9 @@ def _at(place: str, convert: Callable[[Any], Any], value: object) -> Any:  # noq
 def _form(hint: Any, where: str, known: dict[type[Any], Form]) -> Form:  # noqa: ANN401 - a type
     if hint in PLAIN:
         return PLAIN[hint]
-    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    parts = typing.get_args(hint)
+    # `typing.List` alone has an origin, too, but does not say what its items are.
+    origin = typing.get_origin(hint) if hasattr(hint, "__args__") else None
     if origin in (types.UnionType, typing.Union):
         others = [part for part in parts if part is not types.NoneType]
         if len(others) == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import typing
 from dataclasses import InitVar, dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
@@ -184,6 +185,9 @@ def _declared(hint: Any) -> type[Any]:
         bytes,
         Any,
         list,
+        typing.List,  # noqa: UP006 - without its items
+        typing.Dict | None,  # noqa: UP006
+        typing.Tuple,  # noqa: UP006
         dict[int, str],
         int | str,
         set[int],
