@@ -88,9 +88,10 @@ def _transactional(
             return function(first, *arguments, **keywords)
         # An object of the program, such as a method's `self`, may have a method `run`, too.
         if not hasattr(first, "run_observers"):
+            name = getattr(function, "__qualname__", repr(function))  # a partial has none
             raise UsageError(
-                f"{function.__qualname__} takes a Database or a Transaction as its first argument, "
-                f"got {type(first).__name__}"
+                f"{name} takes a Database or a Transaction as its first argument, got "
+                f"{type(first).__name__}"
             )
         return cast(Runs, first).run(function, *arguments, retry=retry, keywords=keywords)
 

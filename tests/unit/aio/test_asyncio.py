@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -123,6 +124,9 @@ async def test_transactional_functions_require_a_database_or_a_transaction() -> 
 
     with pytest.raises(UsageError, match="takes a Database or a Transaction as its first"):
         await function("a string")  # type: ignore[arg-type]  # the mistake
+    partly: Any = transactional(partial(function))
+    with pytest.raises(UsageError, match="takes a Database or a Transaction as its first"):
+        partly("a string")
 
 
 async def test_arguments_of_a_transactional_function_may_have_any_names() -> None:
