@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 
 from percolator.codec_names import CodecNames
-from percolator.errors import InvalidArgument, SchemaError
+from percolator.errors import SchemaError
 from percolator.formats.records import LockRecord
 from percolator.observers.registry.observer_change import changed_observers
 from percolator.tablet import keys
@@ -30,6 +30,7 @@ from percolator.wire.table_options import (
     changed_ttls,
     require_options,
     require_retention,
+    require_splits,
     require_table_name,
     require_ttls,
     table_exists,
@@ -73,6 +74,7 @@ class TablesInMemory(ABC):
         self, request: master_pb2.CreateTableRequest
     ) -> master_pb2.CreateTableResponse:
         require_table_name("name", request.name)
+        require_splits("splits", request.splits)
         require_ttls("options.ttls", request.options.ttls)
         require_retention(request.options)
         known = self._tables.get(request.name)
@@ -83,8 +85,6 @@ class TablesInMemory(ABC):
             self._keep(known, CodecNames.of(known.codecs).declared(known.name, request.codecs))
             return master_pb2.CreateTableResponse(table=known)
         bounds = [b"", *request.splits, b""]
-        if any(a >= b for a, b in itertools.pairwise(bounds[1:-1])) or b"" in request.splits:
-            raise InvalidArgument("splits", "must ascend, and none may be empty")
         table = master_pb2.Table(
             table_id=next(self._ids),
             name=request.name,

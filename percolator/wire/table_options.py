@@ -1,5 +1,5 @@
-"""The name of a table, and its options: those that exist, compared with those that a creation asks
-for, and the times to live of its columns.
+"""The name of a table, where its tablets begin, and its options: those that exist, compared with
+those that a creation asks for, and the times to live of its columns.
 
 With `exist_ok`, an existing table stays as it is. Taken for what was asked for, it would lose
 history that its reader needs, or keep far more than its owner wants, and nothing would say so.
@@ -17,6 +17,8 @@ from percolator.v1.tabletserver_pb2 import ColumnTtl
 RETENTION_MILLISECONDS_MAX = 100 * 365 * 86_400_000
 TTL_MILLISECONDS_MAX = 100 * 365 * 86_400_000
 TTLS_MAX = 1_000
+SPLIT_ROW_BYTES_MAX = 4_096
+"""The longest row at which a tablet may begin."""
 _COLUMN_BYTES_MAX = 255
 
 
@@ -37,6 +39,24 @@ def require_table_name(field: str, name: str) -> None:
 def table_exists(name: str) -> InvalidArgument:
     """The error about a table that is to be created, and exists."""
     return InvalidArgument("name", f"table {name!r} exists; pass exist_ok=True to use it")
+
+
+def require_splits(field: str, splits: Sequence[bytes]) -> None:
+    """Raises `InvalidArgument` unless the tablets of a new table can begin at these rows."""
+    before = b""
+    for index, row in enumerate(splits):
+        where = f"{field}[{index}]"
+        if not row:
+            raise InvalidArgument(
+                where, "is empty; the first tablet starts at the empty row anyway"
+            )
+        if len(row) > SPLIT_ROW_BYTES_MAX:
+            raise InvalidArgument(where, f"is longer than {SPLIT_ROW_BYTES_MAX} bytes")
+        if row <= before:
+            raise InvalidArgument(
+                where, f"{row!r} is not above {before!r}: expected ascending rows"
+            )
+        before = row
 
 
 def require_retention(options: TableOptions) -> None:

@@ -7,7 +7,6 @@ What is alike for all clusters. What differs is in `services/master/tablets/tabl
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Generic, NamedTuple
@@ -27,6 +26,7 @@ from percolator.wire.table_options import (
     changed_ttls,
     require_options,
     require_retention,
+    require_splits,
     require_table_name,
     require_ttls,
     table_exists,
@@ -43,7 +43,6 @@ from services.master.map.map_record import (
 from services.master.map.map_store import MapT, StoredMap
 from services.master.oracle_time import OracleTime
 
-ROW_BYTES_MAX = 4_096
 SPLIT_BYTES_MIN = 64 << 10
 _ORACLE_SECONDS = 2.0
 
@@ -99,7 +98,7 @@ class TableChanges(ABC, Generic[MapT]):
 
     def _require_valid(self, request: wire.CreateTableRequest) -> None:
         require_table_name("name", request.name)
-        _check_splits(request.splits)
+        require_splits("splits", request.splits)
         self._check_options(request.options)
 
     @abstractmethod
@@ -277,19 +276,3 @@ def _with_codecs(current: MapT, table: Table, declared: wire.Codecs) -> MapT:
     if codecs == table.codecs:
         return current
     return current.with_tables(replace(table, codecs=codecs))
-
-
-def _check_splits(splits: Sequence[bytes]) -> None:
-    before = b""
-    for index, row in enumerate(splits):
-        if not row:
-            raise InvalidArgument(
-                f"splits[{index}]", "is empty; the first tablet starts at the empty row anyway"
-            )
-        if len(row) > ROW_BYTES_MAX:
-            raise InvalidArgument(f"splits[{index}]", f"is longer than {ROW_BYTES_MAX} bytes")
-        if row <= before:
-            raise InvalidArgument(
-                f"splits[{index}]", f"{row!r} is not above {before!r}: expected ascending rows"
-            )
-        before = row

@@ -122,6 +122,12 @@ def test_a_split_that_does_not_fit_is_named(db: Database) -> None:
         db.create_table(Table("never"), splits=untyped)
 
 
+def test_a_split_that_is_longer_than_any_row_is_refused(db: Database) -> None:
+    with pytest.raises(InvalidArgument, match=r"^splits\[1\]: is longer than 4096 bytes"):
+        db.create_table(Table("never"), splits=["a", "b" * 4_097])
+    assert "never" not in db.tables()
+
+
 # ---------------------------------------------------------------------------- the end of attempts
 
 

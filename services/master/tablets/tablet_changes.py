@@ -18,10 +18,10 @@ import structlog
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, StoreUnusable
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire import methods
+from percolator.wire.table_options import SPLIT_ROW_BYTES_MAX
 from percolator.world import World
 from services.master.map.cluster_map import ClusterMap, Tablet
 from services.master.map.map_store import MapStore
-from services.master.table_changes import ROW_BYTES_MAX
 from services.master.tablets.assignment import Assignment
 from services.master.tablets.server_watch import ServerWatch, WatchedServer
 
@@ -258,6 +258,6 @@ def _checked(row: bytes, tablet: Tablet) -> bytes:
         raise InvalidArgument(
             "row", f"{row!r} is not inside tablet {tablet.tablet_id}, above its first row"
         )
-    if len(row) > ROW_BYTES_MAX:
-        raise InvalidArgument("row", f"is longer than {ROW_BYTES_MAX} bytes")
+    if len(row) > SPLIT_ROW_BYTES_MAX:
+        raise InvalidArgument("row", f"is longer than {SPLIT_ROW_BYTES_MAX} bytes")
     return row
