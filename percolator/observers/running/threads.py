@@ -76,7 +76,11 @@ class Threads:
     ) -> None:
         with self._changed:
             self._jobs.append(job)
-            self._staff()
+            try:
+                self._staff()
+            except RuntimeError:  # there is no room for another thread: the caller tries again
+                self._jobs.remove(job)
+                raise
         try:
             time = RunTime(seconds, waited)
             while not job.future.done() and (left := time.look_again_seconds()):
@@ -106,8 +110,8 @@ class Threads:
         if len(self._jobs) <= self._idle:
             self._changed.notify()
         elif self._threads < self._threads_max:
-            self._threads += 1
             threading.Thread(target=self._serve, name="observer", daemon=True).start()
+            self._threads += 1  # not before: the machine may have no room for it
 
     def close(self) -> None:
         """Ends idle threads. Those that were given up end when they return, or with the process."""

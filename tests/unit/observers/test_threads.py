@@ -90,6 +90,25 @@ async def test_no_more_threads_run_than_are_allowed() -> None:
     threads.close()
 
 
+async def test_a_machine_that_has_no_room_for_a_thread_costs_none_for_good(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nor is what has failed for want of a thread run later, beside the next attempt at it."""
+    threads, calls = Threads(1), list[str]()
+
+    def no_room(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", no_room)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await threads.call(lambda: calls.append("failed"), WAIT_SECONDS, nothing)
+    await threads.call(lambda: calls.append("first"), WAIT_SECONDS, nothing)
+    await threads.call(lambda: calls.append("second"), WAIT_SECONDS, nothing)
+    assert calls == ["first", "second"]
+    threads.close()
+
+
 async def test_waiting_for_a_thread_is_not_a_failure() -> None:
     threads = Threads(1)
     with gate() as hangs:
