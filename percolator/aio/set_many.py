@@ -15,7 +15,7 @@ from collections.abc import (
 from typing import Any, Protocol
 
 from percolator.aio.transaction import Outcome, Transaction
-from percolator.arguments import require_whole
+from percolator.arguments import require_function, require_whole
 from percolator.errors import InvalidArgument, OutcomeUnknown
 
 IN_FLIGHT_MAX = 100_000
@@ -54,6 +54,8 @@ class BulkWriter:
         require_whole(in_flight_max, "in_flight_max", least=1)
         if in_flight_max > IN_FLIGHT_MAX:
             raise InvalidArgument("in_flight_max", f"expected at most {IN_FLIGHT_MAX}")
+        if progress is not None:
+            require_function(progress, "progress")
         self._database = database
         self._in_flight_max = in_flight_max
         self._progress = progress

@@ -398,6 +398,8 @@ class Database:
         >>> db.set_many((name, {balance: 10}) for name in names)
         """
         self._loop_thread.require_usable()
+        if progress is not None:
+            require_function(progress, "progress")
         source = source_of(rows)  # consumed in the calling thread, where it may do anything
         written = 0
         portion = list(islice(source, ROWS_PER_PORTION))

@@ -87,6 +87,10 @@ WRONG: dict[str, tuple[type[PercolatorError], Call]] = {
         lambda db, tx: db.snapshot(at=percolator.Timestamp(0)),
     ),
     "address": (InvalidArgument, lambda db, tx: untyped.connect(5)),
+    "^progress: expected a function, got int": (
+        InvalidArgument,
+        lambda db, tx: db.set_many([("a", {balance: 1})], progress=3),
+    ),
     "at most 100000": (
         InvalidArgument,
         lambda db, tx: db.set_many([("a", {})], in_flight_max=10**9),
@@ -176,6 +180,8 @@ async def test_what_cannot_be_called_is_refused_by_name_under_asyncio() -> None:
     async with connected() as (db, _):
         with pytest.raises(InvalidArgument, match=r"^function: expected a function, got int$"):
             await db.run(five)
+        with pytest.raises(InvalidArgument, match=r"^progress: expected a function, got int$"):
+            await db.set_many([], progress=five)
 
 
 def test_columns_may_come_from_a_generator_and_a_limit_may_be_as_large_as_it_likes(
