@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 import percolator.testing
 from percolator import Database, Table, aio, codecs, observes
 from percolator.aio import shared
+from percolator.blocking import loop_thread
+from percolator.blocking.loop_thread import Pending
 from percolator.blocking.rounds import Caller
 from percolator.observers.worker import Worker
 
@@ -88,6 +91,22 @@ def test_a_commit_that_is_interrupted_before_it_waits_has_an_outcome_and_does_no
         tx.commit()
     assert tx.outcome is percolator.Outcome.ABORTED
     assert percolator_db.get("bob", balance) is None
+
+
+def test_an_interrupt_that_comes_together_with_the_result_is_not_held_up(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(pending: Pending[Any]) -> None:
+        pending._done.acquire()
+        raise KeyboardInterrupt
+
+    began = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr(loop_thread, "GIVE_UP_SECONDS", 20.0)
+        patch.setattr(Pending, "wait_for_end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            percolator_db.timestamp()
+    assert time.monotonic() - began < 10.0
 
 
 def test_a_database_that_has_just_been_connected_when_an_interrupt_comes_is_closed() -> None:
