@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import socket
 import ssl
+import sys
 from collections.abc import Callable, Mapping
 
 from percolator.v1 import frames_pb2
@@ -21,6 +22,11 @@ _HANDSHAKE_SECONDS = 10.0
 _BACKLOG = 1_000
 """How many callers may wait for this process to accept them: after a restart, all come at once.
 asyncio sets the socket's own number again, to 100 unless it is told."""
+_IDLE_SECONDS = 300
+_PROBES = 5
+_PROBE_SECONDS = 30
+"""When the system looks whether an idle caller is still there, and how often it tries. A caller
+whose machine or network is gone ends no connection: without this, each would keep one forever."""
 
 
 class FrameServer:
@@ -141,7 +147,18 @@ def _listening(address: HostPort) -> socket.socket:
         address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0][0]
     both = family == socket.AF_INET6 and address.is_wildcard() and socket.has_dualstack_ipv6()
-    return socket.create_server((address.host, address.port), family=family, dualstack_ipv6=both)
+    made = socket.create_server((address.host, address.port), family=family, dualstack_ipv6=both)
+    _look_for_callers(made)
+    return made
+
+
+def _look_for_callers(listening: socket.socket) -> None:
+    """Connections inherit these options from the socket that accepts them."""
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if sys.platform == "linux":
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _PROBE_SECONDS)
 
 
 class _Offering:

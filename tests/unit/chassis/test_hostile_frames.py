@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 
 import pytest
 
@@ -185,3 +186,19 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on(
             assert asyncio.get_running_loop().time() < deadline
             await asyncio.sleep(0.01)
         await edge.greeted()
+
+
+async def test_a_caller_whose_machine_has_vanished_is_noticed_within_minutes() -> None:
+    # No test can take a machine away, so this asks what the system has been told to do then.
+    async with framed(echo) as edge:
+        await edge.greeted()
+        (served,) = edge.frames._connections
+        assert served._transport is not None
+        sock = served._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        asked = [
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_KEEPINTVL)
+        ]
+        idle, probes, interval = asked
+        assert idle + probes * interval < 600
