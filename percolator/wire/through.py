@@ -10,7 +10,13 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from percolator.errors import DeadlineExceeded, Unavailable, UsageError
+from percolator.errors import (
+    DeadlineExceeded,
+    NotReady,
+    PercolatorError,
+    Unavailable,
+    UsageError,
+)
 from percolator.v1.cluster_pb2 import ROUTE_THROUGH, DescribeResponse
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import (
@@ -23,6 +29,14 @@ from percolator.world import (
     UnaryMethod,
     World,
 )
+
+
+def leaves(service: str) -> str:
+    """What a server says of calls that it takes no longer, since it is about to end."""
+    return f"the {service} is shutting down"
+
+
+GATEWAY_LEAVES = leaves("gateway")
 
 
 def routed(network: Network, addresses: Sequence[str], cluster: DescribeResponse) -> Network:
@@ -69,8 +83,9 @@ class ThroughNetwork:
             turn = self._turn
             try:
                 return await calls[turn % len(calls)](request, timeout)
-            except (Unavailable, DeadlineExceeded):
-                self._go_elsewhere(turn)
+            except PercolatorError as error:
+                if _another_may_answer(error):
+                    self._go_elsewhere(turn)
                 raise
 
         return call
@@ -99,8 +114,9 @@ class ThroughNetwork:
                 async with aclosing(calls[turn % len(calls)](request, timeout)) as responses:
                     async for response in responses:
                         yield response
-            except (Unavailable, DeadlineExceeded):
-                self._go_elsewhere(turn)
+            except PercolatorError as error:
+                if _another_may_answer(error):
+                    self._go_elsewhere(turn)
                 raise
 
         return call
@@ -115,3 +131,11 @@ class ThroughNetwork:
 
     async def close(self) -> None:
         await self._network.close()
+
+
+def _another_may_answer(error: PercolatorError) -> bool:
+    """Whether the gateway itself may be the trouble. If a server behind it is not ready, no other
+    gateway can help, and one that is gone would cost time."""
+    if isinstance(error, NotReady):
+        return GATEWAY_LEAVES in error.message
+    return isinstance(error, Unavailable | DeadlineExceeded)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from percolator.errors import NotReady
 from percolator.tasks import stop_waiting_for
+from percolator.wire.through import GATEWAY_LEAVES
 
 _RETRY_SECONDS = 0.5
 
@@ -20,7 +21,7 @@ T = TypeVar("T")
 
 
 def shutting_down() -> NotReady:
-    return NotReady("the gateway is shutting down", retry_after_seconds=_RETRY_SECONDS)
+    return NotReady(GATEWAY_LEAVES, retry_after_seconds=_RETRY_SECONDS)
 
 
 class EndlessStreams:

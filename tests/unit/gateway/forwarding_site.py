@@ -123,3 +123,16 @@ async def site() -> AsyncIterator[Site]:
         for one in started:
             await one.stop(None)
         await network.close()
+
+
+@asynccontextmanager
+async def another_gateway(here: Site) -> AsyncIterator[tuple[Gate, ThroughNetwork]]:
+    """A gateway before that of the site, as clients list them, and its gate."""
+    gate = Gate(100, REQUEST_BYTES_MAX)
+    edge = RpcEdge(gate, RpcMetrics(), MachineClock())
+    edge.expose([Exposed(CLUSTER, here.master)], here.routes)
+    network = GrpcNetwork()
+    try:
+        yield gate, ThroughNetwork(network, [await here.listen(edge), here.address])
+    finally:
+        await network.close()

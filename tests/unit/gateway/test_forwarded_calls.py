@@ -16,14 +16,16 @@ from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire import by_address, methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.status import from_rpc_error
-from percolator.wire.through import ThroughNetwork
+from percolator.wire.through import ThroughNetwork, leaves
 from services.chassis.serving.trailers import failure
+from services.gateway.settings import GatewaySettings
 from tests.unit.gateway.forwarding_site import (
     OWN,
     REQUEST_BYTES_MAX,
     SECONDS,
     Behind,
     Site,
+    another_gateway,
     site,
 )
 
@@ -373,3 +375,54 @@ async def test_a_client_uses_another_gateway_when_one_is_gone() -> None:
             await call(GetTimestampsRequest(count=1), SECONDS)
         assert (await call(GetTimestampsRequest(count=1), SECONDS)).first == 5
         await network.close()
+
+
+async def test_a_client_uses_another_gateway_when_one_is_shutting_down() -> None:
+    async with site() as here, another_gateway(here) as (gate, through):
+
+        async def answer(raw: bytes, context: Any) -> bytes:
+            return GetTimestampsResponse(first=5, count=1).SerializeToString()
+
+        here.behind.unary = answer
+        gate.close(errors.NotReady(leaves(GatewaySettings.service)))
+        call = through.unary(here.server.address, methods.GET_TIMESTAMPS)
+        with pytest.raises(errors.NotReady):
+            await call(GetTimestampsRequest(count=1), SECONDS)
+        assert (await call(GetTimestampsRequest(count=1), SECONDS)).first == 5
+
+
+async def test_a_watch_goes_on_at_another_gateway_when_one_is_shutting_down() -> None:
+    async with site() as here, another_gateway(here) as (gate, through):
+
+        async def pages(raw: bytes, context: Any) -> AsyncIterator[bytes]:
+            yield b""
+
+        here.behind.stream = pages
+        gate.close(errors.NotReady(leaves(GatewaySettings.service)))
+        watch = through.stream(here.server.address, methods.WATCH_NOTIFICATIONS)
+        request = tabletserver_pb2.WatchNotificationsRequest()
+        with pytest.raises(errors.NotReady):
+            await anext(watch(request, SECONDS))
+        assert [page async for page in watch(request, SECONDS)]
+
+
+async def test_a_client_stays_with_a_gateway_if_a_server_behind_it_is_not_ready() -> None:
+    """The other gateway may be gone, and each attempt there would cost a second."""
+    async with site() as here, another_gateway(here) as (gate, through):
+        asked = 0
+
+        async def refuse(raw: bytes, context: Any) -> bytes:
+            nonlocal asked
+            asked += 1
+            await context.abort(*failure(errors.NotReady(leaves("tabletserver"))))
+            raise AssertionError
+
+        here.behind.unary = refuse
+        call = through.unary(here.server.address, methods.GET_TIMESTAMPS)
+        for _ in range(2):
+            with pytest.raises(errors.NotReady):
+                await call(GetTimestampsRequest(count=1), SECONDS)
+        assert asked == 2
+        gate.close(errors.NotReady("closed, so that it shows who is asked"))
+        with pytest.raises(errors.NotReady, match="who is asked"):
+            await call(GetTimestampsRequest(count=1), SECONDS)
