@@ -210,7 +210,10 @@ class Catalog:
 
     async def delete(self, name: str, *, missing_ok: bool, deadline: float) -> bool:
         request = wire.DeleteTableRequest(name=name, missing_ok=missing_ok)
-        response = await self._masters.call(methods.DELETE_TABLE, request, deadline)
+        # One attempt, as to create one: a second would find no table, or one created meanwhile.
+        response = await self._masters.call(
+            methods.DELETE_TABLE, request, deadline, attempt_seconds_max=inf
+        )
         known = self._by_name.get(name)
         if known is not None:
             self.forget(known.table_id)

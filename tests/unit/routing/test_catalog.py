@@ -65,3 +65,14 @@ async def test_a_table_that_takes_long_to_create_is_requested_once() -> None:
         "large", [], wire.TableOptions(), exist_ok=False, deadline=deadline
     )
     assert (table.table_id, master.calls) == (7, 1)
+
+
+async def test_a_table_that_takes_long_to_drop_is_dropped_once() -> None:
+    """Otherwise, the second attempt would find no table, and report that there is none."""
+    master = SlowMaster(3.0, wire.DeleteTableResponse(deleted=True))
+    clock = VirtualClock(asyncio.get_running_loop())
+    world = World(clock, master, random.Random(1))
+    catalog = Catalog(world, ["m:1"], TabletMap(), SchemaVersions())
+    deadline = clock.monotonic_seconds() + 10.0
+    assert await catalog.delete("large", missing_ok=False, deadline=deadline)
+    assert master.calls == 1
