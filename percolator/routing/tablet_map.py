@@ -40,13 +40,26 @@ EVERYTHING = Searched(b"", b"")
 
 
 class _Table:
-    """The known tablets of one table, by their first rows. There may be gaps."""
+    """The known tablets of one table, by their first rows. There may be gaps, but no overlaps."""
 
     __slots__ = ("locations", "starts")
 
     def __init__(self) -> None:
         self.starts: list[bytes] = []
         self.locations: list[TabletLocation] = []
+
+    def overlapping(self, location: TabletLocation) -> slice:
+        """Where the tablets are that have rows of this one. There may be thousands of others."""
+        starts = self.starts
+        first = bisect_right(starts, location.start) - 1
+        if first < 0 or self._ends_before(first, location.start):
+            first += 1
+        end = location.end
+        return slice(first, max(first, bisect_left(starts, end) if end else len(starts)))
+
+    def _ends_before(self, index: int, row: bytes) -> bool:
+        end = self.locations[index].end
+        return bool(end) and end <= row
 
 
 class TabletMap:
@@ -91,16 +104,18 @@ class TabletMap:
         """Takes over locations that a response mentioned; they replace only older ones."""
         for location in locations:
             table = self._tables.setdefault(location.table_id, _Table())
-            overlapping = [old for old in table.locations if _overlap(old, location)]
+            replaced = table.overlapping(location)
             # Tablet ids and epochs only grow: a split has new ids, a move a new epoch.
-            if all(_age(old) <= _age(location) for old in overlapping):
-                self._put(table, overlapping, location)
+            if all(_age(old) <= _age(location) for old in table.locations[replaced]):
+                # Without an address, no server serves it at the moment.
+                found = [location] if location.address else []
+                table.locations[replaced] = found
+                table.starts[replaced] = [one.start for one in found]
 
     def replace(self, table_id: int, locations: Iterable[TabletLocation]) -> None:
         """Takes over a master's answer about a whole table."""
-        table = self._tables[table_id] = _Table()
-        for location in locations:
-            self._put(table, [], location)
+        self.forget(table_id)
+        self.learn(locations)
 
     def doubt(self, location: TabletLocation) -> None:
         """Drops a location that led nowhere, so that the next request asks a master."""
@@ -184,21 +199,6 @@ class TabletMap:
             del self._searches[table_id]
         self.learn(found)
         return _searched(row, found) if self._find is not None else EVERYTHING
-
-    @staticmethod
-    def _put(table: _Table, replaced: list[TabletLocation], location: TabletLocation) -> None:
-        for old in replaced:
-            index = table.locations.index(old)
-            del table.locations[index], table.starts[index]
-        if not location.address:
-            return  # no server serves it at the moment
-        index = bisect_left(table.starts, location.start)
-        table.starts.insert(index, location.start)
-        table.locations.insert(index, location)
-
-
-def _overlap(one: TabletLocation, other: TabletLocation) -> bool:
-    return (not other.end or one.start < other.end) and (not one.end or other.start < one.end)
 
 
 def _age(location: TabletLocation) -> tuple[int, int]:

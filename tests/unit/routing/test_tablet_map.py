@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -194,3 +195,37 @@ async def test_a_search_that_has_just_ended_holds_up_nobody_who_asks_about_other
     answered.set_result(None)
     await asyncio.gather(first, second)
     assert [location.address for location in tablets.tablets(1)] == ["a:1", "b:1"]
+
+
+class _Row(bytes):
+    """A row that counts how often it is compared."""
+
+    compared = 0
+
+    def __lt__(self, other: bytes) -> bool:
+        _Row.compared += 1
+        return bytes.__lt__(self, other)
+
+    def __le__(self, other: bytes) -> bool:
+        _Row.compared += 1
+        return bytes.__le__(self, other)
+
+    def __eq__(self, other: object) -> bool:
+        _Row.compared += 1
+        return bytes.__eq__(self, other)
+
+    __hash__ = bytes.__hash__
+
+
+def test_learning_of_a_tablet_takes_no_longer_when_many_others_are_known() -> None:
+    """Otherwise clients of a large table stand still while a master tells them where it is now."""
+    rows = [_Row(b""), *(_Row(b"%04d" % number) for number in range(1, 2_000)), _Row(b"")]
+    known = [
+        tablet("a:1", start, end, tablet_id=number)
+        for number, (start, end) in enumerate(pairwise(rows), start=1)
+    ]
+    tablets = _map(*known)
+    _Row.compared = 0
+    tablets.learn(replace(one, epoch=2, address="b:1") for one in known)
+    assert {location.address for location in tablets.tablets(1)} == {"b:1"}
+    assert _Row.compared < 100 * len(known)
