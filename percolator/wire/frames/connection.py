@@ -4,14 +4,17 @@ Invariants:
 - A call ends once: with its answer, at its deadline, when its caller is cancelled, or when the
   connection ends. In the last case it may have been executed, as over gRPC.
 - A call that its caller gives up is cancelled at the server, too.
-- A server that says nothing, not even that it is there, is given up after about 15 seconds.
+- A server that says nothing, not even that it is there, is given up after about 15 seconds; if not
+  even its machine acknowledges what was sent, after five.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 import ssl
+import sys
 from collections.abc import Awaitable, Callable
 from typing import cast
 
@@ -38,6 +41,10 @@ LOOK_SECONDS = 5.0
 """How often a connection with calls in progress is looked at. After two looks without a sign of the
 server, it is asked for one, and given up at the next look."""
 _LOOKS_BEFORE_PING = 2
+
+UNACKNOWLEDGED_SECONDS = 5.0
+"""As gRPC has it (percolator/wire/channels.py). Firewalls forget connections that were idle, and
+drop what is sent over them from then on. Calls give up sooner than 15 seconds."""
 
 _CALL_NUMBERS = 2**32
 
@@ -163,6 +170,7 @@ class FrameConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        _expect_acknowledgements(transport.get_extra_info("socket"))
         if self._retiring:
             self._transport.abort()
 
@@ -257,6 +265,13 @@ class FrameConnection(asyncio.Protocol):
                 answer.set_exception(errors.Unavailable(reason))
         if not self.ended.done():
             self.ended.set_result(None)
+
+
+def _expect_acknowledgements(sock: socket.socket) -> None:
+    """Has the system end a connection over TCP on which everything is lost."""
+    if sys.platform == "linux" and sock.family != socket.AF_UNIX:
+        milliseconds = round(UNACKNOWLEDGED_SECONDS * 1000)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
 
 def _too_late(answer: asyncio.Future[bytes]) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
+import socket
+import struct
 from unittest.mock import Mock
 
 import pytest
@@ -16,6 +19,7 @@ from percolator.wire.frames import connection as connections
 from percolator.wire.frames import lanes
 from percolator.wire.frames.layout import CALL_HEAD, PREAMBLE, Kind, NotFrames, frame
 from percolator.wire.methods import GET_TIMESTAMPS
+from services.chassis.serving.frame_connection import ServedConnection
 from services.chassis.serving.rpc import remaining_seconds
 from tests.unit.chassis.framed_edge import SECONDS, SERVER_ID, echo, framed
 from tests.unit.chassis.test_rpc_edge import EVERY_ERROR, cut_off
@@ -23,6 +27,9 @@ from tests.unit.chassis.test_rpc_edge import EVERY_ERROR, cut_off
 pytestmark = pytest.mark.real_time
 
 PATH = GET_TIMESTAMPS.path
+SO_ATTACH_FILTER = 26
+BPF_RET = 0x06
+"""Linux's numbers for a filter of packets, and for its instruction that says how much to keep."""
 
 
 class Held:
@@ -286,6 +293,30 @@ async def test_a_server_that_gives_no_sign_of_life_is_given_up(
             one._transport.pause_reading()
         with pytest.raises(errors.Unavailable, match="no sign of life"):
             await asyncio.wait_for(call, SECONDS)
+
+
+async def test_a_connection_on_which_everything_is_lost_is_given_up_sooner_than_a_silent_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after a firewall has forgotten it: what is sent is lost, and nothing says so."""
+    monkeypatch.setattr(connections, "UNACKNOWLEDGED_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "LOOK_SECONDS", 1000.0)
+    async with framed(echo) as edge:
+        connection = await edge.connected()
+        (served,) = edge.frames._connections
+        lose_what_arrives(served)
+        async with asyncio.timeout(SECONDS):
+            with pytest.raises(errors.Unavailable, match="timed out"):
+                await connection.call(PATH, b"", 10 * SECONDS)
+
+
+def lose_what_arrives(at: ServedConnection) -> None:
+    """Has the system drop all packets for a socket before it looks at them."""
+    assert at._transport is not None
+    nothing = ctypes.create_string_buffer(struct.pack("HBBI", BPF_RET, 0, 0, 0))
+    program = struct.pack("HxxxxxxP", 1, ctypes.addressof(nothing))
+    sock = at._transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
 
 
 async def test_a_server_with_as_many_calls_as_it_takes_gives_signs_of_life(
