@@ -310,9 +310,18 @@ class Overloaded(NotExecuted):
 class NotReady(NotExecuted):
     """The server is starting, draining, or has lost what it needs to answer truthfully."""
 
-    def __init__(self, message: str, *, retry_after_seconds: float = 0.0, where: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_seconds: float = 0.0,
+        leaving: str = "",
+        where: str = "",
+    ) -> None:
         super().__init__(message, where=where)
         self.retry_after_seconds = retry_after_seconds
+        self.leaving = leaving
+        """The service that is shutting down, and will not be ready again. Empty otherwise."""
 
 
 class UnknownServer(NotReady):

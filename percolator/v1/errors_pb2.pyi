@@ -189,10 +189,12 @@ class WrongCluster(_message.Message):
     def __init__(self, expected: _Optional[str] = ..., found: _Optional[str] = ...) -> None: ...
 
 class NotReady(_message.Message):
-    __slots__ = ("retry_after_milliseconds",)
+    __slots__ = ("retry_after_milliseconds", "leaving")
     RETRY_AFTER_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
     retry_after_milliseconds: int
-    def __init__(self, retry_after_milliseconds: _Optional[int] = ...) -> None: ...
+    leaving: str
+    def __init__(self, retry_after_milliseconds: _Optional[int] = ..., leaving: _Optional[str] = ...) -> None: ...
 
 class InvariantViolated(_message.Message):
     __slots__ = ("rule",)

@@ -110,6 +110,7 @@ def to_detail(error: errors.PercolatorError) -> errors_pb2.ErrorDetail:
             detail.unknown_server.server = error.server
         case errors.NotReady():
             detail.not_ready.retry_after_milliseconds = _milliseconds(error)
+            detail.not_ready.leaving = error.leaving
         case errors.OutcomeUnknown():
             detail.outcome_unknown.start_timestamp = error.start_timestamp
             detail.outcome_unknown.retry_after_milliseconds = _milliseconds(error)
@@ -282,6 +283,7 @@ def _not_ready(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     return errors.NotReady(
         detail.message,
         retry_after_seconds=detail.not_ready.retry_after_milliseconds / 1000,
+        leaving=detail.not_ready.leaving,
         where=detail.where,
     )
 

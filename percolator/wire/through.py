@@ -30,13 +30,14 @@ from percolator.world import (
     World,
 )
 
+GATEWAY = "gateway"
 
-def leaves(service: str) -> str:
+
+def shutting_down(service: str, retry_after_seconds: float) -> NotReady:
     """What a server says of calls that it takes no longer, since it is about to end."""
-    return f"the {service} is shutting down"
-
-
-GATEWAY_LEAVES = leaves("gateway")
+    return NotReady(
+        f"the {service} is shutting down", retry_after_seconds=retry_after_seconds, leaving=service
+    )
 
 
 def routed(network: Network, addresses: Sequence[str], cluster: DescribeResponse) -> Network:
@@ -137,5 +138,5 @@ def _another_may_answer(error: PercolatorError) -> bool:
     """Whether the gateway itself may be the trouble. If a server behind it is not ready, no other
     gateway can help, and one that is gone would cost time."""
     if isinstance(error, NotReady):
-        return GATEWAY_LEAVES in error.message
+        return error.leaving == GATEWAY
     return isinstance(error, Unavailable | DeadlineExceeded)

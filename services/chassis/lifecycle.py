@@ -41,7 +41,7 @@ from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import PLAIN_TEXT
-from percolator.wire.through import leaves
+from percolator.wire.through import shutting_down
 from percolator.world import MachineClock, World, machine_random
 from services.chassis import descriptors, logs, standard_streams
 from services.chassis.collector import collect_seldom
@@ -289,8 +289,7 @@ class _Process(Generic[SettingsT]):
             self._exit_code = EXIT_FAILED
         # Not `stop` first: it closes connections, and callers would not know whether their calls
         # were executed. This tells them that they were not.
-        reason = leaves(self._settings.service)
-        self._gate.close(NotReady(reason, retry_after_seconds=_DRAINING_RETRY_SECONDS))
+        self._gate.close(shutting_down(self._settings.service, _DRAINING_RETRY_SECONDS))
         try:
             async with asyncio.timeout_at(deadline):
                 await self._gate.idle.wait()

@@ -29,7 +29,7 @@ from percolator.wire.status import from_rpc_error, status_code, too_large
 from services.chassis.serving.access import Check
 from services.chassis.serving.rpc import Gate
 from services.chassis.serving.trailers import failure
-from services.gateway.shutdown import shutting_down
+from services.gateway.shutdown import gateway_leaves
 
 _OF_THE_CONNECTION = frozenset(("user-agent", "content-type", "te", SERVER_METADATA))
 """Metadata that belongs to a connection, and is not forwarded."""
@@ -188,7 +188,7 @@ class ForwardedCall:
                 await self._fail_alike(error, context)
             except asyncio.CancelledError:
                 if routes.draining and is_endless:
-                    await self._fail(shutting_down(), context)
+                    await self._fail(gateway_leaves(), context)
                 if cancelled_by_caller():
                     raise
                 await self._fail(closed_meanwhile(self._path), context)
@@ -201,7 +201,7 @@ class ForwardedCall:
         if self._check is not None:
             self._check(context)
         if self._routes.draining and self._routes.is_endless(self._path):
-            raise shutting_down()
+            raise gateway_leaves()
         _require_not_forwarded(context, self._names)
         return await self._routes.targets(self._names)
 

@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 
 from percolator.errors import NotReady
 from percolator.tasks import stop_waiting_for
-from percolator.wire.through import GATEWAY_LEAVES
+from percolator.wire.through import GATEWAY, shutting_down
 
 _RETRY_SECONDS = 0.5
 
 T = TypeVar("T")
 
 
-def shutting_down() -> NotReady:
-    return NotReady(GATEWAY_LEAVES, retry_after_seconds=_RETRY_SECONDS)
+def gateway_leaves() -> NotReady:
+    return shutting_down(GATEWAY, _RETRY_SECONDS)
 
 
 class EndlessStreams:
@@ -50,7 +50,7 @@ class EndlessStreams:
             raise
         if self._ending.done():
             await _leave(coming)
-            raise shutting_down()
+            raise gateway_leaves()
         return coming.result()
 
 

@@ -27,15 +27,12 @@ def locks_of_a_family_are_not_in_the_way(patch: Patch) -> None:
 
 def own_writes_of_a_family_are_not_seen(patch: Patch) -> None:
     """A transaction reads what was there before it."""
-    correct = Reading._lay_over
+    correct = Reading._written
 
-    def wrong(
-        self: Reading, table_id: int, row: bytes, names: Any, prefixes: Any, cells: Any
-    ) -> None:
-        if not prefixes:
-            correct(self, table_id, row, names, prefixes, cells)
+    def wrong(self: Reading, table_id: int, rows: Any, names: Any, prefixes: Any) -> Any:
+        return {} if prefixes else correct(self, table_id, rows, names, prefixes)
 
-    patch.setattr(Reading, "_lay_over", wrong)
+    patch.setattr(Reading, "_written", wrong)
 
 
 ALL = (

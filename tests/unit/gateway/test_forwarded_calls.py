@@ -16,7 +16,7 @@ from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire import by_address, methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.status import from_rpc_error
-from percolator.wire.through import ThroughNetwork, leaves
+from percolator.wire.through import ThroughNetwork, shutting_down
 from services.chassis.serving.trailers import failure
 from services.gateway.settings import GatewaySettings
 from tests.unit.gateway.forwarding_site import (
@@ -384,7 +384,7 @@ async def test_a_client_uses_another_gateway_when_one_is_shutting_down() -> None
             return GetTimestampsResponse(first=5, count=1).SerializeToString()
 
         here.behind.unary = answer
-        gate.close(errors.NotReady(leaves(GatewaySettings.service)))
+        gate.close(shutting_down(GatewaySettings.service, 0.1))
         call = through.unary(here.server.address, methods.GET_TIMESTAMPS)
         with pytest.raises(errors.NotReady):
             await call(GetTimestampsRequest(count=1), SECONDS)
@@ -398,7 +398,7 @@ async def test_a_watch_goes_on_at_another_gateway_when_one_is_shutting_down() ->
             yield b""
 
         here.behind.stream = pages
-        gate.close(errors.NotReady(leaves(GatewaySettings.service)))
+        gate.close(shutting_down(GatewaySettings.service, 0.1))
         watch = through.stream(here.server.address, methods.WATCH_NOTIFICATIONS)
         request = tabletserver_pb2.WatchNotificationsRequest()
         with pytest.raises(errors.NotReady):
@@ -414,7 +414,7 @@ async def test_a_client_stays_with_a_gateway_if_a_server_behind_it_is_not_ready(
         async def refuse(raw: bytes, context: Any) -> bytes:
             nonlocal asked
             asked += 1
-            await context.abort(*failure(errors.NotReady(leaves("tabletserver"))))
+            await context.abort(*failure(shutting_down("tabletserver", 0.1)))
             raise AssertionError
 
         here.behind.unary = refuse
