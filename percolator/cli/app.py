@@ -6,6 +6,7 @@ import errno
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from io import TextIOWrapper
 from itertools import takewhile
 from typing import Annotated
 
@@ -119,6 +120,9 @@ app.command("top")(top.top)
 
 def main() -> None:
     """The entry point of the `percolator` script."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        # Rows and names may be in any language, whatever the reader's locale can express.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         app(args=json_first(sys.argv[1:]))
     except OSError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -48,6 +50,28 @@ def test_output_that_cannot_be_written_is_no_traceback(
         command, shell=True, stderr=subprocess.PIPE, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stderr) == (code, said)
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", r"\xe9\u4e2d"), ("latin-1", "\u00e9\\u4e2d")]
+)
+def test_what_the_encoding_of_a_locale_lacks_is_shown_escaped(
+    tmp_path: Path, encoding: str, shown: str
+) -> None:
+    """Rows and names may be in any language, whatever the reader's locale can express."""
+    line: dict[str, object] = dict.fromkeys(("rows_read", "round_trips", "written", "locked"), 1)
+    line |= {"table": "t", "observer": "o", "row": "\u00e9\u4e2d", "ended": "committed"}
+    line |= {"changes": [7], "start": 8, "commit": 9, "seconds": 0.1, "cpu_seconds": 0.1}
+    (tmp_path / "trace").write_text(json.dumps(line) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "percolator.cli", "observers", "trace", tmp_path / "trace"],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.decode()) == (0, "")
+    assert f"o of {shown}" in done.stdout.decode(encoding)
 
 
 @pytest.mark.parametrize(
