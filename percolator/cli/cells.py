@@ -76,7 +76,7 @@ def get(
     limit: Annotated[int, typer.Option(help="With --raw: at most this many cells.", min=1)] = 1_000,
     kind: As = None,
 ) -> None:
-    """Show one row. The exit code is 1 if it is empty."""
+    """Show one row. The exit code is 1 if there is nothing to show."""
     here = connection(context)
     _check_rows(row=row)
     wanted = _columns("columns", columns, hidden_too=raw)
@@ -102,7 +102,8 @@ def get(
             return forms, (await snapshot.get_many(rows, [forms.row("row", row)], chosen))[0]
 
     forms, found = here.run_with_database(read)
-    here.show(_values(found.raw(), forms), _screen([found], forms) if found else "the row is empty")
+    empty = "the row has nothing in these columns" if wanted or families else "the row is empty"
+    here.show(_values(found.raw(), forms), _screen([found], forms) if found else empty)
     if not found:
         raise typer.Exit(1)
 

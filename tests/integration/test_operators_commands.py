@@ -93,10 +93,14 @@ def test_cells_that_were_set_are_shown_and_deleted_ones_are_not(cluster: LocalCl
         "pen"
     ]
     assert "price" in run(cluster, "get", "shop", "pen")
+    for mistyped in (["prize"], ["--family", "prize"]):
+        shown = run(cluster, "get", "shop", "pen", *mistyped, code=1)
+        assert shown == "the row has nothing in these columns\n"
     before = asked(cluster, "timestamp")[0]
     assert asked(cluster, "delete", "shop", "pen", "stock") == {"deleted": 1}
     assert asked(cluster, "delete", "shop", "pen") == {"deleted": 1}
     assert asked(cluster, "get", "shop", "pen", code=1) == {}
+    assert run(cluster, "get", "shop", "pen", code=1) == "the row is empty\n"
     at = f"--at={before}"
     assert asked(cluster, "get", "shop", "pen", at) == {"price": "3", "stock": "hex:00ff"}
     assert [row["row"] for row in asked(cluster, "scan", "shop", at)] == ["ink", "pen"]
