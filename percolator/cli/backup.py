@@ -138,6 +138,9 @@ def import_export(
 @contextmanager
 def _bar(what: str) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error, shown only on a terminal."""
+    if not errors_console.is_interactive:
+        yield lambda *_: None  # the bar would end with an empty line
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeElapsedColumn(), console=errors_console, transient=True

@@ -44,6 +44,15 @@ def test_a_directory_that_holds_no_export_is_refused_by_name(tmp_path: Path) -> 
     assert "holds no export" in " ".join(result.output.split())
 
 
+def test_without_a_terminal_an_export_says_on_standard_error_only_what_is_wrong(
+    tmp_path: Path,
+) -> None:
+    """A line of a progress bar, even an empty one, would be mail from cron after each backup."""
+    result = run.invoke(app, ["export", "verify", str(tmp_path)])
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: directory: ")
+
+
 @pytest.mark.parametrize("command", ["pins", "gc", "history", "export", "import"])
 def test_every_command_explains_itself(command: str) -> None:
     result = run.invoke(app, [command, "--help"])
