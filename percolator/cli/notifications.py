@@ -16,12 +16,12 @@ from rich.text import Text
 from percolator import aio
 from percolator.aio.engine import Engine
 from percolator.aio.observing import worker_context
-from percolator.cli.connection import Connection, connection, console, plain, tell_of_limit
+from percolator.cli.connection import Connection, connection, console, fail, plain, tell_of_limit
 from percolator.cli.given import ObserverOption, TableOption
 from percolator.cli.registered import no_observer, require_observer
 from percolator.cli.values import Forms, named_tables
 from percolator.codec_names import CodecNames
-from percolator.errors import SchemaError
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.observers.port import WorkRequest
 from percolator.timestamps import Timestamp, in_json
 
@@ -75,6 +75,8 @@ def notifications(
 ) -> None:
     """List the changes that wait for observers, in row order."""
     here = connection(context)
+    if follow and count:
+        fail(InvalidArgument("--count", "cannot be combined with --follow"))
     if follow:
         here.run_with_database(
             lambda database: _follow(here, database.internal.engine, table, observer)

@@ -43,6 +43,7 @@ def test_a_row_of_text_is_written_as_that_text(text: str) -> None:
         (["tablets", "split", "0"], "tablet"),
         (["wait", "--timeout", "0"], "--timeout"),
         (["notifications", "--limit", "0"], "--limit"),
+        (["notifications", "--follow", "--count"], "--count"),
         (["tablets", "split", "99999999999999999999999"], "tablet"),
         (["tablets", "move", "seven"], "tablet"),
         (["tables", "change-feed", "t"], "--on"),
