@@ -57,7 +57,9 @@ class Sources:
     def _imports_of(self, path: Path, stamp: Stamp) -> set[str]:
         known, imports = self._imports.get(path, (None, set[str]()))
         if known != stamp:
-            imports = _imports(path.read_bytes())
+            found = _imports(path.read_bytes())
+            if found is not None:  # otherwise those of before: they have not been removed
+                imports = found
             self._imports[path] = (stamp, imports)
         return imports
 
@@ -80,12 +82,12 @@ def _files(base: Path, module: str) -> Iterator[Path]:
         yield file
 
 
-def _imports(source: bytes) -> set[str]:
-    """The first parts of the names of imported modules; none if the source is not Python."""
+def _imports(source: bytes) -> set[str] | None:
+    """The first parts of the names of imported modules; None if the source is not Python."""
     try:
         parsed = ast.parse(source)
     except (SyntaxError, ValueError):
-        return set()
+        return None
     found = set()
     for node in ast.walk(parsed):
         if isinstance(node, ast.Import):

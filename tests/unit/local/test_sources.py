@@ -56,6 +56,19 @@ def test_a_module_that_is_not_there_yet_and_one_that_is_broken(tmp_path: Path) -
     assert names(sources.changed(), tmp_path) == ["orders.py", "shop.py"]
 
 
+def test_while_a_module_is_broken_only_what_really_changes_is_named(tmp_path: Path) -> None:
+    """What it imported is not removed, and a change there is noticed as before."""
+    write(tmp_path / "orders.py", "")
+    write(tmp_path / "shop.py", "import orders\n")
+    sources = Sources(["shop:observers"], tmp_path)
+    write(tmp_path / "shop.py", "import orders\ndef (:\n")
+    assert names(sources.changed(), tmp_path) == ["shop.py"]
+    write(tmp_path / "orders.py", "changed = True\n")
+    assert names(sources.changed(), tmp_path) == ["orders.py"]
+    write(tmp_path / "shop.py", "import orders, os\n")
+    assert names(sources.changed(), tmp_path) == ["shop.py"]
+
+
 def test_two_modules_that_import_each_other(tmp_path: Path) -> None:
     write(tmp_path / "shop.py", "import orders\n")
     write(tmp_path / "orders.py", "import shop\n")
