@@ -14,6 +14,7 @@ from percolator.cli.given import ObserverOption, TableOption, require_row
 from percolator.cli.registered import require_observer
 from percolator.cli.values import Forms, forms_of
 from percolator.codec_names import CodecNames
+from percolator.counts import counted
 from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.observers.running.dead_letter import DeadLetter
 from percolator.observers.running.dead_letter_box import DeadLetterBox, as_data
@@ -110,7 +111,7 @@ def retry(
         await DeadLetterBox(worker_context(database.internal.engine)).retry(letters)
 
     here.run_with_database(run)
-    here.show({"retried": len(letters)}, f"{len(letters):,} dead letters will be retried")
+    here.show({"retried": len(letters)}, f"{counted(len(letters), 'dead letter')} will be retried")
 
 
 @app.command()
@@ -127,13 +128,14 @@ def clear(
     _require_choice(table, observer, row, everything=everything)
     letters, _ = _letters(here, table, observer, row)
     if letters and not yes:
-        confirm(f"Clear {len(letters):,} dead letters?")
+        confirm(f"Clear {counted(len(letters), 'dead letter')}?")
 
     async def run(database: aio.Database) -> int:
         return await DeadLetterBox(worker_context(database.internal.engine)).clear(letters)
 
     cleared = here.run_with_database(run)
-    here.show({"cleared": cleared}, f"{cleared:,} dead letters were cleared")
+    text = counted(cleared, "dead letter was", "dead letters were")
+    here.show({"cleared": cleared}, f"{text} cleared")
 
 
 def _changed(letter: DeadLetter) -> str:

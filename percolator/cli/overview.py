@@ -14,6 +14,7 @@ from percolator.cli.connection import Connection
 from percolator.cli.masters import all_tablets, answer_of_leader
 from percolator.cli.roles import LEADING, ServerRole, roles_of
 from percolator.cli.sessions import list_sessions
+from percolator.counts import counted
 from percolator.errors import PercolatorError, Unavailable
 from percolator.observers.waiting import count_dead_letters
 from percolator.schema import DEAD_LETTERS_NAME
@@ -104,7 +105,7 @@ class Overview:
             yield f"{len(not_served) - _LISTED_MAX} other tablets are not served"
         for (table, observer), count in sorted(self.dead_letters.items()):
             yield (
-                f"observer {observer} of table {table} has {count:,} dead letters: see "
+                f"observer {observer} of table {table} has {counted(count, 'dead letter')}: see "
                 "`percolator dead-letters list`"
             )
         yield from self.unknown

@@ -10,6 +10,7 @@ from rich.table import Table as Screen
 from percolator import aio
 from percolator.aio.observing import worker_context
 from percolator.cli.connection import connection, errors_console, plain
+from percolator.counts import counted
 from percolator.observers.waiting import Quiet, Remaining, wait_until_quiet
 
 
@@ -42,7 +43,8 @@ def wait(
     for table, observer in quiet.paused:
         lines.add_row(plain(f"did not wait for observer {observer} of table {table}: it is paused"))
     for (table, observer), count in sorted(quiet.dead_letters.items()):
-        lines.add_row(plain(f"observer {observer} of table {table} has {count:,} dead letters"))
+        left = counted(count, "dead letter")
+        lines.add_row(plain(f"observer {observer} of table {table} has {left}"))
     here.show(
         {
             "passes": quiet.passes,

@@ -114,7 +114,7 @@ def test_dead_letters_are_listed_shown_retried_and_cleared(
     db.wait_for_observers(timeout=WAIT_SECONDS)
     assert [one["attempts"] for one in command.data("dead-letters", "list")] == [1]
     cleared = dead_letters("clear", "--row", "y", "--yes")
-    assert cleared == "1 dead letters were cleared\n"
+    assert cleared == "1 dead letter was cleared\n"
     assert command.data("dead-letters", "list") == []
     command.run("dead-letters", "retry", code=2)
 

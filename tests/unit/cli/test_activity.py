@@ -86,8 +86,10 @@ def test_dead_letters_and_servers_that_are_gone_are_problems() -> None:
     gone = Server(
         kind=ServiceKind.SERVICE_KIND_TABLET_SERVER, address="h:1", silence_milliseconds=65_000
     )
-    found = Overview(DescribeResponse(gone=[gone]), dead_letters={("orders", "count"): 2})
+    dead = {("orders", "count"): 2, ("orders", "settle"): 1}
+    found = Overview(DescribeResponse(gone=[gone]), dead_letters=dead)
     assert [one for one in found.problems() if not one.startswith("no ")] == [
         "tablet server h:1 was there until 0:01:05 ago, and is gone: start it again",
         "observer count of table orders has 2 dead letters: see `percolator dead-letters list`",
+        "observer settle of table orders has 1 dead letter: see `percolator dead-letters list`",
     ]
