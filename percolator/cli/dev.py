@@ -11,7 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution, entry_points,
 
 import typer
 
-from percolator.cli.connection import fail
+from percolator.cli.connection import connection, fail
 from percolator.errors import UsageError
 
 DISTRIBUTION = "percolator-store"
@@ -31,7 +31,9 @@ def dev(context: typer.Context) -> None:
     if missing:
         install = f"pip install '{DISTRIBUTION}[{EXTRA}]'"
         fail(UsageError(f"`percolator dev` needs {', '.join(missing)}: {install}"))
-    found.load()(context.args, context.command_path)
+    # The global option is taken from wherever it was given: the other command has its own.
+    as_json = ["--json"] if connection(context).as_json else []
+    found.load()([*context.args, *as_json], context.command_path)
 
 
 def _needed() -> list[str]:

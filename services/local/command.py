@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -146,11 +147,17 @@ def up(
 
 
 @app.command()
-def ps(data: DataOption = DEFAULT_DATA) -> None:
+def ps(
+    data: DataOption = DEFAULT_DATA,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
+) -> None:
     """Show the processes of a cluster that runs."""
     state = directory.running(data)
     if not state:
         _fail(f"no cluster is running on {data}, or it is starting or stopping right now")
+    if as_json:
+        typer.echo(json.dumps(state["processes"], indent=2))
+        return
     Console(width=None if sys.stdout.isatty() else 1_000).print(welcome.processes(state))
 
 

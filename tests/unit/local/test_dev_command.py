@@ -17,7 +17,7 @@ from typer.testing import Result
 from percolator.cli import app
 from percolator.cli import dev as dev_command
 from services.local import launching, welcome
-from services.local.directory import Ownership, delete, running
+from services.local.directory import Ownership, delete, running, write_state
 from services.local.process import LocalClusterError, ServiceProcess
 from tests.command_line import CliRunner
 
@@ -131,6 +131,20 @@ def test_its_options_are_its_own() -> None:
     assert "percolator dev [OPTIONS] COMMAND" in told
     assert "--temporary" in told
     assert "SIGKILL" in dev("kill", "--help").stdout
+
+
+@pytest.mark.parametrize("arguments", [["--json", "dev", "ps"], ["dev", "ps", "--json"]])
+def test_processes_are_shown_as_json_to_programs(here: Path, arguments: list[str]) -> None:
+    processes = [{"name": "master", "pid": 7, "address": "127.0.0.1:7100", "exit_code": None}]
+    data = here / ".percolator"
+    ownership = Ownership(data, lambda _: None)
+    try:
+        write_state(data, {"pid": 1, "processes": processes})
+        result = CliRunner().invoke(app.app, app.json_first(arguments))
+    finally:
+        ownership.release()
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == processes
 
 
 def test_processes_that_a_killed_launcher_has_left_are_waited_for(
