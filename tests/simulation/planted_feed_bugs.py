@@ -19,6 +19,7 @@ from percolator.tablet.reading import change_scan
 from percolator.tablet.reading.change_scan import ChangePlan, Settled
 from percolator.tablet.writing import judged_batch
 from percolator.tablet.writing.judged_batch import JudgedBatch
+from tests.simulation.per_seed import PerSeed
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
@@ -27,7 +28,7 @@ Patch = pytest.MonkeyPatch
 def entries_of_the_feed_are_written_with_the_next_batch(patch: Patch) -> None:
     """A reader comes between, or there is no next batch."""
     correct_begin = JudgedBatch.begin
-    held: dict[int, list[tuple[bytes, int, bytes]]] = {}
+    by_storage = PerSeed(dict[int, list[tuple[bytes, int, bytes]]])
     noted: list[tuple[bytes, int, bytes]] = []
 
     def note(batch: Any, cell: bytes, timestamp: int, record: bytes) -> int:
@@ -35,6 +36,7 @@ def entries_of_the_feed_are_written_with_the_next_batch(patch: Patch) -> None:
         return 0
 
     def begin(self: JudgedBatch, *memory: Any) -> None:
+        held = by_storage.now()
         before = held.pop(id(self._get.__self__), [])  # type: ignore[attr-defined]
         held[id(self._get.__self__)] = list(noted)  # type: ignore[attr-defined]
         noted.clear()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import Callable, Sequence
 from math import inf
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -24,6 +22,7 @@ from percolator.rowstore.port import RowChange
 from percolator.rowstore.shared_writes import SharedWrites
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Mutation
+from tests.simulation.per_seed import PerSeed
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
@@ -49,13 +48,11 @@ def intents_after_the_commit_point(patch: Patch) -> None:
 def second_committer_announces_nothing(patch: Patch) -> None:
     """The first one has died, or was slower: its intents are not there."""
     correct = Announcement.announce
-    # By seed: each has its own event loop, and their transactions begin at equal timestamps.
-    announced: WeakKeyDictionary[AbstractEventLoop, set[int]] = WeakKeyDictionary()
+    announced = PerSeed(set[int])
 
     async def wrong(self: Announcement, cells: Sequence[CellAddress], deadline: float) -> None:
-        known = announced.setdefault(get_running_loop(), set())
-        if self._write.start not in known:
-            known.add(self._write.start)
+        if self._write.start not in announced.now():
+            announced.now().add(self._write.start)
             await self._env.clock.sleep(_LATE_SECONDS)
             await correct(self, cells, deadline)
 

@@ -13,6 +13,7 @@ from percolator.tablet.writing import judge
 from percolator.world import Cursor
 from services.master.history.collection import CollectionTimes
 from tests.simulation import masters
+from tests.simulation.per_seed import PerSeed
 
 Patch = pytest.MonkeyPatch
 
@@ -41,9 +42,10 @@ def change_ends_what_is_remembered_only_when_its_writer_hears_of_it(patch: Patch
 
 def lock_names_what_the_first_lock_of_its_cell_named(patch: Patch) -> None:
     """A stale name is stored, and stays although the cell has changed since."""
-    first: dict[bytes, int | None] = {}
+    named = PerSeed(dict[bytes, int | None])
 
     def wrong(cursor: Cursor, cell: bytes, timestamp: int) -> int | None:
+        first = named.now()
         if cell not in first:
             first[cell] = newest_change_below(cursor, cell, timestamp)
         return first[cell]

@@ -31,6 +31,7 @@ from percolator.rowstore.scanning import RowScan
 from percolator.rowstore.selecting import Wanted
 from percolator.rowstore.times import Times
 from percolator.v1.tabletserver_pb2 import Mutation
+from tests.simulation.per_seed import PerSeed
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
@@ -222,12 +223,13 @@ def shared_reads_as_of_whoever_leads(patch: Patch) -> None:
 def calls_joined_after_they_were_sent(patch: Patch) -> None:
     """What they find may be older than the timestamp of whoever joins."""
     correct = RowReads._together
-    sent: dict[tuple[object, ...], asyncio.Task[Any]] = {}
+    calls = PerSeed(dict[tuple[object, ...], asyncio.Task[Any]])
 
     async def wrong(
         self: RowReads, table_id: int, key: bytes, wanted: Wanted, deadline: float
     ) -> Any:
         about = (id(self), table_id, key, wanted.columns)
+        sent = calls.now()
         call = sent.get(about)
         if call is None:
             reading = correct(self, table_id, key, wanted, deadline)

@@ -29,6 +29,7 @@ from services.master.rows.row_drops import RowDrops
 from services.oracle.handler import OracleHandler
 from services.oracle.oracle import Oracle
 from tests.simulation import row_cluster
+from tests.simulation.per_seed import PerSeed
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
@@ -81,12 +82,12 @@ def epoch_not_raised_at_a_registration(patch: Patch) -> None:
 def epoch_from_before_the_timestamps(patch: Patch) -> None:
     """An observer was registered in between, and the commit at that timestamp misses it. Every
     second answer is slow: if all were, the registration's own would be, too."""
-    turns = cycle((0.0, _BETWEEN_TWO_LOOKS_SECONDS))
+    turns = PerSeed(lambda: cycle((0.0, _BETWEEN_TWO_LOOKS_SECONDS)))
 
     async def wrong(self: OracleHandler, request: GetTimestampsRequest) -> GetTimestampsResponse:
         oracle = self._serving()
         epoch = oracle.catalogue_epoch
-        await asyncio.sleep(next(turns))
+        await asyncio.sleep(next(turns.now()))
         first = await oracle.get_timestamps(request.count)
         return GetTimestampsResponse(first=first, count=request.count, catalogue_epoch=epoch)
 

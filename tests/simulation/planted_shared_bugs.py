@@ -35,6 +35,7 @@ from percolator.tablet.writing.mutations import CheckedMutation
 from percolator.tablet.writing.rolling_forward import RollingForward, _Fate, _Order
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import Mutation
+from tests.simulation.per_seed import PerSeed
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
@@ -43,18 +44,18 @@ Patch = pytest.MonkeyPatch
 def attempts_at_a_task_share_a_part(patch: Patch) -> None:
     """What a late attempt locks after the commit is committed with the rest."""
     correct = Attempt._current
-    shared: dict[tuple[bytes, str], Part] = {}
+    shared = PerSeed(dict[tuple[bytes, str], Part])
 
     async def wrong(self: Attempt, deadline: float) -> Part:
         key = self._job.row, self._task
-        if not self._parts and key in shared:
-            part = shared[key]
+        if not self._parts and key in shared.now():
+            part = shared.now()[key]
             self._part = part
             self._parts.append(part)
             self._heads = {}
             return part
         part = await correct(self, deadline)
-        shared.setdefault(key, part)
+        shared.now().setdefault(key, part)
         return part
 
     patch.setattr(Attempt, "_current", wrong)
