@@ -278,19 +278,18 @@ class Reading(Scanning):
         own = self._own
         if own is None or not own.cells:
             return {}
-        found: dict[bytes, dict[bytes, bytes | None]] = {row: {} for row in rows}
-        cells: Iterable[CellAddress]
         if names is None or prefixes:
-            # One look at all writes, and not one for each row: there may be many of both.
             cells = [
-                cell
-                for cell in own.cells
-                if cell[0] == table_id and cell[1] in found and wants(cell[2], names, prefixes)
+                CellAddress(table_id, row, column)
+                for row, writes in own.of_rows(table_id, rows).items()
+                for column in writes
+                if wants(column, names, prefixes)
             ]
         else:
-            cells = [CellAddress(table_id, row, name) for row in found for name in names]
+            cells = [CellAddress(table_id, row, name) for row in rows for name in names]
+        found: dict[bytes, dict[bytes, bytes | None]] = {}
         for cell in cells:
             written = own_value(own, cell)
             if written is not None:
-                found[cell.row][cell.column] = written.value
+                found.setdefault(cell.row, {})[cell.column] = written.value
         return found

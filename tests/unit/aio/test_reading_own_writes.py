@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -43,13 +44,20 @@ class Counted(dict[CellAddress, Write]):
         self.looks += 1
         return super().__iter__()
 
+    def items(self) -> Any:
+        self.looks += 1
+        return super().items()
 
-async def test_rows_read_together_take_one_look_at_what_the_transaction_has_written() -> None:
+
+async def test_all_reads_of_rows_together_look_once_at_what_the_transaction_has_written() -> None:
     async with connected(Limits()) as (db, _), db.transaction() as tx:
-        for number in range(5):
-            await tx.set(f"a{number}", balance, number)
+        keys = [f"a{number:03}" for number in range(100)]
+        for number, key in enumerate(keys):
+            await tx.set(key, balance, number)
         cells = tx.internal.writes.cells = Counted(tx.internal.writes.cells)
-        rows = await tx.get_many(accounts, [f"a{number}" for number in range(100)])
-        assert [row[balance] for row in rows if row] == [0, 1, 2, 3, 4]
+        for number, key in enumerate(keys):
+            assert [row[balance] for row in await tx.get_many(accounts, [key])] == [number]
+        assert [row[balance] for row in await tx.get_many(accounts, keys)] == list(range(100))
+        assert [row.key async for row in tx.scan(accounts, start="a010", end="a020")] == keys[10:20]
         assert cells.looks == 1
         tx.rollback()
