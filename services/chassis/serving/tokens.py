@@ -25,6 +25,9 @@ from services.chassis.trouble import Trouble
 
 _HASH = re.compile("[0-9a-f]{64}")
 _LOOK_SECONDS = 2.0
+_SHOWN_CHARACTERS_MAX = 20
+_BEGINNING_CHARACTERS = 6
+"""Of 43 characters of a token: the others cannot be guessed."""
 _FIELD = "tokens"
 
 _log = structlog.get_logger("percolator.tokens")
@@ -82,7 +85,7 @@ def _read(path: Path) -> dict[bytes, Role]:
         raise InvalidArgument(_FIELD, f"{path}: not TOML") from None
     roles: dict[bytes, Role] = {}
     for name, entry in entries.items():
-        where = f"{path}: [{name}]" if NAME.fullmatch(name) else f"{path}: a name"
+        where = f"{path}: [{_shown(name)}]" if NAME.fullmatch(name) else f"{path}: a name"
         if not NAME.fullmatch(name):
             raise InvalidArgument(_FIELD, f"{where}: expected letters, digits, - and _")
         if not isinstance(entry, dict) or entry.keys() != {"role", "sha256"}:
@@ -97,3 +100,8 @@ def _read(path: Path) -> dict[bytes, Role]:
             raise InvalidArgument(_FIELD, f"{where}: sha256: another token has the same")
         roles[digest] = ROLES[entry["role"]]
     return roles
+
+
+def _shown(name: str) -> str:
+    """The name, or its beginning: a long one may be the token itself, put there by mistake."""
+    return name if len(name) <= _SHOWN_CHARACTERS_MAX else f"{name[:_BEGINNING_CHARACTERS]}..."

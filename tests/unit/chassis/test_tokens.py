@@ -68,6 +68,14 @@ def test_a_wrong_file_is_refused_by_name_without_a_word_of_its_secrets(
     assert "s3cret" not in caught.value.reason
 
 
+@pytest.mark.parametrize("text", ['{} = "admin"', "[{}]", '["{}"]\nrole = "root"\nsha256 = ""'])
+def test_a_token_in_the_place_of_a_name_is_not_shown(text: str, tmp_path: Path) -> None:
+    token = new_token()
+    with pytest.raises(InvalidArgument, match=token[:6]) as refused:
+        Tokens(tokens_file(tmp_path, text.format(token)))
+    assert token[:7] not in str(refused.value)
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgument, match=r"tokens: .*none: No such file"):
         Tokens(tmp_path / "none")
