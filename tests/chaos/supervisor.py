@@ -138,14 +138,27 @@ class Supervisor:
             for cells in self.workload.tables:
                 rows[cells.name] = await tx.scan(cells.table)
 
-        # Reading resolves the locks that are left, so it comes before checking what is stored.
-        await self._until_it_commits("last reading", read_everything)
+        until = time.monotonic() + RECOVERY_SECONDS_MAX
+        while True:
+            # Reading resolves the locks that are left, so it comes before checking what is stored.
+            await self._until_it_commits("last reading", read_everything)
+            history, found = await self._audited(clients)
+            if not found.stored.locks or time.monotonic() > until:
+                break
+            # A client that was killed counts as alive until its session is over. Readers pass its
+            # locks until then.
+            await asyncio.sleep(_RETRY_SECONDS)
+        await self.database.close()
+        return Verdict(history, list(self._wrong(found, rows, history, clients)))
+
+    async def _audited(self, clients: Clients) -> tuple[History, Audit]:
+        """What everybody has done, and what is stored of it."""
         stored = await self._stored()
         timestamp = await self.database.timestamp()
-        await self.database.close()
         history = clients.history().merged_with([self._chronicle.recorder.history])
-        found = audit(stored, history=history, history_is_complete=True, timestamp_max=timestamp)
-        return Verdict(history, list(self._wrong(found, rows, history, clients)))
+        return history, audit(
+            stored, history=history, history_is_complete=True, timestamp_max=timestamp
+        )
 
     async def _stored(self) -> list[StoredTable]:
         deadline = self._world.clock.monotonic_seconds() + RECOVERY_SECONDS_MAX
