@@ -20,7 +20,11 @@ const CALL_TIME: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// The gateways of one cluster.
+/// The gateways of one cluster, and the turn at which calls begin: turn `n` is at gateway
+/// `n % gateways`.
+///
+/// A call that fails goes on at its own next turn. If it took the common one instead, four callers
+/// that wait for the same dead gateway of two would each move that on, and come back to the dead one.
 pub struct Gateways {
     channels: Vec<Channel>,
     turn: AtomicUsize,
@@ -51,17 +55,26 @@ impl Gateways {
         })
     }
 
-    fn channel(&self) -> Channel {
-        let turn = self.turn.load(Ordering::Relaxed);
+    /// The turn at which a call begins: the last one known to be good.
+    pub fn turn(&self) -> usize {
+        self.turn.load(Ordering::Relaxed)
+    }
+
+    /// The turn after one that failed. Later calls begin there, unless another call moved on first.
+    fn after(&self, failed: usize) -> usize {
+        let next = failed + 1;
+        let _ = self
+            .turn
+            .compare_exchange(failed, next, Ordering::Relaxed, Ordering::Relaxed);
+        next
+    }
+
+    fn channel(&self, turn: usize) -> Channel {
         self.channels[turn % self.channels.len()].clone()
     }
 
-    pub fn go_elsewhere(&self) {
-        self.turn.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn client(&self) -> GatewayServiceClient<Channel> {
-        GatewayServiceClient::new(self.channel())
+    fn client(&self, turn: usize) -> GatewayServiceClient<Channel> {
+        GatewayServiceClient::new(self.channel(turn))
     }
 
     /// A new transaction, which sees everything committed until now.
@@ -86,11 +99,12 @@ impl Gateways {
         A: Future<Output = Result<Response<R>, Status>>,
     {
         let until = Instant::now() + PATIENCE;
+        let mut turn = self.turn();
         loop {
-            match call(self.channel()).await {
+            match call(self.channel(turn)).await {
                 Ok(answer) => return Ok(answer.into_inner()),
                 Err(status) if tells_nothing(&status) && Instant::now() < until => {
-                    self.go_elsewhere();
+                    turn = self.after(turn);
                     tokio::time::sleep(PAUSE).await;
                 }
                 Err(status) => return Err(status),
@@ -145,16 +159,17 @@ impl Transaction<'_> {
     pub async fn scan(&self, table: &str, column: &str) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Status> {
         let mut found: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
         let mut until = Instant::now() + PATIENCE;
+        let mut turn = self.gateways.turn();
         loop {
             let before = found.len();
-            let outcome = self.scan_on(table, column, &mut found).await;
+            let outcome = self.scan_at(turn, table, column, &mut found).await;
             if found.len() > before {
                 until = Instant::now() + PATIENCE;
             }
             match outcome {
                 Ok(()) => return Ok(found),
                 Err(status) if tells_nothing(&status) && Instant::now() < until => {
-                    self.gateways.go_elsewhere();
+                    turn = self.gateways.after(turn);
                     tokio::time::sleep(PAUSE).await;
                 }
                 Err(status) => return Err(status),
@@ -162,8 +177,9 @@ impl Transaction<'_> {
         }
     }
 
-    async fn scan_on(
+    async fn scan_at(
         &self,
+        turn: usize,
         table: &str,
         column: &str,
         found: &mut Vec<(Vec<u8>, Vec<u8>)>,
@@ -183,7 +199,7 @@ impl Transaction<'_> {
         };
         let mut pages = self
             .gateways
-            .client()
+            .client(turn)
             .scan_table(timed(request))
             .await?
             .into_inner();
@@ -213,19 +229,25 @@ impl Transaction<'_> {
     /// gateway: the start timestamp identifies it, and every gateway arrives at the same outcome.
     /// Beginning a new transaction instead might do the work twice.
     pub async fn commit(&self) -> Result<Outcome, Status> {
+        self.commit_from(self.gateways.turn()).await
+    }
+
+    /// Commits at the gateway of a turn, and at the next ones if it gives no answer.
+    pub async fn commit_from(&self, mut turn: usize) -> Result<Outcome, Status> {
         let request = CommitRequest {
             start_timestamp: self.start,
             writes: self.writes.clone(),
         };
         let until = Instant::now() + PATIENCE;
         loop {
-            match self.gateways.client().commit(timed(request.clone())).await {
+            let mut gateway = self.gateways.client(turn);
+            match gateway.commit(timed(request.clone())).await {
                 Ok(answer) => return Ok(Outcome::Committed(answer.into_inner().commit_timestamp)),
                 Err(status) if status.code() == Code::Aborted => {
                     return Ok(Outcome::Aborted(status))
                 }
                 Err(status) if tells_nothing(&status) && Instant::now() < until => {
-                    self.gateways.go_elsewhere();
+                    turn = self.gateways.after(turn);
                     tokio::time::sleep(PAUSE).await;
                 }
                 Err(status) => return Err(status),
@@ -251,4 +273,19 @@ fn tells_nothing(status: &Status) -> bool {
             | Code::Cancelled
             | Code::ResourceExhausted
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn callers_that_fail_together_leave_a_gateway_once() {
+        let gateways = Gateways::new(&["localhost:1".into(), "localhost:2".into()]).unwrap();
+        let dead = gateways.turn();
+        for _caller in 0..4 {
+            assert_eq!(gateways.after(dead), dead + 1);
+        }
+        assert_eq!(gateways.turn(), dead + 1);
+    }
 }
