@@ -27,7 +27,11 @@ pub async fn create_table(gateways: &Gateways) -> Result<(), Status> {
     gateways
         .anywhere(|channel| {
             let request = timed(request.clone());
-            async move { MasterServiceClient::new(channel).create_table(request).await }
+            async move {
+                MasterServiceClient::new(channel)
+                    .create_table(request)
+                    .await
+            }
         })
         .await?;
     Ok(())
