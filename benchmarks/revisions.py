@@ -26,6 +26,8 @@ REVISION = "27d3539"
 """The last one before losers took turns, and before commits in one round."""
 ROUNDS = 3
 DOCUMENTS = 20_000
+LEAST_DOCUMENTS = 4_000
+"""any_revision/webindex.py changes so many different ones."""
 STORM_CPU_MUST = 0.25
 CHAIN_RATE_MUST = 1.5
 WEB_INDEX_RATE_MUST = 3.0
@@ -137,6 +139,8 @@ def main() -> int:
     names = [part.program for part in parts(DOCUMENTS)]
     parser.add_argument("--only", choices=names, help="this program, and write no file")
     options = parser.parse_args()
+    if options.documents < LEAST_DOCUMENTS:
+        parser.error(f"--documents: expected {LEAST_DOCUMENTS} or more, found {options.documents}")
     report = Report("revisions")
     with checked_out(options.revision) as earlier:
         for part in parts(options.documents):
