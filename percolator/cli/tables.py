@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from math import ceil
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from percolator.errors import InvalidArgument, UsageError
 from percolator.row_text import row_bytes, row_text
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
-from percolator.wire.table_options import require_kept
+from percolator.wire.table_options import REQUEST_ID_BYTES, require_kept
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete tables.")
 
@@ -94,6 +95,7 @@ def create(
         ),
         exist_ok=exist_ok,
         codecs=codecs,
+        request_id=os.urandom(REQUEST_ID_BYTES),
     )
     answer = ask_master(here, methods.CREATE_TABLE, request)
     try:
@@ -261,7 +263,9 @@ def delete(
         fail(error)
     if not yes:
         confirm(f"Delete the table {name!r} with everything in it?")
-    request = wire.DeleteTableRequest(name=name, missing_ok=missing_ok)
+    request = wire.DeleteTableRequest(
+        name=name, missing_ok=missing_ok, request_id=os.urandom(REQUEST_ID_BYTES)
+    )
     deleted = ask_master(here, methods.DELETE_TABLE, request).deleted
     here.show(
         {"deleted": deleted}, plain(f"table {name} {'deleted' if deleted else 'does not exist'}")

@@ -34,7 +34,7 @@ from percolator.v1.cluster_pb2 import DescribeRequest
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.status import location_from_wire
-from percolator.wire.table_options import require_kept
+from percolator.wire.table_options import REQUEST_ID_BYTES, require_kept
 from percolator.world import World
 
 _TABLETS_PER_PAGE = 1_000
@@ -61,6 +61,7 @@ class Catalog:
         self, world: World, masters: Sequence[str], tablets: TabletMap, versions: SchemaVersions
     ) -> None:
         self._clock = world.clock
+        self._random = world.random
         self._masters = Masters(world, masters)
         self._tablets = tablets
         self._versions = versions
@@ -103,10 +104,16 @@ class Catalog:
         codecs: wire.Codecs | None = None,
     ) -> TableInfo:
         request = wire.CreateTableRequest(
-            name=name, splits=splits, options=options, exist_ok=exist_ok, codecs=codecs
+            name=name,
+            splits=splits,
+            options=options,
+            exist_ok=exist_ok,
+            codecs=codecs,
+            request_id=self._random.randbytes(REQUEST_ID_BYTES),
         )
-        # One attempt without a limit of its own, since many tablets may take long: a second attempt
-        # would find the table that the first has created, and report that it exists.
+        # No limit for one attempt, since many tablets may take long. After a master's end in the
+        # middle, the id tells the next one that the table it finds is ours; one of an earlier
+        # release would report that it exists.
         response = await self._masters.call(
             methods.CREATE_TABLE, request, deadline, attempt_seconds_max=inf
         )
@@ -209,8 +216,10 @@ class Catalog:
         return response.table
 
     async def delete(self, name: str, *, missing_ok: bool, deadline: float) -> bool:
-        request = wire.DeleteTableRequest(name=name, missing_ok=missing_ok)
-        # One attempt, as to create one: a second would find no table, or one created meanwhile.
+        request = wire.DeleteTableRequest(
+            name=name, missing_ok=missing_ok, request_id=self._random.randbytes(REQUEST_ID_BYTES)
+        )
+        # As to create one: another attempt would find no table, or one created meanwhile.
         response = await self._masters.call(
             methods.DELETE_TABLE, request, deadline, attempt_seconds_max=inf
         )

@@ -49,6 +49,8 @@ class TablesInMemory(ABC):
         self._tables: dict[str, master_pb2.Table] = {}
         self._creating = asyncio.Lock()
         self._deleting: dict[int, master_pb2.Table] = {}
+        self._deletions: set[bytes] = set()
+        """The ids of the requests that deleted tables."""
         self.tablets: dict[int, Tablet] = {}
         self._disks: dict[int, DurableMemory] = {}
         self._watch = NotificationWatch()
@@ -79,6 +81,8 @@ class TablesInMemory(ABC):
         require_retention(request.options)
         known = self._tables.get(request.name)
         if known is not None:
+            if request.request_id and request.request_id == known.created_by:
+                return master_pb2.CreateTableResponse(table=known, created=True)
             if not request.exist_ok:
                 raise table_exists(request.name)
             require_options(request.name, known.options, request.options)
@@ -93,6 +97,7 @@ class TablesInMemory(ABC):
             tablets=len(bounds) - 1,
             created_at=self._allocate(1),
             codecs=CodecNames().declared(request.name, request.codecs).message(),
+            created_by=request.request_id,
         )
         for start, end in itertools.pairwise(bounds):
             identity = TabletIdentity(table.table_id, next(self._ids), 1, start, end)
@@ -104,10 +109,13 @@ class TablesInMemory(ABC):
     async def delete_table(
         self, request: master_pb2.DeleteTableRequest
     ) -> master_pb2.DeleteTableResponse:
+        if request.request_id and request.request_id in self._deletions:
+            return master_pb2.DeleteTableResponse(deleted=True)
         if request.name not in self._tables:
             if request.missing_ok:
                 return master_pb2.DeleteTableResponse()
             raise self._no_table(request.name, 0)
+        self._deletions.add(request.request_id)
         table = self._tables.pop(request.name)
         self._deleting[table.table_id] = table
         for tablet in self._tablets_of(table.table_id):

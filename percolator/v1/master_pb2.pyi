@@ -49,7 +49,7 @@ class Codecs(_message.Message):
     def __init__(self, key: _Optional[str] = ..., columns: _Optional[_Iterable[_Union[ColumnCodec, _Mapping]]] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting", "created_at", "codecs", "load")
+    __slots__ = ("table_id", "name", "schema_version", "options", "observers", "tablets", "deleting", "created_at", "codecs", "load", "created_by")
     TABLE_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -60,6 +60,7 @@ class Table(_message.Message):
     CREATED_AT_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
+    CREATED_BY_FIELD_NUMBER: _ClassVar[int]
     table_id: int
     name: str
     schema_version: int
@@ -70,7 +71,8 @@ class Table(_message.Message):
     created_at: int
     codecs: Codecs
     load: TableLoad
-    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ..., created_at: _Optional[int] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., load: _Optional[_Union[TableLoad, _Mapping]] = ...) -> None: ...
+    created_by: bytes
+    def __init__(self, table_id: _Optional[int] = ..., name: _Optional[str] = ..., schema_version: _Optional[int] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., observers: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., tablets: _Optional[int] = ..., deleting: bool = ..., created_at: _Optional[int] = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., load: _Optional[_Union[TableLoad, _Mapping]] = ..., created_by: _Optional[bytes] = ...) -> None: ...
 
 class TableLoad(_message.Message):
     __slots__ = ("name", "run", "commit_timestamp")
@@ -83,18 +85,20 @@ class TableLoad(_message.Message):
     def __init__(self, name: _Optional[str] = ..., run: _Optional[int] = ..., commit_timestamp: _Optional[int] = ...) -> None: ...
 
 class CreateTableRequest(_message.Message):
-    __slots__ = ("name", "splits", "options", "exist_ok", "codecs")
+    __slots__ = ("name", "splits", "options", "exist_ok", "codecs", "request_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SPLITS_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     EXIST_OK_FIELD_NUMBER: _ClassVar[int]
     CODECS_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     splits: _containers.RepeatedScalarFieldContainer[bytes]
     options: TableOptions
     exist_ok: bool
     codecs: Codecs
-    def __init__(self, name: _Optional[str] = ..., splits: _Optional[_Iterable[bytes]] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., exist_ok: bool = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ...) -> None: ...
+    request_id: bytes
+    def __init__(self, name: _Optional[str] = ..., splits: _Optional[_Iterable[bytes]] = ..., options: _Optional[_Union[TableOptions, _Mapping]] = ..., exist_ok: bool = ..., codecs: _Optional[_Union[Codecs, _Mapping]] = ..., request_id: _Optional[bytes] = ...) -> None: ...
 
 class CreateTableResponse(_message.Message):
     __slots__ = ("table", "created")
@@ -105,12 +109,14 @@ class CreateTableResponse(_message.Message):
     def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ..., created: bool = ...) -> None: ...
 
 class DeleteTableRequest(_message.Message):
-    __slots__ = ("name", "missing_ok")
+    __slots__ = ("name", "missing_ok", "request_id")
     NAME_FIELD_NUMBER: _ClassVar[int]
     MISSING_OK_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     name: str
     missing_ok: bool
-    def __init__(self, name: _Optional[str] = ..., missing_ok: bool = ...) -> None: ...
+    request_id: bytes
+    def __init__(self, name: _Optional[str] = ..., missing_ok: bool = ..., request_id: _Optional[bytes] = ...) -> None: ...
 
 class DeleteTableResponse(_message.Message):
     __slots__ = ("deleted",)

@@ -19,6 +19,8 @@ TTL_MILLISECONDS_MAX = 100 * 365 * 86_400_000
 TTLS_MAX = 1_000
 SPLIT_ROW_BYTES_MAX = 4_096
 """The longest row at which a tablet may begin."""
+REQUEST_ID_BYTES = 16
+"""Random, so that no two requests to create or delete a table have the same id."""
 _COLUMN_BYTES_MAX = 255
 
 

@@ -44,6 +44,7 @@ from services.master.map.map_store import MapT, StoredMap
 from services.master.oracle_time import OracleTime
 
 SPLIT_BYTES_MIN = 64 << 10
+REQUEST_ID_BYTES_MAX = 64
 _ORACLE_SECONDS = 2.0
 
 _log = structlog.get_logger("percolator.master")
@@ -97,6 +98,7 @@ class TableChanges(ABC, Generic[MapT]):
         return table, created
 
     def _require_valid(self, request: wire.CreateTableRequest) -> None:
+        _require_request_id(request.request_id)
         require_table_name("name", request.name)
         require_splits("splits", request.splits)
         self._check_options(request.options)
@@ -136,6 +138,8 @@ class TableChanges(ABC, Generic[MapT]):
         request = creation.request
         known = current.named(request.name)
         if known is not None:
+            if request.request_id and request.request_id == known.created_by:
+                return current, (known, True)  # by an earlier attempt, whose answer was lost
             if not request.exist_ok:
                 raise table_exists(request.name)
             require_options(request.name, options_message(known), request.options)
@@ -143,25 +147,30 @@ class TableChanges(ABC, Generic[MapT]):
         if creation.deletions != self._deletions:
             return current, None
         changed, table = self._with_new_table(current, creation)
-        return changed, (table, True)
+        table = replace(table, created_by=request.request_id)
+        return changed.with_tables(table), (table, True)
 
-    async def delete(self, name: str, *, missing_ok: bool) -> Table | None:
-        """Takes a table out of use. What is left of it is removed later."""
+    async def delete(self, request: wire.DeleteTableRequest) -> bool:
+        """Takes a table out of use. What is left is removed later. False if there was none."""
+        _require_request_id(request.request_id)
 
-        def decide(current: MapT) -> tuple[MapT, Table | None]:
-            table = current.named(name)
+        def decide(current: MapT) -> tuple[MapT, tuple[bool, Table | None]]:
+            if request.request_id in current.deletions:
+                return current, (True, None)  # by an earlier attempt, whose answer was lost
+            table = current.named(request.name)
             if table is None:
-                if missing_ok:
-                    return current, None
-                raise SchemaError(f"there is no table {name!r}")
+                if request.missing_ok:
+                    return current, (False, None)
+                raise SchemaError(f"there is no table {request.name!r}")
             self._deletions += 1
             changed = replace(table, deleting=True, schema_version=table.schema_version + 1)
-            return self._taken_out(current, changed), changed
+            noted = current.with_deletion(request.request_id)
+            return self._taken_out(noted, changed), (True, changed)
 
-        table = await self._store.change(decide)
+        deleted, table = await self._store.change(decide)
         if table is not None:
             _log.info("table being deleted", table=table.name, table_id=table.table_id)
-        return table
+        return deleted
 
     async def change_observers(
         self, request: wire.ChangeObserversRequest, deadline: float
@@ -269,6 +278,11 @@ class TableChanges(ABC, Generic[MapT]):
                 "options.split_bytes",
                 f"is {options.split_bytes}; expected 0, or at least {SPLIT_BYTES_MIN}",
             )
+
+
+def _require_request_id(request_id: bytes) -> None:
+    if len(request_id) > REQUEST_ID_BYTES_MAX:
+        raise InvalidArgument("request_id", f"is longer than {REQUEST_ID_BYTES_MAX} bytes")
 
 
 def _with_codecs(current: MapT, table: Table, declared: wire.Codecs) -> MapT:

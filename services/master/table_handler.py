@@ -36,8 +36,8 @@ class TableHandler(Generic[MapT, TermT]):
 
     async def delete_table(self, request: wire.DeleteTableRequest) -> wire.DeleteTableResponse:
         async with self._master.leading() as leader:
-            deleted = await leader.tables.delete(request.name, missing_ok=request.missing_ok)
-        return wire.DeleteTableResponse(deleted=deleted is not None)
+            deleted = await leader.tables.delete(request)
+        return wire.DeleteTableResponse(deleted=deleted)
 
     async def list_tables(self, request: wire.ListTablesRequest) -> wire.ListTablesResponse:
         return locations.list_tables(await self._master.current())

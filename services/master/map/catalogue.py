@@ -10,6 +10,8 @@ from typing import Self
 from percolator.codec_names import CodecNames
 from percolator.errors import SchemaError
 
+DELETIONS_KEPT = 100
+
 
 @dataclass(frozen=True)
 class Observer:
@@ -54,6 +56,8 @@ class Table:
     """Those that programs have declared. An earlier release kept none."""
     load: TableLoad | None = None
     """Only in a cluster on a row store."""
+    created_by: bytes = b""
+    """The id of the request that created it; empty if that had none."""
 
     @property
     def is_hidden(self) -> bool:
@@ -75,6 +79,8 @@ class Catalogue:
     tables: Mapping[int, Table] = field(default_factory=lambda: MappingProxyType({}))
     load_floor: int = field(default=0, kw_only=True)
     """The latest run of a bulk load that was ended; none up to it begins again."""
+    deletions: tuple[bytes, ...] = field(default=(), kw_only=True)
+    """The ids of the requests that deleted tables, as far as they had any; the latest last."""
 
     def tablets_of(self, table: Table) -> int:
         """How many tablets a table has: none, where a row store has its cells."""
@@ -100,6 +106,12 @@ class Catalogue:
         return replace(
             self, tables={key: one for key, one in self.tables.items() if key != table_id}
         )
+
+    def with_deletion(self, request_id: bytes) -> Self:
+        """After a table was deleted by that request."""
+        if not request_id:
+            return self
+        return replace(self, deletions=(*self.deletions, request_id)[-DELETIONS_KEPT:])
 
     def with_tables(self, *tables: Table) -> Self:
         return replace(self, tables={**self.tables, **{table.table_id: table for table in tables}})

@@ -26,6 +26,7 @@ def encode(current: ClusterMap) -> bytes:
             master_records_pb2.RetiredTablet(table_id=table, tablet_id=tablet)
             for table, tablet in current.retired
         ],
+        deletions=current.deletions,
     )
     return record.SerializeToString(deterministic=True)
 
@@ -39,6 +40,7 @@ def decode(data: bytes) -> ClusterMap:
         tablets={tablet.tablet_id: _tablet(tablet) for tablet in record.tablets},
         draining=frozenset(record.draining),
         retired=tuple((one.table_id, one.tablet_id) for one in record.retired),
+        deletions=tuple(record.deletions),
     )
 
 
@@ -48,6 +50,7 @@ def encode_catalogue(current: Catalogue) -> bytes:
         next_id=current.next_id,
         tables=[table_message(table) for table in current.tables.values()],
         load_floor=current.load_floor,
+        deletions=current.deletions,
     )
     return record.SerializeToString(deterministic=True)
 
@@ -56,7 +59,12 @@ def decode_catalogue(data: bytes) -> Catalogue:
     """Raises `StoreUnusable` if `encode_catalogue` cannot have written it."""
     record = _parsed(data)
     tables = {table.table_id: _table(table) for table in record.tables}
-    return Catalogue(record.next_id, tables, load_floor=record.load_floor)
+    return Catalogue(
+        record.next_id,
+        tables,
+        load_floor=record.load_floor,
+        deletions=tuple(record.deletions),
+    )
 
 
 def _parsed(data: bytes) -> master_records_pb2.MapRecord:
@@ -81,6 +89,7 @@ def table_message(table: Table, tablets: int = 0) -> master_pb2.Table:
         created_at=table.created_at,
         codecs=codecs_message(table),
         load=_load_message(table),
+        created_by=table.created_by,
     )
 
 
@@ -150,6 +159,7 @@ def _table(table: master_pb2.Table) -> Table:
         ttls=ttls_of(table.options.ttls),
         codecs=CodecNames.of(table.codecs),
         load=_load(table),
+        created_by=table.created_by,
     )
 
 

@@ -77,14 +77,14 @@ class RowTables(TableChanges[Catalogue]):
         await self._oracle_time.raise_epoch(deadline)
         return table
 
-    async def delete(self, name: str, *, missing_ok: bool) -> Table | None:
-        table = await super().delete(name, missing_ok=missing_ok)
-        if table is not None:
+    async def delete(self, request: wire.DeleteTableRequest) -> bool:
+        deleted = await super().delete(request)
+        if deleted:
             # If the oracle does not answer, the next round of collection tells it.
             with suppress(PercolatorError):
                 deadline = self._clock.monotonic_seconds() + _TELL_SECONDS
                 await self._oracle_time.raise_epoch(deadline)
-        return table
+        return deleted
 
     async def _prepared(self, request: wire.CreateTableRequest, deadline: float) -> Creation:
         creation = await super()._prepared(request, deadline)

@@ -35,11 +35,11 @@ class Tables(TableChanges[ClusterMap]):
         self._store_format = store_format
         self._tablets_max = tablets_max
 
-    async def delete(self, name: str, *, missing_ok: bool) -> Table | None:
-        table = await super().delete(name, missing_ok=missing_ok)
-        if table is not None:
+    async def delete(self, request: wire.DeleteTableRequest) -> bool:
+        deleted = await super().delete(request)
+        if deleted:
             self._assignment.wake()
-        return table
+        return deleted
 
     async def set_ttls(self, request: wire.SetTtlsRequest, deadline: float) -> Table:
         if any(one.ttl_milliseconds for one in request.ttls):

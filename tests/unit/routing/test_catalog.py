@@ -7,7 +7,7 @@ import random
 
 from google.protobuf.message import Message
 
-from percolator.errors import DeadlineExceeded
+from percolator.errors import DeadlineExceeded, ExecutionUnknown
 from percolator.routing.catalog import Catalog
 from percolator.routing.lanes import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
@@ -31,12 +31,18 @@ class SlowMaster:
         self.seconds = seconds
         self.answer = answer
         self.calls = 0
+        self.requests: list[object] = []
+        self.lost = 0
+        """So many answers get lost."""
 
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
         async def call(request: RequestT, timeout: float) -> ResponseT:
             self.calls += 1
+            self.requests.append(request)
+            if self.calls <= self.lost:
+                raise ExecutionUnknown("the connection broke")
             await asyncio.sleep(min(self.seconds, timeout))
             if timeout < self.seconds:
                 raise DeadlineExceeded("no answer in time")
@@ -76,3 +82,29 @@ async def test_a_table_that_takes_long_to_drop_is_dropped_once() -> None:
     deadline = clock.monotonic_seconds() + 10.0
     assert await catalog.delete("large", missing_ok=False, deadline=deadline)
     assert master.calls == 1
+
+
+async def test_attempts_to_create_or_drop_a_table_have_one_id_and_calls_have_different_ones() -> (
+    None
+):
+    """By it, the next master recognises what was done although the answer was lost."""
+    created = SlowMaster(0.0, wire.CreateTableResponse(table=wire.Table(table_id=7, name="t")))
+    dropped = SlowMaster(0.0, wire.DeleteTableResponse(deleted=True))
+    for master in (created, dropped):
+        master.lost = 1
+        clock = VirtualClock(asyncio.get_running_loop())
+        world = World(clock, master, random.Random(1))
+        catalog = Catalog(world, ["m:1", "n:1"], TabletMap(), SchemaVersions())
+        deadline = clock.monotonic_seconds() + 10.0
+        for _ in range(2):
+            if master is created:
+                options = wire.TableOptions()
+                await catalog.create("t", [], options, exist_ok=False, deadline=deadline)
+            else:
+                await catalog.delete("t", missing_ok=False, deadline=deadline)
+        first, again, other = master.requests
+        assert isinstance(first, wire.CreateTableRequest | wire.DeleteTableRequest)
+        assert isinstance(other, wire.CreateTableRequest | wire.DeleteTableRequest)
+        assert first == again
+        assert len(first.request_id) == 16
+        assert first.request_id != other.request_id

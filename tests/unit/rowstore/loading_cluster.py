@@ -61,7 +61,7 @@ class LoadingCluster(ClusterOverRows):
         return wire.CreateTableResponse(table=self._tables[table.name], created=created)
 
     async def delete_table(self, request: wire.DeleteTableRequest) -> wire.DeleteTableResponse:
-        await self.loads.delete(request.name, missing_ok=request.missing_ok)
+        await self.loads.delete(request)
         return await super().delete_table(request)
 
     async def begin_load(self, request: wire.BeginLoadRequest) -> wire.BeginLoadResponse:
