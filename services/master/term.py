@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any, Generic
 
 import structlog
@@ -28,6 +29,7 @@ from services.master.registry import Registry
 from services.master.table_changes import TableChanges
 
 SERVERS_KEY = "servers"
+_SETTLE_SECONDS = 1.0
 
 _log = structlog.get_logger("percolator.master")
 
@@ -82,6 +84,7 @@ class Term(ABC, Generic[MapT]):
         self._start_work()
         self.start("ask the oracle", self.oracle_time.run())
         self.start("note servers", self._note_servers())
+        self.start("settle the map", self._settle_map())
 
     @abstractmethod
     def _start_work(self) -> None:
@@ -128,6 +131,13 @@ class Term(ABC, Generic[MapT]):
 
     def _tick(self) -> None:
         """Called many times a second."""
+
+    async def _settle_map(self) -> None:
+        """A change whose write failed may be stored, and the next one may be days away."""
+        while True:
+            await self._world.clock.sleep(_SETTLE_SECONDS)
+            with suppress(StoreUnusable):  # whoever asked for the change was told
+                await self.stored.settle()
 
     async def _note_servers(self) -> None:
         while True:

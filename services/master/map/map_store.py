@@ -3,9 +3,10 @@
 A change becomes durable before it takes effect here. Otherwise a server or client could hear of a
 change that a successor does not find.
 
-A change that fails may be stored or not. If it is, standbys tell clients of it. So the next change
-is made to what is stored, as a successor would: otherwise it could give the id of a table that
-somebody has found, or the version of its schema, to something else.
+A change that fails may be stored or not. If it is, standbys tell clients of it. So what is stored
+becomes the map soon after, and before the next change, as a successor would take it over. Otherwise
+that change could give the id of a table that somebody has found, or the version of its schema, to
+something else; and a table that is dropped for a standby would go on taking writes.
 """
 
 from __future__ import annotations
@@ -50,21 +51,43 @@ class StoredMap(Generic[MapT]):
         # Not cancelled with a caller that gives up: what has become durable must take effect here.
         return await self._tasks.run_to_the_end(self._change(decide))
 
+    async def settle(self) -> None:
+        """After a write that failed: makes what is stored the map. Otherwise it does nothing."""
+        if not self._is_stored:
+            await self._tasks.run_to_the_end(self._settle())
+
     async def _change(self, decide: Callable[[MapT], tuple[MapT, T]]) -> T:
         async with self._changing:
-            before = self.current if self._is_stored else await self._found()
-            changed, result = decide(before)
+            await self._take_over()
+            changed, result = decide(self.current)
             if changed is not self.current:
-                self._is_stored = False
-                await self.leadership.put(KEY, self._encode(changed))
-                self._is_stored = True
-                self.current = changed
-                self.changes += 1
+                await self._put(changed)
         return result
 
-    async def _found(self) -> MapT:
+    async def _settle(self) -> None:
+        async with self._changing:
+            await self._take_over()
+
+    async def _take_over(self) -> None:
+        if self._is_stored:
+            return
+        stored = await self._stored()
+        if stored == self._encode(self.current):
+            self._is_stored = True  # without a write, which a full disk would refuse
+        else:
+            # Written again: what could be read may be gone after a power cut.
+            await self._put(self._decode(stored))
+
+    async def _put(self, changed: MapT) -> None:
+        self._is_stored = False
+        await self.leadership.put(KEY, self._encode(changed))
+        self._is_stored = True
+        self.current = changed
+        self.changes += 1
+
+    async def _stored(self) -> bytes:
         stored = await self.leadership.get(KEY)
-        return self.current if stored is None else self._decode(stored)
+        return self._encode(self.current) if stored is None else stored
 
 
 class MapStore(StoredMap[ClusterMap]):

@@ -8,14 +8,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from percolator.errors import StoreUnusable
+from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
 from percolator.world import RequestT, ResponseT, UnaryMethod
+from services.master.map import map_record
 from services.master.map.cluster_map import ClusterMap
 from services.master.map.map_store import StoredMap
 from tests.unit.master.cluster_world import ModelCluster, cluster
-from tests.unit.master.tables_of_rows import create
+from tests.unit.master.tables_of_rows import SPLITS, create, served
 
 
 @asynccontextmanager
@@ -69,6 +70,39 @@ async def test_a_version_of_a_schema_that_somebody_has_found_does_not_become_ano
         assert [one.name for one in now.observers] == ["first", "second"]
 
 
+async def test_a_table_that_was_created_all_the_same_can_be_used_without_another_change() -> None:
+    """It could neither be created, since it existed, nor be found, until some other change."""
+    async with with_standby() as world:
+        await fails(world, methods.CREATE_TABLE, wire.CreateTableRequest(name="t"))
+        with pytest.raises(InvalidArgument, match="exists"):
+            await create(world, "t")
+        table = await shown(world, "t")
+        await world.until(lambda: served(world, table.table_id), 5)
+        await world.write(table.table_id, b"row", b"value")
+
+
+async def test_a_table_that_was_dropped_all_the_same_takes_no_more_writes() -> None:
+    """It did until some other change, and then they were lost with it."""
+    async with with_standby() as world:
+        table = await create(world, "t")
+        await fails(world, methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
+        await asyncio.sleep(2)
+        with pytest.raises(PercolatorError):
+            await world.write(table, b"row", b"value")
+
+
+async def test_on_a_full_disk_a_change_that_changes_nothing_succeeds() -> None:
+    """As it does before any write has failed: many programs create their tables when they start."""
+    async with with_standby() as world:
+        before = await create(world, "before")
+        await asyncio.sleep(2)
+        world.masters[0].files.faults.fail("append", times=10_000)
+        with pytest.raises(StoreUnusable):
+            await create(world, "lost")
+        request = wire.CreateTableRequest(name="before", exist_ok=True, splits=SPLITS)
+        assert (await world.ask(methods.CREATE_TABLE, request)).table.table_id == before
+
+
 async def test_a_change_that_was_not_stored_leaves_the_map_as_it_was() -> None:
     async with with_standby() as world:
         before = await create(world, "before")
@@ -85,10 +119,10 @@ async def test_a_change_that_was_not_stored_leaves_the_map_as_it_was() -> None:
 async def test_a_master_that_continued_with_its_own_map_would_be_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def own(self: StoredMap[ClusterMap]) -> ClusterMap:
-        return self.current
+    async def own(self: StoredMap[ClusterMap]) -> bytes:
+        return map_record.encode(self.current)
 
-    monkeypatch.setattr(StoredMap, "_found", own)
+    monkeypatch.setattr(StoredMap, "_stored", own)
     with pytest.raises(AssertionError):
         await test_a_table_that_somebody_has_found_does_not_become_another_one()
     with pytest.raises(AssertionError):
