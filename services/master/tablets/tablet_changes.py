@@ -148,10 +148,11 @@ class TabletChanges:
             except StoreUnusable as error:
                 _log.warning("drained servers that are gone are not forgotten", error=str(error))
 
-    async def _empty(self, server: WatchedServer, deadline: float) -> list[int]:
+    async def _empty(self, server: WatchedServer, deadline: float) -> set[int]:
         """Gives every tablet of the server to another one, and returns which they were."""
-        moved: list[int] = []
+        moved: set[int] = set()
         while tablets := self._tablets_of(server):
+            moved.update(one.tablet_id for one in tablets)
             if self._world.clock.monotonic_seconds() >= deadline:
                 raise NotReady(
                     f"{len(tablets)} tablets are left on {server.address}; it gets no new ones"
@@ -162,9 +163,13 @@ class TabletChanges:
             if not batch:
                 await self._world.clock.sleep(_POLL_SECONDS)
             # Not one by one until served: a server that takes them may be drained next.
-            await asyncio.gather(*(self._give(tablet_id, "") for tablet_id in batch))
-            moved += batch
+            await asyncio.gather(*map(self._give_away, batch))
         return moved
+
+    async def _give_away(self, tablet_id: int) -> None:
+        # Another call may hold it by now, such as another drain of the same server.
+        if not self._assignment.is_held(tablet_id):
+            await self._give(tablet_id, "")
 
     async def _mark_draining(self, server: WatchedServer, *, undo: bool) -> None:
         def decide(current: ClusterMap) -> tuple[ClusterMap, None]:

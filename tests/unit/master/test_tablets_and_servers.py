@@ -272,6 +272,23 @@ async def test_a_drain_waits_for_a_tablet_that_is_just_being_split_or_moved() ->
         assert await addresses(world, table) == {"a:1": 6}
 
 
+async def test_two_drains_of_a_server_do_not_fail_because_of_each_other() -> None:
+    """An operator drains it, and it is stopped meanwhile. Both took the same tablet at a time."""
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world)
+        await fill(world, table)
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        held = [one.tablet_id for one in await world.locate(table) if one.address == "b:1"]
+        for tablet_id in held:
+            leader.assignment.hold(tablet_id)
+            asyncio.get_running_loop().call_later(2.0, leader.assignment.let_go, tablet_id)
+        deadline = world.clock.monotonic_seconds() + 30
+        drains = (leader.changes.drain("b:1", undo=False, deadline=deadline) for _ in range(2))
+        await asyncio.gather(*drains)
+        assert await addresses(world, table) == {"a:1": 6}
+
+
 async def test_that_a_server_is_drained_is_forgotten_only_when_it_is_gone_for_good(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
