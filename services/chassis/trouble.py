@@ -6,9 +6,16 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+REASONS_MAX = 16
+"""How many reasons of one trouble are told. A text may say something else each time."""
+
 
 class Trouble:
-    """Logs when a trouble begins, when its reason changes, and when it is over."""
+    """Logs when a trouble begins, each new reason, and when it is over.
+
+    A reason that comes back is not new: of two servers that are both gone, callers name sometimes
+    the one and sometimes the other.
+    """
 
     def __init__(
         self,
@@ -25,16 +32,16 @@ class Trouble:
         self._over = over
         self._level = level
         self._context = context
-        self._reason = ""
+        self._told: set[str] = set()
 
     def lasts(self, error: object) -> None:
         reason = str(error)
-        if reason != self._reason:
-            self._reason = reason
+        if reason not in self._told and len(self._told) < REASONS_MAX:
+            self._told.add(reason)
             self._log.log(self._level, self._event, error=reason, **self._context)
 
     def is_over(self) -> None:
         """May be called at any time, also without a trouble."""
-        if self._reason and self._over:
+        if self._told and self._over:
             self._log.info(self._over, **self._context)
-        self._reason = ""
+        self._told.clear()

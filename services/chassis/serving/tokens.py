@@ -60,11 +60,11 @@ class Tokens:
                 self._seen = _state_of(self._path)
                 if self._seen == before:
                     continue
+                trouble.is_over()  # whoever has changed the file learns what is wrong with it now
                 self._roles = _read(self._path)
             except InvalidArgument as error:
                 trouble.lasts(error)
             else:
-                trouble.is_over()
                 _log.info("tokens read again", tokens=len(self._roles))
 
 

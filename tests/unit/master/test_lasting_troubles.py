@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 
-from services.chassis.trouble import Trouble
+from percolator.v1 import cluster_pb2
+from services.chassis.trouble import REASONS_MAX, Trouble
 from tests.unit.master.cluster_world import cluster
+from tests.unit.master.model_oracle import ORACLE, SERVER
 from tests.unit.master.tables_of_rows import create, served
 
 
@@ -18,11 +20,11 @@ def events(log: Sequence[Mapping[str, object]]) -> Counter[object]:
     return Counter(entry["event"] for entry in log)
 
 
-def test_a_trouble_is_logged_again_when_its_reason_changes_and_when_it_comes_back() -> None:
+def test_a_trouble_is_logged_with_each_new_reason_and_when_it_comes_back() -> None:
     trouble = Trouble(structlog.get_logger(), "broken", "works", part="a")
     with structlog.testing.capture_logs() as log:
         trouble.is_over()
-        for reason in ("full", "full", "gone"):
+        for reason in ("full", "full", "gone", "full", "gone"):
             trouble.lasts(OSError(reason))
         trouble.is_over()
         trouble.is_over()
@@ -33,6 +35,28 @@ def test_a_trouble_is_logged_again_when_its_reason_changes_and_when_it_comes_bac
         ("works", None, "a"),
         ("broken", "gone", "a"),
     ]
+
+
+def test_a_trouble_whose_reason_is_another_each_time_does_not_fill_the_log() -> None:
+    trouble = Trouble(structlog.get_logger(), "broken")
+    with structlog.testing.capture_logs() as log:
+        for attempt in range(1_000):
+            trouble.lasts(f"no answer to attempt {attempt}")
+    assert len(log) == REASONS_MAX
+
+
+async def test_a_master_without_an_oracle_names_each_of_two_once() -> None:
+    """Whichever it has asked last when its time is up: it wrote a line every few seconds."""
+    async with cluster("a:1") as world:
+        other = cluster_pb2.Server(server_id="oracle:2", address="oracle:2")
+        other.MergeFrom(cluster_pb2.Server(kind=SERVER.kind, version=SERVER.version))
+        other.store_format = SERVER.store_format
+        world.parts.append(other)
+        await asyncio.sleep(3)
+        del world.network.handlers[ORACLE]
+        with structlog.testing.capture_logs() as log:
+            await asyncio.sleep(600)
+        assert events(log)["the oracle does not answer this master"] == 2
 
 
 async def test_masters_on_a_full_disk_do_not_fill_it_with_their_logs() -> None:
