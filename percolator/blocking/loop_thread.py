@@ -161,7 +161,11 @@ class LoopCalls:
         """Starts an asynchronous call. Call `wait` on the result later."""
         self.require_usable()
         pending = Pending(self, function, None)
-        self._enqueue(pending)
+        try:
+            self._enqueue(pending)
+        except BaseException:  # an interrupt: the loop has it, or finds it with the next call
+            pending.abandon()
+            raise
         return pending
 
     def call(

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -90,6 +91,27 @@ def test_a_commit_that_is_interrupted_before_it_waits_has_an_outcome_and_does_no
     with _interrupted_once_sent(percolator_db, monkeypatch), pytest.raises(KeyboardInterrupt):
         tx.commit()
     assert tx.outcome is percolator.Outcome.ABORTED
+    assert percolator_db.get("bob", balance) is None
+
+
+def test_rows_of_a_bulk_write_that_is_interrupted_before_it_waits_are_not_written_later(
+    percolator_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next call of the program woke the loop, which found these rows, too."""
+    percolator_db.create_table(balance.table)
+
+    class InterruptedOnce(deque[Pending[Any]]):
+        is_over = False
+
+        def append(self, pending: Pending[Any]) -> None:
+            super().append(pending)
+            if not self.is_over:
+                self.is_over = True
+                signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(percolator_db._loop_thread, "_calls", InterruptedOnce())
+    with pytest.raises(KeyboardInterrupt):
+        percolator_db.set_many([("bob", {balance: 10})])
     assert percolator_db.get("bob", balance) is None
 
 
