@@ -22,6 +22,7 @@ from percolator.world import World
 from services.chassis.coordinator.interface import Leadership
 from services.chassis.lived_time import ASK_SECONDS
 from services.chassis.store.cluster_identity import FIRST_FORMAT
+from services.chassis.trouble import Trouble
 from services.master.history.collection import Collection
 from services.master.map.map_store import MapT, StoredMap
 from services.master.oracle_time import OracleTime
@@ -50,6 +51,11 @@ class Term(ABC, Generic[MapT]):
         """Whether it has learned the servers that the former leader knew."""
         self._noted: list[str] = []
         self._noting = asyncio.Lock()
+        self._not_noted = Trouble(
+            _log,
+            "the list of servers for standbys was not stored",
+            "the list of servers for standbys is stored again",
+        )
         self.leadership: Leadership = store.leadership
         self.stored: StoredMap[MapT] = store
         self.oracle_time = OracleTime(world, registry)
@@ -155,6 +161,7 @@ class Term(ABC, Generic[MapT]):
             try:
                 await self.leadership.put(SERVERS_KEY, record.SerializeToString())
             except StoreUnusable as error:
-                _log.warning("the list of servers for standbys was not stored", error=str(error))
+                self._not_noted.lasts(error)
             else:
+                self._not_noted.is_over()
                 self._noted = listed

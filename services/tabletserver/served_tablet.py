@@ -26,6 +26,7 @@ from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.backoff import Backoff
 from percolator.wire.status import to_detail
 from percolator.world import Clock, Random
+from services.chassis.trouble import Trouble
 from services.tabletserver.tablet_store import TabletStore
 
 REOPEN_SECONDS_MIN = 0.05
@@ -299,6 +300,7 @@ class ServedTablet:
         shared = self._shared
         # Partly random: a failed disk has closed all tablets of this server at once.
         backoff = Backoff(shared.clock, shared.random, REOPEN_SECONDS_MIN, REOPEN_SECONDS_MAX)
+        trouble = Trouble(self._log, "tablet cannot be opened yet")
         while not self._closed:
             if not await self._ownership.stands():
                 # What is found there, if anything, belongs to another owner.
@@ -312,7 +314,7 @@ class ServedTablet:
                     self._log.error("tablet is damaged and stays closed", error=str(error))
                     return
                 pause = backoff.next_seconds()
-                self._log.warning("tablet cannot be opened yet", error=str(error), pause=pause)
+                trouble.lasts(error)
             else:
                 shared.events.reopened += 1
                 return

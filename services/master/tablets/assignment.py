@@ -83,6 +83,8 @@ class Assignment:
         map was damaged, this may be far above the map's epoch. The next epoch is above both."""
         self._retries: dict[int, tuple[int, float]] = {}
         """By tablet: consecutive failed orders, and when the next one may be sent."""
+        self._not_opened: dict[int, tuple[int, Trouble]] = {}
+        """By tablet: the epoch at which it cannot be opened, and what was logged of that."""
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._held: set[int] = set()
         self._trouble = Trouble(
@@ -278,6 +280,7 @@ class Assignment:
         else:
             self.errors.pop(tablet.tablet_id, None)
             self._retries.pop(tablet.tablet_id, None)
+            self._not_opened.pop(tablet.tablet_id, None)
         finally:
             self._ordered.discard((tablet.tablet_id, tablet.epoch))
             self.wake()
@@ -331,6 +334,19 @@ class Assignment:
                 await self._store.leadership.check()
         return await call(order, last)
 
+    def _trouble_of(self, tablet: Tablet) -> Trouble:
+        epoch, trouble = self._not_opened.get(tablet.tablet_id, (0, None))
+        if trouble is None or epoch != tablet.epoch:
+            trouble = Trouble(
+                _log,
+                "tablet not opened",
+                tablet=tablet.tablet_id,
+                epoch=tablet.epoch,
+                address=tablet.address,
+            )
+            self._not_opened[tablet.tablet_id] = tablet.epoch, trouble
+        return trouble
+
     def _refused(self, tablet: Tablet, error: PercolatorError) -> None:
         if isinstance(error, TabletMoved):
             known = self._used_up.get(tablet.tablet_id, 0)
@@ -346,10 +362,4 @@ class Assignment:
         )
         at = self._world.clock.monotonic_seconds() + pause
         self._retries[tablet.tablet_id] = (failures + 1, at)
-        _log.warning(
-            "tablet not opened",
-            tablet=tablet.tablet_id,
-            epoch=tablet.epoch,
-            address=tablet.address,
-            error=str(error),
-        )
+        self._trouble_of(tablet).lasts(error)

@@ -7,8 +7,10 @@ import errno
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+import pytest
 import structlog
 
+from percolator.errors import DeadlineExceeded, StoreFault, StoreUnusable
 from percolator.v1 import cluster_pb2
 from services.chassis.trouble import REASONS_MAX, Trouble
 from tests.unit.master.cluster_world import cluster
@@ -78,3 +80,34 @@ async def test_masters_on_a_full_disk_do_not_fill_it_with_their_logs() -> None:
             await world.until(lambda: served(world, table))
             await asyncio.sleep(1)
         assert events(log)["session renewed again"] == 2
+
+
+async def test_one_master_on_a_full_disk_does_not_fill_it_with_its_logs() -> None:
+    """It leads on, since no other one does, and servers come and go meanwhile."""
+    async with cluster("a:1") as world:
+        await create(world)
+        await asyncio.sleep(3)
+        faults = world.masters[0].files.faults
+        for operation in ("append", "create"):
+            faults.fail(operation, times=10**9, number=errno.ENOSPC)
+        with structlog.testing.capture_logs() as log:
+            world.start_server("b:1")
+            await asyncio.sleep(600)
+        assert events(log)["the list of servers for standbys was not stored"] == 1
+
+
+async def test_a_tablet_that_cannot_be_opened_is_named_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is tried again every few seconds, and a disk may have thousands of tablets."""
+
+    def full(*_: object) -> None:
+        raise StoreUnusable("no space left", fault=StoreFault.DISK_FULL)
+
+    async with cluster("a:1") as world:
+        monkeypatch.setattr(world.store, "take_over", full)
+        with structlog.testing.capture_logs() as log:
+            with pytest.raises(DeadlineExceeded):
+                await create(world)
+            await asyncio.sleep(600)
+        assert events(log)["tablet not opened"] == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import structlog
 
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, TabletMoved
 from percolator.tablet import opening
@@ -231,8 +232,10 @@ async def test_a_full_disk_at_reopening_is_tried_until_there_is_room() -> None:
     await machine.open(1)
     machine.store.disks[1].failures = 1
     machine.store.open_fails = disk_full()
-    await machine.mutate(put(1, b"row"))
-    await machine.clock.sleep(60)
+    with structlog.testing.capture_logs() as log:
+        await machine.mutate(put(1, b"row"))
+        await machine.clock.sleep(60)
+    assert [one["event"] for one in log].count("tablet cannot be opened yet") == 1
     (described,) = machine.tablets.describe([])
     assert described.error.HasField("store_unusable")
     machine.store.open_fails = None
