@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from percolator.observers.run_time import RunTime
 from percolator.observers.running.time_limits import TookTooLong
@@ -103,7 +104,8 @@ class Threads:
             job.on_late_return = on_late_return
             if not job.is_back:
                 self._threads -= 1
-                self._staff()
+                with suppress(RuntimeError):  # no room for another thread: the next job tries again
+                    self._staff()
 
     def _staff(self) -> None:
         """Makes sure that a thread takes the newest job, if the bound allows one."""

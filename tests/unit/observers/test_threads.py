@@ -109,6 +109,30 @@ async def test_a_machine_that_has_no_room_for_a_thread_costs_none_for_good(
     threads.close()
 
 
+async def test_a_run_takes_too_long_also_where_there_is_no_room_for_a_thread_in_place_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody counted its thread as hanging then, and it was taken off that count all the same."""
+    threads, starts = Threads(2), list[threading.Thread]()
+
+    def slow_then_refused(thread: threading.Thread) -> None:
+        starts.append(thread)
+        if len(starts) > 1:
+            raise RuntimeError("can't start new thread")
+
+    with gate() as hangs, monkeypatch.context() as patch:
+        hanging = asyncio.ensure_future(threads.call(hangs.wait, 0.05, nothing))
+        await asyncio.sleep(0)
+        patch.setattr(threading.Thread, "start", slow_then_refused)
+        waiting = asyncio.ensure_future(threads.call(nothing, 0.2, nothing))
+        with pytest.raises(TookTooLong):
+            await hanging
+        with pytest.raises(TookTooLong):
+            await waiting
+    assert len(starts) == 2
+    threads.close()
+
+
 async def test_waiting_for_a_thread_is_not_a_failure() -> None:
     threads = Threads(1)
     with gate() as hangs:
