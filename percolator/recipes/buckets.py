@@ -1,6 +1,6 @@
 """The rows of a queue: entries by the hash of their key, and buckets, which wake the observer.
 
-    e HASH KEY START PLACE      an entry; START and PLACE make it unique
+    e HASH KEY START PLACE      an entry; START and PLACE make it unique, and may give it its number
     v HASH KEY                  the value that the key's entries make (CombineQueue)
     w FIRST LAST                wakes the observer for entries with a hash from FIRST to LAST
 

@@ -40,6 +40,10 @@ V = TypeVar("V")
 OBSERVER_NAME = "export"
 BATCH = 500
 _PLACE_BITS = 32
+_PLACES = (1 << _PLACE_BITS) - 1
+_NUMBERED = 1 << 31
+"""Set in the place of an entry that was imported, and was given its own number after that. Its row
+has the commit timestamp of the import in place of a start timestamp."""
 
 
 class Export(NamedTuple, Generic[K, V]):
@@ -158,13 +162,13 @@ class ExportQueue(Queue[K, V]):
         rows: list[bytes] = []
         size, is_cut = 0, False
         async with aclosing(self._by_key(tx, bucket, batch)) as by_key:
-            async for part, entries, were_imported in by_key:
-                key = self._rows.key(part)
-                if were_imported:
-                    await self._enter_again(tx, key, entries[:batch])
+            async for part, entries in by_key:
+                if imported := entries.to_be_numbered():
+                    await self._number(tx, part, imported[:batch], entries.last_numbered)
                     await tx.notify(bucket, self._wake)
                     return []
-                for entry in entries:
+                key = self._rows.key(part)
+                for entry in entries.first():
                     is_cut = len(exports) == batch or size > BATCH_BYTES
                     if is_cut:
                         break
@@ -178,70 +182,116 @@ class ExportQueue(Queue[K, V]):
         await tx.internal.write_together([], [(row, self._entry) for row in rows])
         return exports
 
-    async def _enter_again(self, tx: aio.Transaction, key: K, entries: Sequence[_Entry]) -> None:
-        """Replaces imported entries by new ones, for the next run.
+    async def _number(
+        self, tx: aio.Transaction, part: bytes, entries: Sequence[_Entry], last: int
+    ) -> None:
+        """Gives imported entries of a key their own numbers, which are kept in their rows.
 
-        An import gives the entries of all transactions one commit timestamp, and so the same
-        numbers: a receiver would leave out all but the first.
+        They are those of the import: what was put after it has higher ones. `last` is the last one
+        that was given.
         """
-        for entry in entries:
-            await tx.delete(entry.row, self._entry)
-            await self._enter(tx, key, self._value_of(entry))
+        commit = entries[0].sequence >> _PLACE_BITS
+        after = last & _PLACES if last >> _PLACE_BITS == commit else _NUMBERED
+        puts = [
+            (self._rows.entry(part, commit, place), self._entry, self._value_of(entry))
+            for place, entry in enumerate(entries, after + 1)
+        ]
+        await tx.internal.write_together(puts, [(entry.row, self._entry) for entry in entries])
 
     def _value_of(self, entry: _Entry) -> V:
         return decoded_value(self._entry, entry.row, entry.value)
 
     async def _by_key(
         self, tx: aio.Transaction, bucket: bytes, batch: int
-    ) -> AsyncGenerator[tuple[bytes, list[_Entry], bool], None]:
-        """The first entries of each key, and one more than a call can be given; and whether there
-        are entries of several transactions with the same commit timestamp.
+    ) -> AsyncGenerator[tuple[bytes, _Entries], None]:
+        """The entries of each key.
 
         Rows are in the order in which transactions began. They are exported in that of commits:
         what commits after this snapshot then comes after everything in it.
         """
-        part, entries, size = b"", list[_Entry](), 0
-        were_imported, start, commit = False, 0, 0
+        part, entries = b"", _Entries(batch)
         first, last = self._rows.entries_of(bucket)
         pages = tx.internal.found_pages(self.table, first, last, [self._entry])
         async with aclosing(pages):
             async for page in pages:
                 for row, cells in page:
                     if self._rows.part_of_entry(row) != part:
-                        if entries:
-                            yield part, _first(entries, batch), were_imported
-                        part, entries, size = self._rows.part_of_entry(row), [], 0
-                        were_imported, start, commit = False, 0, 0
+                        if part:
+                            yield part, entries
+                        part, entries = self._rows.part_of_entry(row), _Entries(batch)
                     found = cells[self._entry.name]
-                    before, start = (start, commit), self._rows.start_of_entry(row)
-                    commit = found.commit_timestamp
-                    were_imported |= start != before[0] and commit == before[1]
-                    sequence = self._sequence(row, commit)
-                    entries.append(_Entry(sequence, row, found.value or b""))
-                    size += len(entries[-1].value)
-                    if len(entries) > 2 * (batch + 1) or size > 2 * BATCH_BYTES:
-                        entries = _first(entries, batch)
-                        size = sum(len(entry.value) for entry in entries)
-        if entries:
-            yield part, _first(entries, batch), were_imported
+                    start = self._rows.start_of_entry(row)
+                    sequence = self._sequence(row, start, found.commit_timestamp)
+                    entries.add(_Entry(sequence, row, found.value or b""), start)
+        if part:
+            yield part, entries
 
-    def _sequence(self, row: bytes, commit_timestamp: int) -> int:
-        return (commit_timestamp << _PLACE_BITS) + self._rows.place_of_entry(row)
+    def _sequence(self, row: bytes, start: int, commit_timestamp: int) -> int:
+        place = self._rows.place_of_entry(row)
+        return ((start if place & _NUMBERED else commit_timestamp) << _PLACE_BITS) + place
 
 
-def _first(entries: list[_Entry], batch: int) -> list[_Entry]:
-    """The first entries in order, as many as a call can be given, and one more if there are more.
+class _Entries:
+    """The first entries of one key, and what is to be known of all of them.
 
-    Not more, or the values of one busy key would fill the worker's memory.
+    An import gives the entries of all transactions one commit timestamp, and so the same numbers: a
+    receiver would leave out all but the first. So none is exported before each has its own.
     """
-    first, size = list[_Entry](), 0
-    # Those of one transaction are in the order of their places, and so of their rows.
-    for entry in sorted(entries, key=lambda one: (one.sequence >> _PLACE_BITS, one.row)):
-        first.append(entry)
-        if len(first) > batch or size > BATCH_BYTES:
-            break
-        size += len(entry.value)
-    return first
+
+    def __init__(self, batch: int) -> None:
+        self.last_numbered = 0
+        """The highest number that was given to an imported entry; 0 if there is none."""
+        self._batch = batch
+        self._kept: list[_Entry] = []
+        self._size = 0
+        self._commit = self._start = 0
+        """Those of the oldest entry whose number is that of its commit."""
+        self._have_same_numbers = False
+
+    def add(self, entry: _Entry, start: int) -> None:
+        """Adds an entry that a transaction with this start timestamp has put."""
+        commit = entry.sequence >> _PLACE_BITS
+        if entry.sequence & _NUMBERED:
+            self.last_numbered = max(self.last_numbered, entry.sequence)
+        elif not self._commit or commit < self._commit:
+            self._commit, self._start, self._have_same_numbers = commit, start, False
+        elif commit == self._commit and start != self._start:
+            self._have_same_numbers = True
+        self._kept.append(entry)
+        self._size += len(entry.value)
+        if len(self._kept) > 2 * (self._batch + 1) or self._size > 2 * BATCH_BYTES:
+            self._kept = self.first()
+            self._size = sum(len(one.value) for one in self._kept)
+
+    def to_be_numbered(self) -> list[_Entry]:
+        """The first of the imported entries without a number of their own, if they need one."""
+        if not (self._have_same_numbers or self.last_numbered >> _PLACE_BITS == self._commit):
+            return []
+        return [
+            entry
+            for entry in self.first()
+            if entry.sequence >> _PLACE_BITS == self._commit and not entry.sequence & _NUMBERED
+        ]
+
+    def first(self) -> list[_Entry]:
+        """The first entries in order, as many as a call can be given, and one more if there are
+        more.
+
+        Not more, or the values of one busy key would fill the worker's memory.
+        """
+        first, size = list[_Entry](), 0
+        for entry in sorted(self._kept, key=_order):
+            first.append(entry)
+            if len(first) > self._batch or size > BATCH_BYTES:
+                break
+            size += len(entry.value)
+        return first
+
+
+def _order(entry: _Entry) -> tuple[int, bool, bytes]:
+    """Those of one transaction are in the order of their places, and so of their rows. Of imported
+    ones, those that are still to be numbered come first."""
+    return entry.sequence >> _PLACE_BITS, bool(entry.sequence & _NUMBERED), entry.row
 
 
 def _nothing(exports: object) -> None:

@@ -17,11 +17,12 @@ from tests.unit.rowstore.loading_cluster import loading
 pytestmark = pytest.mark.real_time
 
 
-@pytest.mark.parametrize("batch", [1, 2, 100])
-async def test_imported_exports_of_one_key_have_different_numbers(
+@pytest.mark.parametrize("batch", [1, 2, 3, 4, 5, 100])
+async def test_imported_exports_of_one_key_have_different_numbers_in_order(
     tmp_path: Path, batch: int
 ) -> None:
-    """An import gives all entries one commit timestamp, of which numbers are made."""
+    """An import gives all entries one commit timestamp, of which numbers are made. However many of
+    them a call is given, what was put after the import comes last."""
     mails = ExportQueue("mails", key=codecs.text, value=codecs.integer, buckets=1)
     async with percolator.testing.connect_async() as database:
         await mails.create(database)
@@ -48,7 +49,64 @@ async def test_imported_exports_of_one_key_have_different_numbers(
         await percolator.testing.run_observers_async(at.database, [send])
         async with at.database.snapshot() as snapshot:
             assert await mails.pending(snapshot) == 0
-    assert sorted(one.value for one in sent if one.key == "ann") == list(range(11))
-    assert sorted(one.value for one in sent if one.key == "bob") == list(range(0, 10, 2))
-    if batch == 100:  # enough for all of one key: they keep their order
-        assert [one.value for one in sent if one.key == "ann"] == list(range(11))
+    assert [one.value for one in sent if one.key == "ann"] == list(range(11))
+    assert [one.value for one in sent if one.key == "bob"] == list(range(0, 10, 2))
+
+
+async def test_what_is_put_while_they_get_their_numbers_comes_after_them(tmp_path: Path) -> None:
+    """Its commit is older than that of the run that gives the numbers."""
+    mails = ExportQueue("mails", key=codecs.text, value=codecs.integer, buckets=1)
+    async with percolator.testing.connect_async() as database:
+        await mails.create(database)
+        for number in range(4):
+            async with database.transaction() as tx:
+                await mails.put(tx, "ann", number)
+        await export(database, tmp_path / "export")
+
+    sent: list[Export[str, int]] = []
+    async with loading() as at:
+        await importing.import_tables(at.database, tmp_path / "export")
+        bucket = mails._rows.bucket(mails.key_bytes("ann"))
+        for number in range(4, 8):
+            async with at.database.transaction() as tx:
+                taken = await mails._take(tx, bucket, 2)
+                if not sent and not taken:
+                    async with at.database.transaction() as other:
+                        await mails.put(other, "ann", number)
+            sent += taken
+        async with at.database.snapshot() as snapshot:
+            left = await mails.pending(snapshot)
+        assert [one.value for one in sent] == list(range(len(sent)))
+        assert len(sent) == 4
+        assert left == 2
+        async with at.database.transaction() as tx:
+            sent += await mails._take(tx, bucket, 100)
+    assert [one.value for one in sent] == list(range(6))
+    assert [one.sequence for one in sent] == sorted({one.sequence for one in sent})
+
+
+async def test_queues_that_are_imported_twice_keep_their_order(tmp_path: Path) -> None:
+    """The second time when only some of the entries have got their numbers."""
+    mails = ExportQueue("mails", key=codecs.text, value=codecs.integer, buckets=1)
+    async with percolator.testing.connect_async() as database:
+        await mails.create(database)
+        for number in range(5):
+            async with database.transaction() as tx:
+                await mails.put(tx, "ann", number)
+        await export(database, tmp_path / "first")
+
+    bucket = mails._rows.bucket(mails.key_bytes("ann"))
+    async with loading() as at:
+        await importing.import_tables(at.database, tmp_path / "first")
+        async with at.database.transaction() as tx:
+            assert await mails._take(tx, bucket, 2) == []
+        await export(at.database, tmp_path / "second")
+
+    sent: list[Export[str, int]] = []
+    async with loading() as at:
+        await importing.import_tables(at.database, tmp_path / "second")
+        for _ in range(6):
+            async with at.database.transaction() as tx:
+                sent += await mails._take(tx, bucket, 2)
+    assert [one.value for one in sent] == list(range(5))
+    assert [one.sequence for one in sent] == sorted({one.sequence for one in sent})
