@@ -253,31 +253,37 @@ class _Importing:
 
         So are those that an earlier run has left closed, unless they were complete.
         """
+        over: list[_Load] = []
         for one in self._loads:
             try:
                 if await self._reopen(one, is_touched=one in touched):
-                    _log.warning("table %r was already complete, and is open", one.table.name)
-                    await _register(self._database, one.table)
+                    over.append(one)
             except SchemaError:
-                continue  # it was dropped
+                over.append(one)  # it was dropped
             except PercolatorError as problem:
                 _log.warning("table %r may have stayed closed: %s", one.table.name, problem)
-        self._remove_log()
+        self._remove_log(over)
 
     async def _reopen(self, one: _Load, *, is_touched: bool) -> bool:
-        """Opens one table. Returns whether everything was loaded, and so stays."""
-        if is_touched:
-            return await one.load.abandon()
+        """Opens one table. Returns whether the next run needs nothing that the log says about it.
+
+        A table that is open already may be complete: only the log tells the next run that its rows
+        are those of the import, and no others.
+        """
         noted = self._log.tables.get(one.table.name)
         try:
-            if noted is not None:
-                await one.load.undo(noted.timestamps)
+            if not is_touched:
+                return noted is None or await one.load.undo(noted.timestamps)
+            is_whole = await one.load.abandon()
         except LoadComplete:
-            return True
-        return False
+            is_whole = True
+        if is_whole:
+            _log.warning("table %r was already complete, and is open", one.table.name)
+            await _register(self._database, one.table)
+        return True
 
-    def _remove_log(self) -> None:
-        self._log.remove(one.table.name for one in self._loads)
+    def _remove_log(self, loads: Sequence[_Load]) -> None:
+        self._log.remove(one.table.name for one in loads)
 
     async def _open_all(self) -> None:
         """Opens no table before all are complete.
@@ -293,7 +299,7 @@ class _Importing:
         await finish_together([(load, run) for load, run in begun if isinstance(load, RowLoad)])
         for one in self._loads:
             await _register(self._database, one.table)
-        self._remove_log()
+        self._remove_log(self._loads)
 
 
 @contextmanager

@@ -15,10 +15,11 @@ from percolator import Table, codecs
 from percolator.aio.bulk_load import BulkLoad, LoadTimestamps, NotEmpty
 from percolator.aio.database import Database
 from percolator.backup import exporting, import_log, importing, layout
-from percolator.backup.exported import ExportedObserver, ExportFormat
+from percolator.backup.exported import ExportedObserver, ExportedTable, ExportFormat
 from percolator.errors import InvalidArgument
 from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
 from tests.unit.backup.loading_tablets import Loaded, loaded_tablets
+from tests.unit.rowstore.loading_cluster import loading
 
 pytestmark = pytest.mark.real_time
 
@@ -128,6 +129,40 @@ async def test_so_does_one_that_is_refused_for_its_observers(tmp_path: Path) -> 
             await importing.import_tables(at.database, directory)
         assert await at.closed() == []
         assert await rows_of(at.database, A) == await rows_of(at.database, B) == 0
+
+
+@pytest.mark.parametrize("cluster", [loaded_tablets, loading])
+async def test_complete_tables_get_their_observers_once_nothing_is_in_the_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Any
+) -> None:
+    """However often the import is refused until then, since another observer has the name."""
+    directory = tmp_path / "out"
+    async with cluster() as at:
+        await exported(at.database, directory, *TABLES)
+        watch(directory)
+        correct = importing._register
+
+        async def too_late(database: Database, table: ExportedTable) -> None:
+            if table.name == A.name:
+                await register(database, "label")
+            await correct(database, table)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(importing, "_register", too_late)
+            with pytest.raises(InvalidArgument, match="watcher"):
+                await importing.import_tables(at.database, directory)
+        for _ in range(2):
+            with pytest.raises(InvalidArgument, match="watcher"):
+                await importing.import_tables(at.database, directory)
+
+        engine = at.database.internal.engine
+        removal = ChangeObserversRequest(table=A.name, remove=["watcher"])
+        await engine.catalog.change_observers(removal, engine.now() + 10)
+        await importing.import_tables(at.database, directory)
+        (observer,) = (await engine.catalog.describe(A.name, engine.now() + 10)).observers
+        assert observer.columns == [b"v"]
+        assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
+        assert not (directory / import_log.NAME).exists()
 
 
 async def test_the_import_of_one_table_leaves_the_progress_of_the_others(
