@@ -178,6 +178,7 @@ class BulkLoad:
         except InvalidArgument as error:
             if error.field != "fence.range":
                 raise
+            await self._open_again(run)  # the tablets that come before that one
             reason = f"{self._plan.table!r} cannot be closed: {error.reason}"
             raise InvalidArgument("table", reason, where=error.where) from error
         return found

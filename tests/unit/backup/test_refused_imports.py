@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from percolator import Table, codecs
-from percolator.aio.bulk_load import BulkLoad, LoadTimestamps, NotEmpty
+from percolator.aio.bulk_load import BulkLoad, LoadPlan, LoadTimestamps, NotEmpty
 from percolator.aio.database import Database
 from percolator.backup import exporting, import_log, importing, layout
 from percolator.backup.exported import ExportedObserver, ExportedTable, ExportFormat
@@ -231,6 +231,22 @@ async def test_a_table_that_another_import_has_left_closed_is_named(tmp_path: Pa
             with pytest.raises(InvalidArgument, match=said):
                 await work(at.database, tmp_path / "other")
         assert await at.closed() == [A.name, B.name]
+
+
+async def test_only_what_the_other_load_has_closed_stays_closed(tmp_path: Path) -> None:
+    """The other one needs only some rows of the table, and the import comes to them last."""
+    async with loaded_tablets() as at:
+        await exported(at.database, tmp_path / "out", A)
+        await at.database.create_table(A, splits=["m"])
+        other = BulkLoad(at.database, LoadPlan(A.name, "other", b"m", b"", notify=False))
+        timestamps = await other.begin()
+        with pytest.raises(InvalidArgument, match="another load, 'other'"):
+            await importing.import_tables(at.database, tmp_path / "out")
+        tablets = at.cluster.tablets.values()
+        assert [one.identity.start for one in tablets if list(one._state.load_fences)] == [b"m"]
+        await other.finish(timestamps)
+        await importing.import_tables(at.database, tmp_path / "out")
+        assert await rows_of(at.database, A) == ROWS
 
 
 async def test_a_table_that_exists_without_a_feed_is_to_be_given_one(tmp_path: Path) -> None:
