@@ -164,9 +164,11 @@ class ExportQueue(Queue[K, V]):
         async with aclosing(self._by_key(tx, bucket, batch)) as by_key:
             async for part, entries in by_key:
                 if imported := entries.to_be_numbered():
-                    await self._number(tx, part, imported[:batch], entries.last_numbered)
-                    await tx.notify(bucket, self._wake)
-                    return []
+                    if not exports:  # else these first, or each run would look at them again
+                        await self._number(tx, part, imported[:batch], entries.last_numbered)
+                        await self._number_more(tx, by_key, batch, imported[:batch])
+                    is_cut = True
+                    break
                 key = self._rows.key(part)
                 for entry in entries.first():
                     is_cut = len(exports) == batch or size > BATCH_BYTES
@@ -176,11 +178,32 @@ class ExportQueue(Queue[K, V]):
                     rows.append(entry.row)
                     size += len(entry.value)
                 if is_cut:
-                    await tx.notify(bucket, self._wake)
                     break
+        if is_cut:
+            await tx.notify(bucket, self._wake)
         # In one call: each call of an observer's transaction is timed.
         await tx.internal.write_together([], [(row, self._entry) for row in rows])
         return exports
+
+    async def _number_more(
+        self,
+        tx: aio.Transaction,
+        by_key: AsyncGenerator[tuple[bytes, _Entries], None],
+        batch: int,
+        numbered: Sequence[_Entry],
+    ) -> None:
+        """Numbers those of further keys, too, until it has seen what one call can be given.
+        Otherwise, many keys with few entries would take a run each."""
+        most, size = batch - len(numbered), sum(len(one.value) for one in numbered)
+        while most > 0 and size <= BATCH_BYTES:
+            if (found := await anext(by_key, None)) is None:
+                return
+            part, entries = found
+            if imported := entries.to_be_numbered()[:most]:
+                await self._number(tx, part, imported, entries.last_numbered)
+            seen = imported or entries.first()
+            most -= len(seen)
+            size += sum(len(one.value) for one in seen)
 
     async def _number(
         self, tx: aio.Transaction, part: bytes, entries: Sequence[_Entry], last: int

@@ -10,7 +10,7 @@ import pytest
 import percolator.testing
 from percolator import codecs
 from percolator.backup import importing
-from percolator.recipes import Export, ExportFile, ExportQueue
+from percolator.recipes import Export, ExportFile, ExportQueue, export_queue
 from tests.unit.backup.test_between_engines import export
 from tests.unit.rowstore.loading_cluster import loading
 
@@ -110,3 +110,34 @@ async def test_queues_that_are_imported_twice_keep_their_order(tmp_path: Path) -
                 sent += await mails._take(tx, bucket, 2)
     assert [one.value for one in sent] == list(range(5))
     assert [one.sequence for one in sent] == sorted({one.sequence for one in sent})
+
+
+async def test_many_keys_with_few_imported_entries_take_few_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run numbers those of as many keys as the next one can take; of large values, fewer."""
+    mails = ExportQueue("mails", key=codecs.text, value=codecs.text, buckets=1)
+    async with percolator.testing.connect_async() as database:
+        await mails.create(database)
+        for value in "ab":
+            async with database.transaction() as tx:
+                for number in range(40):
+                    await mails.put(tx, f"{number}", value * 10)
+        await export(database, tmp_path / "export")
+
+    bucket = mails._rows.bucket(mails.key_bytes("0"))
+    async with loading() as at:
+        await importing.import_tables(at.database, tmp_path / "export")
+        taken = []
+        for _ in range(4):
+            async with at.database.transaction() as tx:
+                taken.append(len(await mails._take(tx, bucket, 50)))
+        assert taken == [0, 50, 0, 30]
+
+    monkeypatch.setattr(export_queue, "BATCH_BYTES", 100)
+    async with loading() as at:
+        await importing.import_tables(at.database, tmp_path / "export")
+        async with at.database.transaction() as tx:
+            assert await mails._take(tx, bucket, 50) == []
+            written = [write for kind, write in tx.internal.writes.cells.values() if write]
+        assert len(written) == 12
