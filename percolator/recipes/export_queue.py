@@ -243,15 +243,17 @@ class ExportQueue(Queue[K, V]):
                             yield part, entries
                         part, entries = self._rows.part_of_entry(row), _Entries(batch)
                     found = cells[self._entry.name]
-                    start = self._rows.start_of_entry(row)
-                    sequence = self._sequence(row, start, found.commit_timestamp)
-                    entries.add(_Entry(sequence, row, found.value or b""), start)
+                    sequence = self._sequence(row, found.commit_timestamp)
+                    entry = _Entry(sequence, row, found.value or b"")
+                    entries.add(entry, self._rows.start_of_entry(row))
         if part:
             yield part, entries
 
-    def _sequence(self, row: bytes, start: int, commit_timestamp: int) -> int:
+    def _sequence(self, row: bytes, commit_timestamp: int) -> int:
         place = self._rows.place_of_entry(row)
-        return ((start if place & _NUMBERED else commit_timestamp) << _PLACE_BITS) + place
+        if place & _NUMBERED:
+            commit_timestamp = self._rows.start_of_entry(row)
+        return (commit_timestamp << _PLACE_BITS) + place
 
 
 class _Entries:
