@@ -112,6 +112,13 @@ class Assignment:
             and not reported.HasField("error")
         )
 
+    def is_taken_over(self, tablet: Tablet) -> bool:
+        """Whether its owner reports it at this epoch, even if it cannot be opened: no former owner
+        accepts anything from then on."""
+        server = self._watch.servers.get(tablet.server_id)
+        reported = server.reported.get(tablet.tablet_id) if server is not None else None
+        return reported is not None and reported.epoch == tablet.epoch
+
     def is_broken(self, tablet: Tablet) -> bool:
         """Whether its orders keep failing, so that it may not be served for a long time."""
         return self._retries.get(tablet.tablet_id, (0, 0.0))[0] >= _BROKEN_AFTER_FAILURES

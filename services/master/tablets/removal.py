@@ -66,13 +66,13 @@ class Removal:
                     trouble.is_over()
 
     async def _drop_tables(self) -> None:
-        current, served = self._store.current, self._assignment.is_served
+        current, taken_over = self._store.current, self._assignment.is_taken_over
         # At their new epochs nothing can begin in these tables, so no lock that points into them
-        # appears after the scan.
+        # appears after the scan. This also holds for a tablet that is damaged.
         closed = {
             table_id
             for table_id, table in current.tables.items()
-            if table.deleting and all(map(served, current.of_tables[table_id]))
+            if table.deleting and all(map(taken_over, current.of_tables[table_id]))
         }
         if not closed:
             return

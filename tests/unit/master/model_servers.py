@@ -17,7 +17,10 @@ from percolator.errors import (
 )
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.v1.errors_pb2 import TabletLocation
+from percolator.wire.status import to_detail
 from services.chassis.store.cluster_identity import STORE_FORMAT
+
+_UNREADABLE = StoreUnusable("unreadable", fault=StoreFault.DAMAGED)
 
 
 @dataclass
@@ -29,6 +32,8 @@ class Stored:
     existed: bool = False
     sealed: bool = False
     damaged: bool = False
+    unreadable: bool = False
+    """Whether it can be taken over, but not opened."""
 
 
 class ModelStore:
@@ -77,7 +82,10 @@ class ModelServer:
     async def report(self, request: tablets.ReportRequest) -> tablets.ReportResponse:
         reported = [
             tablets.ReportedTablet(
-                tablet_id=one.tablet_id, epoch=one.epoch, schema_version=one.schema_version
+                tablet_id=one.tablet_id,
+                epoch=one.epoch,
+                schema_version=one.schema_version,
+                error=to_detail(_UNREADABLE) if self._is_unreadable(one) else None,
             )
             for one in self.open.values()
         ]
@@ -97,6 +105,8 @@ class ModelServer:
             del present.ttls[:]
             present.ttls.extend(request.ttls)
         now = self.open[request.tablet_id]
+        if self._is_unreadable(now):
+            raise _UNREADABLE
         return tablets.OpenTabletResponse(
             tablet=tablets.TabletDescription(
                 tablet_id=now.tablet_id, epoch=now.epoch, schema_version=now.schema_version
@@ -138,6 +148,9 @@ class ModelServer:
     def read(self, location: TabletLocation, row: bytes) -> bytes | None:
         self._serving(location)
         return self._store.tablets[location.tablet_id].rows.get(row)
+
+    def _is_unreadable(self, order: tablets.OpenTabletRequest) -> bool:
+        return self._store.tablets[order.tablet_id].unreadable
 
     def _rows(self, order: tablets.OpenTabletRequest) -> dict[bytes, bytes]:
         rows, bounds = self._store.tablets[order.tablet_id].rows, order.range

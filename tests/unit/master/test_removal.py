@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import structlog
 
+from percolator.errors import CellAddress
+from percolator.formats.records import LockRecord, RecordKind
+from percolator.v1 import cells_pb2
 from percolator.v1 import master_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.wire import methods
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.master.cluster_world import ROOT, ModelCluster, cluster
@@ -44,3 +49,58 @@ async def test_a_directory_that_cannot_be_removed_does_not_keep_those_of_other_t
         await files.unlink(kept / "e1.tar")
         await asyncio.sleep(3)
         assert kept.parent.name not in await files.list(ROOT)
+
+
+class Locks:
+    """The locks that a tablet server finds in its tablets."""
+
+    def __init__(self) -> None:
+        self.primary_tables: dict[int, int] = {}
+        """The table of a lock's primary, by the tablet of the lock."""
+
+    async def scan_cells(
+        self, request: tablets.ScanCellsRequest
+    ) -> AsyncIterator[tablets.ScanCellsResponse]:
+        table = self.primary_tables.get(request.target.tablet_id)
+        if table is not None:
+            lock = LockRecord(
+                7, 0, 1000, RecordKind.PUT, b"", CellAddress(table, b"r", b"c")
+            ).encode()
+            cell = cells_pb2.Cell(row=b"r", column=b"c", value=lock)
+            yield tablets.ScanCellsResponse(cells=[cell])
+
+
+async def test_a_damaged_tablet_of_a_deleted_table_is_removed_unless_a_lock_points_into_it() -> (
+    None
+):
+    """Its owner has taken it over, so that nothing can begin there, whether it can be opened or
+    not."""
+    async with cluster("a:1", "b:1") as world:
+        locks = Locks()
+        for address, server in world.servers.items():
+            world.network.handlers[address] = (server, locks)
+        damaged, other = await create(world, "damaged"), await create(world, "other")
+        lost = (await world.locate(damaged))[0]
+        world.store.tablets[lost.tablet_id].unreadable = True
+        locks.primary_tables[(await world.locate(other))[0].tablet_id] = damaged
+        await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name="damaged"))
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        await asyncio.sleep(30)
+        assert damaged in leader.store.current.tables
+        locks.primary_tables.clear()
+        await asyncio.sleep(3)
+        assert damaged not in leader.store.current.tables
+
+
+async def test_a_deleted_table_stays_until_every_tablet_was_taken_over() -> None:
+    """Until then a former owner may still accept a transaction there."""
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world, "t")
+        lost = (await world.locate(table))[0]
+        world.store.tablets[lost.tablet_id].damaged = True
+        await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        await asyncio.sleep(30)
+        assert table in leader.store.current.tables
