@@ -14,6 +14,7 @@ import heapq
 import logging
 from collections import Counter
 from collections.abc import Collection
+from typing import NamedTuple
 
 import structlog
 
@@ -53,6 +54,20 @@ _BROKEN_AFTER_FAILURES = 5
 _log = structlog.get_logger("percolator.master")
 
 
+class _Retry(NamedTuple):
+    """What has come of the orders to open a tablet."""
+
+    failures: int
+    """Consecutive ones."""
+    at: float
+    """When the next order may be sent."""
+    server_id: str
+    """To this server, or to any if empty. Another one may be able to open it at once."""
+
+
+_NO_RETRY = _Retry(0, 0.0, "")
+
+
 class Assignment:
     """`run` has to run while this master leads."""
 
@@ -81,10 +96,8 @@ class Assignment:
         self._used_up: dict[int, int] = {}
         """By tablet: the highest epoch known to be used, at which it cannot be opened again. If the
         map was damaged, this may be far above the map's epoch. The next epoch is above both."""
-        self._retries: dict[int, tuple[int, float]] = {}
-        """By tablet: consecutive failed orders, and when the next one may be sent."""
-        self._not_opened: dict[int, tuple[int, Trouble]] = {}
-        """By tablet: the epoch at which it cannot be opened, and what was logged of that."""
+        self._retries: dict[int, _Retry] = {}
+        """By tablet."""
         self._limits: dict[str, asyncio.Semaphore] = {}
         self._held: set[int] = set()
         self._trouble = Trouble(
@@ -92,6 +105,8 @@ class Assignment:
         )
         self._note_epochs_at = 0.0
         """When served epochs may be noted again: one change of the map notes many."""
+        self._not_opened: dict[int, Trouble] = {}
+        """By tablet."""
         self.closing = Closing(world, store, watch, start, self._held)
         self.errors: dict[int, PercolatorError] = {}
         """By tablet id: why it is not served."""
@@ -121,7 +136,7 @@ class Assignment:
 
     def is_broken(self, tablet: Tablet) -> bool:
         """Whether its orders keep failing, so that it may not be served for a long time."""
-        return self._retries.get(tablet.tablet_id, (0, 0.0))[0] >= _BROKEN_AFTER_FAILURES
+        return self._retries.get(tablet.tablet_id, _NO_RETRY).failures >= _BROKEN_AFTER_FAILURES
 
     def usable(self) -> list[WatchedServer]:
         """The living servers that accept tablets."""
@@ -186,6 +201,7 @@ class Assignment:
                 self._trouble.lasts(error)
             else:
                 self._trouble.is_over()
+            self._forget_failures()
             self._order()
             self.closing.close_strays()
             try:
@@ -271,10 +287,24 @@ class Assignment:
                 continue
             if self._watch.is_dead(tablet.server_id):
                 continue
-            if self._retries.get(key, (0, 0.0))[1] > now:
+            retry = self._retries.get(key, _NO_RETRY)
+            if retry.at > now and retry.server_id in ("", tablet.server_id):
                 continue
             self._ordered.add(order)
             self._start(f"open tablet {key}", self._open(tablet))
+
+    def _forget_failures(self) -> None:
+        """Of tablets that are served, with or without a further order: the next failure is the
+        first one again. And of those that are gone."""
+        for key in list(self._retries):
+            tablet = self._store.current.tablets.get(key)
+            if tablet is not None and not self.is_served(tablet):
+                continue
+            del self._retries[key]
+            self.errors.pop(key, None)
+            trouble = self._not_opened.pop(key, None)
+            if trouble is not None and tablet is not None:
+                trouble.is_over()
 
     async def _open(self, tablet: Tablet) -> None:
         limit = self._limits.setdefault(tablet.server_id, asyncio.Semaphore(_ORDERS_PER_SERVER))
@@ -284,10 +314,6 @@ class Assignment:
         except PercolatorError as error:
             if self._is_current(tablet):
                 self._refused(tablet, error)
-        else:
-            self.errors.pop(tablet.tablet_id, None)
-            self._retries.pop(tablet.tablet_id, None)
-            self._not_opened.pop(tablet.tablet_id, None)
         finally:
             self._ordered.discard((tablet.tablet_id, tablet.epoch))
             self.wake()
@@ -341,19 +367,6 @@ class Assignment:
                 await self._store.leadership.check()
         return await call(order, last)
 
-    def _trouble_of(self, tablet: Tablet) -> Trouble:
-        epoch, trouble = self._not_opened.get(tablet.tablet_id, (0, None))
-        if trouble is None or epoch != tablet.epoch:
-            trouble = Trouble(
-                _log,
-                "tablet not opened",
-                tablet=tablet.tablet_id,
-                epoch=tablet.epoch,
-                address=tablet.address,
-            )
-            self._not_opened[tablet.tablet_id] = tablet.epoch, trouble
-        return trouble
-
     def _refused(self, tablet: Tablet, error: PercolatorError) -> None:
         if isinstance(error, TabletMoved):
             known = self._used_up.get(tablet.tablet_id, 0)
@@ -361,12 +374,19 @@ class Assignment:
             # lead to an epoch that the map cannot hold, and so end this master.
             highest = error.highest_epoch if error.highest_epoch < EPOCH_MAX else 0
             self._used_up[tablet.tablet_id] = max(known, tablet.epoch, highest)
+            # The next epoch may be another server's, and be used as well.
+            server_id = ""
         else:
             self.errors[tablet.tablet_id] = error
-        failures, _ = self._retries.get(tablet.tablet_id, (0, 0.0))
+            server_id = tablet.server_id
+        failures = self._retries.get(tablet.tablet_id, _NO_RETRY).failures
         pause = pause_seconds(
             self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX, doublings=failures
         )
         at = self._world.clock.monotonic_seconds() + pause
-        self._retries[tablet.tablet_id] = (failures + 1, at)
-        self._trouble_of(tablet).lasts(error)
+        self._retries[tablet.tablet_id] = _Retry(failures + 1, at, server_id)
+        trouble = self._not_opened.get(tablet.tablet_id)
+        if trouble is None:
+            trouble = Trouble(_log, "tablet not opened", "tablet opened", tablet=tablet.tablet_id)
+            self._not_opened[tablet.tablet_id] = trouble
+        trouble.lasts(f"at {tablet.address}: {error}")

@@ -77,6 +77,7 @@ class ModelServer:
         self.server_id = server_id
         self.store_format = STORE_FORMAT
         self.open: dict[int, tablets.OpenTabletRequest] = {}
+        self.opens_nothing = False
         self._store = store
 
     async def report(self, request: tablets.ReportRequest) -> tablets.ReportResponse:
@@ -150,7 +151,7 @@ class ModelServer:
         return self._store.tablets[location.tablet_id].rows.get(row)
 
     def _is_unreadable(self, order: tablets.OpenTabletRequest) -> bool:
-        return self._store.tablets[order.tablet_id].unreadable
+        return self.opens_nothing or self._store.tablets[order.tablet_id].unreadable
 
     def _rows(self, order: tablets.OpenTabletRequest) -> dict[bytes, bytes]:
         rows, bounds = self._store.tablets[order.tablet_id].rows, order.range

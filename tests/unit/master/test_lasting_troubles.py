@@ -111,3 +111,21 @@ async def test_a_tablet_that_cannot_be_opened_is_named_once(
                 await create(world)
             await asyncio.sleep(600)
         assert events(log)["tablet not opened"] == 6
+
+
+async def test_a_tablet_that_cannot_be_opened_is_logged_once_and_when_it_is_open() -> None:
+    """It is tried again every few seconds, for as long as it takes to repair it."""
+    async with cluster("a:1") as world:
+        table = await create(world)
+        with structlog.testing.capture_logs() as log:
+            for stored in world.store.tablets.values():
+                stored.unreadable = True
+            world.kill_server("a:1")
+            world.start_server("a:1")
+            await asyncio.sleep(60)
+            assert events(log)["tablet not opened"] == len(world.store.tablets)
+            for stored in world.store.tablets.values():
+                stored.unreadable = False
+            await world.until(lambda: served(world, table))
+            await asyncio.sleep(1)
+        assert events(log)["tablet opened"] == len(world.store.tablets)

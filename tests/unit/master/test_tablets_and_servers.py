@@ -344,6 +344,35 @@ async def test_a_damaged_tablet_is_reported_and_the_others_stay_served() -> None
         await world.until(repaired)
 
 
+async def test_a_tablet_that_one_server_cannot_open_is_opened_at_once_by_the_next() -> None:
+    """However long the pause has become after which the former one would be ordered again."""
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world)
+        world.servers["a:1"].opens_nothing = True
+        await asyncio.sleep(60)
+        moved = [one for one in await world.locate(table) if one.address == "a:1"]
+        assert moved
+        for tablet in moved:
+            request = wire.MoveTabletRequest(tablet_id=tablet.tablet_id, server="b:1")
+            await world.ask(methods.MOVE_TABLET, request, seconds=0.5)
+
+
+async def test_failures_before_a_server_has_opened_a_tablet_by_itself_are_forgotten() -> None:
+    """As when its disk works again."""
+    async with cluster("a:1") as world:
+        table = await create(world)
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        tablets, assignment = leader.store.current.of_tables[table], leader.assignment
+        world.servers["a:1"].opens_nothing = True
+        await asyncio.sleep(60)
+        assert all(map(assignment.is_broken, tablets))
+        world.servers["a:1"].opens_nothing = False
+        await asyncio.sleep(1)
+        assert not any(map(assignment.is_broken, tablets))
+        assert not assignment.errors
+
+
 async def test_a_tablet_that_cannot_be_opened_does_not_keep_other_tables_alive() -> None:
     async with cluster("a:1", "b:1") as world:
         damaged, other = await create(world, "damaged"), await create(world, "other")
