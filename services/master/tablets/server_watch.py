@@ -10,14 +10,15 @@ directories decide whether a server may answer.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TypeVar
 
 import structlog
 
 from percolator.errors import PercolatorError, Unavailable
-from percolator.tasks import Tasks
+from percolator.tasks import Tasks, stop_waiting_for
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire import methods
@@ -31,6 +32,9 @@ PROBATION_SECONDS_MAX = 60.0
 _LOSSES_FORGOTTEN_SECONDS = 300.0
 _BROKEN_ATTEMPTS = 2
 _BROKEN_PAUSE_SECONDS = 0.1
+_LOOK_SECONDS = 0.1
+
+T = TypeVar("T")
 
 _log = structlog.get_logger("percolator.master")
 
@@ -161,6 +165,20 @@ class ServerWatch:
             if name in (server.address, server.server_id):
                 return server
         return None
+
+    async def answer(self, server_id: str, call: Awaitable[T]) -> T:
+        """The answer to a call of this server; `Unavailable` as soon as the server is lost. What
+        waits for an answer that does not come keeps its tablets from those that could serve it."""
+        task = asyncio.ensure_future(call)
+        try:
+            while not (await asyncio.wait([task], timeout=_LOOK_SECONDS))[0]:
+                if self.is_dead(server_id):
+                    raise Unavailable("the server was lost before it answered")
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                stop_waiting_for(task)
 
     async def close(self) -> None:
         await self._tasks.cancel()

@@ -218,7 +218,8 @@ class TabletChanges:
             epoch=tablet.epoch,
             schema_version=self._store.current.tables[tablet.table_id].schema_version,
         )
-        answer = await call(wire.ProposeSplitRequest(target=target), _PROPOSE_SECONDS)
+        proposing = call(wire.ProposeSplitRequest(target=target), _PROPOSE_SECONDS)
+        answer = await self._watch.answer(tablet.server_id, proposing)
         if not answer.HasField("row") or not _is_inside(answer.row, tablet):
             raise InvalidArgument(
                 "row", f"tablet {tablet.tablet_id} has too few rows to be split by size"
@@ -229,7 +230,9 @@ class TabletChanges:
         if self._watch.is_dead(tablet.server_id):
             return
         try:
-            await self._assignment.closing.close(tablet.address, tablet.tablet_id, tablet.epoch)
+            closing = self._assignment.closing
+            close = closing.close(tablet.address, tablet.tablet_id, tablet.epoch)
+            await self._watch.answer(tablet.server_id, close)
         except PercolatorError as error:
             # Harmless: the next owner replays what was not flushed.
             _log.info(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 import pytest
 
@@ -62,6 +63,38 @@ async def test_a_silent_server_is_replaced_when_its_lease_is_over_and_acknowledg
         world.network.silent.clear()
         await asyncio.sleep(3)
         assert not [one for one in silent.open.values() if one.epoch == 1]
+
+
+@pytest.mark.parametrize("change", ["move", "split", "drain"])
+async def test_a_server_that_falls_silent_while_its_tablets_change_is_replaced_as_soon(
+    change: str,
+) -> None:
+    """The change waits for its answer, and nobody else gives the tablet to a server meanwhile."""
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world, splits=[])
+        await fill(world, table)
+        (tablet,) = await world.locate(table)
+        world.network.silent.add(tablet.address)
+        changes: dict[str, Callable[[], Awaitable[object]]] = {
+            "move": lambda: world.ask(
+                methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=tablet.tablet_id), 60
+            ),
+            "split": lambda: world.ask(
+                methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=tablet.tablet_id), 60
+            ),
+            "drain": lambda: world.ask(
+                methods.DRAIN_SERVER, wire.DrainServerRequest(server=tablet.address), 60
+            ),
+        }
+        changing = asyncio.ensure_future(changes[change]())
+
+        async def moved() -> bool:
+            return tablet.address not in await addresses(world, table)
+
+        assert await world.until(moved) < LEASE_SECONDS + 1.5
+        assert await world.until(lambda: is_complete(world, table)) < 1
+        await asyncio.wait([changing])
+        assert (changing.exception() is None) == (change != "split")
 
 
 async def test_a_restarted_master_moves_nothing() -> None:
