@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 
-from percolator.errors import DeadlineExceeded, ExecutionUnknown, NotReady, PercolatorError
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    NotReady,
+    PercolatorError,
+    Unavailable,
+)
 from percolator.wire.backoff import Backoff
 from percolator.world import RequestT, ResponseT, UnaryMethod, World
 
@@ -29,7 +36,8 @@ class Masters:
         *,
         attempt_seconds_max: float = _ATTEMPT_SECONDS_MAX,
     ) -> ResponseT:
-        """Calls until one answers or the deadline passes. Repeating these calls does no harm."""
+        """Calls until one answers or the deadline passes. Repeating these calls does no harm, or
+        they have to be given all of the time: then one that took too long is not repeated."""
         clock = self._world.clock
         backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
         failed = 0
@@ -41,6 +49,8 @@ class Masters:
                 call = self._world.network.unary(address, method)
                 return await call(request, min(max(left, 0.001), attempt_seconds_max))
             except (ExecutionUnknown, NotReady) as error:
+                if attempt_seconds_max == inf and not isinstance(error, (NotReady, Unavailable)):
+                    raise
                 problem: PercolatorError = error
             failed += 1
             if self._turn == turn:  # if several calls fail together, only the first moves on

@@ -14,6 +14,7 @@ from typing import Generic, NamedTuple
 import structlog
 
 from percolator.errors import (
+    DeadlineExceeded,
     ExecutionUnknown,
     InvalidArgument,
     NotExecuted,
@@ -94,7 +95,13 @@ class TableChanges(ABC, Generic[MapT]):
         table, created = decided
         if created:
             _log.info("table created", table=table.name, table_id=table.table_id)
-        await self._until_current(table, deadline)
+        try:
+            await self._until_current(table, deadline)
+        except DeadlineExceeded as error:
+            if not created:
+                raise
+            text = f"table {table.name!r} was created, but cannot be used yet: {error.message}"
+            raise DeadlineExceeded(text) from error
         return table, created
 
     def _require_valid(self, request: wire.CreateTableRequest) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import structlog
 
+from percolator.counts import counted
 from percolator.errors import (
     DeadlineExceeded,
     NotReady,
@@ -154,7 +155,8 @@ class Assignment:
         return Counter(tablet.server_id for tablet in self._store.current.tablets.values())
 
     async def until_served(self, tablet_ids: Collection[int], deadline: float) -> None:
-        """Returns when all that still exist are served. `NotReady` names one that is not."""
+        """Returns when all that still exist are served. `DeadlineExceeded` names one that is not:
+        unlike after `NotReady`, the change that waits for them was made."""
         self.wake()
         while True:
             tablets = self._store.current.tablets
@@ -165,9 +167,9 @@ class Assignment:
                 return
             if self._world.clock.monotonic_seconds() >= deadline:
                 reason = self.errors.get(missing[0].tablet_id, "no server has opened it yet")
-                raise NotReady(
-                    f"{len(missing)} tablets are not served, such as {missing[0].tablet_id}: "
-                    f"{reason}; opening continues in the background"
+                raise DeadlineExceeded(
+                    f"{counted(len(missing), 'tablet is', 'tablets are')} not served, such as "
+                    f"{missing[0].tablet_id}: {reason}; opening continues in the background"
                 )
             await self._world.clock.sleep(_POLL_SECONDS)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator.errors import InvalidArgument, SchemaError
+from percolator.errors import DeadlineExceeded, InvalidArgument, SchemaError
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
@@ -42,6 +42,30 @@ async def test_registering_observers_returns_when_every_tablet_judges_under_the_
         await world.until(moved)
         await asyncio.sleep(1)
         assert {one.schema_version for one in world.servers["b:1"].open.values()} == {2}
+
+
+async def test_a_table_that_cannot_be_used_in_time_is_said_to_be_created() -> None:
+    """After `NotReady`, callers would try again, and be told that the table exists."""
+    async with cluster("a:1") as world:
+        world.network.silent.add("a:1")
+        await asyncio.sleep(10)
+        request = wire.CreateTableRequest(name="t", splits=[b"m"])
+        with pytest.raises(DeadlineExceeded, match="table 't' was created") as caught:
+            await world.ask(methods.CREATE_TABLE, request, 120)
+        assert "2 tablets" in caught.value.message
+
+
+async def test_a_split_whose_halves_are_not_served_in_time_is_not_said_to_have_failed() -> None:
+    """After `NotReady`, callers would try again, and be told that there is no such tablet."""
+    async with cluster("a:1") as world:
+        table = await create(world, splits=[])
+        await asyncio.sleep(1)
+        (whole,) = await world.locate(table)
+        world.network.losses["open_tablet"] = 10**6
+        request = wire.SplitTabletRequest(tablet_id=whole.tablet_id, row=b"m")
+        with pytest.raises(DeadlineExceeded, match="opening continues"):
+            await world.ask(methods.SPLIT_TABLET, request, 120)
+        assert len(await world.locate(table)) == 2
 
 
 async def test_a_change_feed_is_switched_when_every_tablet_has_heard_of_it() -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 
+import pytest
 from google.protobuf.message import Message
 
-from percolator.errors import DeadlineExceeded, ExecutionUnknown
+from percolator.errors import DeadlineExceeded, ExecutionUnknown, Unavailable
 from percolator.routing.catalog import Catalog
 from percolator.routing.lanes import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
@@ -34,6 +35,8 @@ class SlowMaster:
         self.requests: list[object] = []
         self.lost = 0
         """So many answers get lost."""
+        self.error: ExecutionUnknown | None = None
+        """What it answers instead."""
 
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
@@ -42,10 +45,12 @@ class SlowMaster:
             self.calls += 1
             self.requests.append(request)
             if self.calls <= self.lost:
-                raise ExecutionUnknown("the connection broke")
+                raise Unavailable("the connection broke")
             await asyncio.sleep(min(self.seconds, timeout))
             if timeout < self.seconds:
                 raise DeadlineExceeded("no answer in time")
+            if self.error is not None:
+                raise self.error
             return self.answer  # type: ignore[return-value]
 
         return call
@@ -108,3 +113,18 @@ async def test_attempts_to_create_or_drop_a_table_have_one_id_and_calls_have_dif
         assert first == again
         assert len(first.request_id) == 16
         assert first.request_id != other.request_id
+
+
+async def test_a_table_that_was_created_too_late_is_not_requested_again() -> None:
+    """The second attempt would report that the table exists, although this call created it."""
+    master = SlowMaster(0.5, wire.CreateTableResponse())
+    clock = VirtualClock(asyncio.get_running_loop())
+    catalog = Catalog(
+        World(clock, master, random.Random(1)), ["m:1"], TabletMap(), SchemaVersions()
+    )
+    master.error = ExecutionUnknown("table 'large' was created, but cannot be used yet")
+    with pytest.raises(ExecutionUnknown, match="was created"):
+        await catalog.create(
+            "large", [], wire.TableOptions(), exist_ok=False, deadline=clock.monotonic_seconds() + 1
+        )
+    assert master.calls == 1
