@@ -60,6 +60,8 @@ class Tablets:
         self._background = background
         self._log = log
         self._tablets_warn = tablets_warn
+        self._warn_above = tablets_warn
+        """The number of tablets above which the log says it, or says it again."""
         self.watch = NotificationWatch()
         """The streams that receive notifications from any of the tablets."""
         self.guard = guard
@@ -181,7 +183,11 @@ class Tablets:
             del self._served[served.identity.tablet_id]
 
     def _warn_of_many(self) -> None:
-        if len(self._served) > self._tablets_warn:
+        if len(self._served) <= self._tablets_warn:
+            self._warn_above = self._tablets_warn
+        elif len(self._served) > self._warn_above:
+            # Not with each tablet: one server may be given hundreds within seconds.
+            self._warn_above = 2 * len(self._served)
             self._log.warning(
                 "many tablets on one server: each costs an fsync per batch",
                 tablets=len(self._served),

@@ -365,3 +365,19 @@ async def test_unknown_tablets_are_left_out_of_a_description() -> None:
     assert (described.tablet_id, described.range.start) == (2, b"m")
     with pytest.raises(TabletMoved):
         await machine.tablets.serving(target(9))
+
+
+async def test_many_tablets_are_warned_of_once_and_again_when_they_have_doubled() -> None:
+    """A failover opens hundreds within seconds."""
+    machine = Machine()
+
+    async def warned_at(tablets: int, epoch: int) -> list[int]:
+        with structlog.testing.capture_logs() as log:
+            for tablet in range(tablets):
+                await machine.open(tablet + 1, epoch)
+        for tablet in range(tablets):
+            await machine.tablets.close(tablet + 1, epoch)
+        return [line["tablets"] for line in log if "many tablets" in line["event"]]
+
+    assert await warned_at(250, epoch=1) == [101, 203]
+    assert await warned_at(102, epoch=2) == [101]
