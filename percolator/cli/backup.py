@@ -111,7 +111,7 @@ def import_export(
 
     Readers never see part of a table. Imported cells have the commit timestamp of the import, and
     notify no observers. After an interruption the tables stay closed: run the same command to
-    resume, from where import.log in the directory says.
+    resume; import.log in the directory says where.
     """
     here = connection(context)
     _require_directory([given])

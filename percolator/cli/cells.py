@@ -32,7 +32,7 @@ RowName = Annotated[
 PinTtl = Annotated[
     float | None,
     typer.Option(
-        help="Seconds that the pin outlives this process [default: 60, or what is allowed].",
+        help="Seconds that the pin outlives this process [default: 60, or the limit if lower].",
         min=0.1,
         max=3600,
     ),

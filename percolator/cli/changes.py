@@ -36,13 +36,15 @@ def changes(
     ] = "",
     until: Annotated[
         str,
-        typer.Option(help="The last moment [default: now].", metavar="TIME", callback=not_empty),
+        typer.Option(
+            help="Changes up to this time [default: now].", metavar="TIME", callback=not_empty
+        ),
     ] = "",
     follow: Annotated[
         bool, typer.Option("--follow", help="Wait for further changes until Ctrl-C or SIGTERM.")
     ] = False,
     before: Annotated[
-        bool, typer.Option("--before", help="Also show what the cells were before.")
+        bool, typer.Option("--before", help="Also show the values before the change.")
     ] = False,
     kind: As = None,
 ) -> None:

@@ -80,12 +80,14 @@ def top(
     ] = 2.0,
     times: Annotated[
         int | None,
-        typer.Option(help="Refresh so often [default: until Ctrl-C].", min=1, show_default=False),
+        typer.Option(
+            help="Number of refreshes [default: until Ctrl-C].", min=1, show_default=False
+        ),
     ] = None,
 ) -> None:
     """Show live what observers and programs do, and the cells where their transactions conflict.
 
-    All figures are per second, since the refresh before; `backlog` is what workers have found and
+    All figures are per second, since the previous refresh; `backlog` is what workers have found and
     not yet handled, `latency` the mean time from a change to the commit of its run.
     """
     here = connection(context)

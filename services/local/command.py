@@ -63,7 +63,7 @@ NameArgument = Annotated[
 StoreOption = Annotated[
     str,
     typer.Option(
-        help="A row store for everything that lasts, in place of tablet servers: "
+        help="Keep all data in a row store, in place of tablet servers: "
         "bigtable://PROJECT/INSTANCE. BIGTABLE_EMULATOR_HOST may name an emulator.",
         show_default=False,
     ),
@@ -97,20 +97,20 @@ def up(
     observers: Annotated[
         list[str] | None,
         typer.Option(
-            help="What workers run: module:name; may be repeated. Workers start anew when the "
+            help="What workers run: module:name; may be repeated. Workers restart when the "
             "module changes."
         ),
     ] = None,
     port: Annotated[
         int,
         typer.Option(
-            help="Port of the master, the first gateway's is 10 more; 0 takes free ones.",
+            help="Port of the master; the first gateway's is 10 higher. 0 takes free ports.",
             min=0,
             max=65_500,
         ),
     ] = 7100,
     certificates: Annotated[
-        Path | None, typer.Option(help="Directory of `make certs`: everything is mutual TLS.")
+        Path | None, typer.Option(help="Directory of `make certs`; all calls use mutual TLS.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start in the background.")] = False,
 ) -> None:
@@ -151,7 +151,7 @@ def ps(
     data: DataOption = DEFAULT_DATA,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """Show the processes of a cluster that runs."""
+    """Show the processes of a running cluster."""
     state = directory.running(data)
     if not state:
         _fail(f"no cluster is running on {data}, or it is starting or stopping right now")
@@ -169,13 +169,13 @@ def kill(name: NameArgument, data: DataOption = DEFAULT_DATA) -> None:
 
 @app.command()
 def restart(name: NameArgument, data: DataOption = DEFAULT_DATA) -> None:
-    """Start a process again; one that runs is stopped first."""
+    """Start a process again; if it is running, it is stopped first."""
     _say(ask(data, "restart", name))
 
 
 @app.command()
 def down(data: DataOption = DEFAULT_DATA) -> None:
-    """Stop a cluster that runs; its data stays."""
+    """Stop a running cluster; its data stays."""
     state = directory.running(data)
     if state is None:
         _say(f"no cluster is running on {data}")

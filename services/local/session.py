@@ -16,7 +16,7 @@ _LOOK_SECONDS = 0.25
 
 
 class Session:
-    """One cluster that runs, until it is to stop."""
+    """One running cluster, until it has to stop."""
 
     def __init__(
         self, cluster: LocalCluster, observers: Sequence[str], say: Callable[[str], None]
@@ -94,7 +94,7 @@ class Session:
         workers = self._workers()
         changed = self._sources.changed() if workers else []
         if changed:
-            self._say(f"{names(changed)} changed: workers start anew")
+            self._say(f"{names(changed)} changed: workers restart")
             self._cluster.reload_workers()
             self._waiting = workers
 

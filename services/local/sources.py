@@ -1,4 +1,4 @@
-"""The files of the observers that workers run: after a change in them, workers start anew.
+"""The files of the observers that workers run: after a change in them, workers restart.
 
 For `shop:observers`, these are `shop.py` or everything in the package `shop`, and whatever they
 import from beside them. Nothing is executed: a module that does not import is exactly what is about

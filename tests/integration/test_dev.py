@@ -122,7 +122,7 @@ def test_from_the_first_line_to_ctrl_c(here: Path) -> None:
             assert db.get("first", text) == "hello"
 
             (here / "shop.py").write_text(OBSERVERS.replace(".split())", ".split()) + 100"))
-            launcher.hears("shop.py changed: workers start anew")
+            launcher.hears("shop.py changed: workers restart")
             launcher.hears("worker runs its observers", times=2)
             db.run(lambda tx: tx.set("third", text, "three more words"))
             db.wait_for_observers(timeout=60)

@@ -106,7 +106,7 @@ def test_the_exit_code_of_a_failing_command_is_passed_on() -> None:
     [
         (["--foo", "true"], "there is no command '--foo'"),
         (["/no/such/command"], "there is no command '/no/such/command'"),
-        (["--observers", "nope:x", "true"], "observers: module 'nope' does not import"),
+        (["--observers", "nope:x", "true"], "observers: module 'nope' cannot be imported"),
         (["--observers", "examples.webindex.observers:nope", "true"], "has no 'nope'"),
     ],
 )

@@ -141,7 +141,11 @@ def test_a_worker_that_is_told_to_stop_drains_and_another_continues(
             "tests.integration.observed_orders:others",
             "has another observer 'pack'",
         ),
-        ("services.worker", "tests.integration.nothing:x", "does not import: ModuleNotFoundError"),
+        (
+            "services.worker",
+            "tests.integration.nothing:x",
+            "cannot be imported: ModuleNotFoundError",
+        ),
         (
             "percolator.cli",
             "tests.integration.observed_orders:observer",

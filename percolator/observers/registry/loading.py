@@ -38,7 +38,7 @@ def named(reference: str, field: str) -> object:
         # Also SystemExit: a worker whose module calls sys.exit() would end without a word, with
         # an exit code that is not its own.
         raise InvalidArgument(
-            field, f"module {module_name!r} does not import: {_cause(error)}"
+            field, f"module {module_name!r} cannot be imported: {_cause(error)}"
         ) from error
     if found is None:
         near = difflib.get_close_matches(name, vars(module), n=1)
