@@ -27,8 +27,8 @@ class MasterSettings(StoreSettings):
     """host:port to serve on; port 0 is any free one."""
 
     store: Annotated[str, Field(min_length=1)]
-    """The store root, a directory that all servers of the cluster share. Or a row store, which then
-    has all of the cluster, the cells of its tables too: bigtable://PROJECT/INSTANCE?profile=NAME."""
+    """The store root, a directory that all servers of the cluster share. Or a row store, which
+    then keeps everything, including all cells: bigtable://PROJECT/INSTANCE?profile=NAME."""
 
     server_silence_seconds: Annotated[float, Field(ge=2.0, le=3_600)] = 5.0
     """A server that has not reported for this long is no longer listed."""
@@ -62,7 +62,7 @@ class MasterSettings(StoreSettings):
     """How long old versions are kept in tables without a value of their own."""
 
     retention_min_seconds: Annotated[float, Field(ge=1, le=86_400)] = 60.0
-    """No table may keep old versions for less. Longer than any transaction may take."""
+    """No table may keep old versions for less. Set it longer than any transaction takes."""
 
     leader_silence_seconds: Annotated[float, Field(ge=GRACE_SECONDS_MIN, le=3_600)] = 3.0
     """A leading master that is silent for this long is replaced by a standby."""

@@ -47,7 +47,7 @@ class OracleSettings(FramedSettings):
     """Follow the wall clock however far it jumps forward. This cannot be undone."""
 
     leading_speed: Annotated[float, Field(ge=0.1, le=LEADING_SPEED)] = _DEFAULTS.leading_speed
-    """How fast timestamps go while the wall clock lags behind them, as a part of real time. With
+    """How fast timestamps advance while the wall clock is behind them, relative to real time. With
     0.5 a lead of two hours is gone in four; meanwhile locks live twice as long as they say."""
 
     standby: bool = False

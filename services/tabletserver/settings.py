@@ -48,12 +48,12 @@ class TabletServerSettings(FramedSettings):
     row_bytes_max: Annotated[int, Field(ge=_DEFAULTS.row_bytes_max, le=ROW_BYTES_MAX)] = (
         _DEFAULTS.row_bytes_max
     )
-    """The longest row in which something new is stored. Those that are there can be settled."""
+    """The longest row key for new values. Locks in longer rows can still be resolved."""
 
     column_bytes_max: Annotated[int, Field(ge=_DEFAULTS.column_bytes_max, le=64 << 10)] = (
         _DEFAULTS.column_bytes_max
     )
-    """The longest column."""
+    """The longest column name."""
 
     value_bytes_max: Annotated[int, Field(ge=1, le=_GIBIBYTE)] = _DEFAULTS.value_bytes_max
     """The longest stored cell: a value of 4 MiB, and the rest of its record."""
@@ -74,7 +74,7 @@ class TabletServerSettings(FramedSettings):
     """Requests that take longer are written to the log."""
 
     disk_reserve_bytes: Annotated[int, Field(ge=0, le=1 << 60)] = 128 * _MEBIBYTE
-    """Below this much free space writes are refused; reads go on."""
+    """Below this much free space, writes are refused; reads continue."""
 
     write_buffers_bytes: Annotated[int, Field(ge=64 << 10, le=64 * _GIBIBYTE)] = 256 * _MEBIBYTE
     """Memory for recent writes, shared by all tablets: between 1 and 8 MiB for each, but not more

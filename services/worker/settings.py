@@ -31,10 +31,10 @@ class WorkerSettings(ServiceSettings):
     """Threads for blocking observers."""
 
     queue_rows_max: Annotated[int, Field(ge=1, le=10_000_000)] = _DEFAULTS.queue_rows_max
-    """Changes that were found and not yet handled."""
+    """How many changes may wait that were found but not yet handled."""
 
     queue_bytes_max: Annotated[int, Field(ge=1_024, le=1 << 34)] = _DEFAULTS.queue_bytes_max
-    """About how much memory these may take."""
+    """About how much memory these waiting changes may take."""
 
     scan_pause_seconds_max: Seconds = _DEFAULTS.scan_pause_seconds_max
     """The pause between two passes over all tablets when the last passes found nothing."""

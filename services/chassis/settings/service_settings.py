@@ -231,7 +231,7 @@ class FramedSettings(StoreSettings):
     """The settings of a service that the library also calls in frames (docs/frames.md)."""
 
     frames_listen: _OptionalListenAddress = AUTO
-    """host:port on which the Python library calls this server faster than by gRPC; port 0 is any
+    """host:port for frames, which the Python library uses as a faster path than gRPC; port 0 is any
     free one; empty is none. auto: any free port at the host of `listen`."""
 
     @property
