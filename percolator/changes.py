@@ -95,7 +95,9 @@ class Change(Generic[K]):
     def before(self, column: Readable[T]) -> T | None:
         """The value before the change; None if there was none. It must have been asked for."""
         if not self._before_is_known:
-            raise UsageError("what was before is not known: pass before=True to changes()")
+            raise UsageError(
+                "the value before the change is not known: pass before=True to changes()"
+            )
         return self._decoded(column, self.raw_before)
 
     def _decoded(self, column: Readable[T], stored: bytes | None) -> T | None:

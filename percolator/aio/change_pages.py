@@ -36,7 +36,9 @@ class ChangePages(Generic[K]):
     def require_whole(self) -> None:
         """Refuses to yield pages of which single changes may have been read."""
         if self.is_read_singly:
-            raise UsageError("single changes were read already: pages() has to be called before")
+            raise UsageError(
+                "single changes have already been read: call pages() before you read any"
+            )
 
     async def next(self) -> ChangePage[K] | None:
         """The next page; None at the end, and if it is closed before there is one."""

@@ -69,7 +69,7 @@ class Following(Generic[K]):
         """All changes up to here were handled: the program has asked for more since."""
         if self._reached is None:
             raise UsageError(
-                "it is not known yet where the changes begin: enter the block, or ask for the first"
+                "it is not known yet where the changes begin: enter the block, or read a change"
             )
         return self._reached
 

@@ -26,7 +26,7 @@ async def settled(env: Environment, start: int, primary: CellAddress, deadline: 
         return await aftermath.mark_primary(env, write, deadline)
     except (SnapshotTooOld, SchemaError) as problem:
         raise OutcomeLost(
-            f"whether the transaction begun at {start} is committed can no longer be learned: "
+            f"the outcome of the transaction that began at {start} can no longer be determined: "
             f"{problem}",
             start_timestamp=start,
             primary=primary,

@@ -21,7 +21,7 @@ from percolator.world import Network
 async def create_table(
     network: Network, place: Place, table_id: int, timeout_seconds: float
 ) -> None:
-    """Creates a table with the families of a row store. They have no rule of collection: the
+    """Creates a table with the families of a row store. They have no garbage-collection rule: the
     service would delete versions that snapshots need."""
     request = BigtableCreateTableRequest(parent=place.parent, table_id=place.table_name(table_id))
     for family in FAMILIES:
@@ -74,8 +74,8 @@ def _require_families(name: str, found: BigtableTable) -> None:
     for family in sorted(families):
         if found.column_families[family].HasField("gc_rule"):
             raise SchemaError(
-                f"the family {family} of the table {name} has a rule of collection, by which the "
-                "service deletes versions that snapshots need: remove the rule"
+                f"the family {family} of the table {name} has a garbage-collection rule, by which "
+                "the service deletes versions that snapshots need: remove the rule"
             )
 
 

@@ -61,7 +61,7 @@ class ChangeReader:
         """
         if table.created_at > after:
             raise SchemaError(
-                f"table {table.name!r} is younger than after, {Timestamp(after).describe()}: its "
+                f"table {table.name!r} did not exist yet at {Timestamp(after).describe()}: its "
                 f"changes begin at {Timestamp(table.created_at).describe()}, when it was created",
                 table=table.name,
                 table_id=table.table_id,

@@ -307,8 +307,8 @@ class Commit:
 
     def _unknown(self, problem: PercolatorError) -> OutcomeUnknown:
         return OutcomeUnknown(
-            f"could not learn whether the transaction begun at {self._write.start} is committed: "
-            f"{problem}",
+            "could not find out whether the transaction that began at "
+            f"{self._write.start} has committed: {problem}",
             start_timestamp=self._write.start,
             primary=self._write.primary,
         )

@@ -85,14 +85,14 @@ class WriteSet:
         if old is None:
             if len(cells) >= limits.transaction_cells_max:
                 raise TransactionTooLarge(
-                    f"a transaction writes at most {limits.transaction_cells_max} cells"
+                    f"a transaction can write at most {limits.transaction_cells_max} cells"
                 )
             size_bytes += len(cell.row) + len(cell.column)
         else:
             size_bytes -= len(old[1])
         if size_bytes > limits.transaction_bytes_max:
             raise TransactionTooLarge(
-                f"a transaction writes at most {limits.transaction_bytes_max} bytes"
+                f"a transaction can write at most {limits.transaction_bytes_max} bytes"
             )
         cells[cell] = write
         self.size_bytes = size_bytes

@@ -63,7 +63,9 @@ class ExportedOnce(Generic[K, V]):
         has to be at the level READ COMMITTED, which is PostgreSQL's default.
         """
         if connection.autocommit:
-            raise UsageError("the connection has autocommit: the effect would not be exactly once")
+            raise UsageError(
+                "the connection has autocommit: the effect would not happen exactly once"
+            )
         name = self._queue.table.name
         keys = {export.key: self._queue.key_bytes(export.key) for export in exports}
         last: dict[bytes, int] = {}

@@ -86,7 +86,7 @@ def _hint(name: str, known: Set[str]) -> str:
     if name in _TIME_TRAVEL:
         return f"to read the past, give {_TIME_TRAVEL[name]}"
     near = get_close_matches(name, sorted(known), n=1)
-    return f"is {near[0]!r} meant?" if near else f"there are {', '.join(sorted(known))}"
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
 
 
 class Given:

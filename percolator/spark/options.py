@@ -196,7 +196,7 @@ class StreamOptions:
         text = given.get("starting_from")
         if text is None:
             raise InvalidArgument(
-                "starting_from", "is missing: where does a stream begin, snapshot, now, or when?"
+                "starting_from", "is missing: say where the stream begins: snapshot, now, or a time"
             )
         word = text.strip().lower()
         return cls(

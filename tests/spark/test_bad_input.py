@@ -26,7 +26,7 @@ def pages(db: percolator.Database) -> Pages:
 @pytest.mark.parametrize(
     ("options", "schema", "message"),
     [
-        ({"transaction_row": "7"}, None, "'transaction_rows' meant"),
+        ({"transaction_row": "7"}, None, "did you mean 'transaction_rows'"),
         ({"table": "nowhere"}, None, "table: there is no table 'nowhere'"),
         ({"address": "127.0.0.1:1", "timeout_seconds": "0.2"}, None, "address: no cluster answers"),
         (
@@ -34,7 +34,7 @@ def pages(db: percolator.Database) -> Pages:
             None,
             "as_of: 2998-12-31T23:59:59.999.* is in the future",
         ),
-        ({"catalog": CATALOG, "columns": "titel"}, None, "is 'title' meant"),
+        ({"catalog": CATALOG, "columns": "titel"}, None, "did you mean 'title'"),
         ({"catalog": CATALOG}, "url string, titel string", "'titel' is not in the catalogue"),
         ({"catalog": CATALOG}, "url string, visits string", "'visits' is string"),
         ({}, "row string", "'row' is string"),

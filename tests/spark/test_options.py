@@ -40,8 +40,8 @@ CATALOG = json.dumps(
 @pytest.mark.parametrize(
     ("options", "field", "reason"),
     [
-        ({"tabel": "x"}, "tabel", "'table' meant"),
-        ({"snapshot_timestamp": "1"}, "snapshot_timestamp", "'snapshot_ts' meant"),
+        ({"tabel": "x"}, "tabel", "did you mean 'table'"),
+        ({"snapshot_timestamp": "1"}, "snapshot_timestamp", "did you mean 'snapshot_ts'"),
         ({"versionAsOf": "7"}, "versionasof", "to read the past, give snapshot_ts"),
         ({"timestampAsOf": "now"}, "timestampasof", "to read the past, give as_of"),
         ({"q": "7"}, "q", "not an option of percolator; there are address, as_of, atomic, catalog"),
@@ -270,7 +270,7 @@ def test_a_schema_that_a_stream_cannot_have_is_refused(
 @pytest.mark.parametrize(
     ("options", "field", "reason"),
     [
-        ({}, "starting_from", "where does a stream begin"),
+        ({}, "starting_from", "say where the stream begins"),
         ({"starting_from": "yesterday"}, "starting_from", "neither a number nor"),
         ({"starting_from": "0"}, "starting_from", "before every commit"),
         ({"starting_from": "now", "rows_per_batch": "0"}, "rows_per_batch", "from 1 to"),

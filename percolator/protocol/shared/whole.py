@@ -70,7 +70,7 @@ class Whole:
             if not self._sent or isinstance(problem, ConflictError):
                 raise
             raise OutcomeUnknown(
-                f"could not learn whether the shared transaction is committed: {problem}",
+                f"could not find out whether the shared transaction has committed: {problem}",
                 start_timestamp=self._parts[0].start,
                 primary=self._primary(self._parts[0]),
             ) from problem

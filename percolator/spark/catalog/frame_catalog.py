@@ -144,7 +144,7 @@ class FrameCatalog:
                 near = get_close_matches(name.lower(), sorted(by_name), n=1, cutoff=0.0)
                 meant = by_name[near[0]].name
                 raise InvalidArgument(
-                    "columns", f"the catalogue has no column {name!r}; is {meant!r} meant?"
+                    "columns", f"the catalogue has no column {name!r}; did you mean {meant!r}?"
                 )
         found = tuple(by_name[name.lower()] for name in names)
         if len(set(found)) < len(found):

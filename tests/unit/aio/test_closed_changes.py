@@ -120,7 +120,7 @@ async def test_pages_that_were_asked_for_before_single_changes_skip_none_of_them
         changes = db.changes(orders, after=start)
         pages = changes.pages()
         await anext(changes)
-        with pytest.raises(UsageError, match="single changes were read already"):
+        with pytest.raises(UsageError, match="single changes have already been read"):
             await anext(pages)
         await changes.close()
 

@@ -110,7 +110,7 @@ async def test_an_outcome_older_than_the_history_is_lost_and_says_so() -> None:
         now = await db.timestamp()
         for tablet in cluster.tablets.values():
             await tablet.raise_safe_points(SafePoints(*(now,) * len(SafePoints._fields)))
-        with pytest.raises(OutcomeLost, match="can no longer be learned") as caught:
+        with pytest.raises(OutcomeLost, match="can no longer be determined") as caught:
             await db.resolve(unknown)
         assert caught.value.retry is Retry.USELESS
         assert caught.value.start_timestamp == unknown.start_timestamp

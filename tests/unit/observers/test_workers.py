@@ -178,7 +178,7 @@ async def test_a_change_whose_observer_writes_too_much_is_put_aside() -> None:
         await world.until_copied("a", 1)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
-        assert letter.error == "TransactionTooLarge: a transaction writes at most 50 cells"
+        assert letter.error == "TransactionTooLarge: a transaction can write at most 50 cells"
         assert counted(worker, "greedy").commits == 0
 
 

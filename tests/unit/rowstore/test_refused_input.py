@@ -32,7 +32,7 @@ VALUE_BYTES_MAX = 100 * 1024 * 1024
 
 
 class ChangedByHand:
-    """A table to which somebody has given a rule of collection."""
+    """A table to which somebody has given a garbage-collection rule."""
 
     async def get_table(self, request: wire.BigtableGetTableRequest) -> wire.BigtableTable:
         found = wire.BigtableTable(name=request.name)
@@ -44,7 +44,9 @@ class ChangedByHand:
 
 async def test_a_table_that_the_service_would_collect_is_refused() -> None:
     network = InProcessNetwork({MODEL.address: ChangedByHand()})
-    with pytest.raises(SchemaError, match="family w of the table percolator-7 has a rule"):
+    with pytest.raises(
+        SchemaError, match="family w of the table percolator-7 has a garbage-collection rule"
+    ):
         await require_table(network, MODEL, 7, SECONDS)
 
 

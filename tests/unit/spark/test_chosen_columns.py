@@ -21,8 +21,8 @@ def test_names_ignore_case() -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (("TITEL",), "no column 'TITEL'; is 'title' meant"),
-        (("visit",), "is 'Visits' meant"),
+        (("TITEL",), "no column 'TITEL'; did you mean 'title'"),
+        (("visit",), "did you mean 'Visits'"),
         (("Url",), "'Url' is the key, which every row has"),
         (("title", "TITLE"), "names a column twice: title, TITLE"),
     ],
