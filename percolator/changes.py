@@ -93,7 +93,8 @@ class Change(Generic[K]):
         return self._decoded(column, self.raw_value)
 
     def before(self, column: Readable[T]) -> T | None:
-        """The value before the change; None if there was none. It must have been asked for."""
+        """The value before the change; None if there was none. It is known only with
+        `before=True`."""
         if not self._before_is_known:
             raise UsageError(
                 "the value before the change is not known: pass before=True to changes()"

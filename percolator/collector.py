@@ -22,7 +22,7 @@ def tune_garbage_collector(
     young_collections: int = YOUNG_COLLECTIONS,
     middle_collections: int = MIDDLE_COLLECTIONS,
 ) -> None:
-    """Lets Python's garbage collector run seldom, for thousands of transactions in flight.
+    """Makes Python's garbage collector run rarely, for thousands of transactions in flight.
 
     Call it once, when what lives long was built: modules, connections, caches. These are excluded
     from collection for good. It concerns the whole process, so reference cycles of your own program

@@ -157,7 +157,7 @@ class ConflictError(TransactionError):
 
 
 class OutcomeUnknown(TransactionError):
-    """The commit was sent, and its outcome could not be found out in time.
+    """The commit was sent, and its outcome could not be determined in time.
 
     Never run the transaction again blindly: it may have committed. `resolve()` of the transaction,
     or of the database with this error, finds out.
@@ -180,7 +180,7 @@ class OutcomeUnknown(TransactionError):
 
 
 class OutcomeLost(OutcomeUnknown):
-    """It can never be found out whether the transaction committed.
+    """Whether the transaction committed can no longer be determined.
 
     It is older than the history that is kept, or the table of the cell that decides is gone. Asking
     again is useless: look at the data.
@@ -250,7 +250,7 @@ class WrittenTwice(TransactionError):
 class InvalidArgument(PercolatorError):
     """A field of a request is missing, malformed or outside its limits. Nothing was written.
 
-    The field `request` is the whole request, and `response` that of a call that reads: too large.
+    The field `request` or `response` means that the whole message is too large.
     """
 
     def __init__(self, field: str, reason: str, *, where: str = "") -> None:

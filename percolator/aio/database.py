@@ -150,7 +150,7 @@ class Database:
         exist_ok: bool = False,
         timeout: float | None = None,
     ) -> None:
-        """Creates several tables, one after another; after an error, the rest is missing.
+        """Creates several tables in order; after an error, the remaining ones do not exist.
 
         `create_table` has the choices that a single table has. The time-out is for all of them.
 
@@ -217,10 +217,10 @@ class Database:
         """The changes of a table with a change feed, in the order of their commits.
 
         They begin above `after`, by default at this call, and end at `until`; without it they never
-        end. The changes of a commit follow each other, and the last one says so. `before` also asks
-        for what the cells were before. The time-out applies to each answer of the cluster. What
-        only the cluster knows is checked on entering the block, or with the first change.
-        A moment older than the history or the feed is refused (`SnapshotTooOld`).
+        end. The changes of a commit follow each other, and the last one says that it is the last.
+        `before` also returns the values before the changes. The time-out applies to each answer of
+        the cluster. What only the cluster knows is checked on entering the block, or with the first
+        change. A moment older than the history or the feed is refused (`SnapshotTooOld`).
 
         History is kept until the block ends, or the changes do.
 
@@ -244,8 +244,8 @@ class Database:
     # ------------------------------------------------------------------ transactions
 
     def transaction(self, *, timeout: float | None = None) -> Transaction:
-        """One attempt at a transaction. It shows the moment of its first read, not of entering its
-        block. Leaving the block commits.
+        """One attempt at a transaction. It reads the store as of its first read, not as of entering
+        its block. Leaving the block commits.
 
         The time-out applies to each call in it, and to its commit.
 
@@ -283,7 +283,7 @@ class Database:
         """The value of one cell now, or `default` if it has none.
 
         It shows everything that was committed before the call. Two calls may show different
-        moments: to read several cells together, use a `snapshot`, which costs a round trip more.
+        moments: to read several cells together, use a `snapshot`, which takes one more round trip.
 
         >>> await db.get("bob", balance, default=0)
         """

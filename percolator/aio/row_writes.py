@@ -71,8 +71,8 @@ class RowWrites(ReadingInTurn):
     ) -> int:
         """Adds to the number in a cell, and returns the sum. A cell without a value counts as 0.
 
-        It reads and writes the cell, so it conflicts as both. Where many transactions add to one
-        cell, use `percolator.recipes.CombineQueue` or `ShardedCounter`.
+        It reads and writes the cell, so it can conflict on either account. Where many transactions
+        add to one cell, use `percolator.recipes.CombineQueue` or `ShardedCounter`.
 
         >>> await tx.increment("bob", visits)
         """

@@ -56,7 +56,7 @@ _COMMITTING = "is being committed"
 class Transaction(OneMessage):
     """Reads from one snapshot, and writes that take effect all at once.
 
-    It shows the moment of its first read, not of entering the block; `timestamp` counts as a
+    It reads the store as of its first read, not as of entering the block; `timestamp` counts as a
     read. Writes stay in the program until `commit`; of several to a cell, the last one counts.
     Leaving the block commits; an exception rolls back. This is one attempt: a `ConflictError`
     leaves the block. Use `@transactional` for functions that are run again.
@@ -234,8 +234,8 @@ class Transaction(OneMessage):
         )
 
     def rollback(self) -> None:
-        """Discards the writes. None of them has left the program. Refused after a commit, whose
-        outcome it could not change."""
+        """Discards the writes. None of them has left the program yet. It is refused after a commit,
+        since it could not change the outcome."""
         if self._ended and self.outcome is not Outcome.ABORTED:
             raise UsageError(f"this transaction {self._ended}, so it cannot be rolled back")
         if not self._ended:

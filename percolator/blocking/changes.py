@@ -67,9 +67,9 @@ class Changes(Generic[K]):
     """The changes of a table, in the order of their commits: what `Database.changes` returns.
 
     History from its position on is kept until the block ends, it is closed, or it reaches `until`.
-    After an error it cannot continue: call `changes` again with `after` as far as was handled.
-    One thread at a time may wait for the next change. Another one may close it meanwhile: then the
-    iteration ends.
+    After an error it cannot continue: call `changes` again, with the last handled position as
+    `after`. One thread at a time may wait for the next change. Another one may close it meanwhile:
+    then the iteration ends.
 
     >>> with db.changes(accounts, after=position) as changes:
     ...     for change in changes:
@@ -129,7 +129,7 @@ class Changes(Generic[K]):
     def close(self) -> None:
         """Ends it: from now on, the history that it needed may be collected.
 
-        A thread that waits for the next change finds that there are no more, and so does every
+        A thread that waits for the next change is told that there are no more, and so is every
         later call. Closing it again does nothing.
         """
         self._following.close()

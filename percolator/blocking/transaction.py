@@ -24,11 +24,11 @@ T = TypeVar("T")
 class Transaction(BlockingReads):
     """Reads from one snapshot, and writes that take effect all at once.
 
-    It shows the moment of its first read, not of entering the block; `timestamp` counts as a
+    It reads the store as of its first read, not as of entering the block; `timestamp` counts as a
     read. Writes stay in the program until `commit`; of several to a cell, the last one counts.
     Leaving the block commits; an exception rolls back. This is one attempt: a `ConflictError`
-    leaves the block. Use `@transactional` for functions that are run again. A transaction
-    belongs to the thread that began it.
+    leaves the block. Use `@transactional` for functions that are run again. A transaction belongs
+    to the thread that began it.
 
     >>> with db.transaction() as tx:
     ...     left = tx.get("bob", balance, default=0)
@@ -101,8 +101,8 @@ class Transaction(BlockingReads):
     ) -> int:
         """Adds to the number in a cell, and returns the sum. A cell without a value counts as 0.
 
-        It reads and writes the cell, so it conflicts as both. Where many transactions add to one
-        cell, use `percolator.recipes.CombineQueue` or `ShardedCounter`.
+        It reads and writes the cell, so it can conflict on either account. Where many transactions
+        add to one cell, use `percolator.recipes.CombineQueue` or `ShardedCounter`.
 
         >>> tx.increment("bob", visits)
         """
@@ -143,8 +143,8 @@ class Transaction(BlockingReads):
         return self._loop_thread.call(partial(self._transaction.commit, timeout=timeout))
 
     def rollback(self) -> None:
-        """Discards the writes. None of them has left the program. Refused after a commit, whose
-        outcome it could not change."""
+        """Discards the writes. None of them has left the program yet. It is refused after a commit,
+        since it could not change the outcome."""
         self._check_thread()
         self._transaction.rollback()
 
