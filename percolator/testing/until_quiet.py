@@ -3,8 +3,9 @@
     run_observers(db, [index, count])
 
 The order is always the same, the oldest change first, so that a test takes the same course each
-time. What an observer raises is raised here; nothing is retried, and nothing becomes a dead letter.
-An observer that the database did not know yet also runs for what was written before.
+time. What an observer raises is raised here, with a note that names the observer and the cell;
+nothing is retried, and nothing becomes a dead letter. An observer that the database did not know
+yet also runs for what was written before.
 """
 
 from __future__ import annotations
@@ -13,13 +14,14 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import aclosing
 from functools import partial
+from types import TracebackType
 
 from percolator import aio
 from percolator.aio.observer_transaction import ObserverTransaction
 from percolator.aio.observing import worker_context
 from percolator.blocking.database import Database
 from percolator.blocking.transaction import Transaction
-from percolator.errors import ConflictError, UsageError
+from percolator.errors import CellAddress, ConflictError, UsageError
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer, checked
 from percolator.observers.port import LOCKS_OF_ANY_AGE, FoundWork, WorkRequest
@@ -43,8 +45,9 @@ def run_observers(
 ) -> int:
     """Runs them until nothing is left to do; returns how many runs have committed.
 
-    Blocking observers run in this thread. Raises `UsageError` if `runs_max` runs were not enough:
-    most likely an observer keeps triggering itself.
+    Blocking observers run in this thread. What one raises is raised here; a note of the error says
+    which observer it was, and for which cell. Raises `UsageError` if `runs_max` runs were not
+    enough: most likely an observer keeps triggering itself.
     """
     if not isinstance(database, Database):
         raise _wrong_kind(database, "percolator.testing.connect")
@@ -93,10 +96,13 @@ def _call(run: _Begun, context: WorkerContext) -> None:
 class _Begun:
     """A run whose function is to be called. Leaving its block rolls back what has not ended."""
 
-    def __init__(self, work: Work, run: ObserverRun, transaction: aio.Transaction) -> None:
+    def __init__(
+        self, work: Work, run: ObserverRun, transaction: aio.Transaction, cell: str
+    ) -> None:
         self.work = work
         self.run = run
         self.transaction = transaction
+        self._cell = cell
         self.observer = work.watched.observer
         self.arguments: list[object] = [self.observer.table.key.decode(work.row)]
         if self.observer.wants_column:
@@ -104,9 +110,16 @@ class _Begun:
 
     def __enter__(self) -> None: ...
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if not self.transaction.ended:
             self.transaction.rollback()
+        if error is not None:  # of many runs, the traceback does not say which one this was
+            error.add_note(f"observer {self.observer.name!r}, {self._cell}")
 
 
 class _UntilQuiet:
@@ -163,15 +176,19 @@ class _UntilQuiet:
                 if self.runs + self._lost >= self._runs_max:
                     self._transaction.rollback()
                     raise self._endless(work)
-                return _Begun(work, run, self._transaction)
+                return _Begun(work, run, self._transaction, self._described(work))
             await self._forget(work, run.start)
 
     def _endless(self, work: Work) -> UsageError:
         lost = f", {self._lost} of which have lost to other transactions" if self._lost else ""
         return UsageError(
             f"the observers have not come to rest after {self.runs + self._lost} runs{lost}; the "
-            f"next one would be {work.watched.observer.name!r} for row {work.row!r}"
+            f"next one would be {work.watched.observer.name!r} for {self._described(work)}"
         )
+
+    def _described(self, work: Work) -> str:
+        cell = CellAddress(work.watched.table_id, work.row, work.column)
+        return self.context.env.described(cell)
 
     async def finish(self, begun: _Begun) -> None:
         try:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import percolator.testing
-from percolator import Database, Table, UsageError, codecs, observes
+from percolator import Database, Observer, Table, UsageError, codecs, observes
 from percolator.testing.pytest_plugin import percolator_db
 
 __all__ = ["percolator_db"]
@@ -86,6 +86,36 @@ def test_an_observers_exception_propagates_and_its_change_stays_pending(
     assert percolator.testing.run_observers(percolator_db, [failing]) == 0
 
 
+lines = Table("lines", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
+line = lines.column("line", codecs.text)
+
+
+@observes(line, name="rejecting")
+def rejecting(tx: Any, row: tuple[str, int]) -> None:
+    if tx.get(row, line) == "bad":
+        raise ValueError("a bad line")
+
+
+@observes(line, name="asynchronously rejecting")
+async def rejecting_async(tx: Any, row: tuple[str, int]) -> None:
+    if await tx.get(row, line) == "bad":
+        raise ValueError("a bad line")
+
+
+@pytest.mark.parametrize("observer", [rejecting, rejecting_async])
+def test_what_an_observer_raises_has_a_note_that_names_the_observer_and_the_cell(
+    percolator_db: Database, observer: Observer
+) -> None:
+    percolator_db.create_table(lines)
+    percolator_db.set_many((("a", number), {line: "good"}) for number in range(9))
+    percolator_db.set_many([(("b", 17), {line: "bad"})])
+    with pytest.raises(ValueError, match="a bad line") as raised:
+        percolator.testing.run_observers(percolator_db, [observer])
+    assert raised.value.__notes__ == [
+        f"""observer {observer.name!r}, row ["b", 17], column 'line' of table 'lines'"""
+    ]
+
+
 def test_an_observer_that_triggers_itself_without_end_is_named(percolator_db: Database) -> None:
     @observes(source, name="endless")
     def endless(tx: Any, row: str) -> None:
@@ -93,7 +123,8 @@ def test_an_observer_that_triggers_itself_without_end_is_named(percolator_db: Da
 
     percolator_db.create_table(docs)
     put(percolator_db, "a", 1)
-    with pytest.raises(UsageError, match="after 20 runs; the next one would be 'endless'"):
+    expected = "after 20 runs; the next one would be 'endless' for row 'a', column 'source'"
+    with pytest.raises(UsageError, match=expected):
         percolator.testing.run_observers(percolator_db, [endless], runs_max=20)
 
 
