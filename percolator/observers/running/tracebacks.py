@@ -36,7 +36,10 @@ def _lines_of(error: BaseException) -> str:
     lines = traceback.format_list(
         [(one.filename, one.lineno or 0, one.name, one.line) for one in frames]
     )
-    return _storable("".join([*lines, f"{type(error).__name__}: {message_of(error)}"]))
+    text = "".join([*lines, f"{type(error).__name__}: {message_of(error)}"])
+    notes = getattr(error, "__notes__", ())
+    found = [one for one in notes if isinstance(one, str)] if isinstance(notes, list) else []
+    return _storable("\n".join([text, *found]))
 
 
 def _storable(text: str) -> str:

@@ -43,3 +43,24 @@ def test_an_error_without_a_message_is_named() -> None:
             raise RuntimeError("nothing to say")
 
     assert traceback_of(Silent()).endswith("Silent: (it has no message)")
+
+
+def test_the_notes_of_an_error_follow_its_message() -> None:
+    error = _caught()
+    error.add_note("while reading the price list")
+    error.add_note("line 7")
+    lines = traceback_of(error).splitlines()
+    assert lines[-3:] == [
+        "LookupError: no such product",
+        "while reading the price list",
+        "line 7",
+    ]
+
+
+@pytest.mark.parametrize("notes", [None, 5, "one", [b"raw", "\ud800"]])
+def test_notes_that_are_none_do_not_hide_the_error(notes: object) -> None:
+    error = LookupError("no such product")
+    error.__notes__ = notes  # type: ignore[assignment]  # any program can do that
+    shown = traceback_of(error)
+    assert "LookupError: no such product" in shown
+    shown.encode()
