@@ -120,7 +120,7 @@ class CombineQueue(Queue[K, V]):
         combined = await reads.get(self._rows.value(part), self._value)
         found = reads.scan(self.table, prefix=self._rows.entries(part), columns=[self._entry])
         entries = [row[self._entry] async for row in found]
-        value = self._combined(combined, entries)
+        value = self._combined(part, combined, entries)
         return default if value is None else value
 
     @overload
@@ -142,16 +142,22 @@ class CombineQueue(Queue[K, V]):
             combined[self._rows.part_of_value(row.key)] = row[self._value]
         values = {}
         for part in sorted(combined.keys() | entries.keys()):
-            value = self._combined(combined.get(part), entries.get(part, ()))
+            value = self._combined(part, combined.get(part), entries.get(part, ()))
             if value is not None:
                 values[self._rows.key(part)] = value
         return values
 
-    def _combined(self, value: V | None, entries: Sequence[V]) -> V | None:
+    def _combined(self, part: bytes, value: V | None, entries: Sequence[V]) -> V | None:
         if not entries:
             return value
-        # A list, since some functions go through the values twice.
-        return self._combine(entries if value is None else [value, *entries])
+        try:
+            # A list, since some functions go through the values twice.
+            return self._combine(entries if value is None else [value, *entries])
+        except Exception as error:
+            # An observer is known by its bucket, which has many keys.
+            key = self._rows.key(part)
+            error.add_note(f"combining the values of key {key!r:.100} of {self.table.name!r}")
+            raise
 
     # ------------------------------------------------------------------ observers
 
@@ -258,7 +264,7 @@ class CombineQueue(Queue[K, V]):
                 old, stored = value_row.get(self._value), value_row.raw().get(self._value.name)
                 # Read again for `combine`, which may add to the first value that it is given.
                 new = self._combined(
-                    value_row.get(self._value), [value for _, value in entries[part]]
+                    part, value_row.get(self._value), [value for _, value in entries[part]]
                 )
                 data = None if new is None else encoded_value(self._value, value_row.key, new)
                 size += max(len(stored or b""), len(data or b""))

@@ -185,6 +185,23 @@ def test_an_observer_that_fails_combines_nothing(db: Database) -> None:
     assert percolator.testing.run_observers(db, [sums.combiner()]) == 1
 
 
+def test_an_error_of_the_function_that_combines_names_the_key(db: Database) -> None:
+    def below_ten(values: Iterable[int]) -> int:
+        if (total := sum(values)) >= 10:
+            raise ValueError("too much")
+        return total
+
+    sums = CombineQueue("sums", key=codecs.text, value=codecs.integer, combine=below_ten, buckets=1)
+    sums.create(db)
+    add(db, sums, ("a", 1), ("b", 9), ("b", 3), ("c", 5))
+    with pytest.raises(ValueError, match="too much") as met_by_an_observer:
+        percolator.testing.run_observers(db, [sums.combiner()])
+    with pytest.raises(ValueError, match="too much") as met_by_a_reader, db.snapshot() as snapshot:
+        sums.items(snapshot)
+    for met in (met_by_an_observer, met_by_a_reader):
+        assert "combining the values of key 'b' of 'sums'" in met.value.__notes__
+
+
 def test_a_function_that_ran_nothing_is_a_failure(db: Database) -> None:
     sums = queue()
     sums.create(db)
