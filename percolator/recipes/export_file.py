@@ -21,7 +21,7 @@ from percolator.recipes.export_queue import Export
 class ExportFile:
     """A file of JSON lines, to which the exports of one queue are appended.
 
-        {"key": "ann", "sequence": 2026627939584151552, "value": {"order": 17}}
+        {"key": "ann", "sequence": 2021817333478212635621064729, "value": {"order": 17}}
 
     Guarantees: after `append` returns, each export is in the file exactly once and on disk, and
     those of a key are in order. This holds among any number of processes of one machine that append

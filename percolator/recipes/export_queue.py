@@ -51,7 +51,8 @@ class Export(NamedTuple, Generic[K, V]):
 
     key: K
     sequence: int
-    """Less than 2 ** 96. Numbers are in the order of commits, and have gaps."""
+    """Less than 2 ** 96, which is more than a 64-bit column of a database holds. Numbers are in the
+    order of commits, and have gaps."""
     value: V
 
 
