@@ -14,7 +14,7 @@ from percolator.cli.cells import TableName
 from percolator.cli.connection import Connection, connection, plain, tell_of_limit
 from percolator.cli.given import require_row
 from percolator.cli.sessions import list_sessions
-from percolator.cli.stored import kind_of, primary_text, shown_column, stored_cells
+from percolator.cli.stored import column_text, kind_of, primary_text, shown_column, stored_cells
 from percolator.cli.values import Forms
 from percolator.formats.records import LockRecord
 from percolator.row_text import row_text
@@ -121,7 +121,7 @@ def _as_text(held: list[Held], sessions: dict[bytes, Session], forms: Forms) -> 
         is_primary = (one.lock.primary.row, one.lock.primary.column) == (one.row, one.column)
         screen.add_row(
             plain(forms.row_text(one.row)),
-            plain(row_text(shown_column(one.column))),
+            plain(column_text(one.column)),
             kind_of(one.column, one.lock.kind),
             f"{one.age_seconds:.1f} s",
             plain(owner),

@@ -17,6 +17,7 @@ from percolator.cli.given import ObserverOption, TableOption
 from percolator.cli.notifications import waiting
 from percolator.cli.registered import no_observer
 from percolator.cli.sessions import list_sessions
+from percolator.cli.stored import column_text
 from percolator.cli.values import UNKNOWN, NamedTable, named_tables
 from percolator.observers.waiting import count_dead_letters
 from percolator.row_text import row_text
@@ -140,7 +141,7 @@ def cell_text(cell: LostCell, tables: Mapping[int, NamedTable]) -> str:
     """The cell for people, with its table's name if that is known."""
     table = tables.get(cell.table_id, NamedTable(f"table {cell.table_id}", UNKNOWN))
     row = table.forms.row_text(cell.row)
-    return f"{table.name}, row {row}, column {row_text(cell.column)}"
+    return f"{table.name}, row {row}, column {column_text(cell.column)}"
 
 
 def cell_data(cell: LostCell, tables: Mapping[int, NamedTable]) -> dict[str, object]:

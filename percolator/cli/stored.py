@@ -7,9 +7,14 @@ from contextlib import aclosing
 
 from percolator.aio.database import Database
 from percolator.errors import CellAddress
-from percolator.formats.hidden_cells import locked_column
+from percolator.formats.hidden_cells import (
+    acknowledging_observer,
+    locked_column,
+    observed_column,
+)
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.routing.table_info import TableInfo
+from percolator.row_text import row_text
 from percolator.timestamps import in_json
 from percolator.v1.cells_pb2 import Cell, Space
 
@@ -95,6 +100,15 @@ def shown_column(column: bytes) -> bytes:
     """The column that people know: the locked one, for the hidden column of a read lock."""
     locked = locked_column(column)
     return column if locked is None else locked
+
+
+def column_text(column: bytes) -> str:
+    """The column for people, also if it is a hidden one: what it belongs to, and for whom."""
+    observed = observed_column(column)
+    if observed is None:
+        return row_text(shown_column(column))
+    observer = acknowledging_observer(column)
+    return f"{row_text(observed)}, acknowledged by {row_text(observer)}"
 
 
 def kind_of(column: bytes, kind: RecordKind) -> str:

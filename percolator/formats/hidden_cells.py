@@ -41,6 +41,13 @@ def observed_column(acknowledgement: bytes) -> bytes | None:
     return acknowledgement[begin + length :]
 
 
+def acknowledging_observer(acknowledgement: bytes) -> bytes:
+    """The observer in a name that `acknowledgement_column` made."""
+    begin = len(ACKNOWLEDGEMENTS) + _LENGTH_BYTES
+    length = int.from_bytes(acknowledgement[begin - _LENGTH_BYTES : begin], "big")
+    return acknowledgement[begin : begin + length]
+
+
 def tells_of_a_dead_letter(acknowledged: bytes) -> bool:
     """Whether the value of such a cell says that a change was put aside."""
     return acknowledged[ACKNOWLEDGED_BYTES:] == PUT_ASIDE

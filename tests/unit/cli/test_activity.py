@@ -9,6 +9,7 @@ from percolator.cli.overview import Overview
 from percolator.cli.top import Moment
 from percolator.cli.values import UNKNOWN, Forms, NamedTable
 from percolator.codec_names import CodecNames
+from percolator.formats.hidden_cells import acknowledgement_column, read_lock_column
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.lockservice_pb2 import Activity, ContendedCell, ObserverActivity, Session
 
@@ -67,6 +68,15 @@ def test_a_cell_with_conflicts_is_shown_by_the_key_of_its_row() -> None:
     assert cell_text(cell, tables) == 'orders, row ["eu", 17], column state'
     assert cell_data(cell, tables) == {"table": "orders", "row": ["eu", 17], "column": "state"}
     assert cell_text(TEA, {}) == "table 1, row tea, column stock"
+
+
+def test_a_conflict_at_an_acknowledgement_names_the_observer_and_its_column() -> None:
+    """The name of such a cell is not text: two workers have run the same change at once."""
+    acknowledged = TEA._replace(column=acknowledgement_column(b"count", b"stock"))
+    assert cell_text(acknowledged, {}) == "table 1, row tea, column stock, acknowledged by count"
+    locked = TEA._replace(column=read_lock_column(b"stock", 7))
+    assert cell_text(locked, {}) == "table 1, row tea, column stock"
+    assert cell_text(TEA._replace(column=b"\0ack"), {}) == "table 1, row tea, column hex:0061636b"
 
 
 def test_workers_of_the_library_are_those_that_are_no_servers() -> None:

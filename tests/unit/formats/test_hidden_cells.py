@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from percolator.formats.hidden_cells import (
     acknowledgement_column,
+    acknowledging_observer,
     locked_column,
     observed_column,
     read_lock_column,
@@ -24,6 +25,14 @@ def test_a_read_lock_names_its_column_and_its_transaction(column: bytes, start: 
     assert (locked_column(name), int.from_bytes(name[-8:], "big")) == (column, start)
     assert observed_column(name) is None
     assert locked_column(acknowledgement_column(b"index", column)) is None
+
+
+@given(NAMES, NAMES)
+def test_an_acknowledgement_names_its_observer_and_the_observed_column(
+    observer: bytes, column: bytes
+) -> None:
+    name = acknowledgement_column(observer, column)
+    assert (acknowledging_observer(name), observed_column(name)) == (observer, column)
 
 
 @given(NAMES)
