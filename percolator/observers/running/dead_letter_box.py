@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from percolator.errors import (
@@ -58,20 +58,18 @@ class DeadLetterBox:
     async def retry(self, letters: Sequence[DeadLetter]) -> None:
         """Notifies their observers again. A letter is deleted once a run has committed.
 
-        Raises `SchemaError` if the table or the observer of a letter no longer exists.
+        Raises `SchemaError` if the table or the observer of a letter no longer exists, or if the
+        observer no longer watches its column: no worker would run it for that notification.
         """
         context = self._context
         ids: dict[str, int] = {}
         for table in sorted({letter.table for letter in letters}):
             described = await context.describe(table)
             ids[table] = described.table_id
-            known = {one.name for one in described.observers}
+            known = {one.name: one.columns for one in described.observers}
             for letter in letters:
-                if letter.table == table and letter.observer not in known:
-                    raise SchemaError(
-                        f"table {table!r} no longer has an observer {letter.observer!r}",
-                        table=table,
-                    )
+                if letter.table == table:
+                    self._require_watched(letter, known, described.table_id)
         for at in range(0, len(letters), _AT_ONCE):
             deadline = context.deadline()
             # Above the snapshot of every run that has deleted notifications before.
@@ -83,6 +81,21 @@ class DeadLetterBox:
             for answer in await context.env.cells.mutate(requests, deadline):
                 if isinstance(answer, PercolatorError):
                     raise answer
+
+    def _require_watched(
+        self, letter: DeadLetter, known: Mapping[str, Sequence[bytes]], table_id: int
+    ) -> None:
+        table, observer = letter.table, letter.observer
+        if observer not in known:
+            raise SchemaError(
+                f"table {table!r} no longer has an observer {observer!r}", table=table
+            )
+        if letter.column not in known[observer]:
+            cell = self._context.env.described(CellAddress(table_id, letter.row, letter.column))
+            raise SchemaError(
+                f"observer {observer!r} no longer watches {cell}; clear the row's dead letters",
+                table=table,
+            )
 
     async def clear(self, letters: Sequence[DeadLetter]) -> int:
         """Deletes the letters that have not changed meanwhile. Returns how many."""
