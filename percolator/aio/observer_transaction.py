@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 
 from percolator.aio.engine import Engine
 from percolator.aio.transaction import Transaction
-from percolator.errors import UsageError
+from percolator.errors import CellAddress, UsageError
 from percolator.observers.run_time import ClusterWaits
+from percolator.observers.work import Work
 from percolator.schema import Column, Row
 from percolator.timestamps import Timestamp
 
@@ -27,8 +28,9 @@ class ObserverTransaction(Transaction):
     would count as handled, and what the observer meant to write would be lost.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, work: Work | None = None) -> None:
         super().__init__(engine, None)
+        self._work = work
         self.waits = ClusterWaits(engine.now, engine.limits.silence_seconds)
         self._not_awaited: dict[object, tuple[str, Call[Any]]] = {}
         """The calls that were made and have not begun, with the names of their methods."""
@@ -102,6 +104,12 @@ class ObserverTransaction(Transaction):
             call.close()
         self._not_awaited.clear()
         super().rollback()
+
+    def _whose(self) -> str:
+        if (work := self._work) is None:
+            return ""
+        cell = CellAddress(work.watched.table_id, work.row, work.column)
+        return f", observer {work.watched.observer.name!r} for {self._env.described(cell)}"
 
     # ------------------------------------------------------------------ calls
 

@@ -32,7 +32,7 @@ def worker_context(
     """The parts of the engine that observers use."""
 
     def new_transaction(work: Work | None) -> ObserverTransaction:
-        return ObserverTransaction(engine)
+        return ObserverTransaction(engine, work)
 
     return WorkerContext(
         world=engine.world,

@@ -275,13 +275,18 @@ class Transaction(OneMessage):
         seconds = self._engine.now() - self._begun_seconds
         if seconds >= self._engine.limits.slow_transaction_seconds:
             self._engine.slow_log.note(
-                "slow transaction: %s after %.3f s, start %d, %d cells, %s",
+                "slow transaction: %s after %.3f s, start %d, %d cells%s, %s",
                 outcome.value,
                 seconds,
                 self._name,
                 len(self._writes.cells),
+                self._whose(),
                 self.statistics,
             )
+
+    def _whose(self) -> str:
+        """On whose behalf it is, for a log."""
+        return ""
 
     async def __aenter__(self) -> Transaction:
         self._require_open()

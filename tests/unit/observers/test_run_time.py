@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any
 
 import pytest
@@ -142,3 +143,20 @@ def test_waits_that_overlap_count_once_and_short_ones_not_at_all() -> None:
     now += 1.0
     first.__exit__(None, None, None)
     assert waits.seconds() == pytest.approx(7.5)
+
+
+async def test_a_slow_run_is_logged_with_its_observer_and_cell(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @observes(source, name="slow")
+    async def slow(tx: Any, row: str) -> None:
+        await tx.set(row, copy, 1)
+        await asyncio.sleep(1.5)
+
+    async with observed() as world, world.db.run_observers([slow]):
+        with caplog.at_level(logging.WARNING, "percolator.transactions"):
+            await world.put("a", 1)
+            await world.until_copied("a", 1)
+    (line,) = caplog.messages
+    assert "slow transaction: committed after 1.5" in line
+    assert "2 cells, observer 'slow' for row 'a', column 'source' of table 'docs', " in line
