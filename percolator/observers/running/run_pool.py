@@ -37,7 +37,7 @@ from percolator.observers.running.deletions import Deletions
 from percolator.observers.running.run import ObserverRun
 from percolator.observers.running.threads import Threads
 from percolator.observers.running.time_limits import TimeLimit, TimeLimits, TookTooLong
-from percolator.observers.running.tracebacks import message_of, traceback_of
+from percolator.observers.running.tracebacks import summary_of, traceback_of
 from percolator.observers.running.turns import Turns
 from percolator.observers.work import Work
 from percolator.observers.work_queue import WorkQueue
@@ -220,8 +220,7 @@ class RunPool:
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and _may_be_from_outside():
                 raise
-            said = f"{type(error).__name__}: {message_of(error)}"
-            raise RuntimeError(f"the observer raised {said}") from error
+            raise RuntimeError(f"the observer raised {summary_of(error)}") from error
 
     async def _call_function(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
         observer, waits = work.watched.observer, run.transaction.waits
@@ -279,7 +278,7 @@ class RunPool:
         if run.cell.commit != work.tried_commit:
             work.tried_commit, work.attempts = run.cell.commit, 0
         work.attempts += 1
-        text = f"{type(error).__name__}: {message_of(error)}"[:_ERROR_CHARACTERS_MAX]
+        text = summary_of(error)[:_ERROR_CHARACTERS_MAX]
         cell = CellAddress(work.watched.table_id, work.row, work.column)
         _log.warning(
             "observer %s failed for %s, attempt %d of %d: %s",

@@ -15,12 +15,30 @@ _ERRORS_MAX = 10
 def traceback_of(error: BaseException) -> str:
     """The errors from the first to the one that ended the run, each with its lines of code."""
     chain: list[BaseException] = []
-    current: BaseException | None = error
-    while current is not None and len(chain) < _ERRORS_MAX and current not in chain:
-        chain.append(current)
-        hidden = current.__suppress_context__
-        current = current.__cause__ or (None if hidden else current.__context__)
+    _collect(error, chain)
     return "\n".join(_lines_of(one) for one in reversed(chain))
+
+
+def _collect(error: BaseException | None, chain: list[BaseException]) -> None:
+    """Adds the error, those of a group, and what it was raised from, to the latest ones first."""
+    while error is not None and len(chain) < _ERRORS_MAX and error not in chain:
+        chain.append(error)
+        if isinstance(error, BaseExceptionGroup):
+            for one in reversed(error.exceptions[:_ERRORS_MAX]):
+                _collect(one, chain)
+        hidden = error.__suppress_context__
+        error = error.__cause__ or (None if hidden else error.__context__)
+
+
+def summary_of(error: BaseException) -> str:
+    """The error in one line. A group's own message does not say what has happened."""
+    parts: list[str] = []
+    while len(parts) < _ERRORS_MAX:
+        parts.append(f"{type(error).__name__}: {message_of(error)}")
+        if not isinstance(error, BaseExceptionGroup):
+            break
+        error = error.exceptions[0]
+    return ": ".join(parts)
 
 
 def message_of(error: BaseException) -> str:

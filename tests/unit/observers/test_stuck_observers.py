@@ -82,7 +82,11 @@ def not_text() -> None:
         (cancelled, "RuntimeError: something that the observer awaited was cancelled"),
         (silent, "Silent: (it has no message)"),
         (panic, "RuntimeError: the observer raised Panic: index out of bounds"),
-        (several, "RuntimeError: the observer raised BaseExceptionGroup: both (2 sub-exceptions)"),
+        (
+            several,
+            "RuntimeError: the observer raised BaseExceptionGroup: both (2 sub-exceptions): "
+            "ValueError: one",
+        ),
         (caused_by_itself, "ValueError: second"),
         (not_text, "FileNotFoundError: caf\\udce9.txt"),
     ],

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from percolator.observers.running.tracebacks import traceback_of
+from percolator.observers.running.tracebacks import summary_of, traceback_of
 
 
 def _look_up() -> None:
@@ -64,3 +66,45 @@ def test_notes_that_are_none_do_not_hide_the_error(notes: object) -> None:
     shown = traceback_of(error)
     assert "LookupError: no such product" in shown
     shown.encode()
+
+
+async def _grouped() -> ExceptionGroup[Exception]:
+    async def fail(text: str) -> None:
+        int(text)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail("tea"))
+            tasks.create_task(fail("cup"))
+    except ExceptionGroup as errors:
+        return errors
+    raise AssertionError("nothing has failed")
+
+
+async def test_the_errors_of_a_group_come_before_it_each_with_its_lines() -> None:
+    shown = [line.strip() for line in traceback_of(await _grouped()).splitlines()]
+    errors = [line for line in shown if "Error: " in line or "Group: " in line]
+    assert errors == [
+        "ValueError: invalid literal for int() with base 10: 'tea'",
+        "ValueError: invalid literal for int() with base 10: 'cup'",
+        "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)",
+    ]
+    assert shown.count("int(text)") == 2
+
+
+async def test_one_line_about_a_group_says_what_its_first_error_is() -> None:
+    nested = ExceptionGroup("both", [await _grouped(), KeyError("later")])
+    assert summary_of(nested) == (
+        "ExceptionGroup: both (2 sub-exceptions): "
+        "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions): "
+        "ValueError: invalid literal for int() with base 10: 'tea'"
+    )
+    assert summary_of(KeyError("later")) == "KeyError: 'later'"
+
+
+def test_very_deep_groups_have_a_bounded_traceback_and_summary() -> None:
+    error: Exception = ValueError("the first")
+    for _ in range(5_000):
+        error = ExceptionGroup("again", [error])
+    assert traceback_of(error).count("again") == 10
+    assert summary_of(error).count("again") == 10
