@@ -169,6 +169,7 @@ class Engine:
             self.intents = Intents(rows.store, rows.times, world, limits)
             self._use(rows, self.intents)
             self.timestamps = SpacedTimestamps(timestamps)
+        dropped = self._deleted_tables if rows is None else DroppedTables(self.catalog.refresh)
         self.open_starts = open_starts
         self.activity = activity
         self.env = Environment(
@@ -179,14 +180,13 @@ class Engine:
             announcing=self.intents,
             rolls_forward=self._router if rows is None else None,
             catalogue_epoch=lambda: self.timestamps.catalogue_epoch,
+            named_schema_version=self._router.schema_versions.named,
             table_names=self.catalog.name_of,
             clock=world.clock,
             random=world.random,
             limits=limits,
             verdicts=Verdicts(limits.verdicts_max),
-            deleted_tables=(
-                self._deleted_tables if rows is None else DroppedTables(self.catalog.refresh)
-            ),
+            deleted_tables=dropped,
             tally=activity.tally,
         )
         self.cleanup = Cleanup(self.env)

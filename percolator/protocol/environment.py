@@ -149,6 +149,8 @@ class Environment:
     catalogue_epoch: Callable[[], int] = lambda: 0
     """The highest that came with a timestamp. Below: by table, when its schema was asked for."""
     schemas_as_of: dict[int, int] = field(default_factory=dict)
+    named_schema_version: Callable[[int], int] = lambda _: 0
+    """The newest version of a table's schema that a tablet has named to this client."""
     table_names: Callable[[int], str] = lambda _: ""
     """The name of a table by its id, for errors; empty if this client does not know it."""
     hot_cells: HotCells = field(default_factory=HotCells)
@@ -196,6 +198,16 @@ class Environment:
     async def schema(self, table_id: int, deadline: float) -> TableSchema:
         known = self.schemas.get(table_id)
         return known if known is not None else await self.schemas.refresh(table_id, deadline)
+
+    async def schema_of_reads(self, table_id: int, deadline: float) -> TableSchema:
+        """The schema, no older than the one under which tablets have answered the last reads.
+
+        Whatever is left unwritten because of what was read there must not go by an older one: what
+        a commit writes is checked against the newest, and what it does not write is not."""
+        known = await self.schema(table_id, deadline)
+        if known.version < self.named_schema_version(table_id):
+            return await self.schemas.refresh(table_id, deadline)
+        return known
 
     async def refresh_schemas(
         self, steps: Iterable[CellMutation], answers: Iterable[Answer], deadline: float

@@ -24,8 +24,8 @@ class TableSchema:
     codecs: TableCodecs = field(default_factory=TableCodecs.unknown, compare=False)
     """The same object until one of them is changed on purpose."""
     expiring: frozenset[bytes] = frozenset()
-    """The columns whose values expire. Tablets judge that; to know it here only saves asking them
-    in vain."""
+    """The columns whose values expire. Tablets judge which have; a client has to write these again
+    even if they hold their values already."""
 
     @classmethod
     def of(

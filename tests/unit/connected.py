@@ -30,6 +30,7 @@ from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.testing.simulator.virtual_time import WALL_MILLISECONDS, VirtualClock
 from percolator.v1 import bigtable_pb2 as rows_wire
+from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import World
 
@@ -74,6 +75,16 @@ class Cluster(ClusterInMemory):
         if self.answers_lost:
             raise Unavailable("connection reset")
         return response
+
+
+class DistantMaster(Cluster):
+    """Answers later than the tablets."""
+
+    async def describe_table(
+        self, request: master_pb2.DescribeTableRequest
+    ) -> master_pb2.DescribeTableResponse:
+        await asyncio.sleep(0.01)
+        return await super().describe_table(request)
 
 
 ClusterT = TypeVar("ClusterT", bound=Cluster)

@@ -9,7 +9,8 @@ Rules, each with the failure that it prevents:
   was read. Otherwise the job would confirm a value that another transaction has replaced, and show
   that one's value among its own. The cell is written in full then.
 - A cell whose values expire is always written: the kept value would expire as if nobody had written
-  it again.
+  it again. The client may have learned the schema before the ttl was set, so it looks at the one
+  under which the tablets have answered.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ async def with_kept_cells(
         for column, cell in answer.found.items()
     }
     expiring = {
-        table_id: (await env.schema(table_id, deadline)).expiring
+        table_id: (await env.schema_of_reads(table_id, deadline)).expiring
         for table_id in {table_id for table_id, _ in columns}
     }
     return {

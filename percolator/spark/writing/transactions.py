@@ -183,8 +183,8 @@ class Transactions:
         found = await transaction.internal.versions(seen, deadline)
         expiring: frozenset[bytes] = frozenset()
         if options.skip_equal:
-            schema = await self._here.database.internal.engine.env.schema(self._table_id, deadline)
-            expiring = schema.expiring
+            env = self._here.database.internal.engine.env
+            expiring = (await env.schema_of_reads(self._table_id, deadline)).expiring
         left = writes
         if condition is not None:
             left = condition.unwritten(left, found, may_be_own=may_be_own, expiring=expiring)

@@ -21,8 +21,10 @@ from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.shared import attempt, kept_cells
 from percolator.protocol.write_steps import Write
+from percolator.v1.master_pb2 import SetTtlsRequest
+from percolator.v1.tabletserver_pb2 import ColumnTtl
 from tests.unit.aio.shared_attempts import dies, set_value, share_of, values_of
-from tests.unit.connected import Cluster, accounts, balance, connected
+from tests.unit.connected import Cluster, DistantMaster, accounts, balance, connected, connected_to
 
 TEXT = accounts.column("text", codecs.text)
 
@@ -229,6 +231,19 @@ async def test_values_that_expire_are_written_again() -> None:
     async with connected() as (db, _):
         await set_value(db, "ann", 1)
         await db.set_ttl(balance, timedelta(seconds=60))
+        await asyncio.sleep(50.0)
+        await _writes(db, ann=1)
+        await asyncio.sleep(50.0)
+        assert await values_of(db) == {"ann": 1}
+
+
+async def test_values_that_expire_since_another_program_said_so_are_written_again() -> None:
+    """The client has learned the schema before, and hears of the newer one only as it reads."""
+    async with connected_to(DistantMaster) as (db, cluster):
+        await _writes(db, ann=1)
+        await asyncio.sleep(1.0)  # its locks are rolled forward
+        ttl = ColumnTtl(column=b"balance", ttl_milliseconds=60_000)
+        await cluster.set_ttls(SetTtlsRequest(table="accounts", ttls=[ttl]))
         await asyncio.sleep(50.0)
         await _writes(db, ann=1)
         await asyncio.sleep(50.0)
