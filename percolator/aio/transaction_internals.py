@@ -56,6 +56,15 @@ class TransactionInternals:
         """As `set` and `delete` of each of them, or nothing if one is refused."""
         await self._transaction._write_together(puts, deletes)
 
+    async def expires(self, column: Column[Any], timeout: float | None = None) -> bool:
+        """Whether values of the column expire. Ask after reading from its table: only then is it
+        known whether the client's schema is the newest."""
+        transaction = self._transaction
+        deadline = transaction._deadline(timeout)
+        table_id = (await transaction._info(column.table, deadline)).table_id
+        schema = await transaction._env.schema_of_reads(table_id, deadline)
+        return column.name in schema.expiring
+
     def notify_cell(self, address: CellAddress) -> None:
         """As `notify`, for a column that is known to have a weak observer."""
         self._transaction._notify_cell(address)

@@ -62,11 +62,17 @@ class IndexEntries(Generic[K, T, W]):
         All is written, or nothing: a column without its entries could be committed. A cell per row
         records its current entries, and every update writes that cell. So an observer run, a
         backfill and a writer conflict, and `values` may be redefined.
+
+        An entry that stays is not written, unless entries expire: it would be gone before the
+        column, whose time begins anew.
         """
         key, after = self.row_part(row), self.parts(row, value)
         indexed = INDEXED + key
+        stays = before
+        if not after.isdisjoint(before) and await tx.internal.expires(self.entry):
+            stays = frozenset()
         added: list[tuple[object, Column[Any], Any]] = [
-            (ENTRY + part + key, self.entry, b"") for part in sorted(after - before)
+            (ENTRY + part + key, self.entry, b"") for part in sorted(after - stays)
         ]
         removed: list[tuple[object, Column[Any]]] = [
             (ENTRY + part + key, self.entry) for part in sorted(before - after)
