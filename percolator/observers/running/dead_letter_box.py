@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from percolator.errors import (
@@ -22,6 +22,7 @@ from percolator.protocol.read import read_rows
 from percolator.protocol.scan import scan_pages
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
 from percolator.timestamps import in_json
+from percolator.v1.master_pb2 import Table
 from percolator.v1.tabletserver_pb2 import RowRead
 
 _AT_ONCE = 256
@@ -58,18 +59,18 @@ class DeadLetterBox:
     async def retry(self, letters: Sequence[DeadLetter]) -> None:
         """Notifies their observers again. A letter is deleted once a run has committed.
 
-        Raises `SchemaError` if the table or the observer of a letter no longer exists, or if the
-        observer no longer watches its column: no worker would run it for that notification.
+        Raises `SchemaError` if no worker would run it for that notification: the table or the
+        observer of a letter no longer exists, there is another table of that name, or the observer
+        no longer watches the column.
         """
         context = self._context
         ids: dict[str, int] = {}
         for table in sorted({letter.table for letter in letters}):
             described = await context.describe(table)
             ids[table] = described.table_id
-            known = {one.name: one.columns for one in described.observers}
             for letter in letters:
                 if letter.table == table:
-                    self._require_watched(letter, known, described.table_id)
+                    self._require_observer(described, letter)
         for at in range(0, len(letters), _AT_ONCE):
             deadline = context.deadline()
             # Above the snapshot of every run that has deleted notifications before.
@@ -82,20 +83,26 @@ class DeadLetterBox:
                 if isinstance(answer, PercolatorError):
                     raise answer
 
-    def _require_watched(
-        self, letter: DeadLetter, known: Mapping[str, Sequence[bytes]], table_id: int
-    ) -> None:
-        table, observer = letter.table, letter.observer
-        if observer not in known:
-            raise SchemaError(
-                f"table {table!r} no longer has an observer {observer!r}", table=table
+    def _require_observer(self, table: Table, letter: DeadLetter) -> None:
+        """Raises `SchemaError` unless the letter's observer may run for it in this table."""
+        columns = {one.name: one.columns for one in table.observers}.get(letter.observer)
+        cell = CellAddress(table.table_id, letter.row, letter.column)
+        described = self._context.env.described(cell)
+        if letter.parked_at < table.created_at:
+            problem = (
+                f"the dead letter of {described} was put aside in a table {table.name!r} that was "
+                "dropped; clear it (percolator dead-letters clear)"
             )
-        if letter.column not in known[observer]:
-            cell = self._context.env.described(CellAddress(table_id, letter.row, letter.column))
-            raise SchemaError(
-                f"observer {observer!r} no longer watches {cell}; clear the row's dead letters",
-                table=table,
+        elif columns is None:
+            problem = f"table {table.name!r} no longer has an observer {letter.observer!r}"
+        elif letter.column not in columns:
+            problem = (
+                f"observer {letter.observer!r} no longer watches {described}; clear the row's dead "
+                "letters"
             )
+        else:
+            return
+        raise SchemaError(problem, table=table.name)
 
     async def clear(self, letters: Sequence[DeadLetter]) -> int:
         """Deletes the letters that have not changed meanwhile. Returns how many."""

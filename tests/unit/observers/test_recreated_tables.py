@@ -9,6 +9,7 @@ import pytest
 from percolator import SchemaError, observes
 from percolator.aio import Transaction
 from percolator.observers.registry.registration import Registrations, register
+from percolator.observers.running.dead_letter_box import DeadLetterBox
 
 from .observed_cluster import Observed, copy, docs, observed, source
 
@@ -70,3 +71,36 @@ async def test_an_observer_that_stops_because_its_table_was_dropped_says_so_once
             "observer copies of table docs has stopped: the table was dropped. For another table "
             "of this name, restart the worker"
         ]
+
+
+async def test_a_dead_letter_of_a_table_that_is_gone_is_not_retried_in_the_next_one() -> None:
+    """No run there would delete it, however often it was retried."""
+    broken = True
+
+    @observes(source, name="fixed", attempts=1)
+    async def fixed(tx: Transaction, row: str) -> None:
+        if broken:
+            raise ValueError("not yet")
+        await tx.set(row, copy, 1)
+
+    async with observed() as world:
+        box = DeadLetterBox(world.context)
+        async with world.db.run_observers([fixed]):
+            await world.put("a", 1)
+            await world.until_nothing_waits()
+        await _create_again(world)
+        async with world.db.run_observers([fixed]):
+            await world.put("b", 1)
+            await world.until_nothing_waits()
+            former, letter = sorted(await world.dead_letters(), key=lambda one: one.row)
+            broken = False
+            for _ in range(2):
+                with pytest.raises(
+                    SchemaError, match="put aside in a table 'docs' that was dropped"
+                ):
+                    await box.retry([letter, former])
+            assert await world.get("b") is None
+            assert await box.clear([former]) == 1
+            await box.retry([letter])
+            await world.until_copied("b", 1)
+            assert await world.dead_letters() == []
