@@ -39,9 +39,9 @@ from percolator.tablet.reading.notification_scan import LockVanished, Notificati
 from percolator.tablet.reading.point_reads import AnswerRoom, PointReads
 from percolator.tablet.reading.scan_page import ScanPlan
 from percolator.tablet.upkeep import Upkeep
-from percolator.tablet.writing.commit_work import CommitWork
 from percolator.tablet.writing.group_commit import GroupCommit
 from percolator.tablet.writing.listed_steps import StepChecker, answer_of_steps
+from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.tablet.writing.mutations import CheckedMutation, MutationChecker
 from percolator.tablet.writing.rolling_forward import RollingForward
 from percolator.tablet.writing.together import require_different_cells
@@ -196,7 +196,7 @@ class Tablet:
         `SchemaChanged`.
         """
         mutations, weight = await self._state.guard.checked(lambda: self._checked(batch))
-        work = CommitWork(mutations, weight, batch.target.schema_version, deadline_seconds)
+        work = MutationWork(mutations, weight, batch.target.schema_version, deadline_seconds)
         results = await self._commit.execute(work)
         if batch.HasField("steps"):
             return answer_of_steps(results)

@@ -10,9 +10,9 @@ import pytest
 
 from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.tablet.memory.recent_writes import RecentWrites
-from percolator.tablet.writing.commit_work import CommitWork
 from percolator.tablet.writing.group_commit import GroupCommit
 from percolator.tablet.writing.judge import Judge
+from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.testing.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage, View
 from percolator.v1.cells_pb2 import SPACE_WRITE
 from percolator.v1.tabletserver_pb2 import MutationResult
@@ -25,7 +25,7 @@ def refusal_answered_before_its_batch_is_durable(patch: Patch) -> None:
     """It reports a commit that is still being written, and that a power cut undoes."""
     correct = GroupCommit.execute
 
-    async def wrong(self: GroupCommit, work: CommitWork) -> list[MutationResult]:
+    async def wrong(self: GroupCommit, work: MutationWork) -> list[MutationResult]:
         state = self._state
         storage = state.storage
         if isinstance(storage, MemoryStorage) and storage.disk.in_doubt is not None:

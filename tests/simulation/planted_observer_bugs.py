@@ -24,7 +24,7 @@ from percolator.protocol.rolling import Rolling
 from percolator.routing.cells import FoundCell
 from percolator.routing.table_info import TableSchema
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.commit_work import CommitWork
+from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.v1.tabletserver_pb2 import Mutation
@@ -183,13 +183,13 @@ def registration_returns_before_tablets_know(patch: Patch) -> None:
 
 def commits_of_any_schema_are_taken(patch: Patch) -> None:
     """A client that does not know an observer commits what it observes, long after registration."""
-    correct = CommitWork.refusal
+    correct = MutationWork.refusal
 
-    def wrong(self: CommitWork, state: TabletState) -> PercolatorError | None:
+    def wrong(self: MutationWork, state: TabletState) -> PercolatorError | None:
         self._schema_version = state.schema_version
         return correct(self, state)
 
-    patch.setattr(CommitWork, "refusal", wrong)
+    patch.setattr(MutationWork, "refusal", wrong)
     patch.setattr(TabletState, "require_target", TabletState.require_tablet)
 
 

@@ -19,11 +19,11 @@ from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading import change_scan
 from percolator.tablet.reading.change_scan import ChangePlan
 from percolator.tablet.writing import held_transactions as server
-from percolator.tablet.writing.commit_work import not_executed
 from percolator.tablet.writing.held_transactions import HeldTransactions
 from percolator.tablet.writing.lines import Lines
 from percolator.tablet.writing.listed_steps import prewrite_conditions
 from percolator.tablet.writing.mutation_queue import MutationQueue
+from percolator.tablet.writing.mutation_work import not_executed
 from percolator.tablet.writing.mutations import ABSENT, CheckedCondition
 from percolator.tablet.writing.transactions import WholeTransaction
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE

@@ -28,15 +28,15 @@ from percolator.errors import ExecutionUnknown, NotExecuted, Overloaded, Percola
 from percolator.tablet import opening
 from percolator.tablet.keys import STATISTICS_KEY
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.commit_work import (
-    CommitWork,
-    not_executed,
-    unknown,
-)
 from percolator.tablet.writing.held_transactions import HeldTransactions
 from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.lines import Lines
 from percolator.tablet.writing.mutation_queue import MutationQueue
+from percolator.tablet.writing.mutation_work import (
+    MutationWork,
+    not_executed,
+    unknown,
+)
 from percolator.tablet.writing.transactions import WholeTransaction
 from percolator.tablet.writing.write_latch import WriteLatch
 from percolator.v1 import tabletserver_pb2 as pb
@@ -65,7 +65,7 @@ class GroupCommit:
         self._task: asyncio.Task[None] | None = None
         self.queued_bytes = 0
 
-    def execute(self, work: CommitWork) -> asyncio.Future[list[pb.MutationResult]]:
+    def execute(self, work: MutationWork) -> asyncio.Future[list[pb.MutationResult]]:
         """Queues the work; the future holds one result per mutation. Raises `Overloaded`."""
         self.require_room(work.weight)
         self._mutations.add(work)

@@ -28,11 +28,11 @@ from percolator.errors import NotExecuted, PercolatorError
 from percolator.formats.reach import too_old
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.commit_work import ANSWER_FULL, not_executed
 from percolator.tablet.writing.judge import Judge
 from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.lines import Lines, Place
 from percolator.tablet.writing.listed_steps import prewrite_conditions
+from percolator.tablet.writing.mutation_work import ANSWER_FULL, not_executed
 from percolator.tablet.writing.mutations import CheckedCondition
 from percolator.tablet.writing.transactions import TransactionWork, WholeTransaction
 from percolator.tasks import Tasks

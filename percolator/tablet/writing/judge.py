@@ -46,8 +46,8 @@ from percolator.tablet.memory.recent_writes import RecentWrites
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading import versions
 from percolator.tablet.reading.versions import VERSIONS_MAX, TooManyVersions, Version, limited
-from percolator.tablet.writing.commit_work import not_executed
 from percolator.tablet.writing.exclusion import Exclusion
+from percolator.tablet.writing.mutation_work import not_executed
 from percolator.tablet.writing.mutations import (
     ABSENT,
     AT_MOST,

@@ -21,8 +21,8 @@ from percolator.formats.records import (
 from percolator.tablet.keys import LOCK, NOTIFY, WRITE, ColumnEncoder
 from percolator.tablet.limits import too_long
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.commit_work import APPLIED
 from percolator.tablet.writing.listed_cells import ListedCells, refuse_listed
+from percolator.tablet.writing.mutation_work import APPLIED
 from percolator.tablet.writing.mutations import (
     ABSENT,
     DELETE,

@@ -14,14 +14,14 @@ from percolator.formats.reach import too_old
 from percolator.tablet.memory.load_fences import closed
 from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.commit_work import ANSWER_FULL, APPLIED, CommitWork, not_executed
 from percolator.tablet.writing.judge import Judge
 from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.lines import Lines, Place
+from percolator.tablet.writing.mutation_work import ANSWER_FULL, APPLIED, MutationWork, not_executed
 from percolator.tablet.writing.mutations import marked_below
 from percolator.v1 import tabletserver_pb2 as pb
 
-_Waiting = tuple[CommitWork, int]
+_Waiting = tuple[MutationWork, int]
 """A mutation: the work that it belongs to, and its index there."""
 
 
@@ -37,12 +37,12 @@ class MutationQueue:
         self._on_answered = on_answered
         self._judge = Judge.of(state)
         self.last_change = self._judge.last_change
-        self._queue: deque[CommitWork] = deque()
+        self._queue: deque[MutationWork] = deque()
         self._called: deque[Place[_Waiting]] = deque()
         """Those that waited for their cell and are the next to have it."""
-        self._unanswered: dict[CommitWork, None] = {}
+        self._unanswered: dict[MutationWork, None] = {}
         """Everything in the queue, and what has left it to wait for cells."""
-        self._met: dict[CommitWork, None] = {}
+        self._met: dict[MutationWork, None] = {}
         """The work of which the batch in progress has judged or abandoned something."""
 
     @property
@@ -57,7 +57,7 @@ class MutationQueue:
         """Whether the batch in progress answers any mutation."""
         return bool(self._met)
 
-    def add(self, work: CommitWork) -> None:
+    def add(self, work: MutationWork) -> None:
         self._queue.append(work)
         self._unanswered[work] = None
 
@@ -90,7 +90,7 @@ class MutationQueue:
         """Closes what was opened to judge this batch."""
         self._judge.close()
 
-    def _is_refused(self, work: CommitWork) -> bool:
+    def _is_refused(self, work: MutationWork) -> bool:
         """Whether nothing more of the work is judged. If so, its mutations end."""
         refusal = work.refusal(self._state)
         if refusal is None:
@@ -113,7 +113,7 @@ class MutationQueue:
 
     def _judge_part(
         self,
-        work: CommitWork,
+        work: MutationWork,
         part: Iterable[int],
         batch: JudgedBatch,
         *,

@@ -39,9 +39,9 @@ from percolator.formats.records import (
 from percolator.tablet import keys
 from percolator.tablet.keys import LOCK, NOTIFY, WRITE, ColumnEncoder, L
 from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.commit_work import CommitWork
 from percolator.tablet.writing.group_commit import GroupCommit
 from percolator.tablet.writing.listed_cells import ListedCells, refuse_listed
+from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.tablet.writing.mutations import (
     DELETE,
     MUTATION_BYTES,
@@ -251,7 +251,7 @@ class RollingForward:
         """Returns once the batch is durable. Raises if it is not known to be."""
         clock, limits = self._state.clock, self._state.limits
         deadline = clock.monotonic_seconds() + BATCH_SECONDS
-        work = CommitWork(found, weight, order.schema_version, deadline)
+        work = MutationWork(found, weight, order.schema_version, deadline)
         while True:
             try:
                 self._commit.execute(work)

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from percolator.errors import Unavailable
-from percolator.tablet.writing.commit_work import CommitWork
 from percolator.tablet.writing.held_transactions import HeldTransactions
+from percolator.tablet.writing.mutation_work import MutationWork
 from tests.unit.tablet.counting import counted
 from tests.unit.tablet.tablets import (
     ABSENT,
@@ -146,7 +146,7 @@ async def test_a_mutation_that_waits_is_looked_at_twice(monkeypatch: pytest.Monk
     rig.oracle.seconds = 60.0
     committing = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
-    looks = counted(monkeypatch, CommitWork, "refusal")
+    looks = counted(monkeypatch, MutationWork, "refusal")
     behind = [started(rig, roll_back(b"a", 10)) for _ in range(50)]
     for row in range(20):
         await rig.apply(written(b"b%d" % row, 1, 2))

@@ -24,7 +24,7 @@ def unknown(error: PercolatorError) -> pb.MutationResult:
 ANSWER_FULL = not_executed(NotExecuted("the response is full; request the rest again"))
 
 
-class CommitWork:
+class MutationWork:
     """The mutations of one request: each waits, is judged in one batch, and is answered with it."""
 
     def __init__(
