@@ -23,8 +23,8 @@ from percolator.tablet.writing.held_transactions import HeldTransactions
 from percolator.tablet.writing.lines import Lines
 from percolator.tablet.writing.listed_steps import prewrite_conditions
 from percolator.tablet.writing.mutation_queue import MutationQueue
-from percolator.tablet.writing.mutation_work import not_executed
 from percolator.tablet.writing.mutations import ABSENT, CheckedCondition
+from percolator.tablet.writing.results import not_executed
 from percolator.tablet.writing.transactions import WholeTransaction
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE
 from tests.simulation.scenario import Kind

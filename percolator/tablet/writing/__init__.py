@@ -10,7 +10,8 @@ A transaction that commits in one round comes as a whole: `transactions.py` chec
 `held_transactions.py` judges it, holds its cells and fetches its timestamp, and the next batch
 writes it.
 `write_latch.py` says who may write, and when no cell is held. What needs a cell that a batch
-changes or a transaction holds waits for it in the cell's line (`lines.py`).
+changes or a transaction holds waits for it in the cell's line (`lines.py`). `results.py` has what
+either is answered with.
 
 No result leaves before its batch is durable, not even a refusal: what it was judged against might
 be lost in a crash.

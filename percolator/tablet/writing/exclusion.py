@@ -28,8 +28,8 @@ from percolator.tablet.memory.lock_mirror import LockMirror
 from percolator.tablet.memory.read_locks import ReadLocks
 from percolator.tablet.memory.recent_writes import RecentWrites
 from percolator.tablet.reading import versions
-from percolator.tablet.writing.mutation_work import not_executed
 from percolator.tablet.writing.mutations import ABSENT, CheckedCondition, CheckedMutation
+from percolator.tablet.writing.results import not_executed
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Space
 from percolator.world import Cursor, Storage

@@ -32,11 +32,8 @@ from percolator.tablet.writing.held_transactions import HeldTransactions
 from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.lines import Lines
 from percolator.tablet.writing.mutation_queue import MutationQueue
-from percolator.tablet.writing.mutation_work import (
-    MutationWork,
-    not_executed,
-    unknown,
-)
+from percolator.tablet.writing.mutation_work import MutationWork
+from percolator.tablet.writing.results import not_executed, unknown
 from percolator.tablet.writing.transactions import WholeTransaction
 from percolator.tablet.writing.write_latch import WriteLatch
 from percolator.v1 import tabletserver_pb2 as pb

@@ -32,8 +32,8 @@ from percolator.tablet.writing.judge import Judge
 from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.lines import Lines, Place
 from percolator.tablet.writing.listed_steps import prewrite_conditions
-from percolator.tablet.writing.mutation_work import ANSWER_FULL, not_executed
 from percolator.tablet.writing.mutations import CheckedCondition
+from percolator.tablet.writing.results import ANSWER_FULL, not_executed
 from percolator.tablet.writing.transactions import TransactionWork, WholeTransaction
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as pb

@@ -47,7 +47,6 @@ from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading import versions
 from percolator.tablet.reading.versions import VERSIONS_MAX, TooManyVersions, Version, limited
 from percolator.tablet.writing.exclusion import Exclusion
-from percolator.tablet.writing.mutation_work import not_executed
 from percolator.tablet.writing.mutations import (
     ABSENT,
     AT_MOST,
@@ -60,6 +59,7 @@ from percolator.tablet.writing.mutations import (
     CheckedMutation,
     PrewriteConditions,
 )
+from percolator.tablet.writing.results import not_executed
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Cursor, Storage
 

@@ -22,7 +22,6 @@ from percolator.tablet.keys import LOCK, NOTIFY, WRITE, ColumnEncoder
 from percolator.tablet.limits import too_long
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.listed_cells import ListedCells, refuse_listed
-from percolator.tablet.writing.mutation_work import APPLIED
 from percolator.tablet.writing.mutations import (
     ABSENT,
     DELETE,
@@ -35,6 +34,7 @@ from percolator.tablet.writing.mutations import (
     PrewriteConditions,
     record_fault,
 )
+from percolator.tablet.writing.results import APPLIED
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_ROLLBACK, SPACE_WRITE
 

@@ -17,8 +17,9 @@ from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.judge import Judge
 from percolator.tablet.writing.judged_batch import JudgedBatch
 from percolator.tablet.writing.lines import Lines, Place
-from percolator.tablet.writing.mutation_work import ANSWER_FULL, APPLIED, MutationWork, not_executed
+from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.tablet.writing.mutations import marked_below
+from percolator.tablet.writing.results import ANSWER_FULL, APPLIED, not_executed
 from percolator.v1 import tabletserver_pb2 as pb
 
 _Waiting = tuple[MutationWork, int]

@@ -21,8 +21,8 @@ from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.judge import Judge
 from percolator.tablet.writing.judged_batch import JudgedBatch
-from percolator.tablet.writing.mutation_work import APPLIED, not_executed
 from percolator.tablet.writing.mutations import CheckedMutation
+from percolator.tablet.writing.results import APPLIED, not_executed
 from percolator.tablet.writing.write_latch import WriteLatch
 from percolator.v1 import tabletserver_pb2 as pb
 
