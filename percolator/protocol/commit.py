@@ -191,9 +191,9 @@ class Commit:
                         answer = one_round.heard(await one_round.send(schema, deadline))
                     commit = await one_round.run(answer, deadline)
                 if not commit:
-                    point, prewrite = self._begin_two_phases()
+                    point, prewriting = self._begin_two_phases()
                     self._heartbeats.add(point)
-                    commit = 0 if prewritten else await prewrite.run(deadline)
+                    commit = 0 if prewritten else await prewriting.run(deadline)
                     commit = commit or await point.reach(deadline)
             except AnotherWriteSet:
                 raise  # what is stored is not ours: rolling it back might hit the other write set
@@ -232,11 +232,11 @@ class Commit:
         """
         self._given_up = True
         one_round, phases = self._one_round, self._two_phases
-        touched = () if phases is None else phases.prewrite.touched
+        touched = () if phases is None else phases.prewriting.touched
         problem = copy(problem)  # other callers may have received the same error object
         if problem.retry is Retry.UNKNOWN:
             problem.retry = Retry.SAFE  # nothing is committed, whatever was prewritten
-        if one_round.is_lost or (phases is not None and phases.prewrite.is_lost):
+        if one_round.is_lost or (phases is not None and phases.prewriting.is_lost):
             one_round.ended()
             # This is as final as a marker. The marker is still written if locks may be left on
             # other cells: clients that meet them will look for it on the primary.
@@ -262,7 +262,7 @@ class Commit:
 
     def _roll_back_in_background(self) -> None:
         work = aftermath.roll_back_all(
-            self._env, self._write, self._begin_two_phases().prewrite.touched
+            self._env, self._write, self._begin_two_phases().prewriting.touched
         )
         self._env.background.start(work)
 
@@ -274,7 +274,7 @@ class Commit:
             self._start_settling(aftermath.background_deadline(self._env))
             return
         # Unanswered prewrites may still arrive.
-        self._begin_two_phases().prewrite.touched = self._write.cells
+        self._begin_two_phases().prewriting.touched = self._write.cells
         if self._one_round.is_out:
             # A late copy may commit it before the marker is there: only the marker tells.
             self._given_up = True

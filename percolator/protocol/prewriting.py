@@ -41,8 +41,8 @@ class _Unlocked:
         return cell in self.unanswered or cell in self.blocked
 
 
-class Prewrite:
-    """The locks of one transaction."""
+class Prewriting:
+    """Locks the cells of one transaction, and knows which of them may carry its locks."""
 
     __slots__ = ("_cleanup", "_env", "_point", "_statistics", "_write", "is_lost", "touched")
 

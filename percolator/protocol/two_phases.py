@@ -8,7 +8,7 @@ from percolator.protocol.announcing import Announcement
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.environment import Environment
 from percolator.protocol.one_round import OneRound
-from percolator.protocol.prewriting import Prewrite
+from percolator.protocol.prewriting import Prewriting
 from percolator.protocol.write_steps import WriteSteps
 
 
@@ -16,7 +16,7 @@ class TwoPhases(NamedTuple):
     """The two phases of one transaction."""
 
     point: CommitPoint
-    prewrite: Prewrite
+    prewriting: Prewriting
 
     @classmethod
     def after(
@@ -33,4 +33,4 @@ class TwoPhases(NamedTuple):
             known.tables,
             None if announcing is None else Announcement(env, announcing, write),
         )
-        return cls(point, Prewrite(env, known.cleanup, write, point, known.statistics))
+        return cls(point, Prewriting(env, known.cleanup, write, point, known.statistics))

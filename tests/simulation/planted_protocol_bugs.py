@@ -13,7 +13,7 @@ from percolator.protocol import commit, steps
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.met_lock import MetLock
-from percolator.protocol.prewriting import Prewrite
+from percolator.protocol.prewriting import Prewriting
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, CellMutation, Refused, RowRequest, RowResult
 from percolator.routing.mutation_lane import MutationLane
@@ -92,13 +92,13 @@ def commit_ignores_min_commit_ts(patch: Patch) -> None:
 
 def commit_timestamp_before_the_prewrites(patch: Patch) -> None:
     """A reader above it has read a cell that was not locked yet."""
-    correct = Prewrite.run
+    correct = Prewriting.run
 
-    async def wrong(self: Prewrite, deadline: float) -> int:
+    async def wrong(self: Prewriting, deadline: float) -> int:
         await self._point._take_commit_timestamp(deadline)
         return await correct(self, deadline)
 
-    patch.setattr(Prewrite, "run", wrong)
+    patch.setattr(Prewriting, "run", wrong)
 
 
 def prewrite_ignores_newer_commits(patch: Patch) -> None:

@@ -21,7 +21,7 @@ from percolator import Database, Table, UsageError, aio, codecs
 from percolator.aio import Outcome, Transaction
 from percolator.blocking.database import ROWS_PER_PORTION
 from percolator.blocking.loop_thread import shared
-from percolator.protocol.prewriting import Prewrite
+from percolator.protocol.prewriting import Prewriting
 
 ROOT = Path(__file__).parents[3]
 accounts = Table("accounts")
@@ -172,13 +172,13 @@ def test_interrupting_a_call_cancels_it() -> None:
 def test_interrupting_a_commit_raises_the_interrupt_and_determines_the_outcome(
     percolator_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(self: Prewrite, deadline: float) -> int:
+    async def never(self: Prewriting, deadline: float) -> int:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         await asyncio.get_running_loop().create_future()
         return 0
 
     percolator_db.create_table(accounts)
-    monkeypatch.setattr(Prewrite, "run", never)
+    monkeypatch.setattr(Prewriting, "run", never)
     monkeypatch.setattr(Transaction, "_two_phases", True)
     tx = percolator_db.transaction()
 

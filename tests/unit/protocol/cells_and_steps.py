@@ -47,7 +47,7 @@ async def locked(client: Client, *cells: CellAddress) -> Commit:
     commit = client.commit(
         await client.start_timestamp(), {cell: put(b"pending") for cell in cells}
     )
-    await commit._begin_two_phases().prewrite.run(client.deadline())
+    await commit._begin_two_phases().prewriting.run(client.deadline())
     return commit
 
 

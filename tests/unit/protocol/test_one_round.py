@@ -390,7 +390,7 @@ async def test_a_second_committer_joins_the_one_in_two_phases() -> None:
     one, other = here.client(PATIENT), here.client(PATIENT)
     start = await one.start_timestamp()
     first = one.commit(start, WRITES, two_phases=True)
-    await first._begin_two_phases().prewrite.run(one.deadline())
+    await first._begin_two_phases().prewriting.run(one.deadline())
     second = other.commit(start, WRITES, two_phases=False)
     at = await second.run(other.deadline())
     assert await first.run(one.deadline()) == at

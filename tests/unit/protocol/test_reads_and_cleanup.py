@@ -202,7 +202,7 @@ async def test_a_lock_only_lock_does_not_block_readers() -> None:
     client = here.client(PATIENT)
     await client.write({A: put(b"1")})
     lock = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
-    await lock._begin_two_phases().prewrite.run(client.deadline())
+    await lock._begin_two_phases().prewriting.run(client.deadline())
     reader = here.client(NEVER_PUSHING)
     assert await reader.read(A, await reader.start_timestamp()) == b"1"
 

@@ -57,9 +57,9 @@ async def test_a_commit_ends_with_the_lock_that_it_met(monkeypatch: pytest.Monke
     older, younger = here.client(PATIENT), here.client(PATIENT)
     holder = await locked(older, A)
     commit = younger.commit(await younger.start_timestamp(), {A: put(b"new")})
-    send = answering_once(commit._begin_two_phases().prewrite._send, no_answers)
+    send = answering_once(commit._begin_two_phases().prewriting._send, no_answers)
     monkeypatch.setattr(
-        type(commit._begin_two_phases().prewrite), "_send", lambda _, *sent: send(*sent)
+        type(commit._begin_two_phases().prewriting), "_send", lambda _, *sent: send(*sent)
     )
     with pytest.raises(ConflictError, match="is locked by transaction") as caught:
         await commit.run(younger.deadline(0.1))
