@@ -18,7 +18,7 @@ class OneMessage(WeakNotifications):
 
     _alone = True
     """No other process can commit this transaction."""
-    _two_phases = False
+    _only_two_phases = False
     """Do not try to commit in one round."""
     _early = 0
     """The timestamp at which it begins to commit, if that was fetched before (early_starts.py). It
@@ -41,7 +41,7 @@ class OneMessage(WeakNotifications):
         if (
             not writes.cells
             or not isinstance(oracle, TimestampSource)  # in a row store, it takes two phases
-            or self._two_phases
+            or self._only_two_phases
             or not fits_one_message(writes.cells, weak, env.limits)
         ):
             return None

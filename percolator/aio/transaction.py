@@ -228,7 +228,7 @@ class Transaction(OneMessage):
             started_seconds=self._early_seconds if self._early else self._started_seconds,
             statistics=self.statistics,
             alone=self._alone,
-            two_phases=self._two_phases,
+            only_two_phases=self._only_two_phases,
             is_followed=self._attempts is not None and self._attempts.is_followed,
             tables=self._bound_tables,
         )

@@ -84,16 +84,16 @@ class Commit:
         started_seconds: float,
         statistics: Statistics,
         alone: bool = False,
-        two_phases: bool = False,
+        only_two_phases: bool = False,
         is_followed: bool = False,
         tables: Mapping[str, TableInfo] | None = None,
     ) -> None:
         """`started_seconds`: when the start timestamp was received, on the monotonic clock.
 
         `alone`: no other process can commit this transaction, as a second gateway might when its
-        caller asks again. `two_phases`: do not try to commit in one round. `is_followed`: another
-        transaction would begin directly above its commit. `tables`: as they were when the writes
-        were encoded, by name.
+        caller asks again. `only_two_phases`: do not try to commit in one round. `is_followed`:
+        another transaction would begin directly above its commit. `tables`: as they were when the
+        writes were encoded, by name.
         """
         self._env = env
         self._heartbeats = heartbeats
@@ -104,7 +104,7 @@ class Commit:
             env, cleanup, write, weak_notifications, statistics, tables or {}, is_followed
         )
         self._two_phases: TwoPhases | None = None
-        self._only_two_phases = two_phases or not fits_one_message(
+        self._only_two_phases = only_two_phases or not fits_one_message(
             write.writes, weak_notifications, env.limits
         )
         self._settling: asyncio.Task[_Settled] | None = None

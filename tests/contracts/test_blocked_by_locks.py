@@ -66,7 +66,7 @@ def _with_locks_left(db: Database, accounts: Accounts, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(aftermath, "roll_back_all", removes_nothing)
         # In one round, no lock would be stored.
-        patch.setattr(Transaction, "_two_phases", True)
+        patch.setattr(Transaction, "_only_two_phases", True)
         patch.setattr(CommitPoint, "reach", dies)
         tx = db.transaction()
         tx.set("a", accounts.balance, 1)

@@ -167,7 +167,7 @@ class Session:
         impatience = self.random.random()
         timeout = self.random.choice(_SHORT_SECONDS) if impatience < 0.1 else None
         transaction = self._database.transaction(timeout=timeout)
-        transaction._two_phases = self._takes_two_phases()
+        transaction._only_two_phases = self._takes_two_phases()
         try:
             return await self._run(transaction, body, impatience)
         finally:
@@ -209,7 +209,7 @@ class Session:
             return self._expected(error)
 
     async def _attempt(self, transaction: Transaction, body: Body) -> bool:
-        transaction._two_phases = self._takes_two_phases()
+        transaction._only_two_phases = self._takes_two_phases()
         if self._delays.random() < _DELAYED_SHARE:
             # It is older than transactions that have begun to read before it.
             await asyncio.sleep(self._delays.random() * _DELAY_SECONDS_MAX)
@@ -242,7 +242,7 @@ class Session:
         self._chronicle.doubled.add(recorded.record.start_ts)
         transaction._alone = False
         other = transaction._prepare_commit()
-        transaction._two_phases = self._takes_two_phases()
+        transaction._only_two_phases = self._takes_two_phases()
         now = self._database._engine.now
 
         async def again() -> None:

@@ -179,7 +179,7 @@ def test_interrupting_a_commit_raises_the_interrupt_and_determines_the_outcome(
 
     percolator_db.create_table(accounts)
     monkeypatch.setattr(Prewriting, "run", never)
-    monkeypatch.setattr(Transaction, "_two_phases", True)
+    monkeypatch.setattr(Transaction, "_only_two_phases", True)
     tx = percolator_db.transaction()
 
     def write() -> None:

@@ -97,7 +97,7 @@ async def test_locks_that_cannot_be_resolved_hold_up_a_pass_once_and_nothing_is_
         with patch.object(background, "start", lambda work: work.close()):
             for row in ("a-locked", "z-locked"):
                 tx = world.db.transaction()
-                tx._two_phases = True  # only they leave locks
+                tx._only_two_phases = True  # only they leave locks
                 await tx.set("0", total, 1)
                 await tx.set(row, source, 7)
                 await tx.commit()

@@ -391,7 +391,7 @@ async def test_the_lock_of_an_owner_that_died_while_committing_becomes_a_notific
     async with observed() as world:
         await register(world.context, [copying])
         tx = world.db.transaction()
-        tx._two_phases = True  # only they leave locks
+        tx._only_two_phases = True  # only they leave locks
         await tx.set("a", total, 1)
         await tx.set("z", source, 7)
         background = world.db.internal.engine.env.background

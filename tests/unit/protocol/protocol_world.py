@@ -352,7 +352,7 @@ class Client:
             ),
             statistics=statistics or Statistics(),
             alone=alone,
-            two_phases=self.world.takes_two_phases() if two_phases is None else two_phases,
+            only_two_phases=self.world.takes_two_phases() if two_phases is None else two_phases,
         )
 
     async def commit_and_settle(self, transaction: Transaction) -> None:

@@ -84,7 +84,7 @@ async def test_a_single_read_asks_for_no_timestamp_unless_it_meets_a_lock() -> N
         assert await db.get("joe", _balance, default=5) == 5
         assert timestamps.requests_answered == before
         two = db.transaction()
-        two._two_phases = True
+        two._only_two_phases = True
         await two.set("amy", _balance, 2)
         await two.set("bob", _balance, 2)
         await two.commit()  # bob is committed in the background
