@@ -8,7 +8,7 @@ from asyncio import get_running_loop
 from percolator.aio.engine import Engine
 from percolator.arguments import require_seconds
 from percolator.errors import InvalidArgument, PercolatorError, UsageError, harmless
-from percolator.protocol.environment import Statistics
+from percolator.protocol.statistics import Statistics
 from percolator.routing.table_info import TableInfo
 from percolator.timestamps import Timestamp
 

@@ -10,8 +10,9 @@ from percolator.observers.blocking_calls import BlockingCalls
 from percolator.observers.port import Notifications
 from percolator.observers.run_time import ClusterWaits
 from percolator.protocol.cleanup import Cleanup
-from percolator.protocol.environment import Environment, Statistics
+from percolator.protocol.environment import Environment
 from percolator.protocol.known_row import KnownRow
+from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import Catalog
 from percolator.timestamps import Timestamp

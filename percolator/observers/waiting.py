@@ -39,8 +39,8 @@ from percolator.errors import (
 from percolator.observers.context import WorkerContext
 from percolator.observers.port import LOCKS_OF_ANY_AGE, WorkRequest
 from percolator.observers.running.dead_letter import DEAD_LETTERS, LETTER
-from percolator.protocol.environment import Statistics
 from percolator.protocol.scan import scan_pages
+from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import RangeRequest
 from percolator.v1 import master_pb2
 from percolator.wire.backoff import Backoff

@@ -29,7 +29,7 @@ from percolator.errors import (
 from percolator.formats.records import LOCK_HEADER, TTL_MILLISECONDS_MAX, timestamp_bytes
 from percolator.protocol import aftermath, conflicts, steps
 from percolator.protocol.announcing import Announcement
-from percolator.protocol.environment import Environment, Statistics
+from percolator.protocol.environment import Environment
 from percolator.protocol.raising import (
     LEAD_SECONDS_MAX,
     Heartbeat,
@@ -38,6 +38,7 @@ from percolator.protocol.raising import (
     seconds_until,
 )
 from percolator.protocol.same_codecs import require_same_codecs
+from percolator.protocol.statistics import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.protocol.write_steps import WriteSteps

@@ -23,9 +23,10 @@ from percolator.formats.records import (
     timestamp_bytes,
 )
 from percolator.protocol.cleanup import Cleanup
-from percolator.protocol.environment import Environment, Statistics
+from percolator.protocol.environment import Environment
 from percolator.protocol.read import PASSING_MAX, leave_out_unwanted, read_past_locks
 from percolator.protocol.rolling_in_bulk import WHOLE_PAGE
+from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.cells import (
     CellPage,

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 
 from percolator.errors import CellAddress, PercolatorError
 from percolator.protocol import steps
-from percolator.protocol.environment import Environment, Statistics
+from percolator.protocol.environment import Environment
+from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import CellMutation
 
 

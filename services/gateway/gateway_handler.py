@@ -15,9 +15,9 @@ from percolator.errors import (
     SnapshotTooOld,
 )
 from percolator.protocol.change_reader import ChangeReader
-from percolator.protocol.environment import Statistics
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import scan_pages
+from percolator.protocol.statistics import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
 from percolator.v1 import gateway_pb2 as wire

@@ -27,9 +27,9 @@ from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.observers.context import WorkerContext
 from percolator.observers.running.acknowledgement import Acknowledgement
 from percolator.protocol import steps
-from percolator.protocol.environment import Statistics
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import FoundRow, scan_pages
+from percolator.protocol.statistics import Statistics
 from percolator.retries import Attempts, RetryPolicy
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
 from percolator.v1 import master_pb2

@@ -17,9 +17,9 @@ from percolator.errors import (
 from percolator.observers.context import WorkerContext
 from percolator.observers.running.dead_letter import DEAD_LETTERS, LETTER, DeadLetter
 from percolator.protocol import steps
-from percolator.protocol.environment import Statistics
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import scan_pages
+from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
 from percolator.timestamps import in_json
 from percolator.v1.master_pb2 import Table

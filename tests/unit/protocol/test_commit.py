@@ -9,7 +9,7 @@ import pytest
 from percolator.errors import CellAddress, ConflictError, Retry
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY
 from percolator.limits import Limits
-from percolator.protocol.environment import Statistics
+from percolator.protocol.statistics import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import CellMutation
 from percolator.routing.table_info import TableSchema

@@ -22,8 +22,8 @@ from percolator.errors import (
 from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.limits import Limits
 from percolator.protocol.commit import Commit
-from percolator.protocol.environment import Statistics
 from percolator.protocol.same_writes import AnotherWriteSet
+from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_steps import Write
 from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, WholeCommit
 
