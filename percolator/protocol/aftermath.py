@@ -126,4 +126,4 @@ async def roll_back_others(
 
 
 def background_deadline(env: Environment) -> float:
-    return env.clock.monotonic_seconds() + env.limits.background_seconds
+    return env.now() + env.limits.background_seconds

@@ -55,7 +55,7 @@ class AskedOnce:
             if own:
                 answers |= await self._send(own, deadline)
             if joined:
-                seconds = deadline - self._env.clock.monotonic_seconds()
+                seconds = deadline - self._env.now()
                 await asyncio.wait(joined.values(), timeout=min(max(seconds, 0.0), JOINED_SECONDS))
                 answers |= {about: one.result() for about, one in joined.items() if one.done()}
                 if seconds <= JOINED_SECONDS:

@@ -80,12 +80,12 @@ class ChangeReader:
     async def begin(self, now: int, timeout_seconds: float) -> None:
         """Asks all tablets once, so that an error is raised now, and not only when something
         changes. The oracle has handed out `now`, which is above the position."""
-        await self._look(now, self._env.clock.monotonic_seconds() + timeout_seconds)
+        await self._look(now, self._env.now() + timeout_seconds)
 
     async def settled(self, until: int, timeout_seconds: float) -> ChangesSeen:
         """How far everything up to `until`, which the oracle has handed out, is settled by now.
         Resolves the locks that were met. Does not wait for what takes longer."""
-        deadline = self._env.clock.monotonic_seconds() + timeout_seconds
+        deadline = self._env.now() + timeout_seconds
         self._passing = ()
         seen = await self._look(until, deadline)
         if seen.locks:
@@ -101,22 +101,22 @@ class ChangeReader:
 
         While nothing changes it yields an empty page now and then: `position` has moved on.
         """
-        clock, timestamps = self._env.clock, self._env.timestamps
-        yielded_at = clock.monotonic_seconds()
+        env = self._env
+        yielded_at = env.now()
         while not until or self.position < until:
-            now = await timestamps.get(timeout_seconds=timeout_seconds)
+            now = await env.timestamps.get(timeout_seconds=timeout_seconds)
             upto = min(now, until) if until else now
             found = False
             async with aclosing(self.pages(upto, timeout_seconds, endless=not until)) as pages:
                 async for page in pages:
                     found = True
                     yield page
-                    yielded_at = clock.monotonic_seconds()
+                    yielded_at = env.now()
             if not found and self.position != until:
-                if clock.monotonic_seconds() - yielded_at >= TOLD_SECONDS:
+                if env.now() - yielded_at >= TOLD_SECONDS:
                     yield []
-                    yielded_at = clock.monotonic_seconds()
-                await clock.sleep(IDLE_SECONDS)
+                    yielded_at = env.now()
+                await env.clock.sleep(IDLE_SECONDS)
 
     async def pages(
         self, until: int, timeout_seconds: float, *, endless: bool = False
@@ -126,18 +126,18 @@ class ChangeReader:
 
         A commit may continue in the next page, unless `position` has reached it.
         """
-        clock = self._env.clock
+        env = self._env
         self._passing = ()  # what does not matter up to one timestamp may matter up to the next
         while self.position < until:
-            deadline = clock.monotonic_seconds() + timeout_seconds
+            deadline = env.now() + timeout_seconds
             resolver = self._resolver(until, deadline)
-            backoff = self._env.backoff()
+            backoff = env.backoff()
             while (seen := await self._look(until, deadline)).reached <= self.position:
                 if seen.locks:
                     await self._resolve(seen, resolver, until, deadline)
                 elif endless:
-                    await clock.sleep(LOAD_PAUSE_SECONDS)
-                    deadline = clock.monotonic_seconds() + timeout_seconds
+                    await env.clock.sleep(LOAD_PAUSE_SECONDS)
+                    deadline = env.now() + timeout_seconds
                     resolver = self._resolver(until, deadline)
                 elif not await backoff.pause(deadline):
                     raise _late(

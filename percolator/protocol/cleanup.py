@@ -199,7 +199,7 @@ class Cleanup:
         now = known_now
         if waited_seconds > 0:
             gone = await self._gone_sessions(undecided)
-            now = await self._now(deadline)
+            now = await self._oracle_now(deadline)
         burials, buried, alive = [], [], []
         for one in undecided:
             lock = one.met.lock
@@ -250,8 +250,8 @@ class Cleanup:
             if liveness is Liveness.DEAD
         }
 
-    async def _now(self, deadline: float) -> int:
-        left = deadline - self._env.clock.monotonic_seconds()
+    async def _oracle_now(self, deadline: float) -> int:
+        left = deadline - self._env.now()
         return await self._env.timestamps.get(timeout_seconds=max(left, 0.001))
 
     async def resolve_passable(

@@ -142,7 +142,7 @@ class Commit:
         while True:
             joined = self._settling
             settling = joined or self._start_settling(deadline)
-            left = deadline - self._env.clock.monotonic_seconds()
+            left = deadline - self._env.now()
             await asyncio.wait((settling,), timeout=max(left, 0.0))
             if not settling.done():
                 raise self._unknown(DeadlineExceeded("no answer in time"))

@@ -141,7 +141,7 @@ class CommitPoint:
                 if not self._is_own_lock(answer):
                     return await self._no_lock(answer, deadline)
                 self.learn_lock(answer)
-                if self._env.clock.monotonic_seconds() >= deadline:
+                if self._env.now() >= deadline:
                     raise _out_of_time()
                 continue
             if answer.retry is not Retry.UNKNOWN:
@@ -158,7 +158,7 @@ class CommitPoint:
 
     async def _take_commit_timestamp(self, deadline: float) -> None:
         """Fetches the commit timestamp. Never call this before the last prewrite was answered."""
-        left = deadline - self._env.clock.monotonic_seconds()
+        left = deadline - self._env.now()
         if left <= 0:
             raise _out_of_time()
         self._statistics.round_trips += 1
@@ -203,7 +203,7 @@ class CommitPoint:
     def choose_ttl(self) -> None:
         """Sets the time to live of the next prewrite. Once the primary is locked, heartbeats do."""
         if not self.is_locked:
-            self.ttl = self._ttl_from(self._env.clock.monotonic_seconds())
+            self.ttl = self._ttl_from(self._env.now())
 
     def answered(self, *, is_locked: bool) -> None:
         """The prewrites that were sent with that of the primary have been answered."""
@@ -241,7 +241,7 @@ class CommitPoint:
 
     def heartbeat(self) -> Heartbeat:
         """The step that raises the primary's time to live."""
-        now = self._env.clock.monotonic_seconds()
+        now = self._env.now()
         ttl = max(self.ttl, self._ttl_from(now))
         oracle = later(self._write.start, now - self._started_seconds)
         least = self._raises.least(self.min_commit, self._commit, oracle)

@@ -50,8 +50,8 @@ class Heartbeats:
             self._wait()
 
     async def _beat(self) -> None:
-        clock, limits = self._env.clock, self._env.limits
-        now = clock.monotonic_seconds()
+        env, limits = self._env, self._env.limits
+        now = env.now()
         due = [point for point in self._points if point.wants_heartbeat(now)]
         # The next beat repeats one that gets no answer: there are two in each time to live.
         deadline = now + limits.heartbeat_seconds
@@ -59,9 +59,9 @@ class Heartbeats:
             if not due:
                 return
             beats = [point.heartbeat() for point in due]
-            began = clock.monotonic_seconds()
-            answers = await self._env.cells.mutate([beat.step for beat in beats], deadline)
-            took = clock.monotonic_seconds() - began
+            began = env.now()
+            answers = await env.cells.mutate([beat.step for beat in beats], deadline)
+            took = env.now() - began
             # A refused heartbeat is sent again at once. If it waited for the next beat, one reader
             # a second, each pushing the lock, would be enough to let a live owner's lock expire.
             due = [

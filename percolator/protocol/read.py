@@ -170,7 +170,7 @@ class LockResolver:
         self._statistics = statistics
         self._reads_values = reads_values
         self._backoff = env.backoff()
-        self._began = env.clock.monotonic_seconds()
+        self._began = env.now()
         self._waits: dict[int, LockWait] = {}
         self._decided: set[int] = set()
         self._passable: set[int] = set()
@@ -182,7 +182,7 @@ class LockResolver:
     async def resolve(self, met: Sequence[MetLock]) -> None:
         """Returns when reading again is worthwhile. Raises `ConflictError` when the time is up, as
         a commit does that meets a lock, so that one handler serves both."""
-        waited = self._env.clock.monotonic_seconds() - self._began
+        waited = self._env.now() - self._began
         self._note(met, waited)
         if self._backoff.rounds == 0:
             waited = 0.0

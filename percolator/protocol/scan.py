@@ -114,7 +114,7 @@ async def scan_pages(
             rows = page.rows
             statistics.rows_read += len(rows)
             if page.locks:
-                deadline = env.clock.monotonic_seconds() + timeout_seconds
+                deadline = env.now() + timeout_seconds
                 rows = await _without_locks(env, cleanup, request, page, deadline, statistics)
             written = None
             if own is not None and own.cells:
@@ -149,7 +149,7 @@ async def resolved_page(
     """The page after its rows with locks were read again; deleted cells are left out."""
     if not page.locks:
         return page
-    deadline = env.clock.monotonic_seconds() + timeout_seconds
+    deadline = env.now() + timeout_seconds
     rows = await _without_locks(env, cleanup, request, page.by_row(), deadline, statistics)
     cells = [
         (row, column, found.commit_timestamp, found.value)

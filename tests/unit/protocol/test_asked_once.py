@@ -44,7 +44,8 @@ def _asked(*cells: CellAddress) -> dict[About, CellMutation]:
 def _once() -> tuple[AskedOnce, _Cells, VirtualClock]:
     clock = VirtualClock(asyncio.get_running_loop())
     cells = _Cells(clock)
-    return AskedOnce(cast(Any, SimpleNamespace(clock=clock)), cells), cells, clock
+    env = SimpleNamespace(now=clock.monotonic_seconds)
+    return AskedOnce(cast(Any, env), cells), cells, clock
 
 
 async def test_steps_that_are_asked_together_are_sent_once() -> None:
