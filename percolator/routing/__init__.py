@@ -7,11 +7,11 @@ calls and responses into results, and `commit_lane.py` whole transactions. `toge
 groups of mutations.
 
 `catalog.py` asks the masters about tables (`table_info.py`), and remembers the answers;
-`range_scan.py` and `tablet_walk.py` go from tablet to tablet, and `joined_page.py` is a page of a
-scan as blocks of memory. `change_look.py` asks all tablets of a table how new their changes are,
-and `change_scan.py` reads them in the order of their commits. `ranges.py` divides tables among
-those who work in parallel, and `contents.py` lists what is stored: both are ports, of which tablets
-are one engine.
+`schema_versions.py` keeps what tablets say of their schemas. `range_scan.py` and `tablet_walk.py`
+go from tablet to tablet, and `joined_page.py` is a page of a scan as blocks of memory.
+`change_look.py` asks all tablets of a table how new their changes are, and `change_scan.py` reads
+them in the order of their commits. `ranges.py` divides tables among those who work in parallel, and
+`contents.py` lists what is stored: both are ports, of which tablets are one engine.
 
 A mutation that may have been executed is never sent again here: only the protocol knows what
 repeating it means. No rule of transactions belongs in this room.

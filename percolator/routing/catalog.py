@@ -22,8 +22,8 @@ from percolator.errors import (
     TabletLocation,
     UsageError,
 )
-from percolator.routing.lanes import SchemaVersions
 from percolator.routing.masters import Masters
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.table_codecs import TableCodecs
 from percolator.routing.table_info import TableInfo, TableSchema
 from percolator.routing.tablet_map import TabletMap

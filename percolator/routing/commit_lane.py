@@ -10,7 +10,6 @@ from percolator.routing.lanes import (
     Lane,
     Problem,
     Queued,
-    SchemaVersions,
     by_target,
     fill_target,
     malformed,
@@ -18,6 +17,7 @@ from percolator.routing.lanes import (
     unapplied,
 )
 from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.methods import COMMIT_TRANSACTIONS
 from percolator.wire.status import from_detail

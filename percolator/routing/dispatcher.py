@@ -35,10 +35,11 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.routing.cells import NotInOneRound
 from percolator.routing.commit_lane import CommitLane
-from percolator.routing.lanes import Lane, Problem, Queued, SchemaVersions
+from percolator.routing.lanes import Lane, Problem, Queued
 from percolator.routing.mutation_lane import MutationLane
 from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
 from percolator.routing.read_lane import ReadLane
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.wire.backoff import asked_pause_seconds
 from percolator.world import Network, Random
 

@@ -11,11 +11,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from percolator.errors import ExecutionUnknown, NotReady, PercolatorError, SchemaChanged
+from percolator.errors import ExecutionUnknown, NotReady, PercolatorError
 from percolator.routing.cells import Refused
 from percolator.routing.pending_cell import PendingCell
 from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.pending_row import NOWHERE, PendingRow
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.status import from_detail
 
@@ -27,34 +28,6 @@ Problem = tuple[list[Queued], PercolatorError]
 
 Target = tuple[int, int, int]
 """Tablet, epoch and schema version."""
-
-
-class SchemaVersions:
-    """The schema version under which each tablet accepts requests, as far as it is known."""
-
-    def __init__(self) -> None:
-        self.of_table: dict[int, int] = {}
-        self.of_tablet: dict[int, int] = {}
-        self._named: dict[int, int] = {}
-        """By table: the newest that a tablet has named."""
-        self.on_newer: Callable[[int, int], None] | None = None
-        """Called with the id and the version of a schema that is newer than what is known."""
-
-    def refused(self, tablet_id: int, error: SchemaChanged) -> None:
-        """A tablet has refused another version than its own."""
-        self.of_tablet[tablet_id] = error.schema_version
-        self._named[error.table_id] = max(self.named(error.table_id), error.schema_version)
-        known = self.of_table.get(error.table_id, 0)
-        if error.schema_version > known and self.on_newer is not None:
-            self.on_newer(error.table_id, error.schema_version)
-
-    def named(self, table_id: int) -> int:
-        """The newest version that a tablet of the table has named; 0 if none has."""
-        return self._named.get(table_id, 0)
-
-    def get(self, table_id: int, tablet_id: int) -> int:
-        version = self.of_tablet.get(tablet_id)
-        return self.of_table.get(table_id, 0) if version is None else version
 
 
 class Lane(ABC):

@@ -14,7 +14,6 @@ from percolator.routing.lanes import (
     Lane,
     Problem,
     Queued,
-    SchemaVersions,
     by_target,
     fill_target,
     malformed,
@@ -23,6 +22,7 @@ from percolator.routing.lanes import (
     require_batches,
     unapplied,
 )
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.methods import MUTATE
 from percolator.wire.status import from_detail

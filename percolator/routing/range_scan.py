@@ -27,7 +27,7 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.routing.cells import CellPage, RangePage, RangeRequest
 from percolator.routing.joined_page import JoinedPage, SentPage, joined_page
-from percolator.routing.lanes import SchemaVersions
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.tasks import stop_waiting_for
 from percolator.v1 import tabletserver_pb2 as wire

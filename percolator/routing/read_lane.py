@@ -13,7 +13,6 @@ from percolator.routing.lanes import (
     Lane,
     Problem,
     Queued,
-    SchemaVersions,
     by_target,
     fill_target,
     malformed,
@@ -22,6 +21,7 @@ from percolator.routing.lanes import (
     require_batches,
 )
 from percolator.routing.pending_cell import PendingCell
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.methods import READ
 from percolator.wire.status import from_detail

@@ -44,13 +44,14 @@ from percolator.routing.change_look import ChangeLook
 from percolator.routing.change_scan import ChangeScan
 from percolator.routing.dispatcher import RETRY_SECONDS_MIN, Dispatcher
 from percolator.routing.joined_page import SentPage
-from percolator.routing.lanes import Queued, SchemaVersions
+from percolator.routing.lanes import Queued
 from percolator.routing.pending_cell import CellAnswer, PendingCell
 from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.pending_row import PendingRequest, PendingRow
 from percolator.routing.placing import RETRY_SECONDS_MAX, Placing
 from percolator.routing.range_scan import RangeScan
 from percolator.routing.rolling_forward import RollForwardOrders
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.routing.together import MutationGroups
 from percolator.tasks import Tasks

@@ -21,7 +21,8 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED, Answer, Refused
-from percolator.routing.lanes import SchemaVersions, malformed, unapplied
+from percolator.routing.lanes import malformed, unapplied
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.backoff import Backoff

@@ -10,7 +10,7 @@ from google.protobuf.message import Message
 
 from percolator.errors import DeadlineExceeded, ExecutionUnknown, Unavailable
 from percolator.routing.catalog import Catalog
-from percolator.routing.lanes import SchemaVersions
+from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2 as wire
