@@ -22,7 +22,7 @@ from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.addresses import parse_host_port
 from percolator.wire.by_address import ByAddress
 from percolator.wire.credentials import PLAIN_TEXT, Credentials
-from percolator.wire.frames.lanes import FrameLanes
+from percolator.wire.frames.choosing import FrameConnections
 from percolator.wire.line import Line
 from percolator.wire.methods import OFFER_FRAMES
 from percolator.wire.status import from_rpc_error
@@ -91,7 +91,7 @@ class GrpcNetwork:
         self._former: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._renewal = credentials.renewal
         self._use(credentials)
-        self._frames = FrameLanes(self._offered_frames, lambda: self.credentials)
+        self._frames = FrameConnections(self._offered_frames, lambda: self.credentials)
 
     def _use(self, credentials: Credentials) -> None:
         self.credentials = credentials

@@ -1,6 +1,6 @@
 """Frames: a faster way than gRPC to call a server that offers it, for the calls made most often.
 
-Open `lanes.py` first: it decides, call by call, whether frames or gRPC are used. `connection.py` is
-the connection to one server, and `layout.py` the bytes, which both sides share. The server's side
-is in `services/chassis/serving`. docs/frames.md describes both.
+Open `choosing.py` first: it decides, call by call, whether frames or gRPC are used. `connection.py`
+is the connection to one server, and `layout.py` the bytes, which both sides share. The server's
+side is in `services/chassis/serving`. docs/frames.md describes both.
 """

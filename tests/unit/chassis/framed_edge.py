@@ -19,8 +19,8 @@ from percolator.v1.oracle_pb2 import (
 )
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.frames.choosing import CALLS_BEFORE
 from percolator.wire.frames.connection import FrameConnection
-from percolator.wire.frames.lanes import CALLS_BEFORE
 from percolator.wire.frames.layout import FRAMED, PREAMBLE, Frame, FrameReader, Kind, frame
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import MachineClock
@@ -74,7 +74,7 @@ class Framed:
         async with asyncio.timeout(SECONDS):
             for _ in range(CALLS_BEFORE):
                 await self.timestamps()
-            while self.network._frames._lanes.get(self.address).connection is None:
+            while self.network._frames._peers.get(self.address).connection is None:
                 await self.timestamps()
 
     async def connected(self, server_id: str = SERVER_ID) -> FrameConnection:

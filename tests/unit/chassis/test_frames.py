@@ -15,8 +15,8 @@ from percolator import errors
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.frames import choosing
 from percolator.wire.frames import connection as connections
-from percolator.wire.frames import lanes
 from percolator.wire.frames.layout import CALL_HEAD, PREAMBLE, Kind, NotFrames, frame
 from percolator.wire.methods import GET_TIMESTAMPS
 from services.chassis.serving.frame_connection import ServedConnection
@@ -55,7 +55,7 @@ class Held:
 async def test_calls_travel_in_frames_once_the_server_has_offered_them() -> None:
     async with framed(echo) as edge:
         await edge.until_connected()
-        connection = edge.network._frames._lanes.get(edge.address).connection
+        connection = edge.network._frames._peers.get(edge.address).connection
         assert connection is not None
         sent = []
         call = connection.call
@@ -68,7 +68,7 @@ async def test_calls_travel_in_frames_once_the_server_has_offered_them() -> None
         assert (await edge.timestamps(5)).count == 5
         assert sent == [PATH]
         large = GetTimestampsRequest(count=2)
-        large.MergeFromString(b"\x7a" + b"\x80\x40" + bytes(lanes.SMALL_BYTES_MAX))
+        large.MergeFromString(b"\x7a" + b"\x80\x40" + bytes(choosing.SMALL_BYTES_MAX))
         answer = await edge.network.unary(edge.address, GET_TIMESTAMPS)(large, 5.0)
         assert answer.count == 2
         assert sent == [PATH], "a large request goes over gRPC"
@@ -76,7 +76,7 @@ async def test_calls_travel_in_frames_once_the_server_has_offered_them() -> None
 
 async def test_programs_that_call_a_few_times_do_not_ask_for_frames() -> None:
     async with framed(echo) as edge:
-        for _ in range(lanes.CALLS_BEFORE):
+        for _ in range(choosing.CALLS_BEFORE):
             await edge.timestamps()
         await asyncio.sleep(0.1)
         assert edge.frames.connections() == 0
@@ -241,7 +241,7 @@ async def test_grpc_goes_on_where_frames_are_not_offered_or_another_server_answe
             assert (await edge.timestamps(2)).count == 2
             await asyncio.sleep(0.01)
         assert edge.frames.connections() == 0
-        assert edge.network._frames._lanes.get(edge.address).connection is None
+        assert edge.network._frames._peers.get(edge.address).connection is None
 
 
 async def test_grpc_goes_on_where_the_port_cannot_be_reached() -> None:
@@ -360,7 +360,7 @@ async def test_a_network_is_closed_while_it_connects() -> None:
     async with framed(echo) as edge:
         other = GrpcNetwork()
         call = other.unary(edge.address, GET_TIMESTAMPS)
-        for _ in range(lanes.CALLS_BEFORE + 1):
+        for _ in range(choosing.CALLS_BEFORE + 1):
             await call(GetTimestampsRequest(count=1), 5.0)
         await asyncio.wait_for(other.close(), SECONDS)
 

@@ -11,7 +11,7 @@ import pytest
 from percolator.tasks import Tasks
 from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.addresses import HostPort
-from percolator.wire.frames import lanes
+from percolator.wire.frames import choosing
 from services.chassis.serving.frame_server import FrameServer
 from tests.unit.chassis.framed_edge import REQUEST_BYTES_MAX, SECONDS, Framed, echo, framed
 
@@ -22,7 +22,7 @@ NEAR = HostPort("127.0.0.1", 7001)
 
 def family(edge: Framed) -> int:
     """How the network is connected to the edge."""
-    connection = edge.network._frames._lanes.get(edge.address).connection
+    connection = edge.network._frames._peers.get(edge.address).connection
     assert connection is not None
     assert connection._transport is not None
     return int(connection._transport.get_extra_info("socket").family)
@@ -58,10 +58,10 @@ async def test_a_server_elsewhere_sends_nobody_to_a_socket_of_this_machine() -> 
 
     far, near = "192.0.2.1:7001", str(NEAR)
     for address, followed in ((far, False), (near, True)):
-        lane = lanes._Lane(address, offer, Tasks())
+        peer = choosing._Peer(address, offer, Tasks())
         answer = OfferFramesResponse(port=1, local_name="x", local_address=address)
         dialled = HostPort(address.split(":")[0], 7001)
-        assert lane._is_near(answer, dialled) is followed
+        assert peer._is_near(answer, dialled) is followed
 
 
 async def test_tcp_is_used_where_the_socket_cannot_be_reached() -> None:
@@ -107,7 +107,7 @@ async def test_callers_that_come_all_at_once_wait_in_line() -> None:
 async def test_a_server_that_stops_ends_the_connections_at_its_socket() -> None:
     async with framed(echo, near=True) as edge:
         await edge.until_connected()
-        connection = edge.network._frames._lanes.get(edge.address).connection
+        connection = edge.network._frames._peers.get(edge.address).connection
         assert connection is not None
         await edge.frames.stop(0)
         async with asyncio.timeout(SECONDS):

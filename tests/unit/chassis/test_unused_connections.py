@@ -35,7 +35,7 @@ async def test_an_unused_connection_for_frames_ends_and_the_same_call_connects_a
     async with framed(echo) as edge:
         kept_call = edge.network.unary(edge.address, GET_TIMESTAMPS)
         await edge.until_connected()
-        connection = edge.network._frames._lanes.get(edge.address).connection
+        connection = edge.network._frames._peers.get(edge.address).connection
         assert connection is not None
         await _call_another_server(edge)
         await asyncio.wait_for(connection.ended, SECONDS)
@@ -62,14 +62,14 @@ async def test_a_call_in_progress_keeps_its_connection(in_frames: bool) -> None:
     async with framed(held.answer, offers=in_frames) as edge:
         if in_frames:
             await edge.until_connected()
-        connection = edge.network._frames._lanes.get(edge.address).connection
+        connection = edge.network._frames._peers.get(edge.address).connection
         line = edge.network.line(edge.address)
         held.hold = True
         calling = asyncio.create_task(edge.timestamps(3))
         await asyncio.wait_for(held.asked.wait(), SECONDS)
         await _call_another_server(edge)
         if in_frames:
-            assert edge.network._frames._lanes.get(edge.address).connection is connection
+            assert edge.network._frames._peers.get(edge.address).connection is connection
         else:
             assert edge.network.line(edge.address) is line
         held.let_go.set()

@@ -57,13 +57,13 @@ Offer = Callable[[str], Awaitable[OfferFramesResponse]]
 _log = logging.getLogger("percolator.frames")
 
 
-class FrameLanes:
+class FrameConnections:
     """The connections for frames of one network. Belongs to its event loop."""
 
     def __init__(self, offer: Offer, credentials: Callable[[], Credentials]) -> None:
         self._credentials = credentials
         self._tasks = Tasks()
-        self._lanes = ByAddress(lambda address: _Lane(address, offer, self._tasks), _Lane.leave)
+        self._peers = ByAddress(lambda address: _Peer(address, offer, self._tasks), _Peer.leave)
         self._closed = False
 
     def faster(
@@ -111,24 +111,24 @@ class FrameLanes:
         where = f"{method.path} at {address}"
         return _Way(self, address, method.path, where, method.response)
 
-    def lane(self, address: str) -> _Lane:
-        return self._lanes.get(address)
+    def peer(self, address: str) -> _Peer:
+        return self._peers.get(address)
 
-    def current(self, lane: _Lane) -> FrameConnection | None:
+    def current(self, peer: _Peer) -> FrameConnection | None:
         """The connection for a call that begins now. If there is none, perhaps begins to connect,
         for later ones."""
         credentials = self._credentials()
-        if lane.connection is not None and lane.credentials is credentials:
-            return lane.connection
+        if peer.connection is not None and peer.credentials is credentials:
+            return peer.connection
         if not self._closed:
-            lane.called(credentials)
+            peer.called(credentials)
         return None
 
     async def close(self) -> None:
         """Ends all connections, and calls in progress with them."""
         self._closed = True
         await self._tasks.cancel()
-        ending = [one.connection for one in self._lanes if one.connection is not None]
+        ending = [one.connection for one in self._peers if one.connection is not None]
         for connection in ending:
             connection.close()
         await asyncio.gather(*(connection.ended for connection in ending))
@@ -137,23 +137,28 @@ class FrameLanes:
 class _Way(Generic[RequestT, ResponseT]):
     """The way of one method to one server in frames."""
 
-    __slots__ = ("_address", "_decode", "_lane", "_lanes", "_path", "_where")
+    __slots__ = ("_address", "_connections", "_decode", "_path", "_peer", "_where")
 
     def __init__(
-        self, lanes: FrameLanes, address: str, path: str, where: str, response: type[ResponseT]
+        self,
+        connections: FrameConnections,
+        address: str,
+        path: str,
+        where: str,
+        response: type[ResponseT],
     ) -> None:
-        self._lanes = lanes
+        self._connections = connections
         self._address = address
-        self._lane = lanes.lane(address)
+        self._peer = connections.peer(address)
         self._path = path
         self._where = where
         self._decode = response.FromString
 
     async def response(self, request: RequestT, timeout: float) -> ResponseT | None:
         """None if the call has to go over gRPC: it was not executed."""
-        if self._lane.is_over:
-            self._lane = self._lanes.lane(self._address)
-        connection = self._lanes.current(self._lane)
+        if self._peer.is_over:
+            self._peer = self._connections.peer(self._address)
+        connection = self._connections.current(self._peer)
         if connection is None:
             return None
         encoded = request.SerializeToString()
@@ -218,7 +223,7 @@ class _ShortStream(Generic[RequestT, ResponseT]):
             await self._responses.aclose()
 
 
-class _Lane:
+class _Peer:
     """A server, and the connection to it."""
 
     def __init__(self, address: str, offer: Offer, tasks: Tasks) -> None:
@@ -230,7 +235,7 @@ class _Lane:
         self._last_call = self._loop.time()
         """The last one over gRPC; the connection knows its own."""
         self.is_over = False
-        """It was unused for long: calls use another lane."""
+        """It was unused for long: calls use another object for its address."""
         self._connecting = False
         self._not_before = 0.0
         self._pause = PAUSE_SECONDS_MIN
@@ -245,7 +250,7 @@ class _Lane:
         return self._last_call if self.connection is None else self.connection.unused_since()
 
     def leave(self) -> None:
-        """Ends the connection of a lane that is no longer used."""
+        """Ends the connection, which is no longer used."""
         self.is_over = True
         if self.connection is not None:
             self.connection.retire()
