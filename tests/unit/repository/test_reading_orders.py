@@ -57,11 +57,13 @@ def _defined(file: str) -> set[str]:
     return names
 
 
-def test_there_is_an_order_for_each_way_to_commit_to_read_and_to_find_work() -> None:
+def test_there_is_an_order_for_each_way_to_call_to_commit_to_read_and_to_find_work() -> None:
     found = [name.removesuffix(" in this order").split(maxsplit=2)[2] for name in ORDERS]
     assert found == [
+        "call",
         "commit",
         "commit in one round",
+        "dead client's lock",
         "read",
         "scan",
         "shared transaction",
