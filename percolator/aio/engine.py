@@ -18,11 +18,11 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.limits import Limits
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.early_starts import EarlyStarts
 from percolator.protocol.environment import Environment, Owners
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.newest import NewestReads
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.shared.beats import Beats
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.catalog import Catalog, with_remedy

@@ -35,7 +35,7 @@ from percolator.errors import (
 )
 from percolator.formats.records import TTL_MILLISECONDS_MAX
 from percolator.limits import Limits
-from percolator.protocol.rolling_in_bulk import tell_of_commits
+from percolator.protocol.resolving.rolling_in_bulk import tell_of_commits
 from percolator.protocol.shared.announcing import Observed, announced_by_all
 from percolator.protocol.shared.keeping import Keeper
 from percolator.protocol.shared.names import PartKey

@@ -10,9 +10,9 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from percolator.errors import NotReady
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.resolving.cleanup import Cleanup
 
 LOCKS_AT_A_TIME: Final = 1_000
 _SETTLE_SECONDS = 30.0

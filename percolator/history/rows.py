@@ -11,7 +11,7 @@ after its row was scanned for locks is admitted if the row has no note. This doe
 transaction takes its commit timestamp after that, above all that was decided, so that this round
 deletes nothing that tells of its outcome; and the next round finds its locks. If its primary has a
 note already, it can no longer commit, and its other locks are rolled back one by one
-(percolator/protocol/cleanup.py).
+(percolator/protocol/resolving/cleanup.py).
 
 A round that fails has deleted nothing that is needed. The next one continues in the table where it
 broke off.
@@ -25,9 +25,9 @@ from dataclasses import dataclass, field
 from percolator.errors import PercolatorError, Retry
 from percolator.history.awaited import AwaitedIntents, Registered
 from percolator.history.older_locks import LOCKS_AT_A_TIME, resolve_older_locks
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.rowstore.collecting import Bounds
 from percolator.rowstore.collector import Collected, RowCollector
 from percolator.rowstore.intents import Intents

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Protocol
 from percolator.observers.blocking_calls import BlockingCalls
 from percolator.observers.port import Notifications
 from percolator.observers.run_time import ClusterWaits
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.known_row import KnownRow
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import Catalog

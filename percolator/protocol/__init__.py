@@ -6,7 +6,8 @@ failure that each condition prevents. `write_steps.py` fills the table in for on
     commit      write_set.py, early_starts.py (what has read nothing), first_message.py (nearly
                 always all), commit.py, one_round.py (within one tablet), prewriting.py,
                 commit_point.py, heartbeats.py, aftermath.py
-    read        read.py (rows), scan.py (ranges), cleanup.py (locks in the way)
+    read        read.py (rows), scan.py (ranges), newest.py (a single cell, as it is now)
+    lock        resolving/: locks of others that are in the way of any of these
     conflict    hot_cells.py, rivals.py, nested_calls.py: when those that have lost at a cell try
                 again
     shared      shared/: transactions that several processes write

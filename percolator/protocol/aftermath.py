@@ -19,7 +19,7 @@ from percolator.errors import (
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment
 from percolator.protocol.portions import portion, portions
-from percolator.protocol.primaries import Primaries
+from percolator.protocol.resolving.primaries import Primaries
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, CellMutation, Refused

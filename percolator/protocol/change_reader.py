@@ -26,10 +26,10 @@ from percolator.errors import (
     SchemaError,
     SnapshotTooOld,
 )
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.read import PASSING_MAX, LockResolver
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import ChangeFeeds, ChangesRequest, ChangesSeen, StoredChange
 from percolator.routing.table_info import TableInfo

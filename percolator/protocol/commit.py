@@ -40,11 +40,11 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.protocol import aftermath, conflicts
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_message import fits_one_message
 from percolator.protocol.environment import Environment
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.one_round import OneRound
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.two_phases import TwoPhases

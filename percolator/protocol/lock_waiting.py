@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from percolator.errors import DeadlineExceeded, PercolatorError
 from percolator.protocol import conflicts
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.read_locks import locked_cell
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.statistics import LockWait, Statistics
 
 _LAST_SECONDS_MAX = 1.0

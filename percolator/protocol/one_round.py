@@ -34,11 +34,11 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.protocol import conflicts, steps
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_message import commit_message
 from percolator.protocol.environment import Environment
 from percolator.protocol.lock_waiting import LockWaiting
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.same_codecs import require_same_codecs
 from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.statistics import Statistics

@@ -10,12 +10,12 @@ from collections.abc import Awaitable, Sequence
 
 from percolator.errors import CellAddress, PercolatorError, Retry
 from percolator.protocol import conflicts, steps
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.environment import Environment
 from percolator.protocol.lock_waiting import LockWaiting
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.portions import portion, portions
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_steps import WriteSteps

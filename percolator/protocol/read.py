@@ -17,9 +17,9 @@ from collections.abc import Sequence
 
 from percolator.errors import DeadlineExceeded
 from percolator.protocol import conflicts
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.statistics import LockWait, Statistics
 from percolator.routing.cells import RowRequest, RowResult, wants
 from percolator.v1.tabletserver_pb2 import RowRead

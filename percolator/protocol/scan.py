@@ -22,10 +22,10 @@ from percolator.formats.records import (
     START_TIMESTAMP_BYTES,
     timestamp_bytes,
 )
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.read import PASSING_MAX, leave_out_unwanted, read_past_locks
-from percolator.protocol.rolling_in_bulk import WHOLE_PAGE
+from percolator.protocol.resolving.cleanup import Cleanup
+from percolator.protocol.resolving.rolling_in_bulk import WHOLE_PAGE
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.cells import (

@@ -11,8 +11,8 @@ import pytest
 from percolator import ConflictError, Database
 from percolator.aio import Transaction
 from percolator.protocol import aftermath
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol.resolving.cleanup import Cleanup
 from tests.contracts.conftest import Accounts
 
 _SECONDS = 3.0

@@ -20,7 +20,7 @@ from percolator.protocol import steps
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.known_row import KnownRow
 from percolator.protocol.met_lock import MetLock
-from percolator.protocol.rolling import Rolling
+from percolator.protocol.resolving.rolling import Rolling
 from percolator.routing.cells import FoundCell
 from percolator.routing.table_info import TableSchema
 from percolator.tablet.memory.state import TabletState

@@ -10,10 +10,10 @@ import pytest
 
 from percolator.errors import PercolatorError
 from percolator.protocol import commit, steps
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.prewriting import Prewriting
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, CellMutation, Refused, RowRequest, RowResult
 from percolator.routing.mutation_lane import MutationLane

@@ -18,9 +18,9 @@ from percolator.errors import CellAddress, PercolatorError, Retry
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol import steps
 from percolator.protocol.met_lock import MetLock
-from percolator.protocol.pushing import Pushing
-from percolator.protocol.rolling import Rolling
-from percolator.protocol.rolling_in_bulk import tell_of_commits
+from percolator.protocol.resolving.pushing import Pushing
+from percolator.protocol.resolving.rolling import Rolling
+from percolator.protocol.resolving.rolling_in_bulk import tell_of_commits
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.keeping import locks_of
 from percolator.protocol.shared.kept_cells import KEPT

@@ -52,9 +52,9 @@ from percolator.observers.port import (
     WorkHints,
     WorkRequest,
 )
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.rowstore.intents import BUCKETS, Intent, Intents, exactly, key_from
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.cells_pb2 import Cell

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from percolator.errors import PercolatorError, TabletLocation
 from percolator.observers.finding.tablet_search import find_work
 from percolator.observers.port import Admission, FoundWork, WorkRequest
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.catalog import Catalog
 from percolator.routing.tablet_map import TabletMap
 from percolator.timestamps import SEQUENCE_BITS

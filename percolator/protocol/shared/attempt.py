@@ -33,10 +33,10 @@ from percolator.formats.records import (
     shared_part,
 )
 from percolator.protocol import conflicts, steps
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.portions import portion, portions
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.shared.announcing import AttemptAnnouncement, Observed
 from percolator.protocol.shared.kept_cells import KEPT, with_kept_cells
 from percolator.protocol.shared.names import Job, PartKey, PartName

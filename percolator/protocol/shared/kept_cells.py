@@ -19,9 +19,9 @@ from collections.abc import Mapping
 
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.read import read_rows
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_steps import Write
 from percolator.routing.cells import RowRequest

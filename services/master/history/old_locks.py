@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from percolator.errors import NotReady, TabletLocation
 from percolator.history.older_locks import LOCKS_AT_A_TIME, resolve_older_locks
 from percolator.limits import Limits
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Owners, Timestamps
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.router import Router
 from percolator.routing.table_info import TableSchema

@@ -16,9 +16,9 @@ from percolator.aio.replacing import rest_deleted
 from percolator.aio.share import Share
 from percolator.aio.tickets import Receipt, Ticket
 from percolator.errors import CellAddress, ConflictError, WrittenTwice
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.shared import attempt, kept_cells
 from percolator.protocol.write_steps import Write
 from percolator.v1.master_pb2 import SetTtlsRequest

@@ -10,7 +10,7 @@ from percolator import observes
 from percolator.aio import Transaction
 from percolator.aio.shared import SharedTransaction
 from percolator.errors import SchemaChanged
-from percolator.protocol.rolling_in_bulk import MANY
+from percolator.protocol.resolving.rolling_in_bulk import MANY
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as wire

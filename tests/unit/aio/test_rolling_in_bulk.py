@@ -12,7 +12,7 @@ from percolator import observes
 from percolator.aio import Database
 from percolator.aio.shared import SharedTransaction
 from percolator.errors import UsageError
-from percolator.protocol.rolling_in_bulk import MANY, UNKNOWN_SECONDS
+from percolator.protocol.resolving.rolling_in_bulk import MANY, UNKNOWN_SECONDS
 from percolator.v1 import tabletserver_pb2 as wire
 from tests.unit.aio.shared_attempts import receipt_of, values_of
 from tests.unit.connected import Cluster, balance, connected_to

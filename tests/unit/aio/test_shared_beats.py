@@ -15,7 +15,7 @@ from percolator.aio.connecting import connect_to
 from percolator.errors import DeadlineExceeded, PercolatorError
 from percolator.formats.records import LockRecord
 from percolator.protocol.part_states import FINISHED
-from percolator.protocol.pushing import push_step
+from percolator.protocol.resolving.pushing import push_step
 from percolator.protocol.shared.keeping import locks_of
 from percolator.protocol.shared.names import Job
 from percolator.protocol.shared.rolling_back import roll_back_part

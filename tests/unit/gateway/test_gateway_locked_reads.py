@@ -9,8 +9,8 @@ import pytest
 
 from percolator.errors import CellAddress, DeadlineExceeded, Retry
 from percolator.protocol import aftermath
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.v1 import gateway_pb2 as wire
 from services.chassis.serving import rpc
 

@@ -13,7 +13,7 @@ from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.observers.finding.intent_notifications import IntentNotifications
 from percolator.observers.port import Claim
 from percolator.protocol import steps
-from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.cells import APPLIED, CellMutation
 from percolator.rowstore.intents import BUCKETS, Intent
 from percolator.testing.simulator.virtual_time import VirtualClock

@@ -21,11 +21,11 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.limits import Limits
-from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
 from percolator.protocol.environment import Environment
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.read import read_rows
+from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.verdicts import Verdicts
 from percolator.protocol.write_steps import Write, WriteSteps

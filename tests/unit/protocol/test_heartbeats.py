@@ -10,8 +10,8 @@ from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord
 from percolator.limits import Limits
 from percolator.protocol.portions import STEPS_AT_ONCE_MAX
-from percolator.protocol.pushing import push_step
 from percolator.protocol.raising import LEAD_SECONDS_MAX
+from percolator.protocol.resolving.pushing import push_step
 from percolator.routing.cells import Answer, CellMutation, Refused
 from percolator.timestamps import SEQUENCE_BITS
 

@@ -10,8 +10,8 @@ import pytest
 from percolator.formats.records import timestamp_bytes
 from percolator.protocol import commit, steps
 from percolator.protocol.commit_point import CommitPoint
-from percolator.protocol.pushing import Pushing
 from percolator.protocol.raising import Raises
+from percolator.protocol.resolving.pushing import Pushing
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CellMutation, Refused, RowRequest, RowResult
 from percolator.v1.tabletserver_pb2 import Mutation
