@@ -8,7 +8,7 @@ from typing import Any
 
 from percolator.aio.reading import Reading
 from percolator.errors import CellAddress
-from percolator.protocol.baton import Baton
+from percolator.protocol.contention.baton import Baton
 from percolator.retries import Attempts
 
 

@@ -20,8 +20,8 @@ from percolator.errors import (
     SnapshotTooOld,
     UsageError,
 )
-from percolator.protocol.baton import Baton
 from percolator.protocol.commit import Commit
+from percolator.protocol.contention.baton import Baton
 from percolator.protocol.first_message import FirstMessage
 from percolator.protocol.read_locks import explained
 from percolator.protocol.write_set import WriteSet

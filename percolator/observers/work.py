@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from percolator.observers.watched import Watched
-from percolator.protocol.hot_cells import Contender
+from percolator.protocol.contention.hot_cells import Contender
 
 TIMESTAMPS_MAX = 2_048
 """The most timestamps kept for one work item. Those above it are found again by scans, a few at a

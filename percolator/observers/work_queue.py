@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from percolator.observers.watched import Watched
 from percolator.observers.work import TIMESTAMPS_MAX, Key, Work
-from percolator.protocol.hot_cells import HotCells
+from percolator.protocol.contention.hot_cells import HotCells
 
 _FINISHED_MAX = 16_384
 """Cells remembered after their run, since a scan that was in progress may still report them."""

@@ -8,8 +8,7 @@ failure that each condition prevents. `write_steps.py` fills the table in for on
                 commit_point.py, heartbeats.py, aftermath.py
     read        read.py (rows), scan.py (ranges), newest.py (a single cell, as it is now)
     lock        resolving/: locks of others that are in the way of any of these
-    conflict    hot_cells.py, rivals.py, nested_calls.py: when those that have lost at a cell try
-                again
+    conflict    conflicts.py (the errors), contention/: when those that have lost try again
     shared      shared/: transactions that several processes write
     changes     change_reader.py (the change feed)
     repeat      repeat.py, same_writes.py: a gateway that commits what may be committed already

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 from percolator import named_codecs
 from percolator.errors import CellAddress, PercolatorError, SchemaChanged
 from percolator.limits import Limits
-from percolator.protocol.hot_cells import HotCells, Loss
-from percolator.protocol.rivals import Rivals
+from percolator.protocol.contention.hot_cells import HotCells, Loss
+from percolator.protocol.contention.rivals import Rivals
 from percolator.protocol.tally import Tally
 from percolator.protocol.verdicts import Verdicts
 from percolator.routing.cells import Answer, CellMutation, Cells, Mutations, RollsForward

@@ -1,4 +1,4 @@
-"""Bugs of batons that a simulation has to find: one for each of their rules (protocol/baton.py)."""
+"""Bugs of batons that a simulation has to find: one for each of their rules (baton.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import pytest
 
 from percolator.errors import CellAddress
-from percolator.protocol.baton import Baton
-from percolator.protocol.hot_cells import HotCells, Turn
+from percolator.protocol.contention.baton import Baton
+from percolator.protocol.contention.hot_cells import HotCells, Turn
 from percolator.protocol.write_steps import Write
 from percolator.routing.cells import FollowedCommit
 from percolator.tablet.writing import held_transactions

@@ -41,7 +41,7 @@ from percolator.observers.running.tracebacks import summary_of, traceback_of
 from percolator.observers.running.turns import Turns
 from percolator.observers.work import Work
 from percolator.observers.work_queue import WorkQueue
-from percolator.protocol.nested_calls import Inside
+from percolator.protocol.contention.nested_calls import Inside
 from percolator.tasks import Tasks
 from percolator.wire.backoff import pause_seconds
 

@@ -19,8 +19,8 @@ from percolator.errors import CellAddress, ConflictError
 from percolator.observers.watched import Watched
 from percolator.observers.work import Work
 from percolator.observers.work_queue import WorkQueue
+from percolator.protocol.contention.hot_cells import Contender, Loss
 from percolator.protocol.environment import Environment
-from percolator.protocol.hot_cells import Contender, Loss
 
 EXPECTED_SECONDS = 0.25
 """The turn of work that has not lost yet. If it was a mistake to wait, others wait no longer."""

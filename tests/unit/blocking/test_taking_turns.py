@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from percolator import Database, Table, Transaction, codecs, transactional
-from percolator.protocol.hot_cells import TURN_SECONDS, HotCells
+from percolator.protocol.contention.hot_cells import TURN_SECONDS, HotCells
 
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)

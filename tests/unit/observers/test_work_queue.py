@@ -12,7 +12,7 @@ from percolator.observers import work_queue
 from percolator.observers.watched import Watched
 from percolator.observers.work import TIMESTAMPS_MAX, Work
 from percolator.observers.work_queue import WorkQueue
-from percolator.protocol.hot_cells import HotCells
+from percolator.protocol.contention.hot_cells import HotCells
 
 docs = Table("docs")
 source = docs.column("source", codecs.integer)

@@ -7,8 +7,14 @@ import random
 
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
-from percolator.protocol.baton import Baton
-from percolator.protocol.hot_cells import CELLS_MAX, KEPT_SECONDS, TURN_SECONDS, Contender, HotCells
+from percolator.protocol.contention.baton import Baton
+from percolator.protocol.contention.hot_cells import (
+    CELLS_MAX,
+    KEPT_SECONDS,
+    TURN_SECONDS,
+    Contender,
+    HotCells,
+)
 from percolator.routing.cells import FollowedCommit, FoundCell
 
 BOB, JOE, ANN = (CellAddress(1, row, b"balance") for row in (b"bob", b"joe", b"ann"))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from percolator.errors import CellAddress
-from percolator.protocol.rivals import (
+from percolator.protocol.contention.rivals import (
     CELLS_MAX,
     HALF_AGE_SECONDS,
     HALF_LIFE_SECONDS,

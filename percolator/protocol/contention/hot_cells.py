@@ -28,7 +28,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from percolator.errors import CellAddress, ConflictError, PercolatorError
-from percolator.protocol.baton import Baton
+from percolator.protocol.contention.baton import Baton
 
 TURN_SECONDS = 1.0
 TURN_SECONDS_MAX = 16.0
