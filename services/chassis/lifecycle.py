@@ -50,7 +50,7 @@ from services.chassis.membership import Membership, Registration
 from services.chassis.ready_file import ReadyFile
 from services.chassis.refusal import may_pass, one_line
 from services.chassis.serving import metrics
-from services.chassis.serving.rpc import Gate
+from services.chassis.serving.gate import Gate
 from services.chassis.serving.server import CannotListen, Server, listening_metrics
 from services.chassis.serving.server_tls import ServerTls
 from services.chassis.serving.tokens import Tokens

@@ -27,7 +27,7 @@ from percolator.wire.channels import (
 from percolator.wire.line import Line
 from percolator.wire.status import from_rpc_error, status_code, too_large
 from services.chassis.serving.access import Check
-from services.chassis.serving.rpc import Gate
+from services.chassis.serving.gate import Gate
 from services.chassis.serving.trailers import failure
 from services.gateway.shutdown import gateway_leaves
 

@@ -25,7 +25,7 @@ from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.line import Line
 from percolator.world import StreamMethod, UnaryMethod
 from services.chassis.serving.access import Check
-from services.chassis.serving.rpc import Gate
+from services.chassis.serving.gate import Gate
 from services.gateway.forwarded_call import ForwardedCall
 from services.gateway.servers import Servers
 

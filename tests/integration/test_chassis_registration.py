@@ -20,8 +20,9 @@ from percolator.v1.cluster_pb2 import (
     RegisterResponse,
 )
 from percolator.world import MachineClock
+from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, Gate, RpcEdge
+from services.chassis.serving.rpc import Exposed, RpcEdge
 from tests.integration.chassis_process import (
     NOT_SERVING,
     SECONDS,

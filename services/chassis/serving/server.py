@@ -25,8 +25,9 @@ from services.chassis.serving import metrics, metrics_endpoint
 from services.chassis.serving.access import Access
 from services.chassis.serving.decoding import all_decoded, none_unless
 from services.chassis.serving.frame_server import FrameServer
+from services.chassis.serving.gate import Gate
 from services.chassis.serving.health import Health
-from services.chassis.serving.rpc import Exposed, Forwarder, Gate, RpcEdge
+from services.chassis.serving.rpc import Exposed, Forwarder, RpcEdge
 from services.chassis.serving.server_tls import ServerTls
 from services.chassis.serving.tokens import Tokens
 from services.chassis.settings.service_settings import ServiceSettings

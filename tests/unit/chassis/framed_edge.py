@@ -25,8 +25,9 @@ from percolator.wire.frames.layout import FRAMED, PREAMBLE, Frame, FrameReader, 
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import MachineClock
 from services.chassis.serving.frame_server import FrameServer
+from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, Gate, RpcEdge
+from services.chassis.serving.rpc import Exposed, RpcEdge
 
 SECONDS = 30.0
 """How long anything may take that has to happen soon, however busy the machine is. Calls last

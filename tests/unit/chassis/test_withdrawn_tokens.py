@@ -19,8 +19,9 @@ from percolator.wire.status import from_status
 from percolator.wire.tokens import token_entry
 from services.chassis.serving.access import Access
 from services.chassis.serving.frame_call import Caller, FrameCallContext, FrameCallFailed
+from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, Gate, RpcEdge
+from services.chassis.serving.rpc import Exposed, RpcEdge
 from services.chassis.serving.tokens import Tokens
 
 SHOP, BOSS = token_entry("shop", Role.CLIENT, "s3cret"), token_entry("boss", Role.ADMIN, "b0ss")

@@ -16,8 +16,9 @@ from percolator.wire import methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.through import ThroughNetwork
 from percolator.world import MachineClock, World, machine_random
+from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, Gate, RpcEdge
+from services.chassis.serving.rpc import Exposed, RpcEdge
 from services.gateway.server_routes import ServerRoutes
 from services.gateway.servers import Servers
 
