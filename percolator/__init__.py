@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from percolator.blocking.snapshot import Snapshot
     from percolator.blocking.transaction import Transaction
     from percolator.changes import Change, ChangeKind, ChangePage
-    from percolator.collector import tune_garbage_collector
     from percolator.decorators import observes, transactional
     from percolator.either import both_kinds
     from percolator.errors import (
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
         UsageError,
         WrittenTwice,
     )
+    from percolator.garbage_collector import tune_garbage_collector
     from percolator.limits import Limits
     from percolator.observers.definition import Observer
     from percolator.observers.worker import WorkerLimits
@@ -102,7 +102,7 @@ _HOMES = {
     "connect": "blocking.database",
     "observes": "decorators",
     "transactional": "decorators",
-    "tune_garbage_collector": "collector",
+    "tune_garbage_collector": "garbage_collector",
 }
 _MODULES = ("aio", "codecs", "errors", "recipes")
 

@@ -32,7 +32,7 @@ if sys.argv[:1] == ["-m"]:  # one of them is being started
         )
         sys.exit(2)
 
-from services.chassis.collector import collect_seldom  # noqa: E402 - structlog may be missing
+from services.chassis.garbage_collector import collect_seldom  # noqa: E402 - structlog may be missing
 
 # gRPC writes lines of its own about connections that end, in the middle of logs that are JSON. It
 # looks at this once, when it is first imported: so it is set before any program's imports.

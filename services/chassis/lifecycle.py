@@ -44,7 +44,7 @@ from percolator.wire.credentials import PLAIN_TEXT
 from percolator.wire.through import shutting_down
 from percolator.world import MachineClock, World, machine_random
 from services.chassis import descriptors, logs, standard_streams
-from services.chassis.collector import collect_seldom
+from services.chassis.garbage_collector import collect_seldom
 from services.chassis.host import Build, Host, SettingsT
 from services.chassis.membership import Membership, Registration
 from services.chassis.ready_file import ReadyFile

@@ -18,8 +18,8 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from percolator.collector import MIDDLE_COLLECTIONS, NEW_OBJECTS, YOUNG_COLLECTIONS
 from percolator.errors import SchemaError
+from percolator.garbage_collector import MIDDLE_COLLECTIONS, NEW_OBJECTS, YOUNG_COLLECTIONS
 from percolator.spark.connections import DRAIN_SECONDS, checked
 from percolator.spark.options import MERGE, WriteOptions
 from percolator.spark.shapes.fields import Cell, column_of

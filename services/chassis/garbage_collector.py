@@ -7,7 +7,7 @@ default, cost a tablet server 5 to 10 % of its whole CPU time.
 
 from __future__ import annotations
 
-from percolator.collector import tune_garbage_collector
+from percolator.garbage_collector import tune_garbage_collector
 
 NEW_OBJECTS = 20_000
 """Between two collections of new objects: about five batches of a hundred mutations."""
