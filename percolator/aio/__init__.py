@@ -12,7 +12,11 @@ adds one thing: `moment.py` (one timestamp), `named_cells.py`, `scanning.py`, `r
 `snapshot.py` is the same), `reading_in_turn.py`, `row_writes.py`, `weak_notifications.py`.
 
 `engine.py` wires together what all transactions of a database use, and `connecting.py` finds the
-parts of a cluster. The rules of transactions are in `percolator.protocol`, not here.
+parts of a cluster. Besides transactions there are `changes.py` (on `following.py`), `shared.py`
+with `share.py`, `bulk_load.py`, `pin.py`, and `observing.py`, which starts workers. `internals.py`
+and `transaction_internals.py` are what the rest of the library needs, and programs do not.
+
+The rules of transactions are in `percolator.protocol`, not here.
 """
 
 from percolator.aio.changes import Changes

@@ -6,8 +6,10 @@ Open `definition.py` first, then `worker.py`, which wires the rooms together:
     running/   one run for a change, and what follows from its end
     registry/  registering observers, backfilling for them, removing them
 
-`work_queue.py` is a worker's queue of `work.py`; `context.py` is what it needs of a database;
-`waiting.py` waits until nothing is left to do; `run_time.py` says how long a function may take.
+`watched.py` is an observer as a worker knows it, and `work_queue.py` a worker's queue of `work.py`.
+`context.py` is what a worker needs of a database, and `port.py` what it asks of an engine.
+`waiting.py` waits until nothing is left to do; `run_time.py` says how long a function may take;
+`traced.py` reads what `running/trace.py` has written.
 
 Nothing may be concluded from a notification: it only says where to look. Only the commit of a run
 answers a change.

@@ -2,9 +2,10 @@
 
 Open `cells.py` first: the requests and results that the protocol speaks in. `router.py` looks each
 row up in the `tablet_map.py`, hands it to the `dispatcher.py` of its server (by way of `placing.py`
-if that has to wait), and sends again what was definitely not executed. `lanes.py` turns rows into
-calls and responses into results, and `commit_lane.py` whole transactions. `together.py` sends
-groups of mutations.
+if that has to wait), and sends again what was definitely not executed. A lane (`lanes.py`) turns
+what is pending into calls, and responses into results: `mutation_lane.py` and `read_lane.py` rows
+(`pending_row.py`, `pending_cell.py`), `commit_lane.py` whole transactions (`pending_commit.py`).
+`together.py` sends groups of mutations, and `rolling_forward.py` orders to roll locks forward.
 
 `catalog.py` asks the masters about tables (`table_info.py`), and remembers the answers;
 `schema_versions.py` keeps what tablets say of their schemas. `range_scan.py` and `tablet_walk.py`
