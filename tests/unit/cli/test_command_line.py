@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from percolator.cli import app as program
 from percolator.cli.app import app
 from percolator.cli.connection import plain
 from percolator.cli.overview import Overview
@@ -32,6 +34,17 @@ def test_a_timestamp_is_decoded_to_its_time_and_sequence() -> None:
         "physical_milliseconds": 1_800_000_000_000,
         "sequence": 7,
     }
+
+
+def test_garbage_collections_of_a_command_skip_what_it_has_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    skipped = []
+    monkeypatch.setattr(program, "app", lambda args: skipped.append(gc.get_freeze_count()))
+    monkeypatch.setattr(sys, "argv", ["percolator", "timestamp"])
+    gc.unfreeze()
+    program.main()
+    assert skipped > [0]
 
 
 @pytest.mark.parametrize(
