@@ -216,11 +216,16 @@ COLLECTION_BUGS = {
 }
 
 
+FIRST_SEEDS = {"passes a heartbeat": 20, "passes a push": 13, "prewrite passes the note": 3}
+"""Where the search for a mistake that only few seeds show begins: it costs only time if another
+shows it by now. All other seeds are tried after it."""
+
+
 @pytest.mark.parametrize("bug", COLLECTION_BUGS)
 async def test_a_mistake_of_collection_is_found(bug: str, monkeypatch: pytest.MonkeyPatch) -> None:
     COLLECTION_BUGS[bug](monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
-        await _all_agree(60, collecting=True)
+        await _all_agree(60, first=FIRST_SEEDS.get(bug, 0), collecting=True)
 
 
 @pytest.mark.parametrize("bug", ["passes a heartbeat", "passes a push", "deletes no value"])
@@ -236,7 +241,7 @@ async def test_a_mistake_that_no_history_shows_is_found(
     else:
         row_bugs.commit_of_the_primary_passes_a_push(monkeypatch)
     with pytest.raises(AssertionError):
-        await _all_agree(30)
+        await _all_agree(30, first=FIRST_SEEDS.get(bug, 0))
 
 
 def _no_deletion(*changes: Change) -> tuple[Change, ...]:
@@ -248,9 +253,9 @@ def _no_deletion(*changes: Change) -> tuple[Change, ...]:
     )
 
 
-async def _all_agree(seeds: int, *, collecting: bool = False) -> None:
+async def _all_agree(seeds: int, *, first: int, collecting: bool = False) -> None:
     for seed in range(seeds):
-        await _agrees(seed, collecting=collecting)
+        await _agrees((first + seed) % seeds, collecting=collecting)
 
 
 async def _agrees(seed: int, *, collecting: bool = False) -> None:
