@@ -151,14 +151,11 @@ class Environment:
         return known if known is not None else await self.schemas.refresh(table_id, deadline)
 
     async def schema_of_reads(self, table_id: int, deadline: float) -> TableSchema:
-        """The schema, no older than the one under which tablets have answered the last reads.
-
-        Whatever is left unwritten because of what was read there must not go by an older one: what
-        a commit writes is checked against the newest, and what it does not write is not."""
+        """The schema, no older than the one under which tablets have answered the last reads: a
+        commit checks what it writes, not what is left out because of something that was read."""
         known = await self.schema(table_id, deadline)
-        if known.version < self.named_schema_version(table_id):
-            return await self.schemas.refresh(table_id, deadline)
-        return known
+        is_newest = known.version >= self.named_schema_version(table_id)
+        return known if is_newest else await self.schemas.refresh(table_id, deadline)
 
     async def refresh_schemas(
         self, steps: Iterable[CellMutation], answers: Iterable[Answer], deadline: float
