@@ -14,12 +14,7 @@ from percolator.aio.one_message import OneMessage
 from percolator.aio.outcomes import settled
 from percolator.aio.transaction_internals import TransactionInternals
 from percolator.arguments import require_bool, require_seconds
-from percolator.errors import (
-    ConflictError,
-    OutcomeUnknown,
-    SnapshotTooOld,
-    UsageError,
-)
+from percolator.errors import ConflictError, OutcomeUnknown, SnapshotTooOld, UsageError
 from percolator.protocol.commit import Commit
 from percolator.protocol.contention.baton import Baton
 from percolator.protocol.first_message import FirstMessage
