@@ -109,6 +109,7 @@ class RowMutations:
                 for place in left:
                     answers[place] = APPLIED
                 return
+            patience.refused()
             await self._judge(group, left, answers, patience)
             possible = {place: one for place, one in left.items() if answers[place] is _NO_ANSWER}
             if len(possible) == len(left):

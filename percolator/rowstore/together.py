@@ -62,6 +62,7 @@ class RowGroups:
                 continue
             if made:
                 return [APPLIED] * len(steps)
+            patience.refused()
             answers = self._judged(steps, await self._look(table_id, key, patience))
             if answers:
                 return answers

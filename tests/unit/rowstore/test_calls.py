@@ -16,6 +16,7 @@ from percolator.errors import (
     NotExecuted,
     PercolatorError,
     Retry,
+    SchemaError,
 )
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.protocol import steps
@@ -169,16 +170,41 @@ async def test_what_may_have_been_executed_is_not() -> None:
     assert counted.calls == ["mutate"]
 
 
-async def test_a_refusal_that_cannot_be_explained_in_time_was_not_executed() -> None:
+class TwiceStore(CountedStore):
+    """The network brings each change twice, and the answer of the second copy."""
+
+    async def check_and_mutate(self, *arguments: Any) -> bool:
+        await super().check_and_mutate(*arguments)
+        return await super().check_and_mutate(*arguments)
+
+
+@pytest.mark.parametrize("problem", [ExecutionUnknown("no answer"), SchemaError("no table")])
+async def test_a_refusal_that_cannot_be_explained_may_be_that_of_a_second_copy(
+    problem: PercolatorError,
+) -> None:
+    """Taken for a refusal, it would have a client report a committed transaction as rolled back."""
     rows = await ModelStore().opened()
-    await rows.cells.mutate(prewrites(at(1), b"a", [b"0"]), rows.deadline)
+    store = TwiceStore(rows)
+
+    async def silent(*_: Any) -> list[StoredRow]:
+        raise problem
+
+    store.read = silent  # type: ignore[method-assign]
+    (answer,) = await rows.cells.mutate(prewrites(at(1), b"a", [b"0"]), rows.deadline)
+    assert isinstance(answer, DeadlineExceeded | SchemaError)
+    assert answer.retry is Retry.UNKNOWN
+
+
+async def test_a_question_that_is_not_answered_in_time_was_not_executed() -> None:
+    rows = await ModelStore().opened()
     store = CountedStore(rows)
 
     async def silent(*_: Any) -> list[StoredRow]:
         raise ExecutionUnknown("no answer")
 
     store.read = silent  # type: ignore[method-assign]
-    (answer,) = await rows.cells.mutate(prewrites(at(2), b"a", [b"0"]), rows.deadline)
+    question = CellMutation(TABLE, steps.status(b"a", b"0", at(1)))
+    (answer,) = await rows.cells.mutate([question], rows.deadline)
     assert isinstance(answer, DeadlineExceeded)
     assert answer.retry is Retry.SAFE
 

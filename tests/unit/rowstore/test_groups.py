@@ -14,6 +14,7 @@ from percolator.errors import (
     InvalidArgument,
     NotExecuted,
     PercolatorError,
+    Retry,
     SnapshotTooOld,
     UsageError,
 )
@@ -237,6 +238,28 @@ async def test_what_may_have_been_made_is_not_repeated() -> None:
         patch.setattr(group.rows.store, "check_and_mutate", unanswered)
         with pytest.raises(PercolatorError, match="no answer"):
             await group.commit([10])
+    assert _conditions(await group.commit([10])) == [steps.OWN_COMMIT] * 2
+
+
+async def test_a_group_that_is_refused_and_cannot_be_looked_at_may_have_been_made() -> None:
+    """Its call reached the store twice, and the second copy found what the first had made."""
+    group = await opened()
+    await group.begin(10)
+    correct = group.rows.store.check_and_mutate
+
+    async def twice(*arguments: Any) -> bool:
+        await correct(*arguments)
+        return await correct(*arguments)
+
+    async def silent(*_: Any) -> None:
+        raise ExecutionUnknown("no answer")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group.rows.store, "check_and_mutate", twice)
+        patch.setattr(group.rows.store, "read", silent)
+        with pytest.raises(PercolatorError, match="no answer") as raised:
+            await group.commit([10])
+        assert raised.value.retry is Retry.UNKNOWN
     assert _conditions(await group.commit([10])) == [steps.OWN_COMMIT] * 2
 
 
