@@ -7,6 +7,9 @@ import asyncio
 import pytest
 
 from percolator.errors import DeadlineExceeded, InvalidArgument, SchemaError
+from percolator.routing.catalog import Catalog
+from percolator.routing.schema_versions import SchemaVersions
+from percolator.routing.tablet_map import TabletMap
 from percolator.v1 import master_pb2 as wire
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
@@ -53,6 +56,28 @@ async def test_a_table_that_cannot_be_used_in_time_is_said_to_be_created() -> No
         with pytest.raises(DeadlineExceeded, match="table 't' was created") as caught:
             await world.ask(methods.CREATE_TABLE, request, 120)
         assert "2 tablets" in caught.value.message
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+async def test_a_caller_with_more_patience_than_a_master_waits_for_its_change(
+    is_new: bool,
+) -> None:
+    """A master waits for a minute at most, and then says that the tablets are not served yet."""
+    async with cluster("a:1") as world:
+        masters = [world.masters[0].address]
+        catalog = Catalog(world.world, masters, TabletMap(), SchemaVersions())
+        if not is_new:
+            await create(world)
+        world.network.losses["open_tablet"] = 10**6
+        asyncio.get_running_loop().call_later(100, world.network.losses.clear)
+        began = world.clock.monotonic_seconds()
+        if is_new:
+            await catalog.create(
+                "t", [b"m"], wire.TableOptions(), exist_ok=False, deadline=began + 300
+            )
+        else:
+            await catalog.set_change_feed("t", on=True, deadline=began + 300)
+        assert 100 < world.clock.monotonic_seconds() - began < 120
 
 
 async def test_a_split_whose_halves_are_not_served_in_time_is_not_said_to_have_failed() -> None:
