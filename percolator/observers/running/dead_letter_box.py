@@ -59,50 +59,62 @@ class DeadLetterBox:
     async def retry(self, letters: Sequence[DeadLetter]) -> None:
         """Notifies their observers again. A letter is deleted once a run has committed.
 
-        Raises `SchemaError` if no worker would run it for that notification: the table or the
-        observer of a letter no longer exists, there is another table of that name, or the observer
-        no longer watches the column.
+        Raises `SchemaError` at the end if there are letters for whose notification no worker would
+        run: the table or the observer no longer exists, there is another table of that name, or the
+        observer no longer watches the column. All others are retried: who chooses letters by table
+        or row cannot leave single ones out.
         """
+        problems: list[SchemaError] = []
+        found: list[tuple[int, DeadLetter]] = []
+        for name in sorted({letter.table for letter in letters}):
+            of_table = [letter for letter in letters if letter.table == name]
+            try:
+                table = await self._context.describe(name)
+            except SchemaError as error:
+                problems += [error] * len(of_table)
+                continue
+            for letter in of_table:
+                problem = self._problem(table, letter)
+                if problem:
+                    problems.append(SchemaError(problem, table=name))
+                else:
+                    found.append((table.table_id, letter))
+        await self._notify(found)
+        if problems:
+            raise _not_all(problems, len(found))
+
+    async def _notify(self, letters: Sequence[tuple[int, DeadLetter]]) -> None:
         context = self._context
-        ids: dict[str, int] = {}
-        for table in sorted({letter.table for letter in letters}):
-            described = await context.describe(table)
-            ids[table] = described.table_id
-            for letter in letters:
-                if letter.table == table:
-                    self._require_observer(described, letter)
         for at in range(0, len(letters), _AT_ONCE):
             deadline = context.deadline()
             # Above the snapshot of every run that has deleted notifications before.
             now = await context.env.timestamps.get(timeout_seconds=deadline - context.now())
             requests = []
-            for one in letters[at : at + _AT_ONCE]:
+            for table_id, one in letters[at : at + _AT_ONCE]:
                 step = steps.notify(one.row, one.column, now, (one.observer.encode(),))
-                requests.append(CellMutation(ids[one.table], step))
+                requests.append(CellMutation(table_id, step))
             for answer in await context.env.cells.mutate(requests, deadline):
                 if isinstance(answer, PercolatorError):
                     raise answer
 
-    def _require_observer(self, table: Table, letter: DeadLetter) -> None:
-        """Raises `SchemaError` unless the letter's observer may run for it in this table."""
+    def _problem(self, table: Table, letter: DeadLetter) -> str:
+        """Why no observer would run for the letter in this table; empty if one would."""
         columns = {one.name: one.columns for one in table.observers}.get(letter.observer)
         cell = CellAddress(table.table_id, letter.row, letter.column)
         described = self._context.env.described(cell)
         if letter.parked_at < table.created_at:
-            problem = (
+            return (
                 f"the dead letter of {described} was put aside in a table {table.name!r} that was "
                 "dropped; clear it (percolator dead-letters clear)"
             )
-        elif columns is None:
-            problem = f"table {table.name!r} no longer has an observer {letter.observer!r}"
-        elif letter.column not in columns:
-            problem = (
+        if columns is None:
+            return f"table {table.name!r} no longer has an observer {letter.observer!r}"
+        if letter.column not in columns:
+            return (
                 f"observer {letter.observer!r} no longer watches {described}; clear the row's dead "
                 "letters"
             )
-        else:
-            return
-        raise SchemaError(problem, table=table.name)
+        return ""
 
     async def clear(self, letters: Sequence[DeadLetter]) -> int:
         """Deletes the letters that have not changed meanwhile. Returns how many."""
@@ -150,6 +162,17 @@ class DeadLetterBox:
         except SchemaError:
             return None
         return info.table_id
+
+
+def _not_all(problems: Sequence[SchemaError], retried: int) -> SchemaError:
+    first = problems[0]
+    if not retried and len(problems) == 1:
+        return first
+    return SchemaError(
+        f"{len(problems)} of {len(problems) + retried} dead letters are not retried, the first of "
+        f"them because: {first.message}",
+        table=first.table,
+    )
 
 
 def _opened(row: bytes, stored: bytes | None) -> DeadLetter:
