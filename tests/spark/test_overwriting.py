@@ -128,6 +128,20 @@ def test_a_table_can_be_overwritten_again_and_with_nothing(
     assert pages.stored() == {}
 
 
+def test_a_table_that_was_dropped_and_created_again_is_overwritten(
+    write: Any, db: percolator.Database, spark: SparkSession
+) -> None:
+    """Spark uses the process again that has committed, and this remembers the first table."""
+    pages = Pages(db, 40)
+    frame = spark.createDataFrame([("a", "t", 1), ("d", "t", 2)], PAGES)
+    for _ in range(2):
+        write(frame, pages.name, catalog=CATALOG).mode("overwrite").save()
+        assert pages.stored() == {"a": ("t", 1), "d": ("t", 2)}
+        db.drop_table(pages.table)
+        db.create_table(pages.table, ["b"])
+        db.set_many([("old", {pages.title: "old"})])
+
+
 def test_raw_cells_replace_all_cells(
     write: Any, db: percolator.Database, spark: SparkSession
 ) -> None:

@@ -155,6 +155,8 @@ async def _rest(
     seconds = options.retry_seconds
     internal = here.database.internal
     began = time.monotonic()
+    # This process may remember a table of that name that was dropped since.
+    await internal.engine.catalog.describe(table.name, here.deadline(options.target))
     async with internal.snapshot(None, seconds) as snapshot:
         rest = await rest_deleted(
             internal, ticket, receipts, snapshot, table, columns=columns, task=task, timeout=seconds
