@@ -29,12 +29,14 @@ from pyspark.sql.types import (
 import percolator
 from percolator import codecs
 from percolator.blocking import loop_thread
+from percolator.spark.choosing.row_ranges import RowsBetween
 from percolator.spark.options import StreamOptions
-from percolator.spark.streaming.stream_reader import ChangeStreamReader
+from percolator.spark.reading.partitions import TableRows
+from percolator.spark.streaming.stream_reader import ChangeStreamReader, SnapshotRows
 from percolator.v1.lockservice_pb2 import ListSessionsRequest
 from percolator.wire.sessions import Sessions
 from services.local.cluster import LocalCluster
-from tests.spark.tables import CATALOG, Pages
+from tests.spark.tables import CATALOG, Pages, keys
 
 pytestmark = [
     pytest.mark.spark,
@@ -271,6 +273,27 @@ def test_to_be_away_for_too_long_is_an_error_unless_the_stream_may_begin_again(
     again.run()
     assert {row[3]: (row[2], row[4]) for row in again.rows()} == pages.stored()
     assert {row[1] for row in again.rows()} == {"snapshot"}
+
+
+def test_a_process_that_remembers_a_dropped_table_reads_a_snapshot_of_its_successor(
+    cluster: LocalCluster, db: percolator.Database
+) -> None:
+    """Spark uses the processes of its tasks again, for the query that begins again, too."""
+    pages = Pages(db, 4, change_feed=True)
+    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
+    options = StreamOptions.parse(given | {"starting_from": "snapshot"})
+    reader = ChangeStreamReader(options, StructType([StructField("url", StringType())]))
+
+    def urls() -> list[str]:
+        at = int(db.timestamp())
+        batches = reader.read(SnapshotRows(TableRows((RowsBetween(b"", b""),)), at))
+        return [url for batch in batches for url in batch.column("url").to_pylist()]
+
+    assert urls() == keys(4)
+    db.drop_table(pages.table)
+    db.create_table(pages.table, change_feed=True)
+    db.set_many([("new", {pages.visits: 1})])
+    assert urls() == ["new"]
 
 
 def test_a_running_query_holds_history_by_a_pin(stream: Any, db: percolator.Database) -> None:

@@ -7,13 +7,13 @@ and it is the same however often it is read. A trigger that finds nothing new ma
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple
 
 from percolator import codecs
 from percolator.aio import Database
-from percolator.errors import DeadlineExceeded, InvalidArgument, SnapshotTooOld
+from percolator.errors import DeadlineExceeded, InvalidArgument, SchemaError, SnapshotTooOld
 from percolator.protocol.change_reader import ChangeReader
 from percolator.routing.cells import ChangesSeen, StoredChange
 from percolator.routing.table_info import TableInfo
@@ -80,12 +80,13 @@ class Progress:
         if not start.timestamp:
             return await self._first(table, rows_max)
         try:
-            _require_same(table, start)
-            await self._held.hold(start.timestamp)
-            end = await self._newest(table, start.timestamp, rows_max)
+            async with self._same(table, start):
+                await self._held.hold(start.timestamp)
+                end = await self._newest(table, start.timestamp, rows_max)
         except SnapshotTooOld as error:
             self._require_allowed(error, start)
-            at = await self._now()
+            table = await self._table()
+            at = await self._now_of(table)
             _log.warning("a stream begins again, with a snapshot at %d: %s", at, error.message)
             return Offset(at, table.table_id, snapshot=True)
         return Offset(end, table.table_id) if end > start.timestamp else start
@@ -97,17 +98,17 @@ class Progress:
         table = await self._table()
         after = end.after or start.timestamp
         try:
-            _require_same(table, end)
-            if end.snapshot:
-                await self._held.hold(end.timestamp)
-                return WholeTable(end.timestamp)
-            await self._held.hold(after)
-            if after == end.timestamp:
-                return None
-            ranges = await self._ranges(table, after, end.timestamp)
+            async with self._same(table, end):
+                if end.snapshot:
+                    await self._held.hold(end.timestamp)
+                    return WholeTable(end.timestamp)
+                await self._held.hold(after)
+                if after == end.timestamp:
+                    return None
+                ranges = await self._ranges(table, after, end.timestamp)
         except SnapshotTooOld as error:
             self._require_allowed(error, start)
-            return await self._instead_of_lost(table, end, error)
+            return await self._instead_of_lost(await self._table(), end, error)
         return SomeChanges(table.table_id, after, end.timestamp, ranges) if ranges else None
 
     def committed(self, end: Offset) -> None:
@@ -165,7 +166,7 @@ class Progress:
         """What a batch has whose changes are gone: the table as it was at its end. If that is gone,
         too, the table as it is now: whatever follows, nothing is missing in the end."""
         _log.warning("a batch of a stream is replaced by a snapshot: %s", error.message)
-        now = await self._now()
+        now = await self._now_of(table)
         try:
             _require_same(table, end)
             await self._held.hold(end.timestamp)
@@ -255,6 +256,19 @@ class Progress:
     async def _table(self) -> TableInfo:
         return await self._engine.catalog.table(self._wanted.table, self._deadline())
 
+    @asynccontextmanager
+    async def _same(self, table: TableInfo, offset: Offset) -> AsyncIterator[None]:
+        """The table, if the offset belongs to it. Raises `SnapshotTooOld` if another one has its
+        name by now."""
+        _require_same(table, offset)
+        try:
+            yield
+        except SchemaError:
+            # This process may remember a table that was dropped, and ask for its tablets.
+            await self._engine.catalog.describe(table.name, self._deadline())
+            _require_same(await self._table(), offset)
+            raise
+
     def _reader(self, table: TableInfo, after: int) -> ChangeReader:
         engine = self._engine
         return ChangeReader(engine.env, engine.cleanup, engine.router, table, after)
@@ -263,6 +277,10 @@ class Progress:
         return self._last or await self._engine.env.timestamps.get(
             timeout_seconds=self._timeout_seconds
         )
+
+    async def _now_of(self, table: TableInfo) -> int:
+        """When a snapshot of the table is read. A stream that has an end may be older than it."""
+        return max(await self._now(), table.created_at)
 
     def _deadline(self) -> float:
         return self._engine.now() + self._timeout_seconds

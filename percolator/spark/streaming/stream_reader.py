@@ -129,7 +129,8 @@ class ChangeStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         here = connection_to(self._read.target)
         if isinstance(partition, SnapshotRows):
-            batches = self._snapshot(here, partition)
+            # This process may remember a table of that name that was dropped since.
+            batches = self._snapshot(checked(self._read.target), partition)
         elif isinstance(partition, ChangePartition):
             batches = self._changes(here, partition)
         else:

@@ -7,11 +7,14 @@ import random
 
 import pytest
 
+from percolator import Limits, RetryPolicy
+from percolator.aio.connecting import connect_to
 from percolator.errors import InvalidArgument, SnapshotTooOld
 from percolator.protocol.change_reader import ChangeReader
 from percolator.routing.cells import ChangesSeen
 from percolator.spark.choosing.row_ranges import RowRanges, RowsBetween
 from percolator.spark.streaming.progress import IDLE_SECONDS
+from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.timestamps import Timestamp
 from tests.unit.spark.streams import (
     Checkpoint,
@@ -265,6 +268,54 @@ async def test_another_table_of_the_same_name_is_not_taken_for_the_old_one() -> 
         await tolerant.trigger()
         assert kept.planned[-1].snapshot
         assert [row for _, row, _, _ in kept.sink[1]] == [b"b"]
+
+
+async def test_a_query_that_runs_while_its_table_is_replaced_begins_again_if_it_may() -> None:
+    """It remembers the old table, of which no master knows any more."""
+    async with shop() as db:
+        world = db.internal.engine.world
+        async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as other:
+            kept = Checkpoint()
+            query = Query(db, kept, fail_on_data_loss=False)
+            await query.trigger()
+            await other.drop_table(orders)
+            await other.create_table(orders, change_feed=True)
+            await put(other, b=2)
+            while await query.trigger():
+                pass
+            assert kept.planned[1].snapshot
+            assert [row for _, row, _, _ in kept.rows()] == [b"b"]
+
+
+async def test_a_query_that_must_not_lose_anything_says_that_its_table_was_replaced() -> None:
+    async with shop() as db:
+        world = db.internal.engine.world
+        async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as other:
+            query = Query(db, Checkpoint())
+            await query.trigger()
+            await other.drop_table(orders)
+            await other.create_table(orders, change_feed=True)
+            with pytest.raises(SnapshotTooOld, match="start a new checkpoint"):
+                await query.trigger()
+
+
+async def test_a_query_that_ends_with_what_was_there_begins_again_with_a_table_made_later() -> None:
+    async with shop() as db:
+        world = db.internal.engine.world
+        async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as other:
+            kept = Checkpoint()
+            query = Query(db, kept, fail_on_data_loss=False)
+            await query.trigger()
+            await query.progress.end_here()
+            await other.drop_table(orders)
+            await other.create_table(orders, change_feed=True)
+            await put(other, b=2)
+            while await query.trigger():
+                pass
+            following = Query(db, kept, fail_on_data_loss=False)
+            while await following.trigger():
+                pass
+            assert [row for _, row, _, _ in kept.rows()] == [b"b"]
 
 
 async def test_a_table_without_a_feed_is_refused() -> None:
