@@ -210,8 +210,11 @@ def test_a_query_goes_back_to_the_release_before_and_forth_again_and_writes_each
 def test_what_an_earlier_release_has_written_counts_for_a_copy_of_the_checkpoint_too(
     monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
 ) -> None:
-    monkeypatch.setattr(sink, "_query", lambda: "copied-with-0.2")
+    monkeypatch.setattr(sink, "_query", lambda: "creates-the-table-for-two")
     one, other = Pages(db), Pages(db)
+    first = _sink(cluster, Pages(db))
+    first.commit([first.write(_batch(1, "a"))], 0)
+    monkeypatch.setattr(sink, "_query", lambda: "copied-with-0.2")
     with db.transaction() as tx:
         tx.set("copied-with-0.2", sink.BATCH, 4)
     for pages in (one, other):
