@@ -44,7 +44,7 @@ from percolator.wire.credentials import PLAIN_TEXT
 from percolator.wire.through import shutting_down
 from percolator.world import MachineClock, World, machine_random
 from services.chassis import descriptors, logs, standard_streams
-from services.chassis.garbage_collector import collect_seldom
+from services.chassis.garbage_collector import collect_seldom, skip_imports
 from services.chassis.host import Build, Host, SettingsT
 from services.chassis.membership import Membership, Registration
 from services.chassis.ready_file import ReadyFile
@@ -76,6 +76,7 @@ _LEAVE_SECONDS = 2.0
 
 def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT]) -> int:
     """Runs the service until a signal ends it. Returns the exit code."""
+    skip_imports()
     standard_streams.occupy()
     descriptors.raise_limit()
     logs.configure(settings.service, settings.log_format, settings.log_level)
