@@ -65,6 +65,8 @@ class Overview:
     """By table and observer."""
     unknown: list[str] = field(default_factory=list)
     """What could not be fetched, and why."""
+    missing: set[str] = field(default_factory=set)
+    """The names of the parts that could not be fetched: what is empty there is not known."""
 
     @property
     def row_store(self) -> str:
@@ -197,6 +199,7 @@ async def look(here: Connection, network: GrpcNetwork) -> Overview:
             return await asked
         except PercolatorError as error:
             overview.unknown.append(f"{name} cannot be shown: {error}")
+            overview.missing.add(name)
             return otherwise
 
     overview.tables, overview.tablets, overview.servers, overview.sessions = await asyncio.gather(

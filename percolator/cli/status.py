@@ -67,7 +67,15 @@ def _as_data(overview: Overview) -> dict[str, object]:
             for one in overview.library_workers()
         ],
         "row_store": overview.row_store or None,
-        "tables": len(overview.tables),
+        **_sums(overview),
+        "problems": overview.problems(),
+    }
+
+
+def _sums(overview: Overview) -> dict[str, float | None]:
+    """None is what could not be fetched: 0 would be taken for the truth."""
+    missing = overview.missing
+    tablets = {
         "tablets": len(overview.tablets),
         "tablets_served": sum(one.serving for one in overview.tablets),
         "bytes": int(overview.sum("bytes")),
@@ -75,9 +83,14 @@ def _as_data(overview: Overview) -> dict[str, object]:
         "notifications": int(overview.sum("notifications")),
         "mutations_per_second": overview.sum("mutations_per_second"),
         "reads_per_second": overview.sum("reads_per_second"),
-        "sessions": len(overview.sessions),
-        "dead_letters": sum(overview.dead_letters.values()),
-        "problems": overview.problems(),
+    }
+    # They are only counted if it is known that their tablets are served.
+    uncounted = missing & {"tables", "tablets", "dead letters"}
+    return {
+        "tables": None if "tables" in missing else len(overview.tables),
+        **(dict.fromkeys(tablets) if "tablets" in missing else tablets),
+        "sessions": None if "sessions" in missing else len(overview.sessions),
+        "dead_letters": None if uncounted else sum(overview.dead_letters.values()),
     }
 
 
@@ -137,19 +150,26 @@ def _as_text(overview: Overview) -> Group:
 
 
 def _summary(overview: Overview) -> str:
-    tables = counted(len(overview.tables), "table")
-    sessions = counted(len(overview.sessions), "session")
+    missing = overview.missing
+    tables = "tables: ?" if "tables" in missing else counted(len(overview.tables), "table")
+    found = len(overview.sessions)
+    sessions = "sessions: ?" if "sessions" in missing else counted(found, "session")
     if overview.row_store:
         return f"cells in {overview.row_store}, {tables}, {sessions}"
+    return f"{tables}, {_tablets(overview)}, {sessions}"
+
+
+def _tablets(overview: Overview) -> str:
+    if "tablets" in overview.missing:
+        return "tablets: ?"
     served = sum(one.serving for one in overview.tablets)
     return (
-        f"{tables}, {served} of {len(overview.tablets)} tablets served, "
+        f"{served} of {len(overview.tablets)} tablets served, "
         f"{overview.sum('bytes') / (1 << 20):,.1f} MiB, "
         f"{overview.sum('mutations_per_second'):,.0f} writes/s, "
         f"{overview.sum('reads_per_second'):,.0f} reads/s, "
         f"{counted(overview.sum('locks'), 'lock')}, "
-        f"{counted(overview.sum('notifications'), 'notification')}, "
-        f"{sessions}"
+        f"{counted(overview.sum('notifications'), 'notification')}"
     )
 
 
