@@ -11,9 +11,12 @@ from services.master.map.catalogue import Table
 
 
 def describe(
-    collection: Collection, tables: Iterable[Table], now: float
+    collection: Collection, tables: Iterable[Table], now: float, *, tells_id: bool
 ) -> wire.DescribeCollectionResponse:
-    """Describes history. `now` is monotonic time. `NotReady` until the safe points are known."""
+    """Describes history. `now` is monotonic time. `NotReady` until the safe points are known.
+
+    `tells_id`: whether the caller may know the id of the session that holds collection back.
+    """
     by_name = sorted(tables, key=lambda table: table.name)
     answer = wire.DescribeCollectionResponse(
         tables=[_history(collection, table) for table in by_name if table.is_used],
@@ -22,7 +25,8 @@ def describe(
     if collection.held:
         needs = collection.needs
         answer.held_by = needs.description or "a session"
-        answer.held_by_session_id = needs.session_id
+        if tells_id:
+            answer.held_by_session_id = needs.session_id
         answer.held_at = needs.oldest
     if collection.error is not None:
         answer.error.CopyFrom(to_detail(collection.error))

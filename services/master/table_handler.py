@@ -7,8 +7,9 @@ from typing import Generic
 
 from percolator.errors import SchemaError
 from percolator.v1 import master_pb2 as wire
+from percolator.wire.roles import Role
 from percolator.world import Clock
-from services.chassis.serving.rpc import remaining_seconds
+from services.chassis.serving.rpc import caller_role, remaining_seconds
 from services.master import collection_report
 from services.master.map import locations
 from services.master.map.catalogue import Table
@@ -89,7 +90,11 @@ class TableHandler(Generic[MapT, TermT]):
     ) -> wire.DescribeCollectionResponse:
         async with self._master.leading() as leader:
             tables = leader.stored.current.tables.values()
-            return collection_report.describe(leader.collection, tables, leader.now())
+            # Whoever knows the id of a session can end it, and this would end other clients' pins.
+            tells_id = caller_role() >= Role.ADMIN
+            return collection_report.describe(
+                leader.collection, tables, leader.now(), tells_id=tells_id
+            )
 
     async def _after(self, change: Callable[[TermT], Awaitable[Table]]) -> wire.Table:
         """The table as the leader describes it after a change."""

@@ -12,6 +12,8 @@ from percolator.v1 import cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as wire
 from percolator.wire import methods
+from percolator.wire.roles import Role
+from services.chassis.serving import rpc
 from services.master.history.collection import Collection
 from services.master.history.tablet_collecting import TabletCollecting
 from services.master.oracle_time import OracleTime
@@ -77,6 +79,21 @@ async def test_history_that_a_session_needs_stays_and_the_session_is_named() -> 
         await world.collect()
         assert not (await world.describe()).held_by
         assert world.history.collected[tablet] > needed
+
+
+async def test_only_operators_are_told_the_id_with_which_a_session_can_be_ended() -> None:
+    async with history_cluster() as world:
+        await world.create("t")
+        needed = world.ago(RETENTION_SECONDS + 50)
+        world.lock_service.need(needed, "a long report")
+        await world.collect()
+        client = rpc._role.set(Role.CLIENT)
+        try:
+            told = await world.describe()
+        finally:
+            rpc._role.reset(client)
+        assert (told.held_by, told.held_by_session_id) == ("a long report", b"")
+        assert told.held_at == needed
 
 
 async def test_a_session_that_needs_only_retained_history_holds_nothing_back() -> None:
