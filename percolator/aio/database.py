@@ -109,7 +109,7 @@ class Database:
         a `change_feed`, `changes` can follow the table. `ttl` says how long after its commit a
         value of a column is visible. With `exist_ok`, a table that exists stays as it is. It is
         refused if it lacks the `change_feed`, since what was committed so far would be missing, or
-        if a `retention` or `ttl` is given and it has another one.
+        if a `retention` or `ttl` is given and it has another one. Only admins may create tables.
         """
         deadline = self.internal.deadline(timeout)
         require_table(table)

@@ -17,6 +17,7 @@ from typing import Any
 from percolator.codec_names import CodecNames
 from percolator.errors import (
     DeadlineExceeded,
+    PermissionDenied,
     Retry,
     SchemaError,
     TabletLocation,
@@ -34,7 +35,7 @@ from percolator.v1.cluster_pb2 import DescribeRequest
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.status import location_from_wire
-from percolator.wire.table_options import REQUEST_ID_BYTES, require_kept
+from percolator.wire.table_options import REQUEST_ID_BYTES, require_kept, require_options
 from percolator.world import World
 
 _TABLETS_PER_PAGE = 1_000
@@ -114,11 +115,25 @@ class Catalog:
         # No limit for one attempt, since many tablets may take long. After a master's end in the
         # middle, the id tells the next one that the table it finds is ours; one of an earlier
         # release would report that it exists.
-        response = await self._masters.call(
-            methods.CREATE_TABLE, request, deadline, attempt_seconds_max=inf
-        )
+        try:
+            response = await self._masters.call(
+                methods.CREATE_TABLE, request, deadline, attempt_seconds_max=inf
+            )
+        except PermissionDenied:
+            found = await self._named(name, deadline) if exist_ok else None
+            if found is None:
+                raise
+            # A program's token does not allow to create tables, but there is nothing to create.
+            require_options(name, found.options, options)
+            return self._learn(found)
         require_kept(request, response.table)
         return self._learn(response.table)
+
+    async def _named(self, name: str, deadline: float) -> wire.Table | None:
+        try:
+            return await self.describe(name, deadline)
+        except SchemaError:
+            return None
 
     async def describe(self, name: str, deadline: float) -> wire.Table:
         """The table with its observers, as of now. Raises `SchemaError` when there is none."""

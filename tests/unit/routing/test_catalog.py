@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import random
+from functools import partial
 
 import pytest
 from google.protobuf.message import Message
 
-from percolator.errors import DeadlineExceeded, ExecutionUnknown, Unavailable
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    InvalidArgument,
+    PermissionDenied,
+    SchemaError,
+    Unavailable,
+)
 from percolator.routing.catalog import Catalog
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
+from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2 as wire
 from percolator.world import (
@@ -76,6 +85,35 @@ async def test_a_table_that_takes_long_to_create_is_requested_once() -> None:
         "large", [], wire.TableOptions(), exist_ok=False, deadline=deadline
     )
     assert (table.table_id, master.calls) == (7, 1)
+
+
+class _Master:
+    """Knows a table with a feed, and lets nobody create one."""
+
+    async def create_table(self, _: object) -> wire.CreateTableResponse:
+        raise PermissionDenied("the caller has the role CLIENT, but it needs ADMIN")
+
+    async def describe_table(self, request: wire.DescribeTableRequest) -> object:
+        if request.name != "there":
+            raise SchemaError(f"there is no table {request.name!r}")
+        options = wire.TableOptions(change_feed=True)
+        table = wire.Table(table_id=7, name=request.name, options=options)
+        return wire.DescribeTableResponse(table=table)
+
+
+async def test_who_may_not_create_tables_may_use_one_that_exists_with_exist_ok() -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+    world = World(clock, InProcessNetwork({"m:1": _Master()}), random.Random(1))
+    catalog = Catalog(world, ["m:1"], TabletMap(), SchemaVersions())
+    create = partial(catalog.create, splits=[], deadline=clock.monotonic_seconds() + 10.0)
+    fed, kept = wire.TableOptions(change_feed=True), wire.TableOptions(retention_milliseconds=9)
+    for options in (fed, wire.TableOptions()):
+        assert (await create("there", options=options, exist_ok=True)).table_id == 7
+    with pytest.raises(InvalidArgument, match="'there' exists with the cluster's default"):
+        await create("there", options=kept, exist_ok=True)
+    for name, exist_ok in (("there", False), ("missing", True)):
+        with pytest.raises(PermissionDenied):
+            await create(name, options=fed, exist_ok=exist_ok)
 
 
 async def test_a_table_that_takes_long_to_drop_is_dropped_once() -> None:
