@@ -15,6 +15,7 @@ from percolator.errors import InvalidArgument, PercolatorError, SchemaError
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
 from percolator.observers.registry.observer_change import notified_alike
+from percolator.observers.running.dead_letter import dead_letters_table
 from percolator.observers.watched import Watched
 from percolator.routing.catalog import with_remedy
 from percolator.v1 import master_pb2 as wire
@@ -26,7 +27,7 @@ _REFRESH_SECONDS = 2.0
 
 
 async def register(context: WorkerContext, observers: Sequence[Observer]) -> list[Watched]:
-    """Registers observers.
+    """Registers observers, and creates what any worker needs to run them.
 
     Raises `SchemaError` if a table does not exist, and `InvalidArgument` if a name is registered
     with another definition.
@@ -44,6 +45,8 @@ async def register(context: WorkerContext, observers: Sequence[Observer]) -> lis
             _missing(described, own)  # another worker may have been first, with another definition
         watched += [Watched(observer, described.table_id) for observer in own]
         _note(described, [one for one in watched if one.table_id == described.table_id])
+    # A worker may have a client's token, with which it could not create the table.
+    await dead_letters_table(context)
     return watched
 
 

@@ -91,7 +91,7 @@ def _hash(row: bytes) -> bytes:
 
 
 async def dead_letters_table(context: WorkerContext) -> int:
-    """The id of the table of dead letters, which the first worker of a cluster creates."""
+    """The id of the table of dead letters, created when the first observers are registered."""
     try:
         info = await context.catalog.table(DEAD_LETTERS.name, context.deadline())
     except SchemaError:
