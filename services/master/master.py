@@ -213,8 +213,12 @@ class Master(Generic[MapT, TermT]):
 
     async def _serve_a_term(self) -> None:
         leader = await self.candidacy.begin(self._term)
-        await leader.begin()
-        await leader.until_over()
+        try:
+            await leader.begin()
+            await leader.until_over()
+        finally:
+            # They report to the next leader. Here, they would all be missed.
+            self.registry.forget_all()
 
     async def _term(self, leadership: Leadership) -> TermT:
         self.elections += 1

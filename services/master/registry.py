@@ -127,6 +127,11 @@ class Registry:
             entry.server.silence_milliseconds = milliseconds_between(entry.heard_tick, now)
         return [self._missed[key].server for key in sorted(self._missed)]
 
+    def forget_all(self) -> None:
+        """Forgets all servers, and misses none: from now on they report to another master."""
+        self._entries.clear()
+        self._missed.clear()
+
     def forget_silent(self) -> None:
         """Forgets servers that fell silent. To be called often."""
         now = self._time.tick()

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, SchemaError
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1.cluster_pb2 import Server
+from percolator.v1.cluster_pb2 import SERVICE_KIND_GATEWAY, Server
 from percolator.world import Random, World
 from services.chassis.lived_time import LivedTime
 from services.master.master import Master
@@ -73,3 +74,36 @@ async def test_what_may_have_been_executed_stays_unknown() -> None:
     """`NotReady` would say that it was not."""
     with pytest.raises(DeadlineExceeded):
         await _called(DeadlineExceeded("the oracle was late"), is_lost=True)
+
+
+class _EndedTerm:
+    """A term in which one server reports, until another master leads."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def begin(self) -> None:
+        self._registry.report(
+            Server(kind=SERVICE_KIND_GATEWAY, server_id="g", address="g:1", version="1")
+        )
+
+    async def until_over(self) -> None:
+        raise NotReady("another master leads")
+
+
+async def test_a_master_that_no_longer_leads_misses_nobody() -> None:
+    """All servers report to its successor. `percolator status` called every one of them gone while
+    no master could lead, as on a full disk."""
+    world = World(VirtualClock(asyncio.get_running_loop()), cast("Any", None), Random(1))
+    registry = Registry(
+        world.clock, LivedTime(world.clock), silence_milliseconds=1_000, servers_max=100
+    )
+    coordinator, terms = AsyncMock(), AsyncMock()
+    terms.begin.return_value = _EndedTerm(registry)
+    master: Master[Any, Any] = Master(world, Server(address="a:1"), coordinator, registry, terms)
+    with pytest.raises(NotReady):
+        await master._serve_a_term()
+    for _ in range(10):
+        await asyncio.sleep(0.25)
+        registry.forget_silent()
+    assert registry.missed() == []
