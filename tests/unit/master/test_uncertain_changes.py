@@ -116,6 +116,34 @@ async def test_a_change_that_was_not_stored_leaves_the_map_as_it_was() -> None:
         assert (await shown(world, "before")).table_id == before
 
 
+async def test_what_is_acknowledged_after_an_uncertain_write_outlasts_a_power_cut() -> None:
+    """A repeated request changes nothing more, so what it found has to be written again."""
+    async with with_standby() as world:
+        await create(world, "t")
+        request = wire.SetChangeFeedRequest(table="t", change_feed=True)
+        await fails(world, methods.SET_CHANGE_FEED, request)
+        acknowledged = (await world.ask(methods.SET_CHANGE_FEED, request)).table
+        for process in list(world.masters):
+            world.kill_master(process)
+        world.disk.cut_power()
+        world.start_master()
+        await asyncio.sleep(1)
+        found = await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name="t"))
+        assert found.table == acknowledged
+
+
+async def test_a_master_that_took_what_can_be_read_for_durable_would_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def wrong(self: StoredMap[ClusterMap]) -> None:
+        if not self._is_stored:
+            self.current, self._is_stored = self._decode(await self._stored()), True
+
+    monkeypatch.setattr(StoredMap, "_take_over", wrong)
+    with pytest.raises(AssertionError):
+        await test_what_is_acknowledged_after_an_uncertain_write_outlasts_a_power_cut()
+
+
 async def test_a_master_that_continued_with_its_own_map_would_be_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
