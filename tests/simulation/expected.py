@@ -14,6 +14,7 @@ from tests.simulation.rows import ON_ROWS, WHOLLY_ON_ROWS
 from tests.simulation.scenario import Kind
 from tests.simulation.sessions import BEGUN_ANEW, EARLY
 from tests.simulation.tablet_log import TORN
+from tests.simulation.workloads.expiring_index import ENTRIES_STAY
 
 SEEDS_FOR_EVERYTHING = 200
 IN_ONE_ROUND = "transaction committed in one round"
@@ -51,6 +52,7 @@ EXPECTED = (
     EARLY,
     BEGUN_ANEW,
     JOINED,
+    ENTRIES_STAY,
     ON_ROWS,
     WHOLLY_ON_ROWS,
     MASTERS_REPLACED,

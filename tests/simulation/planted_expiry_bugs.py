@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from percolator.aio.snapshot import Snapshot
+from percolator.aio.transaction_internals import TransactionInternals
 from percolator.protocol import aftermath
 from percolator.protocol.met_lock import MetLock
 from percolator.tablet.collection.collection import _WalkOfVersions
@@ -76,11 +77,23 @@ def values_in_locks_never_expire(patch: Patch) -> None:
     patch.setattr(MetLock, "of", of)
 
 
+def index_entries_that_stay_are_never_written_again(patch: Patch) -> None:
+    """They expire before the column, whose time begins anew with each write."""
+
+    async def wrong(
+        self: TransactionInternals, column: object, timeout: float | None = None
+    ) -> bool:
+        return False
+
+    patch.setattr(TransactionInternals, "expires", wrong)
+
+
 ALL: tuple[tuple[Callable[[Patch], None], bool], ...] = (
     (scans_show_expired_values, False),
     (expiry_is_judged_when_the_read_arrives, False),
     (reads_of_now_find_everything_expired, False),
     (values_in_locks_never_expire, False),
+    (index_entries_that_stay_are_never_written_again, False),
     (values_are_collected_before_the_safe_point_has_seen_their_end, True),
 )
 """Each with whether it takes the real master, which collects."""

@@ -122,6 +122,10 @@ class Session:
         """The database, for operations that are not transactions."""
         return self._database
 
+    def strike(self, name: str) -> None:
+        """Counts something that the workload has met, and a run of many seeds must not miss."""
+        self._chronicle.struck[name] += 1
+
     @property
     def switches_feeds(self) -> bool:
         return self._chronicle.switches_feeds

@@ -11,6 +11,7 @@ from tests.simulation.workloads.counters import Counters
 from tests.simulation.workloads.crowd import Crowd
 from tests.simulation.workloads.drops import Drops
 from tests.simulation.workloads.expiring import Expiring
+from tests.simulation.workloads.expiring_index import ExpiringIndex
 from tests.simulation.workloads.feeds import Feeds
 from tests.simulation.workloads.hubs import Hubs
 from tests.simulation.workloads.jobs import Jobs
@@ -49,7 +50,7 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "hubs": Hubs,
     "large": Large,
     "loads": Loads,
-    "expiring": Expiring,
+    "expiring": lambda: Mixed([Expiring(), ExpiringIndex()]),
     "feeds": Feeds,
     "chains": Chains,
     "crowd": Crowd,

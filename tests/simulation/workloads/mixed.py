@@ -16,6 +16,7 @@ class Mixed(Workload):
     def __init__(self, parts: Sequence[Workload]) -> None:
         self._parts = parts
         self.cells = parts[0].cells
+        self.ttls = {column: ttl for part in parts for column, ttl in part.ttls.items()}
 
     @property
     def tables(self) -> tuple[Cells, ...]:
