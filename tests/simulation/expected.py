@@ -15,6 +15,7 @@ from tests.simulation.scenario import Kind
 from tests.simulation.sessions import BEGUN_ANEW, EARLY
 from tests.simulation.tablet_log import TORN
 from tests.simulation.workloads.expiring_index import ENTRIES_STAY
+from tests.simulation.workloads.renewals import RENEWED
 
 SEEDS_FOR_EVERYTHING = 200
 IN_ONE_ROUND = "transaction committed in one round"
@@ -53,6 +54,7 @@ EXPECTED = (
     BEGUN_ANEW,
     JOINED,
     ENTRIES_STAY,
+    RENEWED,
     ON_ROWS,
     WHOLLY_ON_ROWS,
     MASTERS_REPLACED,

@@ -98,7 +98,7 @@ FIRST_SEEDS = {
     "timestamp is not set aside": 1,
     "two phases after a message without an answer": 56,
     "unknown run taken for committed": 11,
-    "values are collected before the safe point has seen their end": 7,
+    "values are collected before the safe point has seen their end": 22,
     "weak notification not written again": 8,
     "write after a delete handled with it": 70,
     "write latch does not wait for held cells": 99,

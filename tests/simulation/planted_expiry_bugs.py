@@ -9,6 +9,7 @@ import pytest
 from percolator.aio.snapshot import Snapshot
 from percolator.aio.transaction_internals import TransactionInternals
 from percolator.protocol import aftermath
+from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.tablet.collection.collection import _WalkOfVersions
 from percolator.tablet.lifetimes import Lifetimes
@@ -88,12 +89,18 @@ def index_entries_that_stay_are_never_written_again(patch: Patch) -> None:
     patch.setattr(TransactionInternals, "expires", wrong)
 
 
+def kept_cells_are_judged_by_the_clients_own_schema(patch: Patch) -> None:
+    """It may have been learned before another client set the ttl."""
+    patch.setattr(Environment, "schema_of_reads", Environment.schema)
+
+
 ALL: tuple[tuple[Callable[[Patch], None], bool], ...] = (
     (scans_show_expired_values, False),
     (expiry_is_judged_when_the_read_arrives, False),
     (reads_of_now_find_everything_expired, False),
     (values_in_locks_never_expire, False),
     (index_entries_that_stay_are_never_written_again, False),
+    (kept_cells_are_judged_by_the_clients_own_schema, True),
     (values_are_collected_before_the_safe_point_has_seen_their_end, True),
 )
 """Each with whether it takes the real master, which collects."""

@@ -46,7 +46,7 @@ from tests.simulation.row_collector import COLLECTED_FROM_ROWS
 from tests.simulation.scenario import Scenario
 from tests.simulation.sessions import Session
 from tests.simulation.strikes import Strikes
-from tests.simulation.workloads.catalogue import ON_ROWS, UNDRAWN, WORKLOADS
+from tests.simulation.workloads.catalogue import ON_ROWS, UNDRAWN, WITH_MASTER, WORKLOADS
 from tests.simulation.workloads.workload import Ending
 
 _REST_SECONDS = 90.0
@@ -96,7 +96,11 @@ class _Run:
         self._verdict = verdict
         name = verdict.scenario.workload
         make = UNDRAWN.get(name) or WORKLOADS[name]
-        self._workload = (ON_ROWS.get(name, make) if verdict.scenario.on_rows else make)()
+        if verdict.scenario.on_rows:
+            make = ON_ROWS.get(name, make)
+        elif verdict.scenario.with_master:
+            make = WITH_MASTER.get(name, make)
+        self._workload = make()
         self._cluster = Cluster(loop, verdict.scenario, self._workload)
         self._late = (
             LateObserver(self._workload.observers)

@@ -23,6 +23,7 @@ from tests.simulation.workloads.mixed import Mixed
 from tests.simulation.workloads.predicates import Predicates
 from tests.simulation.workloads.recipes import Recipes
 from tests.simulation.workloads.registers import Registers
+from tests.simulation.workloads.renewals import Renewals
 from tests.simulation.workloads.sequential import Sequential
 from tests.simulation.workloads.sets import Sets
 from tests.simulation.workloads.successors import Successors
@@ -33,6 +34,11 @@ ON_ROWS: dict[str, MakeWorkload] = {
     "successors": lambda: Mixed([Successors(), Drops(pause_seconds_max=0.4)]),
 }
 """What workloads are on a row store, if it differs."""
+
+WITH_MASTER: dict[str, MakeWorkload] = {
+    "expiring": lambda: Mixed([Expiring(), ExpiringIndex(), Renewals()]),
+}
+"""What workloads are on tablets under the real master, if it differs."""
 
 UNDRAWN: dict[str, MakeWorkload] = {"blind": Blind, "drops": Drops}
 """Workloads that no seed draws, as they are part of others. Bugs are planted in them."""
