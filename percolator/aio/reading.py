@@ -16,7 +16,7 @@ from percolator.arguments import (
 )
 from percolator.errors import CellAddress, InvalidArgument
 from percolator.protocol.known_row import KnownRow, known_rows
-from percolator.protocol.read import read_past_locks, read_rows
+from percolator.protocol.read import LockResolver, read_rows
 from percolator.protocol.scan import own_value
 from percolator.routing.cells import FoundCell, RowRequest, RowResult, wants
 from percolator.routing.pending_cell import CellAnswer
@@ -100,15 +100,9 @@ class Reading(Scanning):
         table_id, row, name = address
         request = RowRequest(table_id, RowRead(row=row, columns=(name,), timestamp=start))
         answers = [answer]
-        await read_past_locks(
-            self._env,
-            self._engine.cleanup,
-            (request,),
-            answers,
-            start,
-            deadline,
-            self.statistics,
-        )
+        cleanup = self._engine.cleanup
+        resolver = LockResolver(self._env, cleanup, start, deadline, self.statistics)
+        await resolver.read_past((request,), answers)
         return answers[0].found.get(name)
 
     @overload
@@ -178,7 +172,7 @@ class Reading(Scanning):
             ]
             engine = self._engine
             answers = await read_rows(
-                engine.env, engine.cleanup, requests, start, deadline, self.statistics
+                engine.env, engine.cleanup, requests, deadline, self.statistics
             )
             for request, answer in zip(requests, answers, strict=True):
                 for name, cell in answer.found.items():
@@ -223,9 +217,7 @@ class Reading(Scanning):
             if row not in known
         ]
         engine = self._engine
-        answers = await read_rows(
-            engine.env, engine.cleanup, requests, start, deadline, self.statistics
-        )
+        answers = await read_rows(engine.env, engine.cleanup, requests, deadline, self.statistics)
         written = self._written(info.table_id, encoded, names, prefixes)
         read, found = iter(answers), list[Row[K]]()
         for key, row in zip(keys, encoded, strict=True):
@@ -257,7 +249,7 @@ class Reading(Scanning):
             for (table_id, row), names in columns.items()
         ]
         answers = await read_rows(
-            self._env, self._engine.cleanup, requests, start, deadline, self.statistics
+            self._env, self._engine.cleanup, requests, deadline, self.statistics
         )
         self._require_open()
         return {

@@ -13,7 +13,7 @@ from percolator.aio.reading import Reading
 from percolator.arguments import as_timestamp
 from percolator.errors import CellAddress
 from percolator.protocol.newest import NotNow
-from percolator.protocol.read import read_rows
+from percolator.protocol.read import LockResolver, read_rows
 from percolator.protocol.scan import pages_past_locks, resolved_page, without_locks_of
 from percolator.routing.cells import CellPage, RangeRequest, RowRequest
 from percolator.routing.joined_page import SentPage
@@ -102,9 +102,12 @@ class Snapshot(Reading):
                 if isinstance(page, CellPage):
                     if leaving_out:
                         page = without_locks_of(page, leaving_out)
-                    page = await resolved_page(
-                        engine.env, engine.cleanup, request, page, seconds, self.statistics
-                    )
+                    if page.locks:
+                        late = engine.now() + seconds
+                        resolver = LockResolver(
+                            engine.env, engine.cleanup, read_at, late, self.statistics
+                        )
+                        page = await resolved_page(resolver, request, page)
                 yield page
 
     async def get_cells(
@@ -129,9 +132,7 @@ class Snapshot(Reading):
             for row in rows
         ]
         engine = self._engine
-        answers = await read_rows(
-            engine.env, engine.cleanup, requests, read_at, deadline, self.statistics
-        )
+        answers = await read_rows(engine.env, engine.cleanup, requests, deadline, self.statistics)
         self._require_open()
         page = CellPage([], [], [], [], [], [], b"", b"")
         for row, answer in zip(rows, answers, strict=True):

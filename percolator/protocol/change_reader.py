@@ -90,7 +90,7 @@ class ChangeReader:
         seen = await self._look(until, deadline)
         if seen.locks:
             # Most are released or resolved by the time they are looked at again.
-            await self._resolve(seen, self._resolver(until, deadline), until, deadline)
+            await self._resolve(seen, self._resolver(until, deadline))
             seen = await self._look(until, deadline)
         return seen
 
@@ -134,7 +134,7 @@ class ChangeReader:
             backoff = env.backoff()
             while (seen := await self._look(until, deadline)).reached <= self.position:
                 if seen.locks:
-                    await self._resolve(seen, resolver, until, deadline)
+                    await self._resolve(seen, resolver)
                 elif endless:
                     await env.clock.sleep(LOAD_PAUSE_SECONDS)
                     deadline = env.now() + timeout_seconds
@@ -201,10 +201,8 @@ class ChangeReader:
             )
             raise
 
-    async def _resolve(
-        self, seen: ChangesSeen, resolver: LockResolver, until: int, deadline: float
-    ) -> None:
-        """Resolves the locks, and remembers those that do not matter up to `until`."""
+    async def _resolve(self, seen: ChangesSeen, resolver: LockResolver) -> None:
+        """Resolves the locks, and remembers those that do not matter to this reader."""
         met = [MetLock.of(self._table.table_id, cell) for cell in seen.locks]
         try:
             await resolver.resolve(met)
@@ -221,7 +219,7 @@ class ChangeReader:
                 surplus.append(one)
         self._passing = tuple(passing)
         if surplus:
-            await self._cleanup.resolve_passable(surplus, read_at=until, deadline=deadline)
+            await resolver.remove(surplus)
 
 
 def _late(why: str) -> DeadlineExceeded:

@@ -32,13 +32,12 @@ async def read_rows(
     env: Environment,
     cleanup: Cleanup,
     requests: Sequence[RowRequest],
-    timestamp: int,
     deadline: float,
     statistics: Statistics,
     *,
     bytes_max: int = 0,
 ) -> list[RowResult]:
-    """Reads the rows at `timestamp`, which every request carries too. No rows, no round trip.
+    """Reads the rows, all at the same timestamp. No rows, no round trip.
 
     Raises `InvalidArgument` if they have more than `bytes_max` bytes; 0 means any number.
     """
@@ -49,16 +48,9 @@ async def read_rows(
     answers = await env.cells.read(requests, deadline, bytes_max=bytes_max)
     for answer in answers:
         if answer.locks:
-            await read_past_locks(
-                env,
-                cleanup,
-                requests,
-                answers,
-                timestamp,
-                deadline,
-                statistics,
-                bytes_max=bytes_max,
-            )
+            timestamp = requests[0].read.timestamp
+            resolver = LockResolver(env, cleanup, timestamp, deadline, statistics)
+            await resolver.read_past(requests, answers, bytes_max=bytes_max)
             break
     leave_out_unwanted(requests, answers)
     return answers
@@ -75,82 +67,8 @@ def leave_out_unwanted(requests: Sequence[RowRequest], answers: Sequence[RowResu
             }
 
 
-async def read_past_locks(
-    env: Environment,
-    cleanup: Cleanup,
-    requests: Sequence[RowRequest],
-    answers: list[RowResult],
-    timestamp: int,
-    deadline: float,
-    statistics: Statistics,
-    *,
-    bytes_max: int = 0,
-) -> None:
-    """Resolves the locks that the answers report, and completes those answers: with what the locks
-    say, or by reading the rows again."""
-    resolver = LockResolver(env, cleanup, timestamp, deadline, statistics, reads_values=True)
-    blocked = [index for index, answer in enumerate(answers) if answer.locks]
-    while blocked:
-        met = {
-            index: [MetLock.of(requests[index].table_id, cell) for cell in answers[index].locks]
-            for index in blocked
-        }
-        try:
-            await resolver.resolve([lock for locks in met.values() for lock in locks])
-            for index in blocked:
-                if _complete(requests[index].read, answers[index], met[index], cleanup, timestamp):
-                    del met[index]
-            blocked = list(met)
-            if not blocked:
-                return
-            again = [requests[index] for index in blocked]
-            surplus: list[MetLock] = []
-            for index, locks in met.items():
-                surplus += _pass(requests[index].read, resolver.passable(locks))
-            if surplus:
-                await cleanup.resolve_passable(surplus, read_at=timestamp, deadline=deadline)
-            statistics.round_trips += 1
-            statistics.retries += 1
-            found = await env.cells.read(again, deadline, bytes_max=bytes_max)
-        except DeadlineExceeded as late:
-            # The time ran out in the middle of a call, but the lock is what used it up.
-            raise conflicts.locked(env, timestamp, met[blocked[0]][0]) from late
-        for index, answer in zip(blocked, found, strict=True):
-            answers[index] = answer
-        blocked = [index for index in blocked if answers[index].locks]
-
-
-def _complete(
-    read: RowRead, answer: RowResult, met: Sequence[MetLock], cleanup: Cleanup, timestamp: int
-) -> bool:
-    """Adds what the locks say, if all of them say what their cells hold."""
-    found = [(lock.address.column, cleanup.read(lock, timestamp)) for lock in met]
-    if any(cell is None for _, cell in found):
-        return False
-    answer.locks = []
-    for column, cell in found:
-        if cell is not None and (cell.value is not None or read.report_deletes):
-            answer.found[column] = cell
-    return True
-
-
-def _pass(read: RowRead, passable: Sequence[MetLock]) -> list[MetLock]:
-    """Lets the next read of the row pass these locks. Returns those for which there is no room."""
-    passing = dict.fromkeys(read.passing)
-    surplus = []
-    for lock in passable:
-        start = lock.lock.start_timestamp
-        if start in passing or len(passing) < PASSING_MAX:
-            passing[start] = None
-        else:
-            surplus.append(lock)
-    del read.passing[:]
-    read.passing.extend(passing)
-    return surplus
-
-
 class LockResolver:
-    """One reader's handling of locks: patient at first, then more and more insistent."""
+    """One reader that has met locks: patient at first, then more and more insistent."""
 
     def __init__(
         self,
@@ -160,9 +78,12 @@ class LockResolver:
         deadline: float,
         statistics: Statistics,
         *,
-        reads_values: bool,
+        reads_values: bool = True,
     ) -> None:
-        """`reads_values` is whether the reader goes on with what a lock says (`Cleanup.read`)."""
+        """It reads at the timestamp, until the deadline.
+
+        `reads_values` is whether it goes on with what a lock says (`Cleanup.read`).
+        """
         self._env = env
         self._cleanup = cleanup
         self._timestamp = timestamp
@@ -175,9 +96,51 @@ class LockResolver:
         self._decided: set[int] = set()
         self._passable: set[int] = set()
 
-    def passable(self, met: Sequence[MetLock]) -> list[MetLock]:
-        """The locks among these that do not matter to this reader."""
-        return [lock for lock in met if lock.lock.start_timestamp in self._passable]
+    async def read_past(
+        self, requests: Sequence[RowRequest], answers: list[RowResult], *, bytes_max: int = 0
+    ) -> None:
+        """Resolves the locks that the answers report, and completes those answers: with what the
+        locks say, or by reading the rows again."""
+        blocked = [index for index, answer in enumerate(answers) if answer.locks]
+        while blocked:
+            met = {
+                index: [MetLock.of(requests[index].table_id, cell) for cell in answers[index].locks]
+                for index in blocked
+            }
+            try:
+                await self.resolve([lock for locks in met.values() for lock in locks])
+                for index in blocked:
+                    if self._complete(requests[index].read, answers[index], met[index]):
+                        del met[index]
+                blocked = list(met)
+                if not blocked:
+                    return
+                again = [requests[index] for index in blocked]
+                surplus: list[MetLock] = []
+                for index, locks in met.items():
+                    surplus += _pass(requests[index].read, self.passable(locks))
+                if surplus:
+                    await self.remove(surplus)
+                self._statistics.round_trips += 1
+                self._statistics.retries += 1
+                found = await self._env.cells.read(again, self._deadline, bytes_max=bytes_max)
+            except DeadlineExceeded as late:
+                # The time ran out in the middle of a call, but the lock is what used it up.
+                raise conflicts.locked(self._env, self._timestamp, met[blocked[0]][0]) from late
+            for index, answer in zip(blocked, found, strict=True):
+                answers[index] = answer
+            blocked = [index for index in blocked if answers[index].locks]
+
+    def _complete(self, read: RowRead, answer: RowResult, met: Sequence[MetLock]) -> bool:
+        """Adds what the locks say, if all of them say what their cells hold."""
+        found = [(lock.address.column, self._cleanup.read(lock, self._timestamp)) for lock in met]
+        if any(cell is None for _, cell in found):
+            return False
+        answer.locks = []
+        for column, cell in found:
+            if cell is not None and (cell.value is not None or read.report_deletes):
+                answer.found[column] = cell
+        return True
 
     async def resolve(self, met: Sequence[MetLock]) -> None:
         """Returns when reading again is worthwhile. Raises `ConflictError` when the time is up, as
@@ -206,6 +169,16 @@ class LockResolver:
         if not await self._backoff.pause(self._deadline):
             raise conflicts.locked(self._env, self._timestamp, met[0])
 
+    def passable(self, met: Sequence[MetLock]) -> list[MetLock]:
+        """The locks among these that do not matter to this reader."""
+        return [lock for lock in met if lock.lock.start_timestamp in self._passable]
+
+    async def remove(self, surplus: Sequence[MetLock]) -> None:
+        """Removes or pushes passable locks for which a read has no room."""
+        await self._cleanup.resolve_passable(
+            surplus, read_at=self._timestamp, deadline=self._deadline
+        )
+
     def _note(self, met: Sequence[MetLock], waited: float) -> None:
         for address, lock, _ in met:
             start = lock.start_timestamp
@@ -215,3 +188,18 @@ class LockResolver:
                 self._statistics.lock_waits.append(wait)
             else:
                 wait.seconds = waited
+
+
+def _pass(read: RowRead, passable: Sequence[MetLock]) -> list[MetLock]:
+    """Lets the next read of the row pass these locks. Returns those for which there is no room."""
+    passing = dict.fromkeys(read.passing)
+    surplus = []
+    for lock in passable:
+        start = lock.lock.start_timestamp
+        if start in passing or len(passing) < PASSING_MAX:
+            passing[start] = None
+        else:
+            surplus.append(lock)
+    del read.passing[:]
+    read.passing.extend(passing)
+    return surplus

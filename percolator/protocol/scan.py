@@ -23,7 +23,7 @@ from percolator.formats.records import (
     timestamp_bytes,
 )
 from percolator.protocol.environment import Environment
-from percolator.protocol.read import PASSING_MAX, leave_out_unwanted, read_past_locks
+from percolator.protocol.read import PASSING_MAX, LockResolver, leave_out_unwanted
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.resolving.rolling_in_bulk import WHOLE_PAGE
 from percolator.protocol.statistics import Statistics
@@ -114,8 +114,9 @@ async def scan_pages(
             rows = page.rows
             statistics.rows_read += len(rows)
             if page.locks:
-                deadline = env.now() + timeout_seconds
-                rows = await _without_locks(env, cleanup, request, page, deadline, statistics)
+                timestamp, deadline = request.timestamp, env.now() + timeout_seconds
+                resolver = LockResolver(env, cleanup, timestamp, deadline, statistics)
+                rows = await _without_locks(resolver, request, page)
             written = None
             if own is not None and own.cells:
                 written = own.rows(request.table_id, page.start, page.end)
@@ -138,19 +139,9 @@ def without_locks_of(page: CellPage, starts: Set[int]) -> CellPage:
     return page._replace(locks=locks)
 
 
-async def resolved_page(
-    env: Environment,
-    cleanup: Cleanup,
-    request: RangeRequest,
-    page: CellPage,
-    timeout_seconds: float,
-    statistics: Statistics,
-) -> CellPage:
+async def resolved_page(resolver: LockResolver, request: RangeRequest, page: CellPage) -> CellPage:
     """The page after its rows with locks were read again; deleted cells are left out."""
-    if not page.locks:
-        return page
-    deadline = env.now() + timeout_seconds
-    rows = await _without_locks(env, cleanup, request, page.by_row(), deadline, statistics)
+    rows = await _without_locks(resolver, request, page.by_row())
     cells = [
         (row, column, found.commit_timestamp, found.value)
         for row in sorted(rows, reverse=request.reverse)
@@ -170,12 +161,7 @@ async def resolved_page(
 
 
 async def _without_locks(
-    env: Environment,
-    cleanup: Cleanup,
-    request: RangeRequest,
-    page: RangePage,
-    deadline: float,
-    statistics: Statistics,
+    resolver: LockResolver, request: RangeRequest, page: RangePage
 ) -> dict[bytes, dict[bytes, FoundCell]]:
     """The page's rows, with what is behind the locks."""
     rows = page.rows
@@ -201,7 +187,7 @@ async def _without_locks(
         for row in blocked
     ]
     answers = list(blocked.values())
-    await read_past_locks(env, cleanup, again, answers, request.timestamp, deadline, statistics)
+    await resolver.read_past(again, answers)
     leave_out_unwanted(again, answers)
     for row, answer in zip(blocked, answers, strict=True):
         rows[row] = answer.found

@@ -77,7 +77,7 @@ class GatewayHandler:
         env, cleanup = self._engine.env, self._engine.cleanup
         with _locks_only_delay(), _named_as_asked():
             answers = await read_rows(
-                env, cleanup, reads, start, deadline, Statistics(), bytes_max=self._answer_bytes_max
+                env, cleanup, reads, deadline, Statistics(), bytes_max=self._answer_bytes_max
             )
         response = wire.GetResponse(
             rows=[

@@ -197,7 +197,6 @@ class _Backfill:
                 context.env,
                 context.cleanup,
                 requests,
-                now,
                 context.deadline(),
                 transaction.statistics,
             )

@@ -139,7 +139,6 @@ class DeadLetterBox:
                 context.env,
                 context.cleanup,
                 requests,
-                start,
                 context.deadline(),
                 transaction.statistics,
             )

@@ -62,7 +62,6 @@ async def look(
         context.env,
         context.cleanup,
         [RowRequest(work.watched.table_id, read)],
-        start,
         context.deadline(),
         transaction.statistics,
     )

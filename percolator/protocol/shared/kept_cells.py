@@ -45,7 +45,7 @@ async def with_kept_cells(
         RowRequest(table_id, RowRead(row=row, columns=names, timestamp=read_at))
         for (table_id, row), names in columns.items()
     ]
-    answers = await read_rows(env, cleanup, requests, read_at, deadline, Statistics())
+    answers = await read_rows(env, cleanup, requests, deadline, Statistics())
     found = {
         CellAddress(table_id, row, column): cell.value
         for (table_id, row), answer in zip(columns, answers, strict=True)

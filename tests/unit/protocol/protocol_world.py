@@ -323,7 +323,7 @@ class Client:
             cell.table_id, RowRead(row=cell.row, columns=[cell.column], timestamp=timestamp)
         )
         (answer,) = await read_rows(
-            self.env, self.cleanup, [request], timestamp, self.deadline(), Statistics()
+            self.env, self.cleanup, [request], self.deadline(), Statistics()
         )
         found = answer.found.get(cell.column)
         return None if found is None else found.value

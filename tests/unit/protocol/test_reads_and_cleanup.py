@@ -84,7 +84,7 @@ async def test_locks_with_one_primary_are_settled_together() -> None:
     statistics = Statistics()
     request = RowRequest(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
     (answer,) = await read_rows(
-        reader.env, reader.cleanup, [request], timestamp, reader.deadline(), statistics
+        reader.env, reader.cleanup, [request], reader.deadline(), statistics
     )
     assert len(answer.found) == 10
     assert statistics.round_trips == 1
@@ -119,7 +119,6 @@ async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_its_holder() 
             reader.env,
             reader.cleanup,
             [request],
-            timestamp,
             reader.deadline(1.0),
             statistics,
         )
@@ -165,7 +164,7 @@ async def test_more_locks_than_a_read_can_name_do_not_block_readers(fate: str) -
         owner.crash()
     request = RowRequest(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
     (answer,) = await read_rows(
-        reader.env, reader.cleanup, [request], timestamp, reader.deadline(2.0), Statistics()
+        reader.env, reader.cleanup, [request], reader.deadline(2.0), Statistics()
     )
     assert (answer.found, answer.locks) == ({}, [])
     assert len(request.read.passing) <= PASSING_MAX
@@ -185,7 +184,7 @@ async def test_each_row_is_read_again_with_the_locks_that_it_had_itself() -> Non
         RowRequest(1, RowRead(row=row, columns=[b"b"], timestamp=timestamp)) for row in rows
     ]
     statistics = Statistics()
-    await read_rows(reader.env, reader.cleanup, requests, timestamp, reader.deadline(), statistics)
+    await read_rows(reader.env, reader.cleanup, requests, reader.deadline(), statistics)
     assert {len(request.read.passing) for request in requests} == {1}
 
 

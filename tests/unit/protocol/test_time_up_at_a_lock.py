@@ -42,9 +42,7 @@ async def test_a_read_ends_with_the_lock_that_it_met(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(cells, "read", answering_once(cells.read, no_answer))
     request = RowRequest(1, RowRead(row=b"a", columns=[b"x"], timestamp=timestamp))
     with pytest.raises(ConflictError, match="is locked by transaction") as caught:
-        await read_rows(
-            reader.env, reader.cleanup, [request], timestamp, reader.deadline(), Statistics()
-        )
+        await read_rows(reader.env, reader.cleanup, [request], reader.deadline(), Statistics())
     assert caught.value.other_start_timestamp == commit._write.start
     assert isinstance(caught.value.__cause__, DeadlineExceeded)
 
