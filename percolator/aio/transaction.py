@@ -213,19 +213,19 @@ class Transaction(OneMessage):
             self._writes.stored(name),
             env.owners.session_id or b"",
             env.limits.value_inline_bytes_max,
+            weak_notifications=sorted(self._weak) if self._weak else (),
+            tables=self._bound_tables,
         )
         return Commit(
             env,
             engine.cleanup,
             engine.heartbeats,
             write,
-            weak_notifications=sorted(self._weak) if self._weak else (),
             started_seconds=self._early_seconds if self._early else self._started_seconds,
             statistics=self.statistics,
             alone=self._alone,
             only_two_phases=self._only_two_phases,
             is_followed=self._attempts is not None and self._attempts.is_followed,
-            tables=self._bound_tables,
         )
 
     def rollback(self) -> None:

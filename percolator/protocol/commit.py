@@ -27,11 +27,10 @@ Rules, each with the failure that it prevents:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine
 from copy import copy
 
 from percolator.errors import (
-    CellAddress,
     ConflictError,
     DeadlineExceeded,
     OutcomeUnknown,
@@ -51,7 +50,6 @@ from percolator.protocol.two_phases import TwoPhases
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CommitAnswer
-from percolator.routing.table_info import TableInfo
 
 _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""
@@ -62,6 +60,7 @@ class Commit:
 
     __slots__ = (
         "_alone",
+        "_cleanup",
         "_env",
         "_given_up",
         "_heartbeats",
@@ -70,6 +69,7 @@ class Commit:
         "_only_two_phases",
         "_settling",
         "_started_seconds",
+        "_statistics",
         "_two_phases",
         "_write",
     )
@@ -81,32 +81,29 @@ class Commit:
         heartbeats: Heartbeats,
         write: WriteSteps,
         *,
-        weak_notifications: Sequence[CellAddress],
         started_seconds: float,
         statistics: Statistics,
         alone: bool = False,
         only_two_phases: bool = False,
         is_followed: bool = False,
-        tables: Mapping[str, TableInfo] | None = None,
     ) -> None:
         """`started_seconds`: when the start timestamp was received, on the monotonic clock.
 
         `alone`: no other process can commit this transaction, as a second gateway might when its
         caller asks again. `only_two_phases`: do not try to commit in one round. `is_followed`:
-        another transaction would begin directly above its commit. `tables`: as they were when the
-        writes were encoded, by name.
+        another transaction would begin directly above its commit.
         """
         self._env = env
+        self._cleanup = cleanup
         self._heartbeats = heartbeats
         self._write = write
         self._started_seconds = started_seconds
+        self._statistics = statistics
         self._alone = alone
-        self._one_round = OneRound(
-            env, cleanup, write, weak_notifications, statistics, tables or {}, is_followed
-        )
+        self._one_round = OneRound(env, cleanup, write, statistics, is_followed)
         self._two_phases: TwoPhases | None = None
         self._only_two_phases = only_two_phases or not fits_one_message(
-            write.writes, weak_notifications, env.limits
+            write.writes, write.weak_notifications, env.limits
         )
         self._settling: asyncio.Task[_Settled] | None = None
         """The task that finds out what became of the commit."""
@@ -168,8 +165,9 @@ class Commit:
     def _begin_two_phases(self) -> TwoPhases:
         """The two phases, which begin with the first call."""
         if self._two_phases is None:
-            parts = self._env, self._write, self._started_seconds
-            self._two_phases = TwoPhases.after(self._one_round, *parts)
+            self._two_phases = TwoPhases.of(
+                self._env, self._cleanup, self._write, self._started_seconds, self._statistics
+            )
         return self._two_phases
 
     @property

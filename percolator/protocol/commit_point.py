@@ -16,10 +16,7 @@ Rules, each with the failure that it prevents:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-
 from percolator.errors import (
-    CellAddress,
     DeadlineExceeded,
     PercolatorError,
     Retry,
@@ -43,7 +40,6 @@ from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, Answer, Refused
-from percolator.routing.table_info import TableInfo
 from percolator.wire.backoff import Backoff
 
 
@@ -56,8 +52,6 @@ class CommitPoint:
         "_raises",
         "_started_seconds",
         "_statistics",
-        "_tables",
-        "_weak_notifications",
         "_write",
         "announcement",
         "is_awaited",
@@ -72,19 +66,14 @@ class CommitPoint:
         self,
         env: Environment,
         write: WriteSteps,
-        weak_notifications: Sequence[CellAddress],
         started_seconds: float,
         statistics: Statistics,
-        tables: Mapping[str, TableInfo],
         announcement: Announcement | None = None,
     ) -> None:
-        """`started_seconds`: when the start timestamp was received, on the monotonic clock.
-        `tables`: as they were when the writes were encoded."""
+        """`started_seconds`: when the start timestamp was received, on the monotonic clock."""
         self._env = env
         self.announcement = announcement
-        self._tables = tables
         self._write = write
-        self._weak_notifications = weak_notifications
         self._started_seconds = started_seconds
         self._statistics = statistics
         self._commit = 0
@@ -108,7 +97,8 @@ class CommitPoint:
 
         Raises when the transaction will never be committed, or, if `sent`, when that is not known.
         """
-        table_id = self._write.primary.table_id
+        write = self._write
+        table_id = write.primary.table_id
         backoff: Backoff | None = None
         while True:
             while self.min_commit > self._commit:
@@ -122,14 +112,14 @@ class CommitPoint:
             # A heartbeat may learn of a push while we wait below. The commit must be sent for the
             # lock that its timestamp was compared with, and for no other.
             min_commit, commit = self.min_commit, self._commit
-            if self._weak_notifications:
+            if write.weak_notifications:
                 await self._notify(commit, deadline)
             schema = self._env.schemas.get(table_id)
             if schema is None:
                 schema = await self._env.schemas.refresh(table_id, deadline)
             if not self.sent:  # otherwise it may be committed: only the same step can tell
-                require_same_codecs(self._write.writes, self._tables, self._env.schemas)
-            step = self._write.commit_primary(schema, min_commit, commit)
+                require_same_codecs(write.writes, write.tables, self._env.schemas)
+            step = write.commit_primary(schema, min_commit, commit)
             sent_before, self.sent = self.sent, True
             self._statistics.round_trips += 1
             (answer,) = await self._env.cells.mutate((step,), deadline)
@@ -195,7 +185,7 @@ class CommitPoint:
         after all locks are held, so that an observer that runs too early meets a lock and waits.
         """
         await notify_weak_observers(
-            self._env, self._weak_notifications, commit, deadline, self._statistics
+            self._env, self._write.weak_notifications, commit, deadline, self._statistics
         )
 
     # ------------------------------------------------------------------ the lock until then

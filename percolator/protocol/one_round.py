@@ -18,7 +18,7 @@ Rules, each with the failure that it prevents:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable
 
 from percolator.errors import (
     CellAddress,
@@ -44,7 +44,7 @@ from percolator.protocol.same_writes import is_own_lock, require_same
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, Refused
-from percolator.routing.table_info import TableInfo, TableSchema
+from percolator.routing.table_info import TableSchema
 from percolator.wire.backoff import asked_pause_seconds
 
 _NO_COPY_IS_READ = (NotSent, UsageError, PermissionDenied, Unauthenticated)
@@ -58,19 +58,17 @@ class OneRound:
     """The message that commits one transaction, and what is known about it."""
 
     __slots__ = (
+        "_cleanup",
         "_env",
         "_is_followed",
+        "_statistics",
         "_was_out",
         "_was_unanswered",
         "_write",
-        "cleanup",
         "is_lost",
         "is_out",
         "is_unanswered",
         "is_whole",
-        "statistics",
-        "tables",
-        "weak_notifications",
     )
 
     def __init__(
@@ -78,18 +76,14 @@ class OneRound:
         env: Environment,
         cleanup: Cleanup,
         write: WriteSteps,
-        weak_notifications: Sequence[CellAddress],
         statistics: Statistics,
-        tables: Mapping[str, TableInfo],
         is_followed: bool,
     ) -> None:
         self._env = env
-        self.cleanup = cleanup
+        self._cleanup = cleanup
         self._write = write
+        self._statistics = statistics
         self._is_followed = is_followed
-        self.weak_notifications = weak_notifications
-        self.statistics = statistics
-        self.tables = tables
         self.is_out = False
         """The message was sent: a copy of it may commit the transaction as long as no lock, commit
         or marker of it is durable."""
@@ -141,8 +135,8 @@ class OneRound:
             elif answer.retry is Retry.USELESS:
                 # Resending is useless too; the attempt to write the marker will show the outcome.
                 raise answer
-            waiting = waiting or LockWaiting(self._env, write.start, self.statistics)
-            await waiting.settle(met, self.cleanup, deadline)
+            waiting = waiting or LockWaiting(self._env, write.start, self._statistics)
+            await waiting.settle(met, self._cleanup, deadline)
             await waiting.pause(problem, deadline)
             met.clear()
             schema = await self._env.schema(write.primary.table_id, deadline)
@@ -160,14 +154,14 @@ class OneRound:
     def send(self, schema: TableSchema, deadline: float) -> Awaitable[CommitAnswer]:
         """Sends the message, once. Its answer has to be given to `heard`."""
         env, write = self._env, self._write
-        require_same_codecs(write.writes, self.tables, env.schemas)
+        require_same_codecs(write.writes, write.tables, env.schemas)
         message = commit_message(
             write.start,
             write.cells,
             write.writes,
             write.inline_bytes_max,
             schema,
-            self.weak_notifications,
+            write.weak_notifications,
             is_followed=self._is_followed,
         )
         self.sent()
@@ -188,7 +182,7 @@ class OneRound:
         else:
             if isinstance(answer, _NO_COPY_IS_EXECUTED):
                 self.is_out = self._was_unanswered
-            self.statistics.round_trips += 1
+            self._statistics.round_trips += 1
         if not isinstance(answer, PercolatorError) or answer.retry is not Retry.UNKNOWN:
             self.is_unanswered = self._was_unanswered
         return answer

@@ -7,8 +7,9 @@ from typing import NamedTuple
 from percolator.protocol.announcing import Announcement
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.environment import Environment
-from percolator.protocol.one_round import OneRound
 from percolator.protocol.prewriting import Prewriting
+from percolator.protocol.resolving.cleanup import Cleanup
+from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_steps import WriteSteps
 
 
@@ -19,18 +20,16 @@ class TwoPhases(NamedTuple):
     prewriting: Prewriting
 
     @classmethod
-    def after(
-        cls, known: OneRound, env: Environment, write: WriteSteps, started_seconds: float
+    def of(
+        cls,
+        env: Environment,
+        cleanup: Cleanup,
+        write: WriteSteps,
+        started_seconds: float,
+        statistics: Statistics,
     ) -> TwoPhases:
-        """Those of a transaction that was, or could have been, tried in one round."""
-        announcing = env.announcing
-        point = CommitPoint(
-            env,
-            write,
-            known.weak_notifications,
-            started_seconds,
-            known.statistics,
-            known.tables,
-            None if announcing is None else Announcement(env, announcing, write),
-        )
-        return cls(point, Prewriting(env, known.cleanup, write, point, known.statistics))
+        """Those of a transaction whose start timestamp was received then."""
+        store = env.announcing
+        announcement = None if store is None else Announcement(env, store, write)
+        point = CommitPoint(env, write, started_seconds, statistics, announcement)
+        return cls(point, Prewriting(env, cleanup, write, point, statistics))

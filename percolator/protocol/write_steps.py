@@ -6,7 +6,7 @@ the start timestamp and the arguments, so a repeated step is identical.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from percolator.errors import CellAddress
 from percolator.formats.records import (
@@ -21,7 +21,7 @@ from percolator.protocol import steps
 from percolator.protocol.read_locks import is_read_lock, mark
 from percolator.routing.cells import CellMutation
 from percolator.routing.common_step import CommonStep
-from percolator.routing.table_info import TableSchema
+from percolator.routing.table_info import TableInfo, TableSchema
 from percolator.v1.tabletserver_pb2 import Mutation, StepList
 
 Write = tuple[int, bytes]
@@ -29,8 +29,11 @@ Write = tuple[int, bytes]
 KIND_READ_LOCK, too: a lock-only write of a hidden cell, once the start timestamp is known."""
 
 
+_NO_TABLES: Mapping[str, TableInfo] = {}
+
+
 class WriteSteps:
-    """Builds the steps that one transaction sends for the cells that it writes."""
+    """What one transaction writes, and the steps that it sends for these cells."""
 
     __slots__ = (
         "_session",
@@ -39,6 +42,8 @@ class WriteSteps:
         "inline_bytes_max",
         "primary",
         "start",
+        "tables",
+        "weak_notifications",
         "writes",
     )
 
@@ -48,8 +53,12 @@ class WriteSteps:
         writes: Mapping[CellAddress, Write],
         session: bytes,
         inline_bytes_max: int,
+        *,
+        weak_notifications: Sequence[CellAddress] = (),
+        tables: Mapping[str, TableInfo] = _NO_TABLES,
     ) -> None:
-        """The write set has at least one cell."""
+        """The write set has at least one cell. `tables`: as they were when it was encoded, by name;
+        there may be others among them."""
         self.start = start
         self.writes = writes
         self.cells = sorted(writes) if len(writes) > 1 else list(writes)
@@ -59,6 +68,9 @@ class WriteSteps:
         self._session = session
         self._shared = b""
         self.inline_bytes_max = inline_bytes_max
+        self.weak_notifications = weak_notifications
+        """The cells whose weak observers the commit notifies."""
+        self.tables = tables
 
     def prewrite(self, cell: CellAddress, min_commit: int, ttl_milliseconds: int) -> CellMutation:
         kind, value = self.writes[cell]

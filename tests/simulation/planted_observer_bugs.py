@@ -142,7 +142,7 @@ def weak_notification_not_written_again(patch: Patch) -> None:
 
     async def wrong(self: CommitPoint, commit: int, deadline: float) -> None:
         await correct(self, commit, deadline)
-        self._weak_notifications = ()
+        self._write.weak_notifications = ()
 
     patch.setattr(CommitPoint, "_notify", wrong)
 

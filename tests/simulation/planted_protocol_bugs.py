@@ -115,11 +115,12 @@ def primary_by_chance(patch: Patch) -> None:
     correct = WriteSteps.__init__
     turns = [0]
 
-    def wrong(self: WriteSteps, start: int, writes: Any, *rest: Any) -> None:
+    def wrong(self: WriteSteps, start: int, writes: Any, *rest: Any, **named: Any) -> None:
         turns[0] += 1
         cells = sorted(writes)
         turn = turns[0] % len(cells)
-        correct(self, start, {cell: writes[cell] for cell in cells[turn : turn + 1]}, *rest)
+        one = {cell: writes[cell] for cell in cells[turn : turn + 1]}
+        correct(self, start, one, *rest, **named)
         self.writes = writes
         self.cells = cells[turn:] + cells[:turn]
 

@@ -340,14 +340,17 @@ class Client:
         two_phases: bool | None = None,
     ) -> Commit:
         write = WriteSteps(
-            start, writes, self.network.session_id or b"", self.env.limits.value_inline_bytes_max
+            start,
+            writes,
+            self.network.session_id or b"",
+            self.env.limits.value_inline_bytes_max,
+            weak_notifications=weak,
         )
         return Commit(
             self.env,
             self.cleanup,
             self.heartbeats,
             write,
-            weak_notifications=weak,
             started_seconds=(
                 self.world.clock.monotonic_seconds() if started_seconds is None else started_seconds
             ),
