@@ -8,8 +8,8 @@
 A database belongs to the event loop in which it was opened.
 
 Open `database.py` first, then `transaction.py`. A transaction is a chain of classes, each of which
-adds one thing: `moment.py` (one timestamp), `named_cells.py`, `scanning.py`, `reading.py` (so far,
-`snapshot.py` is the same), `reading_in_turn.py`, `row_writes.py`, `weak_notifications.py`.
+adds one thing: `moment.py` (one timestamp), `scanning.py`, `reading.py` (so far, `snapshot.py` is
+the same), `reading_in_turn.py`, `writing.py`, and `one_message.py` (how most of them commit).
 
 `engine.py` wires together what all transactions of a database use, and `connecting.py` finds the
 parts of a cluster. Besides transactions there are `changes.py` (on `following.py`), `shared.py`

@@ -1,15 +1,17 @@
-"""The timestamp at which a snapshot or a transaction reads, and the tables that it then sees."""
+"""The timestamp at which a snapshot or a transaction reads, and what names of cells mean then."""
 
 from __future__ import annotations
 
 import asyncio
 from asyncio import get_running_loop
+from typing import Any
 
 from percolator.aio.engine import Engine
-from percolator.arguments import require_seconds
-from percolator.errors import InvalidArgument, PercolatorError, UsageError, harmless
+from percolator.arguments import require_seconds, require_table
+from percolator.errors import CellAddress, InvalidArgument, PercolatorError, UsageError, harmless
 from percolator.protocol.statistics import Statistics
 from percolator.routing.table_info import TableInfo
+from percolator.schema import Column, Readable, Table, encoded_key
 from percolator.timestamps import Timestamp
 
 
@@ -106,7 +108,7 @@ class Moment:
         self._starting = None
         engine.open_starts.add(self, start)
 
-    # ------------------------------------------------------------------ tables
+    # ------------------------------------------------------------------ tables and cells
 
     def _bound(self, name: str) -> TableInfo | None:
         """The table that has this name here; None if a master has to be asked."""
@@ -124,6 +126,33 @@ class Moment:
         """Called once the timestamp is known: tables may have been used before."""
         for info in self._bound_tables.values():
             info.require_older_than(self._start)
+
+    def _known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
+        """The cell's address, if its table was used before."""
+        if not isinstance(column, Column):
+            raise UsageError(f"expected a Column, got {type(column).__name__}")
+        table = column.table
+        info = self._bound(table.name)
+        if info is None:
+            return None
+        if info.codecs.readable.get(column.name) is not column:
+            info.codecs.require_readable(column)
+        return CellAddress(info.table_id, self._row(table, row, column), column.name)
+
+    async def _address(self, row: object, column: Readable[Any], deadline: float) -> CellAddress:
+        table = column.table
+        info = await self._info(table, deadline)
+        info.codecs.require_readable(column)
+        return CellAddress(info.table_id, self._row(table, row, column), column.name)
+
+    async def _info(self, table: Table[Any], deadline: float) -> TableInfo:
+        require_table(table)
+        return self._bound(table.name) or self._bind(await self._engine.table(table, deadline))
+
+    def _row(self, table: Table[Any], key: object, column: Readable[Any] | None = None) -> bytes:
+        row = encoded_key(table, key, column=column)
+        self._engine.require_row("row", row)
+        return row
 
     # ------------------------------------------------------------------ checks
 

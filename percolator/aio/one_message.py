@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from percolator.aio.weak_notifications import WeakNotifications
+from percolator.aio.writing import Writing
 from percolator.errors import ConflictError, SnapshotTooOld
 from percolator.protocol.commit import Commit
 from percolator.protocol.commit_message import fits_one_message
@@ -13,7 +13,7 @@ from percolator.routing.cells import CommitAnswer
 from percolator.wire.timestamp_source import TimestampSource
 
 
-class OneMessage(WeakNotifications):
+class OneMessage(Writing):
     """Commits with one message, if that is possible."""
 
     _alone = True

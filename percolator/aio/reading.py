@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
-from percolator.aio.named_cells import Columns
+from percolator.aio.named_cells import Columns, stored_names
 from percolator.aio.scanning import Scanning
 from percolator.arguments import (
     COLUMNS_MAX,
@@ -192,7 +192,7 @@ class Reading(Scanning):
         deadline = self._deadline(timeout)
         info = await self._info(table, deadline)
         columns = None if columns is None else listed_columns(columns)
-        names, prefixes = self._names(table, columns)
+        names, prefixes = stored_names(table, columns)
         info.codecs.require(table, columns)
         keys = listed(rows, "rows", self._cells_max)
         if len(keys) * max(len(names or ()), 1) > self._cells_max:

@@ -6,7 +6,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from percolator.aio.named_cells import Columns, NamedCells
+from percolator.aio.moment import Moment
+from percolator.aio.named_cells import Columns, stored_names, stored_range
 from percolator.arguments import listed_columns, require_bool, require_table, require_whole
 from percolator.errors import InvalidArgument
 from percolator.protocol.scan import FoundRow, scan_pages
@@ -18,7 +19,7 @@ from percolator.schema import Row, Table, decoded_key
 K = TypeVar("K")
 
 
-class Scanning(NamedCells):
+class Scanning(Moment):
     """Scans at one timestamp, which is fetched with the first read."""
 
     _own: WriteSet | None = None
@@ -114,8 +115,8 @@ class Scanning(NamedCells):
             require_whole(limit, "limit", least=0)
         require_bool(reverse, "reverse")
         require_table(table)
-        first, last = self._range(table, start, end, prefix)
-        names, prefixes = self._names(table, columns)
+        first, last = stored_range(table, start, end, prefix)
+        names, prefixes = stored_names(table, columns)
         if not (names is None or names or prefixes):
             # Rows without a value in them are left out, so there would never be any.
             raise InvalidArgument("columns", "is empty; omit it to read all columns")
