@@ -4,7 +4,7 @@
     host.py         what a service gets to work with: a world, files, its server
     serving/        how a service is called
     settings/       how it is configured
-    stores/         where a cluster keeps what must last: `--store`
+    store_kinds/    where a cluster keeps what must last: `--store`
     store/          a directory as that place: files, and directories with one owner
     records/        a row store as that place: what a cluster keeps about itself there
     coordinator/    who leads, and what a leader has recorded

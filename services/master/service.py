@@ -12,9 +12,9 @@ from services.chassis.coordinator.times import CoordinatorTimes
 from services.chassis.host import Host
 from services.chassis.lived_time import LivedTime
 from services.chassis.serving.rpc import Exposed
-from services.chassis.stores.cluster_store import ClusterStore
-from services.chassis.stores.directory_store import DirectoryStore
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.cluster_store import ClusterStore
+from services.chassis.store_kinds.directory_store import DirectoryStore
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from services.master.cluster_handler import ClusterHandler
 from services.master.leader import TabletTerms
 from services.master.master import Master

@@ -11,7 +11,7 @@ from services.chassis.host import Host
 from services.chassis.lifecycle import run
 from services.chassis.serving.rpc import Exposed
 from services.chassis.settings.loading import load
-from services.chassis.stores.opening import opened
+from services.chassis.store_kinds.opening import opened
 from services.oracle.service import oracle_service
 from services.oracle.settings import OracleSettings
 

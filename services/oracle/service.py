@@ -9,7 +9,7 @@ from percolator.v1 import oracle_pb2
 from services.chassis.coordinator.times import CoordinatorTimes
 from services.chassis.host import Host
 from services.chassis.serving.rpc import Exposed
-from services.chassis.stores.cluster_store import ClusterStore
+from services.chassis.store_kinds.cluster_store import ClusterStore
 from services.oracle.candidate import Candidate, Site
 from services.oracle.handler import OracleHandler
 from services.oracle.metrics import OracleMetrics

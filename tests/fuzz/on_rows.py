@@ -28,7 +28,7 @@ from percolator.v1 import bigtable_pb2 as bigtable
 from percolator.v1 import master_pb2 as master
 from percolator.v1.cluster_pb2 import DescribeResponse, RowStorePlace
 from percolator.world import MachineClock, Random, World
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from services.gateway.row_store_handler import RowStoreHandler
 from services.master.map.map_store import KEY, CatalogueStore, decoded_catalogue
 from services.master.rows.row_handler import RowMasterHandler

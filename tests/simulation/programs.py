@@ -24,7 +24,7 @@ from services.chassis.host import Host
 from services.chassis.serving.rpc import Exposed
 from services.chassis.settings.service_settings import ServiceSettings
 from services.chassis.store.cluster_identity import STORE_FORMAT
-from services.chassis.stores.directory_store import DirectoryStore
+from services.chassis.store_kinds.directory_store import DirectoryStore
 from services.chassis.version import version
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import LockServiceLimits

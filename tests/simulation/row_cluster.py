@@ -19,8 +19,8 @@ from percolator.wire.cluster import describe
 from percolator.world import World
 from services.chassis.coordinator.times import CoordinatorTimes
 from services.chassis.records.records import Records
-from services.chassis.stores import row_identity
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds import row_identity
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from services.master.map.catalogue import Catalogue
 from services.master.map.map_store import KEY, decoded_catalogue
 from services.master.master import ROLE as MASTER_ROLE

@@ -24,7 +24,7 @@ from __future__ import annotations
 import structlog
 
 from percolator.world import Clock
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from services.master.map.catalogue import Catalogue
 from services.master.map.map_store import CatalogueStore
 from services.master.oracle_time import OracleTime

@@ -13,7 +13,7 @@ from percolator.rowstore.dropped import DroppedTables
 from percolator.rowstore.intents import Intents
 from percolator.rowstore.times import Numbers, SpacedTimestamps, Times
 from percolator.world import World
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from services.master.history.collecting import LockOwners
 from services.master.history.row_collecting import RowCollecting
 from services.master.map.catalogue import Table

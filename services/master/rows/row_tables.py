@@ -16,7 +16,7 @@ from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument, NotReady, PercolatorError
 from percolator.v1 import master_pb2 as wire
 from percolator.world import Clock
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from services.master.map.catalogue import Catalogue, Table
 from services.master.map.map_store import CatalogueStore
 from services.master.oracle_time import OracleTime

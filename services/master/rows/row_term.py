@@ -6,7 +6,7 @@ from functools import partial
 
 from percolator.world import World
 from services.chassis.coordinator.interface import Leadership
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from services.master.history.collection import Collection, CollectionTimes
 from services.master.map.catalogue import Catalogue
 from services.master.map.map_store import CatalogueStore, decoded_catalogue

@@ -18,7 +18,7 @@ from percolator.testing.row_database import MODEL
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
 from services.chassis.records.records import Records
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 
 
 class Instance:

@@ -21,10 +21,14 @@ from percolator.testing.row_database import MODEL
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
 from services.chassis.records.records import Records
-from services.chassis.stores import row_identity
-from services.chassis.stores.row_cluster_store import RowClusterStore
-from services.chassis.stores.row_identity import RowIdentity
-from services.chassis.stores.row_store_watch import LOOK_SECONDS, STALLED_SECONDS, RowStoreWatch
+from services.chassis.store_kinds import row_identity
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.row_identity import RowIdentity
+from services.chassis.store_kinds.row_store_watch import (
+    LOOK_SECONDS,
+    STALLED_SECONDS,
+    RowStoreWatch,
+)
 
 
 class Watched:

@@ -19,7 +19,7 @@ from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL, connect_over_model
 from percolator.v1 import bigtable_pb2 as wire
 from percolator.world import MachineClock, World, machine_random
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from tests.unit.rowstore import model_store
 from tests.unit.rowstore.model_store import ModelStore
 

@@ -10,9 +10,9 @@ from percolator.bigtable.connection import Connection
 from services.chassis.host import Host
 from services.chassis.settings.service_settings import StoreSettings
 from services.chassis.store.file_systems import refuse_network
-from services.chassis.stores.cluster_store import ClusterStore
-from services.chassis.stores.directory_store import DirectoryStore
-from services.chassis.stores.row_cluster_store import RowClusterStore
+from services.chassis.store_kinds.cluster_store import ClusterStore
+from services.chassis.store_kinds.directory_store import DirectoryStore
+from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 
 StoreSettingsT = TypeVar("StoreSettingsT", bound=StoreSettings)
 

@@ -21,15 +21,15 @@ from services.chassis.coordinator.row_coordinator import RowCoordinator
 from services.chassis.coordinator.times import CoordinatorTimes
 from services.chassis.host import AnyHost
 from services.chassis.records.records import Records
-from services.chassis.stores import row_identity
-from services.chassis.stores.row_identity import RowIdentity
-from services.chassis.stores.row_store_watch import RowStoreWatch
+from services.chassis.store_kinds import row_identity
+from services.chassis.store_kinds.row_identity import RowIdentity
+from services.chassis.store_kinds.row_store_watch import RowStoreWatch
 
 _TABLE_SECONDS = 30.0
 
 
 class RowClusterStore:
-    """A `services.chassis.stores.cluster_store.ClusterStore`."""
+    """A `services.chassis.store_kinds.cluster_store.ClusterStore`."""
 
     def __init__(self, network: Network, place: Place, world: World) -> None:
         """`network` reaches the store; that of `world`, the cluster's servers."""

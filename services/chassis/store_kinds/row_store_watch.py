@@ -13,7 +13,7 @@ from structlog.stdlib import BoundLogger
 
 from percolator.errors import StoreUnusable
 from percolator.world import Clock
-from services.chassis.stores.row_identity import RowIdentity
+from services.chassis.store_kinds.row_identity import RowIdentity
 
 LOOK_SECONDS = 1.0
 STALLED_SECONDS = 5.0

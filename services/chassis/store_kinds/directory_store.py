@@ -18,7 +18,7 @@ from services.chassis.store.files import Files, make_durable_directory
 
 
 class DirectoryStore:
-    """A `services.chassis.stores.cluster_store.ClusterStore`."""
+    """A `services.chassis.store_kinds.cluster_store.ClusterStore`."""
 
     def __init__(self, files: Files, root: Path, world: World) -> None:
         self.files = files
