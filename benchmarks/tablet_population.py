@@ -20,8 +20,9 @@ from percolator.formats.records import (
     shared_part,
 )
 from percolator.tablet import keys
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
-from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as wire

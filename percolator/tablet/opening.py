@@ -28,7 +28,8 @@ from percolator.tablet.keys import (
 from percolator.tablet.memory.change_feed import FORMAT_WITH_FEED, ChangeFeed
 from percolator.tablet.memory.read_locks import FORMAT_WITH_READ_LOCKS
 from percolator.tablet.memory.recent_writes import NEWEST
-from percolator.tablet.memory.state import SafePoints, TabletState
+from percolator.tablet.memory.state import TabletState
+from percolator.tablet.safe_points import SafePoints
 
 FORMAT = b"1"
 _KNOWN_FORMATS = (FORMAT, FORMAT_WITH_FEED, FORMAT_WITH_READ_LOCKS)

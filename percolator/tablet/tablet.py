@@ -20,17 +20,12 @@ from typing import Any, TypeVar
 from percolator.errors import InvalidArgument, PercolatorError
 from percolator.tablet import description, opening, split_point, stored_cells
 from percolator.tablet.collection import trimming
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.keys import ColumnEncoder
 from percolator.tablet.lifetimes import FOREVER, Lifetimes, Ttls
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.notification_watch import NotificationWatch
-from percolator.tablet.memory.state import (
-    Collected,
-    CommitTimestamps,
-    SafePoints,
-    TabletIdentity,
-    TabletState,
-)
+from percolator.tablet.memory.state import Collected, CommitTimestamps, TabletState
 from percolator.tablet.memory.timestamp_guard import TimestampGuard, UnheardTimestamp
 from percolator.tablet.ownership import Ownership
 from percolator.tablet.reading import change_scan, scans
@@ -38,6 +33,7 @@ from percolator.tablet.reading.listed_reads import asked_reads
 from percolator.tablet.reading.notification_scan import LockVanished, NotificationLook
 from percolator.tablet.reading.point_reads import AnswerRoom, PointReads
 from percolator.tablet.reading.scan_page import ScanPlan
+from percolator.tablet.safe_points import SafePoints
 from percolator.tablet.upkeep import Upkeep
 from percolator.tablet.writing.group_commit import GroupCommit
 from percolator.tablet.writing.listed_steps import StepChecker, answer_of_steps
@@ -48,8 +44,6 @@ from percolator.tablet.writing.together import require_different_cells
 from percolator.tablet.writing.transactions import TransactionChecker, WholeTransaction
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
-
-__all__ = ["Collected", "SafePoints", "Tablet", "TabletIdentity", "TabletLimits"]
 
 T = TypeVar("T")
 

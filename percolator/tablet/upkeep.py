@@ -11,7 +11,8 @@ from percolator.tablet.collection.collection import collect
 from percolator.tablet.keys import SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder
 from percolator.tablet.lifetimes import Lifetimes, Ttls
 from percolator.tablet.memory.change_feed import ChangeFeed
-from percolator.tablet.memory.state import Collected, SafePoints, TabletState
+from percolator.tablet.memory.state import Collected, TabletState
+from percolator.tablet.safe_points import SafePoints
 from percolator.tablet.writing.group_commit import GroupCommit
 from percolator.tablet.writing.mutations import CheckedMutation
 from percolator.tablet.writing.together import apply_together

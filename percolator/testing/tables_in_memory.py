@@ -17,10 +17,11 @@ from percolator.errors import SchemaError
 from percolator.formats.records import LockRecord
 from percolator.observers.registry.observer_change import changed_observers
 from percolator.tablet import keys
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import ttls_of
 from percolator.tablet.memory.notification_watch import NotificationWatch
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
-from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import master_pb2

@@ -13,7 +13,8 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument, PercolatorError, TabletMoved
-from percolator.tablet.tablet import SafePoints, Tablet
+from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.tablet import Tablet
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.status import to_detail
 from services.tabletserver.served_tablet import Background

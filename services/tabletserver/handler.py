@@ -22,9 +22,9 @@ from percolator.errors import (
     PercolatorError,
     StoreUnusable,
 )
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import ttls_of
 from percolator.tablet.reading.point_reads import AnswerRoom
-from percolator.tablet.tablet import TabletIdentity
 from percolator.tablet.writing.results import not_executed
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.v1.errors_pb2 import ErrorDetail

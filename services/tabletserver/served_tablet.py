@@ -15,13 +15,14 @@ from typing import Any, NamedTuple, Protocol
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import NotReady, PercolatorError, StoreFault, StoreUnusable, TabletMoved
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import Ttls
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.notification_watch import NotificationWatch
 from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.ownership import Ownership
-from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.tablet.tablet import Tablet
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.wire.backoff import Backoff
 from percolator.wire.status import to_detail

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from percolator.errors import StoreFault, StoreUnusable
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.ownership import Ownership
-from percolator.tablet.tablet import TabletIdentity
 from percolator.world import Storage
 from services.chassis.store.disk_threads import DiskThreads
 from services.chassis.store.epoch_directory import (

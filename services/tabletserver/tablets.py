@@ -12,11 +12,12 @@ from collections.abc import Iterable
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument, StoreUnusable, TabletMoved
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.notification_watch import NotificationWatch
 from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
-from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.tablet.tablet import Tablet
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as wire
 from percolator.world import Clock, Random

@@ -15,9 +15,10 @@ from google.protobuf.message import DecodeError, Message
 from percolator.errors import CellAddress, InvariantViolation, PercolatorError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.protocol import steps
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
-from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS

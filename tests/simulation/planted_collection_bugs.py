@@ -13,8 +13,9 @@ from percolator.tablet.collection import collection
 from percolator.tablet.collection.answered_cells import AnsweredCells, Record
 from percolator.tablet.collection.sweep import Sweep
 from percolator.tablet.memory.lock_mirror import LockMirror
-from percolator.tablet.memory.state import SafePoints, TabletState
+from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.point_reads import PointReads
+from percolator.tablet.safe_points import SafePoints
 from percolator.tablet.writing import mutation_queue
 from services.master.history.collection import CollectionTimes
 from services.master.history.old_locks import OldLocks

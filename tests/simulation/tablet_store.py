@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.ownership import Ownership
-from percolator.tablet.tablet import TabletIdentity
 from percolator.testing.memory_storage import MemoryStorage
 from services.chassis.store.disk_threads import DiskThreads
 from services.chassis.store.epoch_directory import EpochDirectory

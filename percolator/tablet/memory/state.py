@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from percolator.errors import (
     PercolatorError,
@@ -12,6 +12,7 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.tablet.lifetimes import FOREVER, Lifetimes
 from percolator.tablet.limits import TabletLimits
@@ -28,41 +29,9 @@ from percolator.tablet.memory.statistics import TabletCounts
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.memory.tombstones import Tombstones
 from percolator.tablet.ownership import Ownership
+from percolator.tablet.safe_points import SafePoints
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
-
-
-@dataclass(frozen=True)
-class TabletIdentity:
-    """Which tablet this is, and in which term of ownership."""
-
-    table_id: int
-    tablet_id: int
-    epoch: int
-    start: bytes
-    end: bytes
-    """Rows from start (included) to end (excluded); an empty end means up to the last row."""
-
-    def __str__(self) -> str:
-        return f"tablet {self.tablet_id} epoch {self.epoch}"
-
-
-class SafePoints(NamedTuple):
-    """Timestamps below which requests are refused; stored before they apply, and never lowered."""
-
-    reads: int = 0
-    """The safe point of snapshots: versions superseded below it may have been deleted."""
-    transactions: int = 0
-    """The safe point of prewrites and commits: the highest one of all tables, because a
-    transaction's evidence may be in a different table than its locks."""
-    collected: int = 0
-    """The safe point of roll-backs: it is raised when something is collected, at which time all
-    locks below it are resolved, in all tables. A roll-back that was sent earlier and arrives late
-    would find no commit, because it was collected, and would mark a committed transaction as
-    rolled back."""
-
-    def raised_to(self, asked: SafePoints) -> SafePoints:
-        return SafePoints(*map(max, self, asked))
 
 
 @dataclass(frozen=True)

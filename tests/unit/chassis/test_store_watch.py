@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from percolator.errors import StoreUnusable
-from percolator.tablet.tablet import TabletIdentity
+from percolator.tablet.identity import TabletIdentity
 from percolator.testing.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 from services.chassis.store.disk_threads import DiskThreads
 from services.chassis.store.epoch_directory import take_over

@@ -7,7 +7,7 @@ from percolator.aio import Transaction
 from percolator.cli.stored import stored_cells
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.observers.running.dead_letter_box import DeadLetterBox
-from percolator.tablet.tablet import SafePoints
+from percolator.tablet.safe_points import SafePoints
 from percolator.v1.cells_pb2 import Space
 
 from .observed_cluster import Observed, copy, docs, observed, source

@@ -43,7 +43,7 @@ from percolator.rowstore.layout import (
     stored_column,
 )
 from percolator.rowstore.port import Change, DeleteCell
-from percolator.tablet.memory.state import SafePoints
+from percolator.tablet.safe_points import SafePoints
 from percolator.testing.bigtable_in_memory import Row
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Cell, RowRange

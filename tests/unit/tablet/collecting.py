@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
-from percolator.tablet.tablet import SafePoints
+from percolator.tablet.safe_points import SafePoints
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (

@@ -8,11 +8,12 @@ from typing import Any
 
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import Ttls
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
-from percolator.tablet.tablet import Tablet, TabletIdentity
+from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.testing.simulator.virtual_time import VirtualClock

@@ -11,7 +11,7 @@ import pytest
 from percolator.errors import InvalidArgument, NotReady, SchemaChanged
 from percolator.tablet import bulk_load, keys
 from percolator.tablet.collection import collection
-from percolator.tablet.tablet import TabletIdentity
+from percolator.tablet.identity import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import tabletserver_pb2 as pb

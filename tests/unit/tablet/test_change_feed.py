@@ -10,9 +10,10 @@ from percolator.errors import InvalidArgument, SnapshotTooOld, StoreUnusable, Ta
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
 from percolator.tablet import keys, opening
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.memory.lock_mirror import LockMirror
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
-from percolator.tablet.tablet import SafePoints, TabletIdentity
+from percolator.tablet.safe_points import SafePoints
 from percolator.testing.memory_storage import DurableMemory
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import tabletserver_pb2 as pb

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from percolator.errors import SnapshotTooOld
 from percolator.formats.records import RecordKind
-from percolator.tablet.tablet import SafePoints, TabletIdentity
+from percolator.tablet.identity import TabletIdentity
+from percolator.tablet.safe_points import SafePoints
 from percolator.testing.memory_storage import DurableMemory
 from percolator.testing.simulator.virtual_time import run_virtually
 from percolator.v1 import tabletserver_pb2 as pb

@@ -8,7 +8,7 @@ import pytest
 
 from percolator.formats.hidden_cells import acknowledgement_column, observed_column
 from percolator.observers.running.acknowledgement import Acknowledgement
-from percolator.tablet.tablet import SafePoints
+from percolator.tablet.safe_points import SafePoints
 from tests.unit.tablet.collecting import (
     DELETE,
     IN_DATA,

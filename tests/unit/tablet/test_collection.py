@@ -12,7 +12,8 @@ from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
 from percolator.observers.running.acknowledgement import Acknowledgement
 from percolator.tablet.collection.sweep import Sweep
-from percolator.tablet.tablet import SafePoints, TabletIdentity
+from percolator.tablet.identity import TabletIdentity
+from percolator.tablet.safe_points import SafePoints
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb

@@ -10,7 +10,7 @@ import pytest
 from percolator.errors import TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.tablet.memory.last_change import STEPS_MAX
-from percolator.tablet.tablet import SafePoints
+from percolator.tablet.safe_points import SafePoints
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.counting import CountingStorage

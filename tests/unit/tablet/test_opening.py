@@ -9,7 +9,8 @@ import pytest
 
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.tablet import keys, opening
-from percolator.tablet.tablet import SafePoints, TabletIdentity
+from percolator.tablet.identity import TabletIdentity
+from percolator.tablet.safe_points import SafePoints
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from tests.unit.tablet.read_lock_steps import read_lock
 from tests.unit.tablet.tablets import (

@@ -9,7 +9,7 @@ import pytest
 from percolator.errors import InvalidArgument
 from percolator.formats.records import KIND_READ_LOCK, RecordKind
 from percolator.tablet import keys
-from percolator.tablet.tablet import SafePoints
+from percolator.tablet.safe_points import SafePoints
 from percolator.tablet.writing import exclusion
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb

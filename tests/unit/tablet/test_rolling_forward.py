@@ -9,7 +9,7 @@ import pytest
 
 from percolator.errors import CellAddress, InvalidArgument, SchemaChanged, TabletMoved
 from percolator.formats.records import LockRecord, RecordKind, timestamp_bytes, value_offset
-from percolator.tablet.tablet import TabletIdentity
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.writing import rolling_forward
 from percolator.tablet.writing.rolling_forward import AHEAD_SECONDS_MAX
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage

@@ -7,7 +7,7 @@ import pytest
 from percolator.errors import StoreUnusable, TabletMoved
 from percolator.tablet import keys
 from percolator.tablet.collection.sweep import Sweep
-from percolator.tablet.tablet import TabletIdentity
+from percolator.tablet.identity import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory
 from tests.unit.tablet.tablets import (
     COLUMN,

@@ -13,10 +13,10 @@ import structlog
 
 from percolator.errors import StoreFault, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
+from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.ownership import Ownership
-from percolator.tablet.tablet import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2

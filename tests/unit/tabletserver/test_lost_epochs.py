@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.tablet.tablet import TabletIdentity
+from percolator.tablet.identity import TabletIdentity
 from services.chassis.store.disk_threads import DiskThreads
 from services.chassis.store.epoch_directory import take_over
 from services.tabletserver.leveldb_clone import clone_leveldb
