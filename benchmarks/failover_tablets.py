@@ -14,7 +14,7 @@ import psutil
 from benchmarks.report import Report
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.v1 import cells_pb2
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -48,20 +48,20 @@ class Site:
         splits = [b"%06d" % number for number in range(1, self.count)]
         create = self.network.unary(self.cluster.address, methods.CREATE_TABLE)
         started = time.monotonic()
-        await create(wire.CreateTableRequest(name="many", splits=splits), SECONDS_MAX)
+        await create(pb.CreateTableRequest(name="many", splits=splits), SECONDS_MAX)
         return time.monotonic() - started
 
-    async def tablets(self) -> list[wire.TabletInfo]:
+    async def tablets(self) -> list[pb.TabletInfo]:
         listed = self.network.unary(self.cluster.address, methods.LIST_TABLETS)
-        found: list[wire.TabletInfo] = []
+        found: list[pb.TabletInfo] = []
         while True:
             after = found[-1].location.tablet_id if found else 0
-            page = await listed(wire.ListTabletsRequest(after_tablet_id=after), SECONDS_MAX)
+            page = await listed(pb.ListTabletsRequest(after_tablet_id=after), SECONDS_MAX)
             found += page.tablets
             if not page.more:
                 return found
 
-    async def of_victim(self) -> list[wire.TabletInfo]:
+    async def of_victim(self) -> list[pb.TabletInfo]:
         address = self.victim.address
         return [one for one in await self.tablets() if one.location.address == address]
 
@@ -88,7 +88,7 @@ class Site:
         mutate = self.network.unary(self.victim.address, methods.MUTATE)
         limit = asyncio.Semaphore(8)
 
-        async def fill(info: wire.TabletInfo) -> None:
+        async def fill(info: pb.TabletInfo) -> None:
             location = info.location
             target = tablets.TabletTarget(
                 tablet_id=location.tablet_id, epoch=location.epoch, schema_version=1

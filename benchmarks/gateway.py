@@ -20,7 +20,7 @@ from benchmarks.tablet_traffic import process_clock
 from benchmarks.transaction_cost import Cost, Meter
 from benchmarks.transaction_traffic import Accounts, Traffic, row_key
 from percolator import aio
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from services.local.cluster import LocalCluster
@@ -106,17 +106,17 @@ async def transactions(cluster: LocalCluster, clock: GatewayClock, report: Repor
     async def worker() -> None:
         for number in numbers:
             row = row_key(number).encode()
-            start = (await begin(wire.BeginRequest(), CALL_SECONDS)).start_timestamp
-            query = wire.RowQuery(table="forwarded", row=row, columns=[b"balance"])
-            await get(wire.GetRequest(start_timestamp=start, rows=[query]), CALL_SECONDS)
-            write = wire.CellWrite(
-                kind=wire.CellWrite.KIND_PUT,
+            start = (await begin(pb.BeginRequest(), CALL_SECONDS)).start_timestamp
+            query = pb.RowQuery(table="forwarded", row=row, columns=[b"balance"])
+            await get(pb.GetRequest(start_timestamp=start, rows=[query]), CALL_SECONDS)
+            write = pb.CellWrite(
+                kind=pb.CellWrite.KIND_PUT,
                 table="forwarded",
                 row=row,
                 column=b"balance",
                 value=b"12345678",
             )
-            await commit(wire.CommitRequest(start_timestamp=start, writes=[write]), CALL_SECONDS)
+            await commit(pb.CommitRequest(start_timestamp=start, writes=[write]), CALL_SECONDS)
 
     before, began = clock.micros(), time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(CALLS_IN_FLIGHT)))

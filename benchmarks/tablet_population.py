@@ -25,7 +25,7 @@ from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock
 from services.chassis.store.disk_threads import DiskThreads
 from services.tabletserver.leveldb_storage import LevelDBStorage
@@ -97,16 +97,16 @@ async def _found(storage: LevelDBStorage, tablet_id: int) -> None:
         guard=TimestampGuard.by_own_clock(clock),
     )
     await tablet.open()
-    change = wire.Change(
-        kind=wire.Change.KIND_PUT,
+    change = pb.Change(
+        kind=pb.Change.KIND_PUT,
         space=cells_pb2.SPACE_WRITE,
         timestamp=LAST_COMMIT,
         value=WRITE_HEADER.pack(LAST_COMMIT - 1, KIND_PUT) + VALUE,
     )
-    mutation = wire.Mutation(row=row_key(0), column=COLUMN, changes=[change])
-    target = wire.TabletTarget(tablet_id=tablet_id, epoch=EPOCH)
+    mutation = pb.Mutation(row=row_key(0), column=COLUMN, changes=[change])
+    target = pb.TabletTarget(tablet_id=tablet_id, epoch=EPOCH)
     await tablet.mutate(
-        wire.MutationBatch(target=target, mutations=[mutation]),
+        pb.MutationBatch(target=target, mutations=[mutation]),
         deadline_seconds=clock.monotonic_seconds() + 60,
     )
     await tablet.close()

@@ -20,7 +20,7 @@ from percolator.routing.cells import CellMutation
 from percolator.routing.common_step import CommonStep
 from percolator.routing.mutation_lane import fill_list
 from percolator.routing.table_info import TableSchema
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from services.local.process import ServiceProcess
@@ -81,13 +81,13 @@ class Served:
         self._clock = FIRST_TIMESTAMP
         self._next_row = 0
         self._targets = {
-            tablet: wire.TabletTarget(tablet_id=tablet, epoch=EPOCH) for tablet in tablets
+            tablet: pb.TabletTarget(tablet_id=tablet, epoch=EPOCH) for tablet in tablets
         }
 
     async def open(self) -> None:
         """Opens all tablets. Each holds the whole key range: only their ids differ."""
         for tablet in self.tablets:
-            request = wire.OpenTabletRequest(table_id=TABLE_ID, tablet_id=tablet, epoch=EPOCH)
+            request = pb.OpenTabletRequest(table_id=TABLE_ID, tablet_id=tablet, epoch=EPOCH)
             await self._open(request, CALL_SECONDS)
 
     def new_rows(self, count: int) -> list[bytes]:
@@ -120,7 +120,7 @@ class Served:
         timestamp = self._timestamp() if at is None else at
 
         async def call(chunk: list[bytes]) -> None:
-            request = wire.ReadRequest()
+            request = pb.ReadRequest()
             for tablet, share in self._shares(chunk):
                 cells = request.batches.add(target=self._targets[tablet]).cells
                 cells.rows.extend(share)
@@ -136,7 +136,7 @@ class Served:
 
     async def scan(self, rows_expected: int) -> Cost:
         """Reads the whole first tablet, page by page."""
-        request = wire.ScanRequest(
+        request = pb.ScanRequest(
             target=self._targets[self.tablets[0]], all_columns=True, timestamp=self._timestamp()
         )
 
@@ -156,7 +156,7 @@ class Served:
         self, rows: list[bytes], batch: int, step: Callable[[bytes], CellMutation]
     ) -> Cost:
         async def call(chunk: list[bytes]) -> None:
-            request = wire.MutateRequest()
+            request = pb.MutateRequest()
             for tablet, share in self._shares(chunk):
                 steps = [step(row).mutation for row in share]
                 listed = request.batches.add(target=self._targets[tablet]).steps

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import COLUMN_BYTES_MAX
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 
 CODEC_BYTES_MAX = 255
 COLUMNS_KEPT_MAX = 1_000
@@ -32,22 +32,22 @@ class CodecNames:
     columns: Mapping[bytes, str] = field(default_factory=lambda: _NO_COLUMNS)
 
     @classmethod
-    def of(cls, message: wire.Codecs) -> CodecNames:
+    def of(cls, message: pb.Codecs) -> CodecNames:
         """As they are stored and sent."""
         return cls(message.key, {one.column: one.codec for one in message.columns})
 
-    def message(self) -> wire.Codecs:
+    def message(self) -> pb.Codecs:
         """As they are stored and sent."""
         columns = sorted(self.columns.items())
-        return wire.Codecs(
+        return pb.Codecs(
             key=self.key,
-            columns=[wire.ColumnCodec(column=column, codec=codec) for column, codec in columns],
+            columns=[pb.ColumnCodec(column=column, codec=codec) for column, codec in columns],
         )
 
     def __bool__(self) -> bool:
         return bool(self.key or self.columns)
 
-    def declared(self, table: str, more: wire.Codecs) -> CodecNames:
+    def declared(self, table: str, more: pb.Codecs) -> CodecNames:
         """With what a program declares. Raises `SchemaError` if something has another codec."""
         _check("codecs.columns", more.columns)
         if more.key:
@@ -65,7 +65,7 @@ class CodecNames:
                 columns[one.column] = one.codec
         return CodecNames(self.key or more.key, columns)
 
-    def changed(self, request: wire.ChangeCodecsRequest) -> CodecNames:
+    def changed(self, request: pb.ChangeCodecsRequest) -> CodecNames:
         """With what an operator changes on purpose."""
         _check("columns", request.columns)
         key = self.key
@@ -105,7 +105,7 @@ def other_codec(table: str, column: bytes | None, known: str, declared: str) -> 
     )
 
 
-def _check(field: str, columns: Iterable[wire.ColumnCodec]) -> None:
+def _check(field: str, columns: Iterable[pb.ColumnCodec]) -> None:
     seen: set[bytes] = set()
     for index, one in enumerate(columns):
         where = f"{field}[{index}]"

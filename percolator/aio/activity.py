@@ -13,7 +13,7 @@ from percolator.errors import PercolatorError
 from percolator.observers.counters import Counters
 from percolator.observers.worker import Worker, known_observers
 from percolator.protocol.tally import ContendedCells, Tally
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.lock_service import LockServiceCalls
 from percolator.wire.sessions import ACTIVITY_BYTES_MAX
 
@@ -32,9 +32,9 @@ class ProcessActivity:
         self.workers: WeakSet[Worker] = WeakSet()
         self.lock_services = lock_services
 
-    def report(self) -> wire.Activity:
+    def report(self) -> pb.Activity:
         """For the lock service: within its limit."""
-        report = wire.Activity(
+        report = pb.Activity(
             commits=self.tally.commits,
             conflicts=self.tally.conflicts,
             cells=_contended(self.tally.cells, _CELLS),
@@ -60,7 +60,7 @@ class ProcessActivity:
         if self.lock_services is None or not self.lock_services.addresses:
             return found
         listed = await self.lock_services.sessions_of_each(_ASK_SECONDS, activity=True)
-        clients: list[wire.SessionInfo] = []
+        clients: list[pb.SessionInfo] = []
         for sessions in listed.values():
             if isinstance(sessions, PercolatorError):
                 return None
@@ -71,7 +71,7 @@ class ProcessActivity:
             (one.table, one.observer) for info in clients for one in info.activity.observers
         )
 
-    def _observers(self) -> Iterable[wire.ObserverActivity]:
+    def _observers(self) -> Iterable[pb.ObserverActivity]:
         """An observer may be run by several workers of one process: they are told apart."""
         found = []
         for worker in list(self.workers):
@@ -82,9 +82,9 @@ class ProcessActivity:
             yield _observer(name, done, waiting)
 
 
-def _observer(name: tuple[str, str], counters: Counters, backlog: int) -> wire.ObserverActivity:
+def _observer(name: tuple[str, str], counters: Counters, backlog: int) -> pb.ObserverActivity:
     table, observer = name
-    return wire.ObserverActivity(
+    return pb.ObserverActivity(
         table=table,
         observer=observer,
         runs=counters.runs,
@@ -99,9 +99,9 @@ def _observer(name: tuple[str, str], counters: Counters, backlog: int) -> wire.O
     )
 
 
-def _contended(cells: ContendedCells, number: int) -> Iterable[wire.ContendedCell]:
+def _contended(cells: ContendedCells, number: int) -> Iterable[pb.ContendedCell]:
     for cell, conflicts in cells.most(number):
-        yield wire.ContendedCell(
+        yield pb.ContendedCell(
             table_id=cell.table_id,
             row=cell.row[:_ROW_BYTES],
             column=cell.column,

@@ -25,7 +25,7 @@ from percolator.errors import InvalidArgument, SchemaChanged, TabletLocation, Us
 from percolator.routing.tablet_walk import TabletWalk
 from percolator.schema import Table
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 
 PATIENCE_SECONDS = 60.0
@@ -35,9 +35,9 @@ REQUEST_BYTES_MAX = 1 << 20
 ATTEMPTS_MAX = 1_000
 """The most attempts to begin: each resolves a lock, or clears what another run has left."""
 
-_RAISE, _CLEAR = wire.FenceRequest.ACTION_RAISE, wire.FenceRequest.ACTION_CLEAR
-_FINISH, _LIFT = wire.FenceRequest.ACTION_FINISH, wire.FenceRequest.ACTION_LIFT
-_LOOK = wire.FenceRequest.ACTION_LOOK
+_RAISE, _CLEAR = pb.FenceRequest.ACTION_RAISE, pb.FenceRequest.ACTION_CLEAR
+_FINISH, _LIFT = pb.FenceRequest.ACTION_FINISH, pb.FenceRequest.ACTION_LIFT
+_LOOK = pb.FenceRequest.ACTION_LOOK
 
 LoadedCell = tuple[bytes, bytes, bytes]
 """A row, a column and a value."""
@@ -84,7 +84,7 @@ class LoadTimestamps(NamedTuple):
 class _Found:
     """What was found where the fence was to be raised."""
 
-    complete: wire.LoadFence | None = None
+    complete: pb.LoadFence | None = None
     """A fence of this load that says that it is complete."""
     obstacle: cells_pb2.Cell | None = None
     """A cell of another writer; its tablet was not closed."""
@@ -138,9 +138,9 @@ class BulkLoad:
         False if another run has taken over or cleared it. Raises `LoadComplete`.
         """
         await self._know_table()
-        complete: wire.LoadFence | None = None
+        complete: pb.LoadFence | None = None
 
-        def look(response: wire.FenceResponse) -> None:
+        def look(response: pb.FenceResponse) -> None:
             nonlocal complete
             if response.fence.commit_timestamp:
                 complete = response.fence
@@ -164,7 +164,7 @@ class BulkLoad:
         """Takes over the part of the range that is closed, and closes the rest."""
         found = _Found()
 
-        def look(response: wire.FenceResponse) -> None:
+        def look(response: pb.FenceResponse) -> None:
             if response.fence.commit_timestamp:
                 found.complete = response.fence
             elif response.HasField("obstacle"):
@@ -215,7 +215,7 @@ class BulkLoad:
     ) -> None:
         plan = self._plan
         rows, columns, values = zip(*cells, strict=True)
-        request = wire.LoadRequest(
+        request = pb.LoadRequest(
             target=self._target(location),
             name=plan.name,
             start_timestamp=timestamps.start,
@@ -256,7 +256,7 @@ class BulkLoad:
         await self._know_table()
         await self._each(_LIFT, timestamps.start, missing_ok=True)
 
-    async def _open(self, run: int, complete: wire.LoadFence) -> None:
+    async def _open(self, run: int, complete: pb.LoadFence) -> None:
         """Finishes a load that another run has left, which may already be open in some places.
 
         `run` has taken over the tablets that did not know yet that it is complete.
@@ -295,19 +295,19 @@ class BulkLoad:
 
     async def _each(
         self,
-        action: wire.FenceRequest.Action,
+        action: pb.FenceRequest.Action,
         run: int,
         *,
         commit: int = 0,
         missing_ok: bool = False,
-        look: Callable[[wire.FenceResponse], None] | None = None,
+        look: Callable[[pb.FenceResponse], None] | None = None,
     ) -> None:
         """Sends an action to each tablet of the range.
 
         With `missing_ok`, a tablet without a fence of this run is skipped.
         """
         plan = self._plan
-        fence = wire.LoadFence(
+        fence = pb.LoadFence(
             name=plan.name,
             run=run,
             range=cells_pb2.RowRange(start=plan.start, end=plan.end),
@@ -316,7 +316,7 @@ class BulkLoad:
 
         async def ask(location: TabletLocation) -> None:
             call = self._engine.world.network.unary(location.address, methods.FENCE)
-            request = wire.FenceRequest(target=self._target(location), action=action, fence=fence)
+            request = pb.FenceRequest(target=self._target(location), action=action, fence=fence)
             while True:
                 try:
                     response = await call(request, CALL_SECONDS)
@@ -332,8 +332,8 @@ class BulkLoad:
         await self._walk.each(self._table_id, plan.start, plan.end, ask)
 
     @staticmethod
-    def _target(location: TabletLocation) -> wire.TabletTarget:
-        return wire.TabletTarget(tablet_id=location.tablet_id, epoch=location.epoch)
+    def _target(location: TabletLocation) -> pb.TabletTarget:
+        return pb.TabletTarget(tablet_id=location.tablet_id, epoch=location.epoch)
 
 
 def _stop(cells: Sequence[LoadedCell], start: int, end_row: bytes) -> int:

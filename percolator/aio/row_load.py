@@ -25,7 +25,7 @@ from percolator.aio.bulk_load import (
 from percolator.aio.database import Database
 from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.rowstore.loading import RowLoader
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 
 PATIENCE_SECONDS = 60.0
 _ATTEMPTS_MAX = 100
@@ -51,8 +51,8 @@ class RowLoad:
         self,
         database: Database,
         plan: LoadPlan,
-        options: wire.TableOptions | None = None,
-        codecs: wire.Codecs | None = None,
+        options: pb.TableOptions | None = None,
+        codecs: pb.Codecs | None = None,
     ) -> None:
         """The table will have these options and codecs."""
         if plan.start or plan.end:
@@ -63,7 +63,7 @@ class RowLoad:
             )
         self._plan = plan
         self._engine = database.internal.engine
-        self._table = wire.CreateTableRequest(name=plan.table, options=options, codecs=codecs)
+        self._table = pb.CreateTableRequest(name=plan.table, options=options, codecs=codecs)
         self._loader: RowLoader = self._engine.row_loader()
         self._table_id = 0
 
@@ -116,13 +116,13 @@ class RowLoad:
         `LoadComplete`."""
         return await self.resume(timestamps) and (await self._abandon(timestamps.start)).found
 
-    async def _abandon(self, run: int) -> wire.AbandonLoadResponse:
+    async def _abandon(self, run: int) -> pb.AbandonLoadResponse:
         plan = self._plan
-        request = wire.AbandonLoadRequest(table=plan.table, load=plan.name, run=run)
+        request = pb.AbandonLoadRequest(table=plan.table, load=plan.name, run=run)
         return await self._engine.catalog.abandon_load(request, self._deadline())
 
-    async def _ask(self, run: int, *, resume: bool) -> wire.Table | None:
-        request = wire.BeginLoadRequest(
+    async def _ask(self, run: int, *, resume: bool) -> pb.Table | None:
+        request = pb.BeginLoadRequest(
             table=self._table, load=self._plan.name, run=run, resume=resume
         )
         return await self._engine.catalog.begin_load(request, self._deadline())
@@ -140,14 +140,14 @@ class RowLoad:
 
     # ------------------------------------------------------------------ together
 
-    def loaded(self, timestamps: LoadTimestamps) -> wire.PublishLoadsRequest.Loaded:
+    def loaded(self, timestamps: LoadTimestamps) -> pb.PublishLoadsRequest.Loaded:
         """What a master is told to publish."""
         start, commit = timestamps
-        return wire.PublishLoadsRequest.Loaded(
+        return pb.PublishLoadsRequest.Loaded(
             table_id=self._table_id, run=start, commit_timestamp=commit
         )
 
-    async def publish(self, request: wire.PublishLoadsRequest) -> None:
+    async def publish(self, request: pb.PublishLoadsRequest) -> None:
         await self._engine.catalog.publish_loads(request, self._deadline())
 
 
@@ -155,4 +155,4 @@ async def finish_together(loads: Sequence[tuple[RowLoad, LoadTimestamps]]) -> No
     """Publishes the tables of all these loads, at the same moment."""
     if loads:
         found = [load.loaded(timestamps) for load, timestamps in loads]
-        await loads[0][0].publish(wire.PublishLoadsRequest(loads=found))
+        await loads[0][0].publish(pb.PublishLoadsRequest(loads=found))

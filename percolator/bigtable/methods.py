@@ -2,51 +2,51 @@
 
 from __future__ import annotations
 
-from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1 import bigtable_pb2 as pb
 from percolator.world import StreamMethod, UnaryMethod
 
 READ_ROWS = StreamMethod(
     "/google.bigtable.v2.Bigtable/ReadRows",
-    wire.BigtableReadRowsRequest,
-    wire.BigtableReadRowsResponse,
+    pb.BigtableReadRowsRequest,
+    pb.BigtableReadRowsResponse,
 )
 SAMPLE_ROW_KEYS = StreamMethod(
     "/google.bigtable.v2.Bigtable/SampleRowKeys",
-    wire.BigtableSampleRowKeysRequest,
-    wire.BigtableSampleRowKeysResponse,
+    pb.BigtableSampleRowKeysRequest,
+    pb.BigtableSampleRowKeysResponse,
 )
 CHECK_AND_MUTATE_ROW = UnaryMethod(
     "/google.bigtable.v2.Bigtable/CheckAndMutateRow",
-    wire.BigtableCheckAndMutateRowRequest,
-    wire.BigtableCheckAndMutateRowResponse,
+    pb.BigtableCheckAndMutateRowRequest,
+    pb.BigtableCheckAndMutateRowResponse,
 )
 GET_TABLE = UnaryMethod(
     "/google.bigtable.admin.v2.BigtableTableAdmin/GetTable",
-    wire.BigtableGetTableRequest,
-    wire.BigtableTable,
+    pb.BigtableGetTableRequest,
+    pb.BigtableTable,
 )
 MUTATE_ROWS = StreamMethod(
     "/google.bigtable.v2.Bigtable/MutateRows",
-    wire.BigtableMutateRowsRequest,
-    wire.BigtableMutateRowsResponse,
+    pb.BigtableMutateRowsRequest,
+    pb.BigtableMutateRowsResponse,
 )
 CREATE_TABLE = UnaryMethod(
     "/google.bigtable.admin.v2.BigtableTableAdmin/CreateTable",
-    wire.BigtableCreateTableRequest,
-    wire.BigtableTable,
+    pb.BigtableCreateTableRequest,
+    pb.BigtableTable,
 )
 DELETE_TABLE = UnaryMethod(
     "/google.bigtable.admin.v2.BigtableTableAdmin/DeleteTable",
-    wire.BigtableDeleteTableRequest,
-    wire.BigtableDeleteTableResponse,
+    pb.BigtableDeleteTableRequest,
+    pb.BigtableDeleteTableResponse,
 )
 GET_APP_PROFILE = UnaryMethod(
     "/google.bigtable.admin.v2.BigtableInstanceAdmin/GetAppProfile",
-    wire.BigtableGetAppProfileRequest,
-    wire.BigtableAppProfile,
+    pb.BigtableGetAppProfileRequest,
+    pb.BigtableAppProfile,
 )
 TEST_IAM_PERMISSIONS = UnaryMethod(
     "/google.bigtable.admin.v2.BigtableInstanceAdmin/TestIamPermissions",
-    wire.BigtableTestIamPermissionsRequest,
-    wire.BigtableTestIamPermissionsResponse,
+    pb.BigtableTestIamPermissionsRequest,
+    pb.BigtableTestIamPermissionsResponse,
 )

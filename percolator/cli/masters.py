@@ -11,7 +11,7 @@ from percolator.errors import (
     PercolatorError,
     Unavailable,
 )
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -71,13 +71,13 @@ async def _first_answer(
 
 async def all_tablets(
     here: Connection, network: GrpcNetwork, table: str = ""
-) -> list[wire.TabletInfo]:
+) -> list[pb.TabletInfo]:
     """The tablets of one table, or of all, in order of their ids."""
-    found: list[wire.TabletInfo] = []
+    found: list[pb.TabletInfo] = []
     more = True
     while more:
         after = found[-1].location.tablet_id if found else 0
-        request = wire.ListTabletsRequest(table=table, after_tablet_id=after)
+        request = pb.ListTabletsRequest(table=table, after_tablet_id=after)
         page = await answer_of_leader(here, network, methods.LIST_TABLETS, request)
         found += page.tablets
         more = page.more

@@ -21,7 +21,7 @@ from percolator.counts import counted
 from percolator.errors import PercolatorError
 from percolator.observers.registry.backfilling import Backfilled, backfill
 from percolator.observers.registry.removal import Removed, remove_observer
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 
 app = typer.Typer(
@@ -42,10 +42,10 @@ def list_observers(
     """List the observers of all tables."""
     here = connection(context)
     if table:
-        request = wire.DescribeTableRequest(name=table)
+        request = pb.DescribeTableRequest(name=table)
         tables = [ask_master(here, methods.DESCRIBE_TABLE, request).table]
     else:
-        tables = list(ask_master(here, methods.LIST_TABLES, wire.ListTablesRequest()).tables)
+        tables = list(ask_master(here, methods.LIST_TABLES, pb.ListTablesRequest()).tables)
     found = [(one, observer) for one in tables for observer in one.observers if not one.deleting]
     screen = Screen("table", "observer", "columns", "", box=None)
     for one, observer in found:
@@ -125,13 +125,13 @@ def backfill_observer(
 @app.command()
 def pause(context: typer.Context, table: TableName, observer: ObserverName) -> None:
     """Stop running an observer. Changes are queued for it meanwhile."""
-    _change(context, wire.ChangeObserversRequest(table=table, pause=[observer]))
+    _change(context, pb.ChangeObserversRequest(table=table, pause=[observer]))
 
 
 @app.command()
 def resume(context: typer.Context, table: TableName, observer: ObserverName) -> None:
     """Run a paused observer again."""
-    _change(context, wire.ChangeObserversRequest(table=table, resume=[observer]))
+    _change(context, pb.ChangeObserversRequest(table=table, resume=[observer]))
 
 
 @app.command()
@@ -185,7 +185,7 @@ def remove(
     )
 
 
-def _change(context: typer.Context, request: wire.ChangeObserversRequest) -> None:
+def _change(context: typer.Context, request: pb.ChangeObserversRequest) -> None:
     here = connection(context)
     table = ask_master(here, methods.CHANGE_OBSERVERS, request).table
     (name,) = [*request.pause, *request.resume]
@@ -197,10 +197,10 @@ def _change(context: typer.Context, request: wire.ChangeObserversRequest) -> Non
     )
 
 
-def _columns(observer: wire.Observer) -> str:
+def _columns(observer: pb.Observer) -> str:
     return ", ".join(column.decode(errors="backslashreplace") for column in observer.columns)
 
 
-def _state(observer: wire.Observer) -> str:
+def _state(observer: pb.Observer) -> str:
     states = ["weak"] * observer.weak + ["paused"] * observer.paused
     return ", ".join(states)

@@ -18,7 +18,7 @@ from percolator.counts import counted
 from percolator.errors import PercolatorError, Unavailable
 from percolator.observers.waiting import count_dead_letters
 from percolator.schema import DEAD_LETTERS_NAME
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse, Server, ServiceKind
 from percolator.v1.lockservice_pb2 import Session
 from percolator.wire import methods
@@ -56,9 +56,9 @@ class Overview:
     """The roles of masters and oracles by server id, as each of them answered."""
     is_live: bool = False
     """Whether the leading master described the cluster. If not, a standby did, from older data."""
-    tables: Sequence[wire.Table] = ()
-    tablets: list[wire.TabletInfo] = field(default_factory=list)
-    servers: Sequence[wire.TabletServerInfo] = ()
+    tables: Sequence[pb.Table] = ()
+    tablets: list[pb.TabletInfo] = field(default_factory=list)
+    servers: Sequence[pb.TabletServerInfo] = ()
     sessions: list[Session] = field(default_factory=list)
     """With what their processes do."""
     dead_letters: Mapping[tuple[str, str], int] = field(default_factory=dict)
@@ -256,18 +256,18 @@ async def _ask_masters(here: Connection, reached: Network, overview: Overview) -
                     server.uptime_milliseconds = own.uptime_milliseconds
 
 
-async def _tables(here: Connection, network: GrpcNetwork) -> Sequence[wire.Table]:
-    request = wire.ListTablesRequest()
+async def _tables(here: Connection, network: GrpcNetwork) -> Sequence[pb.Table]:
+    request = pb.ListTablesRequest()
     return (await answer_of_leader(here, network, methods.LIST_TABLES, request)).tables
 
 
 async def _tablets(
     here: Connection, network: GrpcNetwork, overview: Overview
-) -> list[wire.TabletInfo]:
+) -> list[pb.TabletInfo]:
     """None where a row store has the cells."""
     return [] if overview.row_store else await all_tablets(here, network)
 
 
-async def _servers(here: Connection, network: GrpcNetwork) -> Sequence[wire.TabletServerInfo]:
-    request = wire.ListServersRequest()
+async def _servers(here: Connection, network: GrpcNetwork) -> Sequence[pb.TabletServerInfo]:
+    request = pb.ListServersRequest()
     return (await answer_of_leader(here, network, methods.LIST_SERVERS, request)).servers

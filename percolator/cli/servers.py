@@ -9,7 +9,7 @@ from rich.table import Table as Screen
 
 from percolator.cli.connection import connection, plain
 from percolator.cli.masters import ask_master
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 
 app = typer.Typer(help="List tablet servers; drain one.")
@@ -21,7 +21,7 @@ def servers(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     here = connection(context)
-    found = ask_master(here, methods.LIST_SERVERS, wire.ListServersRequest()).servers
+    found = ask_master(here, methods.LIST_SERVERS, pb.ListServersRequest()).servers
     screen = Screen("address", "tablets", "served", "last answer", "", box=None)
     for one in found:
         screen.add_row(
@@ -54,12 +54,12 @@ def drain(
 ) -> None:
     """Move all tablets away from a server, and assign it no others."""
     here = connection(context)
-    ask_master(here, methods.DRAIN_SERVER, wire.DrainServerRequest(server=server, undo=undo))
+    ask_master(here, methods.DRAIN_SERVER, pb.DrainServerRequest(server=server, undo=undo))
     what = "takes tablets again" if undo else "no longer has any tablets"
     here.show({"server": server, "draining": not undo}, plain(f"{server} {what}"))
 
 
-def remarks(server: wire.TabletServerInfo) -> str:
+def remarks(server: pb.TabletServerInfo) -> str:
     """What is unusual about a tablet server, in a few words."""
     found = ["draining"] * server.draining
     found += ["takes no writes"] * server.HasField("writes_refused")

@@ -17,7 +17,7 @@ from percolator.cli.ttls import Ttls, column_ttls
 from percolator.counts import counted
 from percolator.errors import InvalidArgument, UsageError
 from percolator.row_text import row_bytes, row_text
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.table_options import REQUEST_ID_BYTES, require_kept
 
@@ -78,16 +78,16 @@ def create(
     here = connection(context)
     try:
         require_no_internal_name(name)
-        codecs = wire.Codecs(key=_key_codec(key) or "", columns=_column_codecs(column))
+        codecs = pb.Codecs(key=_key_codec(key) or "", columns=_column_codecs(column))
         ttls = column_ttls(ttl)
         keys = named_codecs.key_codec(codecs.key)
         splits = [named_codecs.key_bytes("--split", keys, text) for text in split or []]
     except InvalidArgument as error:
         fail(error)
-    request = wire.CreateTableRequest(
+    request = pb.CreateTableRequest(
         name=name,
         splits=splits,
-        options=wire.TableOptions(
+        options=pb.TableOptions(
             retention_milliseconds=ceil(retention * 1000),
             split_bytes=split_mib << 20,
             change_feed=change_feed,
@@ -113,7 +113,7 @@ def create(
 def list_tables(context: typer.Context) -> None:
     """List all tables."""
     here = connection(context)
-    tables = ask_master(here, methods.LIST_TABLES, wire.ListTablesRequest()).tables
+    tables = ask_master(here, methods.LIST_TABLES, pb.ListTablesRequest()).tables
     screen = Screen("table", "id", "tablets", "schema", "observers", "retention", box=None)
     for table in tables:
         screen.add_row(
@@ -131,7 +131,7 @@ def list_tables(context: typer.Context) -> None:
 def describe(context: typer.Context, name: Name) -> None:
     """Show the schema of a table."""
     here = connection(context)
-    request = wire.DescribeTableRequest(name=name)
+    request = pb.DescribeTableRequest(name=name)
     table = ask_master(here, methods.DESCRIBE_TABLE, request).table
     lines = [
         f"table {table.name}, id {table.table_id}{_tablets(table)}",
@@ -170,7 +170,7 @@ def change_feed(
     here = connection(context)
     if on == off:
         fail(InvalidArgument("--on", "expected either --on or --off"))
-    request = wire.SetChangeFeedRequest(table=name, change_feed=on)
+    request = pb.SetChangeFeedRequest(table=name, change_feed=on)
     table = ask_master(here, methods.SET_CHANGE_FEED, request).table
     state = "on" if table.options.change_feed else "off"
     here.show(_as_data(table), plain(f"the change feed of table {name} is {state}"))
@@ -197,7 +197,7 @@ def alter(
     here = connection(context)
     try:
         require_no_internal_name(name)
-        codecs = wire.ChangeCodecsRequest(
+        codecs = pb.ChangeCodecsRequest(
             table=name, key=_key_codec(key), columns=_column_codecs(column, may_be_empty=True)
         )
         ttls = column_ttls(ttl, may_be_empty=True)
@@ -214,11 +214,11 @@ def alter(
         what = ["What is stored is not converted."] * changes_codecs
         what += ["Values that are older than their time to live are deleted."] * bool(ttls)
         confirm(f"Change the table {name!r}? {' '.join(what)}")
-    altered: list[wire.Table] = []
+    altered: list[pb.Table] = []
     if changes_codecs:
         altered.append(ask_master(here, methods.CHANGE_CODECS, codecs).table)
     if ttls:
-        request = wire.SetTtlsRequest(table=name, ttls=ttls)
+        request = pb.SetTtlsRequest(table=name, ttls=ttls)
         altered.append(ask_master(here, methods.SET_TTLS, request).table)
     table = altered[-1]
     here.show(
@@ -232,9 +232,7 @@ def _key_codec(name: str | None) -> str | None:
     return name
 
 
-def _column_codecs(
-    given: list[str] | None, *, may_be_empty: bool = False
-) -> list[wire.ColumnCodec]:
+def _column_codecs(given: list[str] | None, *, may_be_empty: bool = False) -> list[pb.ColumnCodec]:
     found = []
     for text in given or ():
         column, equals, codec = text.rpartition("=")
@@ -242,7 +240,7 @@ def _column_codecs(
             raise InvalidArgument("--column", f"expected NAME=CODEC, found {text[:80]!r}")
         if codec or not may_be_empty:
             named_codecs.require_value_name("--column", codec)
-        found.append(wire.ColumnCodec(column=row_bytes("--column", column), codec=codec))
+        found.append(pb.ColumnCodec(column=row_bytes("--column", column), codec=codec))
     return found
 
 
@@ -263,7 +261,7 @@ def delete(
         fail(error)
     if not yes:
         confirm(f"Delete the table {name!r} with everything in it?")
-    request = wire.DeleteTableRequest(
+    request = pb.DeleteTableRequest(
         name=name, missing_ok=missing_ok, request_id=os.urandom(REQUEST_ID_BYTES)
     )
     deleted = ask_master(here, methods.DELETE_TABLE, request).deleted
@@ -272,17 +270,17 @@ def delete(
     )
 
 
-def _retention(table: wire.Table) -> str:
+def _retention(table: pb.Table) -> str:
     milliseconds = table.options.retention_milliseconds
     return f"{milliseconds / 1000:g} s" if milliseconds else "default"
 
 
-def _tablets(table: wire.Table) -> str:
+def _tablets(table: pb.Table) -> str:
     """Nothing where a row store has the cells."""
     return f", {counted(table.tablets, 'tablet')}" if table.tablets else ""
 
 
-def _as_data(table: wire.Table) -> dict[str, object]:
+def _as_data(table: pb.Table) -> dict[str, object]:
     return {
         "name": table.name,
         "table_id": table.table_id,

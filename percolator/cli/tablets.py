@@ -13,7 +13,7 @@ from percolator.cli.given import TableOption, not_empty, require_row
 from percolator.cli.masters import all_tablets, answer_of_leader, ask_master
 from percolator.cli.values import UNKNOWN, Forms, NamedTable, named_tables
 from percolator.v1 import errors_pb2
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 
@@ -76,9 +76,9 @@ def split(
     here = connection(context)
     require_row("--row", row)
 
-    async def work(network: GrpcNetwork) -> tuple[Tables, wire.SplitTabletResponse]:
+    async def work(network: GrpcNetwork) -> tuple[Tables, pb.SplitTabletResponse]:
         found, tables = await _found(here, network, "")
-        request = wire.SplitTabletRequest(tablet_id=tablet)
+        request = pb.SplitTabletRequest(tablet_id=tablet)
         if row is not None:
             its = [one.location for one in found if one.location.tablet_id == tablet]
             # If there is none, the master says so.
@@ -112,8 +112,8 @@ def move(
 ) -> None:
     """Move a tablet to another server."""
     here = connection(context)
-    request = wire.MoveTabletRequest(tablet_id=tablet, server=to)
-    listed = ask_master(here, methods.LIST_TABLES, wire.ListTablesRequest())
+    request = pb.MoveTabletRequest(tablet_id=tablet, server=to)
+    listed = ask_master(here, methods.LIST_TABLES, pb.ListTablesRequest())
     location = ask_master(here, methods.MOVE_TABLET, request).location
     here.show(
         _location(location, named_tables(listed.tables)),
@@ -123,10 +123,10 @@ def move(
 
 async def _found(
     here: Connection, network: GrpcNetwork, table: str
-) -> tuple[list[wire.TabletInfo], Tables]:
+) -> tuple[list[pb.TabletInfo], Tables]:
     """The tablets of one table, or of all, and all tables."""
     found = await all_tablets(here, network, table)
-    request = wire.ListTablesRequest()
+    request = pb.ListTablesRequest()
     listed = await answer_of_leader(here, network, methods.LIST_TABLES, request)
     return found, named_tables(listed.tables)
 
@@ -137,11 +137,11 @@ def _forms(location: errors_pb2.TabletLocation, tables: Tables) -> Forms:
     return table.forms if table is not None else UNKNOWN  # it was dropped meanwhile
 
 
-def _rate(one: wire.TabletInfo) -> float:
+def _rate(one: pb.TabletInfo) -> float:
     return one.statistics.mutations_per_second + one.statistics.reads_per_second
 
 
-def _reason(one: wire.TabletInfo) -> Text:
+def _reason(one: pb.TabletInfo) -> Text:
     return plain(one.error.message) if one.HasField("error") else Text("yet")
 
 
@@ -157,7 +157,7 @@ def _location(location: errors_pb2.TabletLocation, tables: Tables) -> dict[str, 
     }
 
 
-def _as_data(one: wire.TabletInfo, tables: Tables) -> dict[str, object]:
+def _as_data(one: pb.TabletInfo, tables: Tables) -> dict[str, object]:
     return {
         **_location(one.location, tables),
         "table": one.table,

@@ -16,7 +16,7 @@ from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.table_info import TableInfo
 from percolator.row_text import row_bytes
 from percolator.schema import Column, Table
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 
 
 class ValueType(StrEnum):
@@ -95,7 +95,7 @@ class NamedTable(NamedTuple):
     forms: Forms
 
 
-def named_tables(tables: Iterable[wire.Table]) -> dict[int, NamedTable]:
+def named_tables(tables: Iterable[pb.Table]) -> dict[int, NamedTable]:
     """The tables by their ids."""
     return {one.table_id: NamedTable(one.name, Forms(CodecNames.of(one.codecs))) for one in tables}
 

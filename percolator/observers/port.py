@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 
 from percolator.errors import PercolatorError
 from percolator.observers.watched import Watched
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import Cell
 
 LOCKS_OF_ANY_AGE = 2**64 - 1
@@ -80,7 +80,7 @@ class WorkHints:
     """Who says so."""
     began: bool
     """The stream has just begun: notifications written before may not have been delivered."""
-    notifications: Sequence[wire.WatchedNotification]
+    notifications: Sequence[pb.WatchedNotification]
     left_out: int
     """How many were dropped before these, because this process reads slowly."""
 

@@ -29,7 +29,7 @@ from percolator.routing.table_codecs import TableCodecs
 from percolator.routing.table_info import TableInfo, TableSchema
 from percolator.routing.tablet_map import TabletMap
 from percolator.schema import Readable
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.cluster_pb2 import DescribeRequest
 from percolator.v1.tabletserver_pb2 import ColumnTtl
@@ -85,7 +85,7 @@ class Catalog:
         known = self._by_name.get(name)
         if known is not None:
             return known
-        request = wire.DescribeTableRequest(name=name)
+        request = pb.DescribeTableRequest(name=name)
         response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
         return self._learn(response.table)
 
@@ -98,13 +98,13 @@ class Catalog:
         self,
         name: str,
         splits: Sequence[bytes],
-        options: wire.TableOptions,
+        options: pb.TableOptions,
         *,
         exist_ok: bool,
         deadline: float,
-        codecs: wire.Codecs | None = None,
+        codecs: pb.Codecs | None = None,
     ) -> TableInfo:
-        request = wire.CreateTableRequest(
+        request = pb.CreateTableRequest(
             name=name,
             splits=splits,
             options=options,
@@ -129,22 +129,22 @@ class Catalog:
         require_kept(request, response.table)
         return self._learn(response.table)
 
-    async def _named(self, name: str, deadline: float) -> wire.Table | None:
+    async def _named(self, name: str, deadline: float) -> pb.Table | None:
         try:
             return await self.describe(name, deadline)
         except SchemaError:
             return None
 
-    async def describe(self, name: str, deadline: float) -> wire.Table:
+    async def describe(self, name: str, deadline: float) -> pb.Table:
         """The table with its observers, as of now. Raises `SchemaError` when there is none."""
-        request = wire.DescribeTableRequest(name=name)
+        request = pb.DescribeTableRequest(name=name)
         response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
         self._learn(response.table)
         return response.table
 
-    async def describe_all(self, deadline: float) -> list[wire.Table]:
+    async def describe_all(self, deadline: float) -> list[pb.Table]:
         """All tables with their observers, by name, as of now."""
-        request = wire.ListTablesRequest()
+        request = pb.ListTablesRequest()
         response = await self._masters.call(methods.LIST_TABLES, request, deadline)
         for table in response.tables:
             if not table.deleting:
@@ -156,14 +156,14 @@ class Catalog:
         response = await self._masters.call(methods.DESCRIBE, DescribeRequest(), deadline)
         return response.cluster_id
 
-    async def describe_collection(self, deadline: float) -> wire.DescribeCollectionResponse:
+    async def describe_collection(self, deadline: float) -> pb.DescribeCollectionResponse:
         """How far back history goes, in all tables."""
-        request = wire.DescribeCollectionRequest()
+        request = pb.DescribeCollectionRequest()
         return await self._masters.call(methods.DESCRIBE_COLLECTION, request, deadline)
 
     async def change_observers(
-        self, request: wire.ChangeObserversRequest, deadline: float
-    ) -> wire.Table:
+        self, request: pb.ChangeObserversRequest, deadline: float
+    ) -> pb.Table:
         """Changes a table's observers. Returns when every commit notifies the new ones."""
         response = await self._masters.call(
             methods.CHANGE_OBSERVERS, request, deadline, attempt_seconds_max=inf
@@ -173,7 +173,7 @@ class Catalog:
 
     async def set_change_feed(self, name: str, *, on: bool, deadline: float) -> None:
         """Switches a table's change feed. Returns when every tablet follows."""
-        request = wire.SetChangeFeedRequest(table=name, change_feed=on)
+        request = pb.SetChangeFeedRequest(table=name, change_feed=on)
         response = await self._masters.call(
             methods.SET_CHANGE_FEED, request, deadline, attempt_seconds_max=inf
         )
@@ -181,7 +181,7 @@ class Catalog:
 
     async def set_ttls(self, name: str, ttls: Sequence[ColumnTtl], deadline: float) -> None:
         """Changes times to live; 0 removes one. Returns when every tablet judges by them."""
-        request = wire.SetTtlsRequest(table=name, ttls=ttls)
+        request = pb.SetTtlsRequest(table=name, ttls=ttls)
         response = await self._masters.call(
             methods.SET_TTLS, request, deadline, attempt_seconds_max=inf
         )
@@ -205,8 +205,8 @@ class Catalog:
             late.retry = Retry.SAFE  # nothing was written, and to declare it twice is harmless
             raise late from error
 
-    async def _declare(self, info: TableInfo, more: wire.Codecs, deadline: float) -> None:
-        request = wire.DeclareCodecsRequest(table_id=info.table_id, codecs=more)
+    async def _declare(self, info: TableInfo, more: pb.Codecs, deadline: float) -> None:
+        request = pb.DeclareCodecsRequest(table_id=info.table_id, codecs=more)
         try:
             response = await self._masters.call(methods.DECLARE_CODECS, request, deadline)
         except UsageError:
@@ -222,7 +222,7 @@ class Catalog:
             self._learn(response.table)
             info.codecs.learn(CodecNames.of(more))
 
-    async def change_codecs(self, request: wire.ChangeCodecsRequest, deadline: float) -> wire.Table:
+    async def change_codecs(self, request: pb.ChangeCodecsRequest, deadline: float) -> pb.Table:
         """Changes codecs on purpose. Returns when every tablet follows."""
         response = await self._masters.call(
             methods.CHANGE_CODECS, request, deadline, attempt_seconds_max=inf
@@ -231,7 +231,7 @@ class Catalog:
         return response.table
 
     async def delete(self, name: str, *, missing_ok: bool, deadline: float) -> bool:
-        request = wire.DeleteTableRequest(
+        request = pb.DeleteTableRequest(
             name=name, missing_ok=missing_ok, request_id=self._random.randbytes(REQUEST_ID_BYTES)
         )
         # As to create one: another attempt would find no table, or one created meanwhile.
@@ -245,24 +245,22 @@ class Catalog:
 
     # ------------------------------------------------------------------ bulk loads
 
-    async def begin_load(
-        self, request: wire.BeginLoadRequest, deadline: float
-    ) -> wire.Table | None:
+    async def begin_load(self, request: pb.BeginLoadRequest, deadline: float) -> pb.Table | None:
         """The table of a run of a load, which only that run uses. None if there is none."""
         response = await self._masters.call(
             methods.BEGIN_LOAD, request, deadline, attempt_seconds_max=inf
         )
         return response.table if response.HasField("table") else None
 
-    async def publish_loads(self, request: wire.PublishLoadsRequest, deadline: float) -> None:
+    async def publish_loads(self, request: pb.PublishLoadsRequest, deadline: float) -> None:
         """Returns when the loaded tables can be used."""
         response = await self._masters.call(methods.PUBLISH_LOADS, request, deadline)
         for table in response.tables:
             self._learn(table)
 
     async def abandon_load(
-        self, request: wire.AbandonLoadRequest, deadline: float
-    ) -> wire.AbandonLoadResponse:
+        self, request: pb.AbandonLoadRequest, deadline: float
+    ) -> pb.AbandonLoadResponse:
         return await self._masters.call(methods.ABANDON_LOAD, request, deadline)
 
     # ------------------------------------------------------------------ forgetting
@@ -275,7 +273,7 @@ class Catalog:
         for name in [n for n, info in self._by_name.items() if info.table_id == table_id]:
             del self._by_name[name]
 
-    def _learn(self, table: wire.Table) -> TableInfo:
+    def _learn(self, table: pb.Table) -> TableInfo:
         self._names[table.table_id] = table.name
         version, ttls = table.schema_version, table.options.ttls
         self._learn_schema(table.table_id, version, table.observers, table.codecs, ttls)
@@ -295,7 +293,7 @@ class Catalog:
 
     async def refresh(self, table_id: int, deadline: float) -> TableSchema:
         """Asks a master for the current schema."""
-        request = wire.DescribeTableRequest(table_id=table_id)
+        request = pb.DescribeTableRequest(table_id=table_id)
         try:
             response = await self._masters.call(methods.DESCRIBE_TABLE, request, deadline)
         except SchemaError as error:
@@ -319,8 +317,8 @@ class Catalog:
         self,
         table_id: int,
         version: int,
-        observers: Sequence[wire.Observer],
-        codecs: wire.Codecs,
+        observers: Sequence[pb.Observer],
+        codecs: pb.Codecs,
         ttls: Iterable[ColumnTtl],
     ) -> None:
         known = self._by_id.get(table_id)
@@ -363,8 +361,8 @@ class Catalog:
 
     async def _locate(
         self, table_id: int, row: bytes, *, even_deleting: bool
-    ) -> wire.LocateTabletsResponse:
-        request = wire.LocateTabletsRequest(
+    ) -> pb.LocateTabletsResponse:
+        request = pb.LocateTabletsRequest(
             table_id=table_id,
             range=RowRange(start=row),
             limit=_TABLETS_PER_PAGE,
@@ -378,7 +376,7 @@ class Catalog:
         found: list[TabletLocation] = []
         rest: RowRange | None = RowRange()
         while rest is not None:
-            request = wire.LocateTabletsRequest(
+            request = pb.LocateTabletsRequest(
                 table_id=table_id, range=rest, limit=_TABLETS_PER_PAGE
             )
             response = await self._masters.call(methods.LOCATE_TABLETS, request, deadline)

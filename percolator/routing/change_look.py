@@ -16,7 +16,7 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.routing.cells import ChangesRequest, ChangesSeen
 from percolator.routing.tablet_map import Searched, TabletMap
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import Cell
 from percolator.wire.backoff import Backoff
 from percolator.wire.methods import LOOK_FOR_CHANGES
@@ -116,11 +116,11 @@ class ChangeLook:
 
     async def _call(
         self, address: str, locations: list[TabletLocation], deadline: float
-    ) -> tuple[list[TabletLocation], list[wire.ChangesLookResult | PercolatorError]]:
-        request = wire.LookForChangesRequest(
+    ) -> tuple[list[TabletLocation], list[pb.ChangesLookResult | PercolatorError]]:
+        request = pb.LookForChangesRequest(
             looks=[
-                wire.ChangesLook(
-                    target=wire.TabletTarget(tablet_id=one.tablet_id, epoch=one.epoch),
+                pb.ChangesLook(
+                    target=pb.TabletTarget(tablet_id=one.tablet_id, epoch=one.epoch),
                     after=self._wanted.after,
                     until=self._wanted.until,
                     passing=self._passing,
@@ -140,7 +140,7 @@ class ChangeLook:
             from_detail(one.error) if one.HasField("error") else one for one in response.looks
         ]
 
-    def _learn(self, location: TabletLocation, answer: wire.ChangesLookResult) -> None:
+    def _learn(self, location: TabletLocation, answer: pb.ChangesLookResult) -> None:
         self._reached = min(self._reached, answer.reached)
         self._newest = max(self._newest, answer.newest)
         self._locks += (blocking.lock for blocking in answer.locks)

@@ -26,7 +26,7 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.routing.cells import ChangesRequest, StoredChange
 from percolator.routing.tablet_map import TabletMap
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.backoff import Backoff
 from percolator.wire.methods import SCAN_CHANGES
@@ -134,9 +134,9 @@ class ChangeScan:
         end: bytes,
         after: int,
         patience: tuple[float, Backoff],
-    ) -> AsyncGenerator[wire.ScanChangesResponse, None]:
-        request = wire.ScanChangesRequest(
-            target=wire.TabletTarget(tablet_id=location.tablet_id, epoch=location.epoch),
+    ) -> AsyncGenerator[pb.ScanChangesResponse, None]:
+        request = pb.ScanChangesRequest(
+            target=pb.TabletTarget(tablet_id=location.tablet_id, epoch=location.epoch),
             range=RowRange(start=start, end=end),
             after=after,
             until=self._wanted.until,
@@ -199,7 +199,7 @@ async def _next_page(source: Pages) -> list[StoredChange] | None:
     return await anext(source, None)
 
 
-def _changes(found: wire.FoundChanges) -> list[StoredChange]:
+def _changes(found: pb.FoundChanges) -> list[StoredChange]:
     number = len(found.rows)
     if not number == len(found.columns) == len(found.commit_timestamps) == len(found.values):
         raise ExecutionUnknown("a tablet server's page of changes has lists of different lengths")

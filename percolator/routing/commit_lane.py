@@ -18,7 +18,7 @@ from percolator.routing.lanes import (
 )
 from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
 from percolator.routing.schema_versions import SchemaVersions
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.methods import COMMIT_TRANSACTIONS
 from percolator.wire.status import from_detail
 from percolator.world import Network
@@ -33,7 +33,7 @@ class CommitLane(Lane):
 
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
         groups = by_target(entries, self._versions)
-        request = wire.CommitTransactionsRequest()
+        request = pb.CommitTransactionsRequest()
         for target, group in groups:
             batch = request.batches.add()
             fill_target(batch.target, target)
@@ -56,7 +56,7 @@ class CommitLane(Lane):
         return problems
 
 
-def _fill(batch: wire.TransactionBatch, group: Sequence[Queued]) -> None:
+def _fill(batch: pb.TransactionBatch, group: Sequence[Queued]) -> None:
     starts: list[int] = []
     cells: list[int] = []
     rows: list[bytes] = []
@@ -90,7 +90,7 @@ def _fill(batch: wire.TransactionBatch, group: Sequence[Queued]) -> None:
         batch.observed.add(column=column, observers=observers)
 
 
-def _answer(group: Sequence[Queued], result: wire.TransactionBatchResult) -> list[Problem]:
+def _answer(group: Sequence[Queued], result: pb.TransactionBatchResult) -> list[Problem]:
     """Decodes the whole result before it answers any transaction."""
     commits = list(result.commit_timestamps)
     if len(commits) != len(group):

@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from percolator.routing.cells import CellPage
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import Cell
 
 _OFFSET_BYTES = 4
@@ -71,7 +71,7 @@ SentPage = CellPage | JoinedPage
 """A page in one of the forms in which servers send it."""
 
 
-def joined_page(found: wire.JoinedCells, start: bytes, end: bytes) -> JoinedPage | None:
+def joined_page(found: pb.JoinedCells, start: bytes, end: bytes) -> JoinedPage | None:
     """The page that a server has sent; None if it makes no sense."""
     rows = _of(found.rows)
     columns = {column.name: _of(column.values) for column in found.columns}
@@ -82,5 +82,5 @@ def joined_page(found: wire.JoinedCells, start: bytes, end: bytes) -> JoinedPage
     return JoinedPage(rows, columns, start, end)
 
 
-def _of(message: wire.JoinedBytes) -> JoinedBytes:
+def _of(message: pb.JoinedBytes) -> JoinedBytes:
     return JoinedBytes(message.block, message.offsets)

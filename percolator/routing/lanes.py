@@ -17,7 +17,7 @@ from percolator.routing.pending_cell import PendingCell
 from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.pending_row import NOWHERE, PendingRow
 from percolator.routing.schema_versions import SchemaVersions
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import from_detail
 
 Queued = PendingRow | PendingCell | PendingCommit
@@ -80,7 +80,7 @@ def parted(
     return found
 
 
-def fill_target(target: wire.TabletTarget, asked: Target) -> None:
+def fill_target(target: pb.TabletTarget, asked: Target) -> None:
     target.tablet_id, target.epoch, target.schema_version = asked
 
 
@@ -90,9 +90,9 @@ def require_batches(found: Sequence[object], asked: Sequence[object]) -> None:
         raise malformed("it has the wrong number of batches")
 
 
-def unapplied(result: wire.MutationResult) -> Refused | PercolatorError:
+def unapplied(result: pb.MutationResult) -> Refused | PercolatorError:
     """What the server says of a mutation, or of a whole transaction, that it has not applied."""
-    if result.outcome == wire.OUTCOME_REFUSED:
+    if result.outcome == pb.OUTCOME_REFUSED:
         return Refused(result.failed_condition, result.cell if result.HasField("cell") else None)
     if result.HasField("error"):
         return from_detail(result.error)

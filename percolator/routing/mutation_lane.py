@@ -23,12 +23,12 @@ from percolator.routing.lanes import (
     unapplied,
 )
 from percolator.routing.schema_versions import SchemaVersions
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.methods import MUTATE
 from percolator.wire.status import from_detail
 from percolator.world import Network
 
-_APPLIED = wire.OUTCOME_APPLIED
+_APPLIED = pb.OUTCOME_APPLIED
 
 
 class MutationLane(Lane):
@@ -41,7 +41,7 @@ class MutationLane(Lane):
         """Whether the server has said that it knows lists of steps."""
 
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
-        request = wire.MutateRequest()
+        request = pb.MutateRequest()
         groups = parted(by_target(entries, self._versions), self._is_listed)
         for target, group, listed in groups:
             batch = request.batches.add()
@@ -76,12 +76,12 @@ class MutationLane(Lane):
         return error
 
 
-def _mutation(entry: Queued) -> wire.Mutation:
-    message: CommonStep | wire.Mutation = entry.message
+def _mutation(entry: Queued) -> pb.Mutation:
+    message: CommonStep | pb.Mutation = entry.message
     return message.mutation() if isinstance(message, CommonStep) else message
 
 
-def fill_list(batch: wire.StepList, steps: Sequence[CommonStep]) -> None:
+def fill_list(batch: pb.StepList, steps: Sequence[CommonStep]) -> None:
     batch.kinds.extend([step.kind for step in steps])
     batch.rows.extend([step.row for step in steps])
     batch.columns.extend([step.column for step in steps])
@@ -94,7 +94,7 @@ def fill_list(batch: wire.StepList, steps: Sequence[CommonStep]) -> None:
         batch.observed.add(column=column, observers=observers)
 
 
-def _answer(group: Sequence[Queued], results: Sequence[wire.MutationResult]) -> list[Problem]:
+def _answer(group: Sequence[Queued], results: Sequence[pb.MutationResult]) -> list[Problem]:
     problems: list[Problem] = []
     for entry, one in zip(group, results, strict=True):
         if one.outcome == _APPLIED:
@@ -104,7 +104,7 @@ def _answer(group: Sequence[Queued], results: Sequence[wire.MutationResult]) -> 
     return problems
 
 
-def _answer_steps(group: Sequence[Queued], result: wire.MutationBatchResult) -> list[Problem]:
+def _answer_steps(group: Sequence[Queued], result: pb.MutationBatchResult) -> list[Problem]:
     unapplied = {one.step: one.result for one in result.unapplied}
     if result.steps != len(group) or any(at >= len(group) for at in unapplied):
         return [(list(group), malformed("it has the wrong number of steps"))]
@@ -117,7 +117,7 @@ def _answer_steps(group: Sequence[Queued], result: wire.MutationBatchResult) -> 
     return problems
 
 
-def _answer_unapplied(entry: Queued, result: wire.MutationResult) -> list[Problem]:
+def _answer_unapplied(entry: Queued, result: pb.MutationResult) -> list[Problem]:
     found = unapplied(result)
     if isinstance(found, PercolatorError):
         return [([entry], found)]

@@ -30,7 +30,7 @@ from percolator.routing.joined_page import JoinedPage, SentPage, joined_page
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.tasks import stop_waiting_for
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.backoff import Backoff
 from percolator.wire.methods import SCAN
@@ -192,11 +192,11 @@ class RangeScan:
             start, end = rest.start, rest.end
         # The server may end a stream early, after a complete page: the scan continues there.
 
-    def _request(self, location: TabletLocation, start: bytes, end: bytes) -> wire.ScanRequest:
+    def _request(self, location: TabletLocation, start: bytes, end: bytes) -> pb.ScanRequest:
         request = self._wanted
         version = self._versions.get(request.table_id, location.tablet_id)
-        return wire.ScanRequest(
-            target=wire.TabletTarget(
+        return pb.ScanRequest(
+            target=pb.TabletTarget(
                 tablet_id=location.tablet_id, epoch=location.epoch, schema_version=version
             ),
             range=RowRange(start=start, end=end),
@@ -214,7 +214,7 @@ class RangeScan:
         )
 
     def _page(
-        self, response: wire.ScanResponse, start: bytes, end: bytes, rest: RowRange | None
+        self, response: pb.ScanResponse, start: bytes, end: bytes, rest: RowRange | None
     ) -> SentPage:
         if rest is not None:
             if not _is_part(rest, start, end, reverse=self._wanted.reverse):
@@ -241,7 +241,7 @@ class RangeScan:
         )
         return page.only(self._wanted) if self._wanted.prefixes else page
 
-    def _joined_page(self, joined: wire.JoinedCells, start: bytes, end: bytes) -> JoinedPage:
+    def _joined_page(self, joined: pb.JoinedCells, start: bytes, end: bytes) -> JoinedPage:
         page = joined_page(joined, start, end) if self._wanted.takes_joined else None
         if page is None:
             raise _malformed("its joined cells make no sense, or nobody has asked for them")

@@ -22,7 +22,7 @@ from percolator.routing.lanes import (
 )
 from percolator.routing.pending_cell import PendingCell
 from percolator.routing.schema_versions import SchemaVersions
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.methods import READ
 from percolator.wire.status import from_detail
 from percolator.world import Network
@@ -38,7 +38,7 @@ class ReadLane(Lane):
         """Whether the server has said that it knows lists of cells."""
 
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
-        request = wire.ReadRequest()
+        request = pb.ReadRequest()
         groups = parted(by_target(entries, self._versions), self._is_listed)
         for target, group, listed in groups:
             batch = request.batches.add()
@@ -69,14 +69,14 @@ class ReadLane(Lane):
         return self._takes_cells and isinstance(entry, PendingCell)
 
 
-def _list_cells(cells: wire.CellReads, group: Sequence[Queued]) -> None:
+def _list_cells(cells: pb.CellReads, group: Sequence[Queued]) -> None:
     asked = [entry for entry in group if isinstance(entry, PendingCell)]
     cells.rows.extend([entry.row for entry in asked])
     cells.columns.extend([entry.column for entry in asked])
     cells.timestamps.extend([entry.timestamp for entry in asked])
 
 
-def _add_reads(batch: wire.ReadBatch, group: Sequence[Queued]) -> None:
+def _add_reads(batch: pb.ReadBatch, group: Sequence[Queued]) -> None:
     reads = batch.reads
     for entry in group:
         if isinstance(entry, PendingCell):
@@ -85,7 +85,7 @@ def _add_reads(batch: wire.ReadBatch, group: Sequence[Queued]) -> None:
             reads.append(entry.message)
 
 
-def _answer(group: Sequence[Queued], result: wire.ReadBatchResult) -> list[Problem]:
+def _answer(group: Sequence[Queued], result: pb.ReadBatchResult) -> list[Problem]:
     """Decodes the whole result before it answers any row."""
     answers: list[Any] = [None if row.message is None else RowResult() for row in group]
     refused_reads = set()

@@ -13,7 +13,7 @@ from percolator.errors import TabletLocation, TabletMoved
 from percolator.limits import Limits
 from percolator.routing.cells import RollForward
 from percolator.routing.tablet_map import TabletMap
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.methods import ROLL_FORWARD
 from percolator.world import World
 
@@ -60,9 +60,9 @@ class RollForwardOrders:
                 return
 
 
-def _request(order: RollForward, location: TabletLocation, row: bytes) -> wire.RollForwardRequest:
-    return wire.RollForwardRequest(
-        target=wire.TabletTarget(
+def _request(order: RollForward, location: TabletLocation, row: bytes) -> pb.RollForwardRequest:
+    return pb.RollForwardRequest(
+        target=pb.TabletTarget(
             tablet_id=location.tablet_id,
             epoch=location.epoch,
             schema_version=order.schema_version,
@@ -70,7 +70,7 @@ def _request(order: RollForward, location: TabletLocation, row: bytes) -> wire.R
         start_timestamps=order.commits.keys(),
         commit_timestamps=order.commits.values(),
         observed=[
-            wire.ObservedColumn(column=column, observers=names)
+            pb.ObservedColumn(column=column, observers=names)
             for column, names in order.observers.items()
         ],
         row=row,

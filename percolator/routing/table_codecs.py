@@ -17,7 +17,7 @@ from percolator.codec_names import COLUMNS_KEPT_MAX, CodecNames, other_codec
 from percolator.errors import SchemaError
 from percolator.key_codec import name_of
 from percolator.schema import INTERNAL_PREFIX, Column, Family, Readable, Table
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 
 _RAW = "raw"
 
@@ -115,7 +115,7 @@ class TableCodecs:
             self._remember(self.writable, column)
         return more is None
 
-    def undeclared(self, column: Readable[Any]) -> wire.Codecs | None:
+    def undeclared(self, column: Readable[Any]) -> pb.Codecs | None:
         """What to declare before the column is written; None if there is nothing."""
         key, name = name_of(column.table.key), column.codec.name
         known_key, known = self.names.key, self.names.columns.get(column.name)
@@ -125,7 +125,7 @@ class TableCodecs:
             raise self._other(column.name, known, name)
         if not self._are_kept or self.table.startswith(INTERNAL_PREFIX):
             return None
-        more = wire.Codecs(key="" if known_key else key)
+        more = pb.Codecs(key="" if known_key else key)
         is_kept = not column.is_of_family and len(self.names.columns) < COLUMNS_KEPT_MAX
         if name and known is None and is_kept:
             more.columns.add(column=column.name, codec=name)

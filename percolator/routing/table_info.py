@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from percolator.errors import SchemaError
 from percolator.routing.table_codecs import TableCodecs
 from percolator.timestamps import Timestamp
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 
 
@@ -31,7 +31,7 @@ class TableSchema:
     def of(
         cls,
         version: int,
-        observers: Sequence[wire.Observer],
+        observers: Sequence[pb.Observer],
         codecs: TableCodecs | None = None,
         ttls: Iterable[ColumnTtl] = (),
     ) -> TableSchema:

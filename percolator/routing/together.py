@@ -24,7 +24,7 @@ from percolator.routing.cells import APPLIED, Answer, Refused
 from percolator.routing.lanes import malformed, unapplied
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.backoff import Backoff
 from percolator.wire.methods import MUTATE_TOGETHER
 from percolator.world import World
@@ -45,7 +45,7 @@ class MutationGroups:
         self._limits = limits
 
     async def mutate(
-        self, table_id: int, mutations: Sequence[wire.Mutation], deadline: float
+        self, table_id: int, mutations: Sequence[pb.Mutation], deadline: float
     ) -> list[Answer]:
         """Applies mutations of one row, and returns their answers in the same order. Either all are
         applied, or none is, and then at least one of them is refused.
@@ -89,22 +89,22 @@ class MutationGroups:
         self,
         table_id: int,
         location: TabletLocation,
-        mutations: Sequence[wire.Mutation],
+        mutations: Sequence[pb.Mutation],
         deadline: float,
     ) -> list[Answer]:
-        target = wire.TabletTarget(
+        target = pb.TabletTarget(
             tablet_id=location.tablet_id,
             epoch=location.epoch,
             schema_version=self._versions.get(table_id, location.tablet_id),
         )
-        batch = wire.MutationBatch(target=target, mutations=mutations)
+        batch = pb.MutationBatch(target=target, mutations=mutations)
         left = deadline - self._world.clock.monotonic_seconds()
         if left <= 0:
             raise NotReady("no time was left to send the group")
         call = self._world.network.unary(location.address, MUTATE_TOGETHER)
         try:
             response = await call(
-                wire.MutateTogetherRequest(batch=batch),
+                pb.MutateTogetherRequest(batch=batch),
                 min(left, self._limits.attempt_seconds_max),
             )
         except SchemaChanged as changed:
@@ -120,8 +120,8 @@ class MutationGroups:
         return [_answer(result) for result in response.results]
 
 
-def _answer(result: wire.MutationResult) -> Answer:
-    return APPLIED if result.outcome == wire.OUTCOME_APPLIED else unapplied(result)
+def _answer(result: pb.MutationResult) -> Answer:
+    return APPLIED if result.outcome == pb.OUTCOME_APPLIED else unapplied(result)
 
 
 def _require_known(answers: Sequence[Answer]) -> None:

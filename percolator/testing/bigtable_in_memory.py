@@ -17,7 +17,7 @@ from sortedcontainers import SortedDict
 
 from percolator.bigtable.missing_family import FamilyMissing
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1 import bigtable_pb2 as pb
 
 _UNIT = 1_000
 _FILTER_BYTES_MAX = 20_480
@@ -70,48 +70,48 @@ class BigtableInMemory:
     def __init__(self, *, chunk_bytes: int = 1 << 20) -> None:
         """Longer values are streamed in several chunks."""
         self.tables: dict[str, ModelTable] = {}
-        self.app_profiles: dict[str, wire.BigtableAppProfile] = {}
+        self.app_profiles: dict[str, pb.BigtableAppProfile] = {}
         self.denied: set[str] = set()
         """The permissions that the caller does not have."""
         self._chunk_bytes = chunk_bytes
 
-    async def create_table(self, request: wire.BigtableCreateTableRequest) -> wire.BigtableTable:
+    async def create_table(self, request: pb.BigtableCreateTableRequest) -> pb.BigtableTable:
         name = f"{request.parent}/tables/{request.table_id}"
         if name in self.tables:
             raise SchemaError(f"{name} exists", table=name)
         self.tables[name] = ModelTable(name, request.table.column_families)
-        return wire.BigtableTable(name=name)
+        return pb.BigtableTable(name=name)
 
-    async def get_table(self, request: wire.BigtableGetTableRequest) -> wire.BigtableTable:
-        answer = wire.BigtableTable(name=request.name)
+    async def get_table(self, request: pb.BigtableGetTableRequest) -> pb.BigtableTable:
+        answer = pb.BigtableTable(name=request.name)
         for family in self._table(request.name).families:
             answer.column_families[family].SetInParent()
         return answer
 
     async def delete_table(
-        self, request: wire.BigtableDeleteTableRequest
-    ) -> wire.BigtableDeleteTableResponse:
+        self, request: pb.BigtableDeleteTableRequest
+    ) -> pb.BigtableDeleteTableResponse:
         self._table(request.name)
         del self.tables[request.name]
-        return wire.BigtableDeleteTableResponse()
+        return pb.BigtableDeleteTableResponse()
 
     async def get_app_profile(
-        self, request: wire.BigtableGetAppProfileRequest
-    ) -> wire.BigtableAppProfile:
+        self, request: pb.BigtableGetAppProfileRequest
+    ) -> pb.BigtableAppProfile:
         profile = self.app_profiles.get(request.name.rpartition("/")[2])
         if profile is None:
             raise InvalidArgument("name", f"App profile not found: {request.name}")
         return profile
 
     async def test_iam_permissions(
-        self, request: wire.BigtableTestIamPermissionsRequest
-    ) -> wire.BigtableTestIamPermissionsResponse:
+        self, request: pb.BigtableTestIamPermissionsRequest
+    ) -> pb.BigtableTestIamPermissionsResponse:
         granted = [one for one in request.permissions if one not in self.denied]
-        return wire.BigtableTestIamPermissionsResponse(permissions=granted)
+        return pb.BigtableTestIamPermissionsResponse(permissions=granted)
 
     async def check_and_mutate_row(
-        self, request: wire.BigtableCheckAndMutateRowRequest
-    ) -> wire.BigtableCheckAndMutateRowResponse:
+        self, request: pb.BigtableCheckAndMutateRowRequest
+    ) -> pb.BigtableCheckAndMutateRowResponse:
         table = self._table(request.table_name)
         key = request.row_key
         if not 0 < len(key) <= _KEY_BYTES_MAX:
@@ -129,11 +129,11 @@ class BigtableInMemory:
         for change in request.true_mutations if matched else request.false_mutations:
             _apply(row, change)
         table.put(key, row)
-        return wire.BigtableCheckAndMutateRowResponse(predicate_matched=matched)
+        return pb.BigtableCheckAndMutateRowResponse(predicate_matched=matched)
 
     async def mutate_rows(
-        self, request: wire.BigtableMutateRowsRequest
-    ) -> AsyncIterator[wire.BigtableMutateRowsResponse]:
+        self, request: pb.BigtableMutateRowsRequest
+    ) -> AsyncIterator[pb.BigtableMutateRowsResponse]:
         table = self._table(request.table_name)
         if not request.entries:
             raise InvalidArgument("entries", "is empty")
@@ -147,14 +147,14 @@ class BigtableInMemory:
             for change in entry.mutations:
                 _apply(row, change)
             table.put(entry.row_key, row)
-            answer = wire.BigtableMutateRowsResponse()
+            answer = pb.BigtableMutateRowsResponse()
             answer.entries.add(index=index).status.SetInParent()
             yield answer
             await asyncio.sleep(0)  # others see that only some of the rows were changed
 
     async def read_rows(
-        self, request: wire.BigtableReadRowsRequest
-    ) -> AsyncIterator[wire.BigtableReadRowsResponse]:
+        self, request: pb.BigtableReadRowsRequest
+    ) -> AsyncIterator[pb.BigtableReadRowsResponse]:
         table = self._table(request.table_name)
         if request.ByteSize() > _READ_BYTES_MAX:
             raise InvalidArgument("request", f"has {request.ByteSize()} bytes")
@@ -164,7 +164,7 @@ class BigtableInMemory:
             row = table.rows.get(key)
             cells = _filtered(_cells(row), request.filter) if row else []
             if cells:
-                yield wire.BigtableReadRowsResponse(chunks=self._chunks(key, cells))
+                yield pb.BigtableReadRowsResponse(chunks=self._chunks(key, cells))
                 found += 1
                 passed = 0
                 if found == request.rows_limit:
@@ -172,19 +172,19 @@ class BigtableInMemory:
             else:
                 passed += 1
                 if passed % _ROWS_OF_A_MARK == 0:
-                    yield wire.BigtableReadRowsResponse(last_scanned_row_key=key)
+                    yield pb.BigtableReadRowsResponse(last_scanned_row_key=key)
             await asyncio.sleep(0)  # others change rows that were not read yet
 
     async def sample_row_keys(
-        self, request: wire.BigtableSampleRowKeysRequest
-    ) -> AsyncIterator[wire.BigtableSampleRowKeysResponse]:
+        self, request: pb.BigtableSampleRowKeysRequest
+    ) -> AsyncIterator[pb.BigtableSampleRowKeysResponse]:
         """Every few rows, far more often than the service would: tests are small."""
         size = 0
         for number, (key, row) in enumerate(self._table(request.table_name).rows.items(), 1):
             if number % _ROWS_OF_A_SAMPLE == 0:
-                yield wire.BigtableSampleRowKeysResponse(row_key=key, offset_bytes=size)
+                yield pb.BigtableSampleRowKeysResponse(row_key=key, offset_bytes=size)
             size += sum(len(column) + len(value) for (_, column, _), value in row.items())
-        yield wire.BigtableSampleRowKeysResponse(offset_bytes=size)
+        yield pb.BigtableSampleRowKeysResponse(offset_bytes=size)
 
     def _table(self, name: str) -> ModelTable:
         table = self.tables.get(name)
@@ -194,12 +194,12 @@ class BigtableInMemory:
 
     def _chunks(
         self, key: bytes, cells: Sequence[ModelCell]
-    ) -> Iterator[wire.BigtableReadRowsResponse.CellChunk]:
+    ) -> Iterator[pb.BigtableReadRowsResponse.CellChunk]:
         family, column = "", b""
         for place, cell in enumerate(cells):
             parts = list(_parts(cell.value, self._chunk_bytes))
             for number, part in enumerate(parts):
-                chunk = wire.BigtableReadRowsResponse.CellChunk(value=part)
+                chunk = pb.BigtableReadRowsResponse.CellChunk(value=part)
                 if not number:
                     chunk.timestamp_micros = cell.time
                     if not place:
@@ -221,7 +221,7 @@ def _parts(value: bytes, size: int) -> Iterator[bytes]:
         yield value[first : first + size]
 
 
-def _keys(table: ModelTable, request: wire.BigtableReadRowsRequest) -> list[bytes]:
+def _keys(table: ModelTable, request: pb.BigtableReadRowsRequest) -> list[bytes]:
     keys = set(request.rows.row_keys)
     if len(keys) != len(request.rows.row_keys):
         raise InvalidArgument("row_keys", "a key is named twice")
@@ -239,7 +239,7 @@ def _keys(table: ModelTable, request: wire.BigtableReadRowsRequest) -> list[byte
 # ---------------------------------------------------------------------------- changes
 
 
-def _check_change(table: ModelTable, change: wire.BigtableMutation) -> None:
+def _check_change(table: ModelTable, change: pb.BigtableMutation) -> None:
     if change.HasField("set_cell"):
         cell = change.set_cell
         _check_times(cell.timestamp_micros)
@@ -267,7 +267,7 @@ def _check_times(*times: int) -> None:
         raise InvalidArgument("timestamp_micros", f"{times} are not multiples of {_UNIT}")
 
 
-def _apply(row: Row, change: wire.BigtableMutation) -> None:
+def _apply(row: Row, change: pb.BigtableMutation) -> None:
     if change.HasField("set_cell"):
         cell = change.set_cell
         row[cell.family_name, cell.column_qualifier, cell.timestamp_micros] = cell.value
@@ -286,7 +286,7 @@ def _apply(row: Row, change: wire.BigtableMutation) -> None:
 # ---------------------------------------------------------------------------- filters
 
 
-def _check_filter(table: ModelTable, one: wire.BigtableRowFilter) -> None:
+def _check_filter(table: ModelTable, one: pb.BigtableRowFilter) -> None:
     if one.ByteSize() > _FILTER_BYTES_MAX:
         raise InvalidArgument("filter", f"has {one.ByteSize()} bytes, above {_FILTER_BYTES_MAX}")
     match one.WhichOneof("filter"):
@@ -327,7 +327,7 @@ def _cells(row: Row) -> list[ModelCell]:
     )
 
 
-def _filtered(cells: list[ModelCell], one: wire.BigtableRowFilter) -> list[ModelCell]:
+def _filtered(cells: list[ModelCell], one: pb.BigtableRowFilter) -> list[ModelCell]:
     match one.WhichOneof("filter"):
         case "chain":
             for each in one.chain.filters:

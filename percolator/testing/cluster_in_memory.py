@@ -15,7 +15,7 @@ from percolator.tablet.tablet import Tablet
 from percolator.testing.tables_in_memory import ADDRESS, TablesInMemory
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2, oracle_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from percolator.world import Clock
 
@@ -60,101 +60,97 @@ class ClusterInMemory(TablesInMemory):
 
     # ------------------------------------------------------------------ tablets
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         deadline = self._clock.monotonic_seconds() + 60.0
-        response = wire.MutateResponse(takes_steps=self.takes_lists)
+        response = pb.MutateResponse(takes_steps=self.takes_lists)
         for batch in request.batches:
             try:
                 tablet = self._serving(batch.target)
                 result = await tablet.mutate(batch, deadline_seconds=deadline)
             except PercolatorError as error:
-                result = wire.MutationBatchResult(error=to_detail(error))
+                result = pb.MutationBatchResult(error=to_detail(error))
             response.batches.append(result)
         return response
 
-    async def mutate_together(
-        self, request: wire.MutateTogetherRequest
-    ) -> wire.MutateTogetherResponse:
+    async def mutate_together(self, request: pb.MutateTogetherRequest) -> pb.MutateTogetherResponse:
         deadline = self._clock.monotonic_seconds() + 60.0
         tablet = self._serving(request.batch.target)
         return await tablet.mutate_together(request.batch, deadline_seconds=deadline)
 
-    async def roll_forward(self, request: wire.RollForwardRequest) -> wire.RollForwardResponse:
+    async def roll_forward(self, request: pb.RollForwardRequest) -> pb.RollForwardResponse:
         return await self._serving(request.target).roll_forward(request)
 
     async def commit_transactions(
-        self, request: wire.CommitTransactionsRequest
-    ) -> wire.CommitTransactionsResponse:
+        self, request: pb.CommitTransactionsRequest
+    ) -> pb.CommitTransactionsResponse:
         deadline = self._clock.monotonic_seconds() + 60.0
-        response = wire.CommitTransactionsResponse()
+        response = pb.CommitTransactionsResponse()
         for batch in request.batches:
             try:
                 tablet = self._serving(batch.target)
                 result = await tablet.commit(batch, deadline_seconds=deadline)
             except PercolatorError as error:
-                result = wire.TransactionBatchResult(error=to_detail(error))
+                result = pb.TransactionBatchResult(error=to_detail(error))
             response.batches.append(result)
         return response
 
-    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
-        response = wire.ReadResponse(takes_cells=self.takes_lists)
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
+        response = pb.ReadResponse(takes_cells=self.takes_lists)
         room = AnswerRoom()
         for batch in request.batches:
             try:
                 result = await self._serving(batch.target).read(batch, room)
             except PercolatorError as error:
-                result = wire.ReadBatchResult(error=to_detail(error))
+                result = pb.ReadBatchResult(error=to_detail(error))
             response.batches.append(result)
         return response
 
-    async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
         async for page in self._serving(request.target).scan(request):
             yield page
 
     async def scan_changes(
-        self, request: wire.ScanChangesRequest
-    ) -> AsyncIterator[wire.ScanChangesResponse]:
+        self, request: pb.ScanChangesRequest
+    ) -> AsyncIterator[pb.ScanChangesResponse]:
         async for page in self._serving(request.target).scan_changes(request):
             yield page
 
     async def look_for_changes(
-        self, request: wire.LookForChangesRequest
-    ) -> wire.LookForChangesResponse:
-        response = wire.LookForChangesResponse()
+        self, request: pb.LookForChangesRequest
+    ) -> pb.LookForChangesResponse:
+        response = pb.LookForChangesResponse()
         for asked in request.looks:
             try:
                 result = await self._serving(asked.target).look_for_changes(asked)
             except PercolatorError as error:
-                result = wire.ChangesLookResult(error=to_detail(error))
+                result = pb.ChangesLookResult(error=to_detail(error))
             response.looks.append(result)
         return response
 
-    async def scan_cells(
-        self, request: wire.ScanCellsRequest
-    ) -> AsyncIterator[wire.ScanCellsResponse]:
+    async def scan_cells(self, request: pb.ScanCellsRequest) -> AsyncIterator[pb.ScanCellsResponse]:
         async for page in self._serving(request.target).scan_cells(request):
             yield page
 
     async def scan_notifications(
-        self, request: wire.ScanNotificationsRequest
-    ) -> wire.ScanNotificationsResponse:
-        response = wire.ScanNotificationsResponse()
+        self, request: pb.ScanNotificationsRequest
+    ) -> pb.ScanNotificationsResponse:
+        response = pb.ScanNotificationsResponse()
         for scan in request.scans:
             try:
                 result = await self._serving(scan.target).scan_notifications(scan)
             except PercolatorError as error:
-                result = wire.NotificationScanResult(error=to_detail(error))
+                result = pb.NotificationScanResult(error=to_detail(error))
             response.scans.append(result)
         return response
 
     async def watch_notifications(
-        self, request: wire.WatchNotificationsRequest
-    ) -> AsyncIterator[wire.WatchNotificationsResponse]:
+        self, request: pb.WatchNotificationsRequest
+    ) -> AsyncIterator[pb.WatchNotificationsResponse]:
         async with aclosing(self._watch.stream(request)) as answers:
             async for answer in answers:
                 yield answer
 
-    def _serving(self, target: wire.TabletTarget) -> Tablet:
+    def _serving(self, target: pb.TabletTarget) -> Tablet:
         tablet = self.tablets.get(target.tablet_id)
         if tablet is None:
             raise TabletMoved(

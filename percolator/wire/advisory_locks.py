@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Protocol
 
 from percolator.errors import PercolatorError
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.lock_service import LockServiceCalls
 
 _log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class AdvisoryLocks:
         """Returns for each name whether we hold it now; never waits for a lock."""
 
         async def ask(session_id: bytes, part: list[bytes]) -> Sequence[bool]:
-            request = wire.TryLockRequest(
+            request = pb.TryLockRequest(
                 session_id=session_id, names=part, ttl_milliseconds=self._ttl_milliseconds
             )
             response = await self._session.calls.call(
@@ -77,7 +77,7 @@ class AdvisoryLocks:
         """Extends locks. Returns for each whether it was still held."""
 
         async def ask(session_id: bytes, part: list[bytes]) -> Sequence[bool]:
-            request = wire.RenewLocksRequest(
+            request = pb.RenewLocksRequest(
                 session_id=session_id, names=part, ttl_milliseconds=self._ttl_milliseconds
             )
             response = await self._session.calls.call(
@@ -91,7 +91,7 @@ class AdvisoryLocks:
         """Releases locks. Those for which the call fails expire by themselves."""
 
         async def ask(session_id: bytes, part: list[bytes]) -> Sequence[bool]:
-            request = wire.UnlockRequest(session_id=session_id, names=part)
+            request = pb.UnlockRequest(session_id=session_id, names=part)
             await self._session.calls.call(lambda stub: stub.unlock, request, self._timeout_seconds)
             return [True] * len(part)
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 
 from percolator.errors import InvalidArgument, PercolatorError
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.lock_service import LockServiceCalls
 
 SESSION_ID_BYTES = 16
@@ -25,9 +25,9 @@ _IDS_PER_CALL_MAX = 1_000
 class Liveness(IntEnum):
     """What is known about a session, numbered as on the wire."""
 
-    ALIVE = wire.LIVENESS_ALIVE
-    DEAD = wire.LIVENESS_DEAD
-    UNDECIDED = wire.LIVENESS_UNDECIDED
+    ALIVE = pb.LIVENESS_ALIVE
+    DEAD = pb.LIVENESS_DEAD
+    UNDECIDED = pb.LIVENESS_UNDECIDED
 
 
 _BY_VALUE: dict[int, Liveness] = {known.value: known for known in Liveness}
@@ -114,7 +114,7 @@ class LivenessLookups:
 
     async def _told_by(self, address: str, asked: Sequence[bytes]) -> dict[bytes, Liveness]:
         """What one lock service says of these sessions."""
-        request = wire.CheckSessionsRequest(session_ids=asked)
+        request = pb.CheckSessionsRequest(session_ids=asked)
         response = await self._calls.call_at(
             address, lambda stub: stub.check_sessions, request, self._timeout_seconds
         )

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from percolator.errors import ExecutionUnknown, NotReady, PercolatorError, Unavailable
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.addresses import refuse_lone_address
 from percolator.world import Network, RequestT, ResponseT, UnaryCall
@@ -21,14 +21,14 @@ from percolator.world import Network, RequestT, ResponseT, UnaryCall
 class LockServiceStub:
     """The procedures of the lock service at one address."""
 
-    open_session: UnaryCall[wire.OpenSessionRequest, wire.OpenSessionResponse]
-    renew_session: UnaryCall[wire.RenewSessionRequest, wire.RenewSessionResponse]
-    end_session: UnaryCall[wire.EndSessionRequest, wire.EndSessionResponse]
-    check_sessions: UnaryCall[wire.CheckSessionsRequest, wire.CheckSessionsResponse]
-    list_sessions: UnaryCall[wire.ListSessionsRequest, wire.ListSessionsResponse]
-    try_lock: UnaryCall[wire.TryLockRequest, wire.TryLockResponse]
-    renew_locks: UnaryCall[wire.RenewLocksRequest, wire.RenewLocksResponse]
-    unlock: UnaryCall[wire.UnlockRequest, wire.UnlockResponse]
+    open_session: UnaryCall[pb.OpenSessionRequest, pb.OpenSessionResponse]
+    renew_session: UnaryCall[pb.RenewSessionRequest, pb.RenewSessionResponse]
+    end_session: UnaryCall[pb.EndSessionRequest, pb.EndSessionResponse]
+    check_sessions: UnaryCall[pb.CheckSessionsRequest, pb.CheckSessionsResponse]
+    list_sessions: UnaryCall[pb.ListSessionsRequest, pb.ListSessionsResponse]
+    try_lock: UnaryCall[pb.TryLockRequest, pb.TryLockResponse]
+    renew_locks: UnaryCall[pb.RenewLocksRequest, pb.RenewLocksResponse]
+    unlock: UnaryCall[pb.UnlockRequest, pb.UnlockResponse]
 
 
 Procedure = Callable[[LockServiceStub], UnaryCall[RequestT, ResponseT]]
@@ -87,11 +87,11 @@ class LockServiceCalls:
         missing: Callable[[str, PercolatorError], None],
         *,
         activity: bool = False,
-    ) -> list[wire.Session]:
+    ) -> list[pb.Session]:
         """The sessions that the lock services know, oldest first. `missing` is called with the
         address of each that does not answer, and why; if none does, that is raised. For the other
         arguments, see `sessions_of_each`."""
-        listed: dict[bytes, wire.Session] = {}
+        listed: dict[bytes, pb.Session] = {}
         silent: dict[str, PercolatorError] = {}
         found = await self.sessions_of_each(timeout, activity=activity)
         for address, sessions in found.items():
@@ -107,7 +107,7 @@ class LockServiceCalls:
 
     async def sessions_of_each(
         self, timeout: float, *, activity: bool = False
-    ) -> Mapping[str, list[wire.Session] | PercolatorError]:
+    ) -> Mapping[str, list[pb.Session] | PercolatorError]:
         """By the address of each lock service: its sessions, or why they are not known; with what
         their processes do, if wanted. The timeout is for each page."""
         addresses = list(self.addresses)
@@ -118,11 +118,11 @@ class LockServiceCalls:
 
     async def _sessions_at(
         self, address: str, timeout: float, *, activity: bool
-    ) -> list[wire.Session] | PercolatorError:
-        listed: list[wire.Session] = []
+    ) -> list[pb.Session] | PercolatorError:
+        listed: list[pb.Session] = []
         token = b""
         while True:
-            request = wire.ListSessionsRequest(page_token=token, activity=activity)
+            request = pb.ListSessionsRequest(page_token=token, activity=activity)
             try:
                 page = await self._stub(address).list_sessions(request, timeout)
             except PercolatorError as error:

@@ -27,7 +27,7 @@ from percolator.errors import (
     Unavailable,
     UsageError,
 )
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.liveness import Liveness, LivenessLookups
 from percolator.wire.lock_service import LockServiceCalls, Procedure
 from percolator.world import RequestT, ResponseT, World
@@ -91,7 +91,7 @@ class Sessions:
         settings: SessionSettings,
         *,
         oldest_start: Callable[[], int] = lambda: 0,
-        activity: Callable[[], wire.Activity | None] = lambda: None,
+        activity: Callable[[], pb.Activity | None] = lambda: None,
         on_expired: Callable[[bytes], None] = lambda _: None,
     ) -> None:
         """`addresses` is read, and `oldest_start` called, whenever they are needed; `oldest_start`
@@ -189,7 +189,7 @@ class Sessions:
         session_id = self._id
         if session_id is None:
             return
-        request = wire.EndSessionRequest(session_id=session_id)
+        request = pb.EndSessionRequest(session_id=session_id)
         try:
             for address in self.calls.in_turn(self._home)[:1]:
                 await self.calls.call_at(
@@ -227,7 +227,7 @@ class Sessions:
         try:
             response = await self._answer(
                 lambda stub: stub.open_session,
-                wire.OpenSessionRequest(
+                pb.OpenSessionRequest(
                     info=self._info(), ttl_may_be_shorter=self._settings.ttl_may_be_shorter
                 ),
                 self._caller_seconds,
@@ -245,7 +245,7 @@ class Sessions:
         try:
             await self._answer(
                 lambda stub: stub.renew_session,
-                wire.RenewSessionRequest(session_id=session_id, info=self._info()),
+                pb.RenewSessionRequest(session_id=session_id, info=self._info()),
                 self._renewal_seconds,
             )
         except SessionExpired:
@@ -291,9 +291,9 @@ class Sessions:
     def _caller_seconds(self) -> float:
         return min(self._renewal_seconds, self._settings.caller_seconds_max)
 
-    def _info(self) -> wire.SessionInfo:
+    def _info(self) -> pb.SessionInfo:
         pin_at = self._settings.pin_at
-        return wire.SessionInfo(
+        return pb.SessionInfo(
             description=self._settings.description,
             ttl_milliseconds=round(self._ttl_seconds * 1000),
             oldest_start_timestamp=pin_at or self._oldest(),

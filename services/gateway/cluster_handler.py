@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from percolator.errors import InvalidArgument, NotReady
-from percolator.v1 import cluster_pb2 as wire
+from percolator.v1 import cluster_pb2 as pb
 from services.gateway.servers import Servers
 
 _RETRY_SECONDS = 0.5
@@ -16,21 +16,21 @@ class ClusterHandler:
         self._servers = servers
         self._own_version = own_version
 
-    async def describe(self, request: wire.DescribeRequest) -> wire.DescribeResponse:
+    async def describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
         await self._servers.refresh()
         described = self._servers.described
         if described is None:
             raise NotReady(
                 "no master has described the cluster yet", retry_after_seconds=_RETRY_SECONDS
             )
-        answer = wire.DescribeResponse()
+        answer = pb.DescribeResponse()
         answer.CopyFrom(described)
-        answer.route = wire.ROUTE_THROUGH
+        answer.route = pb.ROUTE_THROUGH
         answer.version = self._own_version
         # They were the master's when it answered the gateway, which may be a while ago.
         answer.ClearField("wall_milliseconds")
         answer.ClearField("timestamp_lead_milliseconds")
         return answer
 
-    async def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
+    async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         raise InvalidArgument("server", "a gateway does not register servers: ask a master")

@@ -20,7 +20,7 @@ from percolator.protocol.scan import scan_pages
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.tabletserver_pb2 import RowRead
 from services.chassis.serving.rpc import remaining_seconds
 from services.gateway.commits import Commits
@@ -50,10 +50,10 @@ class GatewayHandler:
         """To be called at shutdown: callers that follow changes are asked to go on elsewhere."""
         self._endless.end()
 
-    async def begin(self, request: wire.BeginRequest) -> wire.BeginResponse:
-        return wire.BeginResponse(start_timestamp=await self._commits.begin(self._deadline()))
+    async def begin(self, request: pb.BeginRequest) -> pb.BeginResponse:
+        return pb.BeginResponse(start_timestamp=await self._commits.begin(self._deadline()))
 
-    async def get(self, request: wire.GetRequest) -> wire.GetResponse:
+    async def get(self, request: pb.GetRequest) -> pb.GetResponse:
         deadline, start = self._deadline(), request.start_timestamp
         await self._commits.check_start(start, deadline)
         cells_max = self._engine.limits.get_many_cells_max
@@ -79,7 +79,7 @@ class GatewayHandler:
             answers = await read_rows(
                 env, cleanup, reads, deadline, Statistics(), bytes_max=self._answer_bytes_max
             )
-        response = wire.GetResponse(
+        response = pb.GetResponse(
             rows=[
                 _row(query.row, answer.found)
                 for query, answer in zip(request.rows, answers, strict=True)
@@ -93,9 +93,7 @@ class GatewayHandler:
             )
         return response
 
-    async def scan_table(
-        self, request: wire.ScanTableRequest
-    ) -> AsyncIterator[wire.ScanTableResponse]:
+    async def scan_table(self, request: pb.ScanTableRequest) -> AsyncIterator[pb.ScanTableResponse]:
         seconds = self._seconds()
         deadline = self._engine.now() + seconds
         await self._commits.check_start(request.start_timestamp, deadline)
@@ -110,14 +108,14 @@ class GatewayHandler:
                 async for page in pages:
                     rows = page[:left] if request.row_limit else page
                     if rows:
-                        yield wire.ScanTableResponse(rows=[_row(row, cells) for row, cells in rows])
+                        yield pb.ScanTableResponse(rows=[_row(row, cells) for row, cells in rows])
                     left -= len(rows)
                     if request.row_limit and left <= 0:
                         return
 
     async def follow_changes(
-        self, request: wire.FollowChangesRequest
-    ) -> AsyncIterator[wire.FollowChangesResponse]:
+        self, request: pb.FollowChangesRequest
+    ) -> AsyncIterator[pb.FollowChangesResponse]:
         seconds = self._engine.limits.call_seconds
         deadline = self._engine.now() + seconds
         engine, after = self._engine, request.after
@@ -139,38 +137,36 @@ class GatewayHandler:
                 following = self._endless.until_the_end(following)
             async with aclosing(following) as pages:
                 async for page in pages:
-                    yield wire.FollowChangesResponse(
+                    yield pb.FollowChangesResponse(
                         changes=map(_change, page), reached=reader.position
                     )
                     engine.open_starts.add(reader, reader.position)
         finally:
             engine.open_starts.discard(reader)
 
-    async def commit(self, request: wire.CommitRequest) -> wire.CommitResponse:
+    async def commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
         deadline, start = self._deadline(), request.start_timestamp
         await self._commits.check_start(start, deadline)
         writes = await self._requests.writes(request, deadline)
         if writes.primary is None and not writes.notified:
-            return wire.CommitResponse()
+            return pb.CommitResponse()
         try:
             commit = await self._commits.commit(start, writes, deadline)
         except SnapshotTooOld as error:
             error.message += "; the outcome of the transaction can no longer be determined"
             raise
         # A repeated commit sends mere notifications again, which is harmless.
-        return wire.CommitResponse(commit_timestamp=commit if writes.primary is not None else 0)
+        return pb.CommitResponse(commit_timestamp=commit if writes.primary is not None else 0)
 
-    async def resolve(self, request: wire.ResolveRequest) -> wire.ResolveResponse:
+    async def resolve(self, request: pb.ResolveRequest) -> pb.ResolveResponse:
         deadline, start = self._deadline(), request.start_timestamp
         await self._commits.check_start(start, deadline)
         primary = await self._requests.primary(request, deadline)
         field = "primary" if request.HasField("primary") else "cells" if request.cells else "writes"
         outcome = await self._commits.resolve(start, primary, field, deadline)
         if outcome == ROLLED_BACK:
-            return wire.ResolveResponse(fate=wire.ResolveResponse.FATE_ABORTED)
-        return wire.ResolveResponse(
-            fate=wire.ResolveResponse.FATE_COMMITTED, commit_timestamp=outcome
-        )
+            return pb.ResolveResponse(fate=pb.ResolveResponse.FATE_ABORTED)
+        return pb.ResolveResponse(fate=pb.ResolveResponse.FATE_COMMITTED, commit_timestamp=outcome)
 
     def _seconds(self) -> float:
         remaining = remaining_seconds()
@@ -208,8 +204,8 @@ def _named_as_asked() -> Iterator[None]:
         raise InvalidArgument(field, f"of one row: {error.reason}", where=error.where) from error
 
 
-def _change(change: StoredChange) -> wire.FollowedChange:
-    return wire.FollowedChange(
+def _change(change: StoredChange) -> pb.FollowedChange:
+    return pb.FollowedChange(
         commit_timestamp=change.commit_timestamp,
         row=change.row,
         column=change.column,
@@ -218,13 +214,11 @@ def _change(change: StoredChange) -> wire.FollowedChange:
     )
 
 
-def _row(row: bytes, cells: Mapping[bytes, FoundCell]) -> wire.FoundRow:
-    return wire.FoundRow(
+def _row(row: bytes, cells: Mapping[bytes, FoundCell]) -> pb.FoundRow:
+    return pb.FoundRow(
         row=row,
         cells=[
-            wire.FoundCell(
-                column=column, value=found.value, commit_timestamp=found.commit_timestamp
-            )
+            pb.FoundCell(column=column, value=found.value, commit_timestamp=found.commit_timestamp)
             for column, found in sorted(cells.items())
             if found.value is not None
         ],

@@ -13,10 +13,10 @@ from percolator.protocol.read_locks import locked_cell, read_lock_of
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.cells import RangeRequest
 from percolator.routing.table_info import TableInfo
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 
 _LENGTH_BYTES = 8
-_KINDS = frozenset(wire.CellWrite.Kind.values()) - {wire.CellWrite.KIND_UNSPECIFIED}
+_KINDS = frozenset(pb.CellWrite.Kind.values()) - {pb.CellWrite.KIND_UNSPECIFIED}
 
 
 class Writes:
@@ -55,7 +55,7 @@ class Requests:
         self._engine = engine
         self._limits = engine.limits
 
-    async def writes(self, request: wire.CommitRequest, deadline: float) -> Writes:
+    async def writes(self, request: pb.CommitRequest, deadline: float) -> Writes:
         """The write set of a commit."""
         found = Writes(self._limits, request.start_timestamp)
         places: dict[CellAddress, int] = {}
@@ -69,24 +69,24 @@ class Requests:
             if first != place:
                 raise InvalidArgument(field, f"names the same cell as writes[{first}]")
             await self._add(found, field, write, cell, deadline)
-            if write.value and write.kind != wire.CellWrite.KIND_PUT:
+            if write.value and write.kind != pb.CellWrite.KIND_PUT:
                 raise InvalidArgument(f"{field}.value", "is allowed in a put only")
         return found
 
     async def _add(
-        self, found: Writes, field: str, write: wire.CellWrite, cell: CellAddress, deadline: float
+        self, found: Writes, field: str, write: pb.CellWrite, cell: CellAddress, deadline: float
     ) -> None:
         try:
             match write.kind:
-                case wire.CellWrite.KIND_PUT:
+                case pb.CellWrite.KIND_PUT:
                     found.cells.put(cell, write.value)
-                case wire.CellWrite.KIND_DELETE:
+                case pb.CellWrite.KIND_DELETE:
                     found.cells.delete(cell)
-                case wire.CellWrite.KIND_LOCK:
+                case pb.CellWrite.KIND_LOCK:
                     found.cells.lock(cell)
-                case wire.CellWrite.KIND_READ_LOCK:
+                case pb.CellWrite.KIND_READ_LOCK:
                     found.cells.read_lock(cell)
-                case wire.CellWrite.KIND_NOTIFY:
+                case pb.CellWrite.KIND_NOTIFY:
                     await self._require_weak_observer(field, cell, deadline)
                     found.notified.add(cell)
                 case _:
@@ -107,7 +107,7 @@ class Requests:
         if cell.column not in known.weak_observers:
             raise InvalidArgument(field, f"column {cell.column!r} has no weak observer")
 
-    async def primary(self, request: wire.ResolveRequest, deadline: float) -> CellAddress:
+    async def primary(self, request: pb.ResolveRequest, deadline: float) -> CellAddress:
         """The primary of the transaction whose outcome is asked about."""
         if request.HasField("primary") + bool(request.cells) + bool(request.writes) != 1:
             raise InvalidArgument(
@@ -121,26 +121,26 @@ class Requests:
             return address
         start, cells_max = request.start_timestamp, self._limits.transaction_cells_max
         field = "cells" if request.cells else "writes"
-        named: Sequence[wire.CellName | wire.CellWrite] = request.cells or request.writes
+        named: Sequence[pb.CellName | pb.CellWrite] = request.cells or request.writes
         if len(named) > cells_max:
             raise InvalidArgument(field, f"has {len(named)} entries, at most {cells_max}")
         found: list[CellAddress] = []
         for place, one in enumerate(named):
             cell = await self._cell(f"{field}[{place}]", one, start, deadline)
-            kind = one.kind if isinstance(one, wire.CellWrite) else wire.CellWrite.KIND_PUT
+            kind = one.kind if isinstance(one, pb.CellWrite) else pb.CellWrite.KIND_PUT
             if kind not in _KINDS:
                 # Taken for another kind, another cell would seem to decide, and have nothing on it.
                 raise _no_kind(f"{field}[{place}]", kind)
-            if kind == wire.CellWrite.KIND_READ_LOCK:
+            if kind == pb.CellWrite.KIND_READ_LOCK:
                 found.append(read_lock_of(cell, start))
-            elif kind != wire.CellWrite.KIND_NOTIFY:
+            elif kind != pb.CellWrite.KIND_NOTIFY:
                 found.append(cell)
         if not found:
             raise InvalidArgument("writes", "has nothing but notifications, which decide nothing")
         return min(found)
 
     async def _cell(
-        self, field: str, named: wire.CellWrite | wire.CellName, start: int, deadline: float
+        self, field: str, named: pb.CellWrite | pb.CellName, start: int, deadline: float
     ) -> CellAddress:
         self._check_names(field, named.row, named.column)
         table_id = await self.table_id(f"{field}.table", named.table, start, deadline)
@@ -162,12 +162,12 @@ class Requests:
             raise InvalidArgument(field, "is missing")
         return await self._engine.catalog.table(name, deadline)
 
-    def check_row_query(self, field: str, query: wire.RowQuery) -> None:
+    def check_row_query(self, field: str, query: pb.RowQuery) -> None:
         self._check_row(f"{field}.row", query.row)
         self._check_columns(f"{field}.", query)
 
     async def range_request(
-        self, request: wire.ScanTableRequest, deadline: float
+        self, request: pb.ScanTableRequest, deadline: float
     ) -> RangeRequest | None:
         """The range to scan; None if it is empty."""
         start, end = request.range.start, request.range.end
@@ -189,7 +189,7 @@ class Requests:
             prefixes=tuple(request.column_prefixes),
         )
 
-    def _check_columns(self, field: str, asked: wire.RowQuery | wire.ScanTableRequest) -> None:
+    def _check_columns(self, field: str, asked: pb.RowQuery | pb.ScanTableRequest) -> None:
         """`field` comes before the names of fields in errors."""
         columns, prefixes = asked.columns, asked.column_prefixes
         for place, column in enumerate(columns):

@@ -17,7 +17,7 @@ from percolator.bigtable.missing_family import FamilyMissing, missing_family, na
 from percolator.bigtable.place import Place
 from percolator.errors import InvalidArgument, NotReady, PermissionDenied, Unauthenticated
 from percolator.rowstore.identity import CLUSTER
-from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1 import bigtable_pb2 as pb
 from percolator.v1.cluster_pb2 import DescribeResponse
 from percolator.world import Network, ResponseT, StreamCall, UnaryCall
 from services.chassis.serving.rpc import caller_role, remaining_seconds
@@ -48,11 +48,11 @@ class _Store(NamedTuple):
     network: Network
     place: Place
     check_and_mutate: UnaryCall[
-        wire.BigtableCheckAndMutateRowRequest, wire.BigtableCheckAndMutateRowResponse
+        pb.BigtableCheckAndMutateRowRequest, pb.BigtableCheckAndMutateRowResponse
     ]
-    mutate_rows: StreamCall[wire.BigtableMutateRowsRequest, wire.BigtableMutateRowsResponse]
-    read_rows: StreamCall[wire.BigtableReadRowsRequest, wire.BigtableReadRowsResponse]
-    sample: StreamCall[wire.BigtableSampleRowKeysRequest, wire.BigtableSampleRowKeysResponse]
+    mutate_rows: StreamCall[pb.BigtableMutateRowsRequest, pb.BigtableMutateRowsResponse]
+    read_rows: StreamCall[pb.BigtableReadRowsRequest, pb.BigtableReadRowsResponse]
+    sample: StreamCall[pb.BigtableSampleRowKeysRequest, pb.BigtableSampleRowKeysResponse]
 
     @classmethod
     def over(cls, connection: StoreConnection) -> _Store:
@@ -79,8 +79,8 @@ class RowStoreHandler:
         self._connected: _Store | None = None
 
     async def check_and_mutate_row(
-        self, request: wire.BigtableCheckAndMutateRowRequest
-    ) -> wire.BigtableCheckAndMutateRowResponse:
+        self, request: pb.BigtableCheckAndMutateRowRequest
+    ) -> pb.BigtableCheckAndMutateRowResponse:
         store = self._store()
         own = rules.own(store.place, request)
         rules.require_step(own)
@@ -88,8 +88,8 @@ class RowStoreHandler:
             return await store.check_and_mutate(own, _seconds())
 
     async def mutate_rows(
-        self, request: wire.BigtableMutateRowsRequest
-    ) -> AsyncIterator[wire.BigtableMutateRowsResponse]:
+        self, request: pb.BigtableMutateRowsRequest
+    ) -> AsyncIterator[pb.BigtableMutateRowsResponse]:
         store = self._store()
         own = rules.own(store.place, request)
         rules.require_may_write(store.place, own, caller_role())
@@ -102,8 +102,8 @@ class RowStoreHandler:
             yield answer
 
     async def read_rows(
-        self, request: wire.BigtableReadRowsRequest
-    ) -> AsyncIterator[wire.BigtableReadRowsResponse]:
+        self, request: pb.BigtableReadRowsRequest
+    ) -> AsyncIterator[pb.BigtableReadRowsResponse]:
         store, rows = self._store(), request.rows
         is_identity = list(rows.row_keys) == [CLUSTER] and not rows.row_ranges
         own = rules.own(store.place, request, reads_identity=is_identity)
@@ -112,8 +112,8 @@ class RowStoreHandler:
             yield answer
 
     async def sample_row_keys(
-        self, request: wire.BigtableSampleRowKeysRequest
-    ) -> AsyncIterator[wire.BigtableSampleRowKeysResponse]:
+        self, request: pb.BigtableSampleRowKeysRequest
+    ) -> AsyncIterator[pb.BigtableSampleRowKeysResponse]:
         store = self._store()
         async for answer in _answers(store, store.sample, rules.own(store.place, request)):
             yield answer

@@ -18,7 +18,7 @@ from percolator.rowstore.identity import CLUSTER, TABLE_ID
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import DATA, FAMILIES, LOCK_ONLY, LOCKS, ROLLBACKS, WRITES
 from percolator.rowstore.port import TIME_UNIT
-from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1 import bigtable_pb2 as pb
 from percolator.wire.roles import Role
 
 _OF_THE_CLUSTER: Final = re.compile(r"percolator-(intents|[1-9][0-9]{0,9})")
@@ -28,10 +28,10 @@ _OF_INTENTS: Final = frozenset((WRITES,))
 
 RequestT = TypeVar(
     "RequestT",
-    wire.BigtableCheckAndMutateRowRequest,
-    wire.BigtableMutateRowsRequest,
-    wire.BigtableReadRowsRequest,
-    wire.BigtableSampleRowKeysRequest,
+    pb.BigtableCheckAndMutateRowRequest,
+    pb.BigtableMutateRowsRequest,
+    pb.BigtableReadRowsRequest,
+    pb.BigtableSampleRowKeysRequest,
 )
 
 
@@ -57,7 +57,7 @@ def own(place: Place, request: RequestT, *, reads_identity: bool = False) -> Req
     return request
 
 
-def require_known_families(one: wire.BigtableRowFilter, field: str) -> None:
+def require_known_families(one: pb.BigtableRowFilter, field: str) -> None:
     """Raises if a filter names a family that no table has: the store's answer would be taken for
     that of a table whose family somebody has removed."""
     match one.WhichOneof("filter"):
@@ -80,14 +80,14 @@ def _require_known(family: str, field: str) -> None:
         )
 
 
-def require_step(request: wire.BigtableCheckAndMutateRowRequest) -> None:
+def require_step(request: pb.BigtableCheckAndMutateRowRequest) -> None:
     """Raises unless the changes are some that steps of transactions consist of."""
     require_known_families(request.predicate_filter, "predicate_filter")
     _require_changes(request.true_mutations, "true_mutations", _OF_STEPS)
     _require_changes(request.false_mutations, "false_mutations", _OF_STEPS)
 
 
-def require_may_write(place: Place, request: wire.BigtableMutateRowsRequest, role: Role) -> None:
+def require_may_write(place: Place, request: pb.BigtableMutateRowsRequest, role: Role) -> None:
     """Raises unless the caller may write these rows without conditions: anybody writes intents, and
     whoever may load a table also the table's rows."""
     if request.table_name == place.table(INTENTS_TABLE):
@@ -107,7 +107,7 @@ def require_may_write(place: Place, request: wire.BigtableMutateRowsRequest, rol
 
 
 def _require_changes(
-    changes: Iterable[wire.BigtableMutation], field: str, families: frozenset[str]
+    changes: Iterable[pb.BigtableMutation], field: str, families: frozenset[str]
 ) -> None:
     """Single versions of cells are set and deleted, and nothing else."""
     for number, change in enumerate(changes):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from percolator.errors import InvalidArgument
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.world import Clock, Random
 from services.chassis.lived_time import ASK_SECONDS, LivedTime
 from services.lockservice.advisory_locks import HeldLocks
@@ -33,34 +33,32 @@ class LockServiceHandler:
         self.sessions = OpenSessions(time, random, limits)
         self.locks = HeldLocks(time, limits)
 
-    async def open_session(self, request: wire.OpenSessionRequest) -> wire.OpenSessionResponse:
+    async def open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         if request.ttl_may_be_shorter:
             longest = self._limits.ttl_milliseconds_max
             request.info.ttl_milliseconds = min(request.info.ttl_milliseconds, longest)
         info = self._info(request.HasField("info"), request.info)
-        return wire.OpenSessionResponse(
+        return pb.OpenSessionResponse(
             session_id=self.sessions.open(info).session_id, ttl_milliseconds=info.ttl_milliseconds
         )
 
-    async def renew_session(self, request: wire.RenewSessionRequest) -> wire.RenewSessionResponse:
+    async def renew_session(self, request: pb.RenewSessionRequest) -> pb.RenewSessionResponse:
         check_session_id("session_id", request.session_id)
         info = self._info(request.HasField("info"), request.info)
         taken_over = self.sessions.renew(request.session_id, info)
-        return wire.RenewSessionResponse(taken_over=taken_over)
+        return pb.RenewSessionResponse(taken_over=taken_over)
 
-    async def end_session(self, request: wire.EndSessionRequest) -> wire.EndSessionResponse:
+    async def end_session(self, request: pb.EndSessionRequest) -> pb.EndSessionResponse:
         check_session_id("session_id", request.session_id)
         self.sessions.end(request.session_id)
-        return wire.EndSessionResponse()
+        return pb.EndSessionResponse()
 
-    async def check_sessions(
-        self, request: wire.CheckSessionsRequest
-    ) -> wire.CheckSessionsResponse:
+    async def check_sessions(self, request: pb.CheckSessionsRequest) -> pb.CheckSessionsResponse:
         self._limits.check_session_ids(request.session_ids)
         liveness = [self.sessions.liveness(i).value for i in request.session_ids]
-        return wire.CheckSessionsResponse(liveness=liveness)
+        return pb.CheckSessionsResponse(liveness=liveness)
 
-    async def list_sessions(self, request: wire.ListSessionsRequest) -> wire.ListSessionsResponse:
+    async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
         limits = self._limits
         limit = min(
             limits.page_sessions_max,
@@ -68,28 +66,28 @@ class LockServiceHandler:
         )
         size = min(request.page_size or limit, limit)
         sessions, more = self.sessions.page(self._number_of_token(request.page_token), size)
-        return wire.ListSessionsResponse(
+        return pb.ListSessionsResponse(
             sessions=[self.describe(one, activity=request.activity) for one in sessions],
             next_page_token=self._token(sessions[-1].number) if more else b"",
             settling=self.sessions.settling,
             ttl_milliseconds_max=self._limits.ttl_milliseconds_max,
         )
 
-    async def try_lock(self, request: wire.TryLockRequest) -> wire.TryLockResponse:
+    async def try_lock(self, request: pb.TryLockRequest) -> pb.TryLockResponse:
         session = self._check_lock_request(request)
         held = self.locks.try_lock(session, request.names, request.ttl_milliseconds)
-        return wire.TryLockResponse(held=held)
+        return pb.TryLockResponse(held=held)
 
-    async def renew_locks(self, request: wire.RenewLocksRequest) -> wire.RenewLocksResponse:
+    async def renew_locks(self, request: pb.RenewLocksRequest) -> pb.RenewLocksResponse:
         session = self._check_lock_request(request)
         held = self.locks.renew(session, request.names, request.ttl_milliseconds)
-        return wire.RenewLocksResponse(held=held)
+        return pb.RenewLocksResponse(held=held)
 
-    async def unlock(self, request: wire.UnlockRequest) -> wire.UnlockResponse:
+    async def unlock(self, request: pb.UnlockRequest) -> pb.UnlockResponse:
         check_session_id("session_id", request.session_id)
         self._limits.check_names(request.names)
         self.locks.unlock(self.sessions.find(request.session_id), request.names)
-        return wire.UnlockResponse()
+        return pb.UnlockResponse()
 
     async def expire_forever(self) -> None:
         """Advances time and forgets what has expired, in slices, until cancelled."""
@@ -97,7 +95,7 @@ class LockServiceHandler:
             forgotten = self.sessions.expire(_EXPIRE_AT_MOST) + self.locks.expire(_EXPIRE_AT_MOST)
             await self._clock.sleep(0.0 if forgotten else ASK_SECONDS)
 
-    def _info(self, present: bool, info: wire.SessionInfo) -> SessionInfo:
+    def _info(self, present: bool, info: pb.SessionInfo) -> SessionInfo:
         if not present:
             raise InvalidArgument("info", "is missing")
         self._limits.check_description("info.description", info.description)
@@ -115,22 +113,22 @@ class LockServiceHandler:
             activity=activity,
         )
 
-    def _check_lock_request(self, request: wire.TryLockRequest | wire.RenewLocksRequest) -> Session:
+    def _check_lock_request(self, request: pb.TryLockRequest | pb.RenewLocksRequest) -> Session:
         check_session_id("session_id", request.session_id)
         self._limits.check_names(request.names)
         self._limits.check_ttl("ttl_milliseconds", request.ttl_milliseconds)
         return self.sessions.find(request.session_id)
 
-    def describe(self, session: Session, *, activity: bool = False) -> wire.Session:
+    def describe(self, session: Session, *, activity: bool = False) -> pb.Session:
         stored = session.info.activity if activity else None
-        return wire.Session(
+        return pb.Session(
             session_id=session.session_id,
-            info=wire.SessionInfo(
+            info=pb.SessionInfo(
                 description=session.info.description,
                 ttl_milliseconds=session.info.ttl_milliseconds,
                 oldest_start_timestamp=session.info.oldest_start_timestamp,
                 pin=session.info.pin,
-                activity=None if stored is None else wire.Activity.FromString(stored),
+                activity=None if stored is None else pb.Activity.FromString(stored),
             ),
             age_milliseconds=self.sessions.age_milliseconds(session),
             remaining_milliseconds=self.sessions.remaining_milliseconds(session),

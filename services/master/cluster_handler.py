@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from percolator.errors import InvalidArgument, WrongCluster
-from percolator.v1 import cluster_pb2 as wire
+from percolator.v1 import cluster_pb2 as pb
 from percolator.world import Clock
 from services.chassis.compatibility import are_compatible
 from services.chassis.lived_time import ASK_SECONDS
@@ -20,7 +20,7 @@ class Members(Protocol):
     """The processes of the cluster, as far as this master knows."""
 
     @property
-    def masters(self) -> Sequence[wire.Server]:
+    def masters(self) -> Sequence[pb.Server]:
         """All living masters, including this one."""
         ...
 
@@ -34,11 +34,11 @@ class Members(Protocol):
         """The format that the leading master has given to the store; 1 on any other."""
         ...
 
-    async def servers(self) -> Sequence[wire.Server]:
+    async def servers(self) -> Sequence[pb.Server]:
         """All other servers."""
         ...
 
-    async def registered(self, server: wire.Server, wall_milliseconds: int) -> None:
+    async def registered(self, server: pb.Server, wall_milliseconds: int) -> None:
         """A server reports. `NotReady` tells it to report to another master."""
         ...
 
@@ -53,10 +53,10 @@ class ClusterHandler:
         self,
         clock: Clock,
         identity: ClusterIdentity,
-        own: wire.Server,
+        own: pb.Server,
         registry: Registry,
         members: Members,
-        rows: wire.RowStorePlace | None = None,
+        rows: pb.RowStorePlace | None = None,
     ) -> None:
         """`rows` has the cells, unless tablet servers have them."""
         self._clock = clock
@@ -67,19 +67,19 @@ class ClusterHandler:
         self._members = members
         self._rows = rows
 
-    async def describe(self, request: wire.DescribeRequest) -> wire.DescribeResponse:
-        own = wire.Server()
+    async def describe(self, request: pb.DescribeRequest) -> pb.DescribeResponse:
+        own = pb.Server()
         own.CopyFrom(self._own)
         own.uptime_milliseconds = int((self._clock.monotonic_seconds() - self._started) * 1000)
         own.clock_lead_milliseconds = 0
         others = [one for one in self._members.masters if one.server_id != own.server_id]
         servers = [own, *others, *await self._members.servers()]
         servers.sort(key=lambda server: (server.kind, server.address))
-        return wire.DescribeResponse(
+        return pb.DescribeResponse(
             cluster_id=self._identity.cluster_id,
             version=self._own.version,
             format=self._format,
-            route=wire.ROUTE_DIRECT,
+            route=pb.ROUTE_DIRECT,
             servers=servers,
             wall_milliseconds=self._clock.wall_milliseconds(),
             timestamp_lead_milliseconds=self._members.timestamp_lead_milliseconds,
@@ -87,12 +87,12 @@ class ClusterHandler:
             row_store=self._rows,
         )
 
-    async def register(self, request: wire.RegisterRequest) -> wire.RegisterResponse:
+    async def register(self, request: pb.RegisterRequest) -> pb.RegisterResponse:
         if not request.HasField("server"):
             raise InvalidArgument("server", "is missing")
         self._refuse_foreign(request)
         await self._members.registered(request.server, request.wall_milliseconds)
-        return wire.RegisterResponse(
+        return pb.RegisterResponse(
             cluster_id=self._identity.cluster_id,
             format=self._format,
             interval_milliseconds=REPORT_INTERVAL_MILLISECONDS,
@@ -109,7 +109,7 @@ class ClusterHandler:
             await self._clock.sleep(ASK_SECONDS)
             self._registry.forget_silent()
 
-    def _refuse_foreign(self, request: wire.RegisterRequest) -> None:
+    def _refuse_foreign(self, request: pb.RegisterRequest) -> None:
         own, other = self._identity.cluster_id, request.cluster_id
         # Empty for a process that does not know the id yet, and learns it from the answer.
         if other and other != own:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire.status import to_detail
 from services.master.history.collection import Collection
 from services.master.map.catalogue import Table
@@ -12,13 +12,13 @@ from services.master.map.catalogue import Table
 
 def describe(
     collection: Collection, tables: Iterable[Table], now: float, *, tells_id: bool
-) -> wire.DescribeCollectionResponse:
+) -> pb.DescribeCollectionResponse:
     """Describes history. `now` is monotonic time. `NotReady` until the safe points are known.
 
     `tells_id`: whether the caller may know the id of the session that holds collection back.
     """
     by_name = sorted(tables, key=lambda table: table.name)
-    answer = wire.DescribeCollectionResponse(
+    answer = pb.DescribeCollectionResponse(
         tables=[_history(collection, table) for table in by_name if table.is_used],
         transactions_safe_point=collection.safe_points.transactions,
     )
@@ -35,10 +35,10 @@ def describe(
     return answer
 
 
-def _history(collection: Collection, table: Table) -> wire.TableHistory:
+def _history(collection: Collection, table: Table) -> pb.TableHistory:
     default = round(collection.times.retention_seconds * 1000)
     collected = collection.collected(table.table_id)
-    return wire.TableHistory(
+    return pb.TableHistory(
         table=table.name,
         table_id=table.table_id,
         retention_milliseconds=table.retention_milliseconds or default,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire.status import to_detail
 from services.master.leader import Leader
 from services.master.map import locations
@@ -17,9 +17,7 @@ class MasterHandler(TableHandler[ClusterMap, Leader]):
 
     # ------------------------------------------------------------------------- tablets
 
-    async def locate_tablets(
-        self, request: wire.LocateTabletsRequest
-    ) -> wire.LocateTabletsResponse:
+    async def locate_tablets(self, request: pb.LocateTabletsRequest) -> pb.LocateTabletsResponse:
         leader = self._master.leader
         current = await self._master.current()
         try:
@@ -30,47 +28,45 @@ class MasterHandler(TableHandler[ClusterMap, Leader]):
                     leading.store.current, request, lambda one: _is_assigned(leading, one)
                 )
 
-    async def list_tablets(self, request: wire.ListTabletsRequest) -> wire.ListTabletsResponse:
+    async def list_tablets(self, request: pb.ListTabletsRequest) -> pb.ListTabletsResponse:
         async with self._master.leading() as leader:
             page, more = locations.tablets_page(leader.store.current, request)
-            return wire.ListTabletsResponse(
+            return pb.ListTabletsResponse(
                 tablets=[_info(leader, tablet) for tablet in page], more=more
             )
 
-    async def split_tablet(self, request: wire.SplitTabletRequest) -> wire.SplitTabletResponse:
+    async def split_tablet(self, request: pb.SplitTabletRequest) -> pb.SplitTabletResponse:
         row = request.row if request.HasField("row") else None
         async with self._master.leading() as leader:
             lower, upper = await leader.changes.split(request.tablet_id, row, self._deadline())
-        return wire.SplitTabletResponse(
-            lower=location_message(lower), upper=location_message(upper)
-        )
+        return pb.SplitTabletResponse(lower=location_message(lower), upper=location_message(upper))
 
-    async def move_tablet(self, request: wire.MoveTabletRequest) -> wire.MoveTabletResponse:
+    async def move_tablet(self, request: pb.MoveTabletRequest) -> pb.MoveTabletResponse:
         async with self._master.leading() as leader:
             moved = await leader.changes.move(request.tablet_id, request.server, self._deadline())
-        return wire.MoveTabletResponse(location=location_message(moved))
+        return pb.MoveTabletResponse(location=location_message(moved))
 
     # ------------------------------------------------------------------------- row stores
 
-    async def begin_load(self, request: wire.BeginLoadRequest) -> wire.BeginLoadResponse:
+    async def begin_load(self, request: pb.BeginLoadRequest) -> pb.BeginLoadResponse:
         raise _only_rows()
 
-    async def publish_loads(self, request: wire.PublishLoadsRequest) -> wire.PublishLoadsResponse:
+    async def publish_loads(self, request: pb.PublishLoadsRequest) -> pb.PublishLoadsResponse:
         raise _only_rows()
 
-    async def abandon_load(self, request: wire.AbandonLoadRequest) -> wire.AbandonLoadResponse:
+    async def abandon_load(self, request: pb.AbandonLoadRequest) -> pb.AbandonLoadResponse:
         raise _only_rows()
 
     # ------------------------------------------------------------------------- servers
 
-    async def list_servers(self, request: wire.ListServersRequest) -> wire.ListServersResponse:
+    async def list_servers(self, request: pb.ListServersRequest) -> pb.ListServersResponse:
         async with self._master.leading() as leader:
-            return wire.ListServersResponse(servers=_servers(leader))
+            return pb.ListServersResponse(servers=_servers(leader))
 
-    async def drain_server(self, request: wire.DrainServerRequest) -> wire.DrainServerResponse:
+    async def drain_server(self, request: pb.DrainServerRequest) -> pb.DrainServerResponse:
         async with self._master.leading() as leader:
             await leader.changes.drain(request.server, undo=request.undo, deadline=self._deadline())
-        return wire.DrainServerResponse()
+        return pb.DrainServerResponse()
 
 
 def _only_rows() -> InvalidArgument:
@@ -86,9 +82,9 @@ def _is_assigned(leader: Leader | None, tablet: Tablet) -> bool:
     return leader is None or not leader.watch.is_dead(tablet.server_id)
 
 
-def _info(leader: Leader, tablet: Tablet) -> wire.TabletInfo:
+def _info(leader: Leader, tablet: Tablet) -> pb.TabletInfo:
     serving = leader.assignment.is_served(tablet)
-    info = wire.TabletInfo(
+    info = pb.TabletInfo(
         location=location_message(tablet, served=_is_assigned(leader, tablet)),
         table=leader.store.current.tables[tablet.table_id].name,
         server_id=tablet.server_id,
@@ -103,13 +99,13 @@ def _info(leader: Leader, tablet: Tablet) -> wire.TabletInfo:
     return info
 
 
-def _servers(leader: Leader) -> list[wire.TabletServerInfo]:
+def _servers(leader: Leader) -> list[pb.TabletServerInfo]:
     current = leader.store.current
     found = []
     for server in sorted(leader.watch.alive(), key=lambda one: one.address):
         given = [one for one in current.tablets.values() if one.server_id == server.server_id]
         found.append(
-            wire.TabletServerInfo(
+            pb.TabletServerInfo(
                 server_id=server.server_id,
                 address=server.address,
                 tablets=len(given),

@@ -22,7 +22,7 @@ from percolator.errors import (
     SchemaError,
 )
 from percolator.observers.registry.observer_change import changed_observers
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire.table_options import (
     changed_ttls,
     require_options,
@@ -54,7 +54,7 @@ _log = structlog.get_logger("percolator.master")
 class Creation(NamedTuple):
     """A table to be created."""
 
-    request: wire.CreateTableRequest
+    request: pb.CreateTableRequest
     created_at: int
     deletions: int
     """How many tables had been deleted when the timestamp was asked for; -1 without one."""
@@ -80,7 +80,7 @@ class TableChanges(ABC, Generic[MapT]):
         """How many tables were deleted in this term."""
         self._retention_min = round(retention_min_seconds * 1000)
 
-    async def create(self, request: wire.CreateTableRequest, deadline: float) -> tuple[Table, bool]:
+    async def create(self, request: pb.CreateTableRequest, deadline: float) -> tuple[Table, bool]:
         """The table, which can be used now, and whether this call created it."""
         self._require_valid(request)
 
@@ -104,7 +104,7 @@ class TableChanges(ABC, Generic[MapT]):
             raise DeadlineExceeded(text) from error
         return table, created
 
-    def _require_valid(self, request: wire.CreateTableRequest) -> None:
+    def _require_valid(self, request: pb.CreateTableRequest) -> None:
         _require_request_id(request.request_id)
         require_table_name("name", request.name)
         require_splits("splits", request.splits)
@@ -122,11 +122,11 @@ class TableChanges(ABC, Generic[MapT]):
     async def _until_current(self, table: Table, deadline: float) -> None:
         """Returns when the table can be used, and everybody judges under its version."""
 
-    async def _prepared(self, request: wire.CreateTableRequest, deadline: float) -> Creation:
+    async def _prepared(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         """What has to be there before a table is created: a timestamp."""
         return await self._timestamped(request, deadline)
 
-    async def _timestamped(self, request: wire.CreateTableRequest, deadline: float) -> Creation:
+    async def _timestamped(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         """With a new timestamp."""
         deletions = self._deletions
         left = deadline - self._clock.monotonic_seconds()
@@ -157,7 +157,7 @@ class TableChanges(ABC, Generic[MapT]):
         table = replace(table, created_by=request.request_id)
         return changed.with_tables(table), (table, True)
 
-    async def delete(self, request: wire.DeleteTableRequest) -> bool:
+    async def delete(self, request: pb.DeleteTableRequest) -> bool:
         """Takes a table out of use. What is left is removed later. False if there was none."""
         _require_request_id(request.request_id)
 
@@ -179,9 +179,7 @@ class TableChanges(ABC, Generic[MapT]):
             _log.info("table being deleted", table=table.name, table_id=table.table_id)
         return deleted
 
-    async def change_observers(
-        self, request: wire.ChangeObserversRequest, deadline: float
-    ) -> Table:
+    async def change_observers(self, request: pb.ChangeObserversRequest, deadline: float) -> Table:
         """Returns when everybody judges under the new version, so no commit is missed."""
 
         def decide(current: MapT) -> tuple[MapT, Table]:
@@ -199,7 +197,7 @@ class TableChanges(ABC, Generic[MapT]):
         await self._until_current(table, deadline)
         return table
 
-    async def set_change_feed(self, request: wire.SetChangeFeedRequest, deadline: float) -> Table:
+    async def set_change_feed(self, request: pb.SetChangeFeedRequest, deadline: float) -> Table:
         """Returns when everybody follows the new version, so no commit is left out."""
 
         def decide(current: MapT) -> tuple[MapT, Table]:
@@ -218,7 +216,7 @@ class TableChanges(ABC, Generic[MapT]):
         await self._until_current(table, deadline)
         return table
 
-    async def set_ttls(self, request: wire.SetTtlsRequest, deadline: float) -> Table:
+    async def set_ttls(self, request: pb.SetTtlsRequest, deadline: float) -> Table:
         """Returns when everybody follows the new version: then all reads are judged by it."""
 
         def decide(current: MapT) -> tuple[MapT, Table]:
@@ -234,7 +232,7 @@ class TableChanges(ABC, Generic[MapT]):
         await self._until_current(table, deadline)
         return table
 
-    async def declare_codecs(self, request: wire.DeclareCodecsRequest) -> Table:
+    async def declare_codecs(self, request: pb.DeclareCodecsRequest) -> Table:
         """Whoever declares first is right: a later program with another codec is refused.
 
         It does not raise the version of the schema. Whoever writes a column, and does not know its
@@ -252,7 +250,7 @@ class TableChanges(ABC, Generic[MapT]):
 
         return await self._store.change(decide)
 
-    async def change_codecs(self, request: wire.ChangeCodecsRequest, deadline: float) -> Table:
+    async def change_codecs(self, request: pb.ChangeCodecsRequest, deadline: float) -> Table:
         """Returns when everybody follows the new version: then whoever has written under another
         name learns of it when they commit."""
 
@@ -270,7 +268,7 @@ class TableChanges(ABC, Generic[MapT]):
         await self._until_current(table, deadline)
         return table
 
-    def _check_options(self, options: wire.TableOptions) -> None:
+    def _check_options(self, options: pb.TableOptions) -> None:
         require_ttls("options.ttls", options.ttls)
         require_retention(options)
         retention = options.retention_milliseconds
@@ -292,7 +290,7 @@ def _require_request_id(request_id: bytes) -> None:
         raise InvalidArgument("request_id", f"is longer than {REQUEST_ID_BYTES_MAX} bytes")
 
 
-def _with_codecs(current: MapT, table: Table, declared: wire.Codecs) -> MapT:
+def _with_codecs(current: MapT, table: Table, declared: pb.Codecs) -> MapT:
     codecs = table.codecs.declared(table.name, declared)
     if codecs == table.codecs:
         return current

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Generic
 
 from percolator.errors import SchemaError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire.roles import Role
 from percolator.world import Clock
 from services.chassis.serving.rpc import caller_role, remaining_seconds
@@ -29,23 +29,21 @@ class TableHandler(Generic[MapT, TermT]):
         self._clock = clock
         self._master = master
 
-    async def create_table(self, request: wire.CreateTableRequest) -> wire.CreateTableResponse:
+    async def create_table(self, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
         async with self._master.leading() as leader:
             table, created = await leader.tables.create(request, self._deadline())
             tablets = leader.stored.current.tablets_of(table)
-        return wire.CreateTableResponse(table=table_message(table, tablets), created=created)
+        return pb.CreateTableResponse(table=table_message(table, tablets), created=created)
 
-    async def delete_table(self, request: wire.DeleteTableRequest) -> wire.DeleteTableResponse:
+    async def delete_table(self, request: pb.DeleteTableRequest) -> pb.DeleteTableResponse:
         async with self._master.leading() as leader:
             deleted = await leader.tables.delete(request)
-        return wire.DeleteTableResponse(deleted=deleted)
+        return pb.DeleteTableResponse(deleted=deleted)
 
-    async def list_tables(self, request: wire.ListTablesRequest) -> wire.ListTablesResponse:
+    async def list_tables(self, request: pb.ListTablesRequest) -> pb.ListTablesResponse:
         return locations.list_tables(await self._master.current())
 
-    async def describe_table(
-        self, request: wire.DescribeTableRequest
-    ) -> wire.DescribeTableResponse:
+    async def describe_table(self, request: pb.DescribeTableRequest) -> pb.DescribeTableResponse:
         try:
             return locations.describe_table(await self._master.current(), request)
         except SchemaError:
@@ -54,40 +52,36 @@ class TableHandler(Generic[MapT, TermT]):
                 return locations.describe_table(leader.stored.current, request)
 
     async def change_observers(
-        self, request: wire.ChangeObserversRequest
-    ) -> wire.ChangeObserversResponse:
+        self, request: pb.ChangeObserversRequest
+    ) -> pb.ChangeObserversResponse:
         table = await self._after(
             lambda leader: leader.tables.change_observers(request, self._deadline())
         )
-        return wire.ChangeObserversResponse(table=table)
+        return pb.ChangeObserversResponse(table=table)
 
-    async def set_change_feed(
-        self, request: wire.SetChangeFeedRequest
-    ) -> wire.SetChangeFeedResponse:
+    async def set_change_feed(self, request: pb.SetChangeFeedRequest) -> pb.SetChangeFeedResponse:
         table = await self._after(
             lambda leader: leader.tables.set_change_feed(request, self._deadline())
         )
-        return wire.SetChangeFeedResponse(table=table)
+        return pb.SetChangeFeedResponse(table=table)
 
-    async def set_ttls(self, request: wire.SetTtlsRequest) -> wire.SetTtlsResponse:
+    async def set_ttls(self, request: pb.SetTtlsRequest) -> pb.SetTtlsResponse:
         table = await self._after(lambda leader: leader.tables.set_ttls(request, self._deadline()))
-        return wire.SetTtlsResponse(table=table)
+        return pb.SetTtlsResponse(table=table)
 
-    async def declare_codecs(
-        self, request: wire.DeclareCodecsRequest
-    ) -> wire.DeclareCodecsResponse:
+    async def declare_codecs(self, request: pb.DeclareCodecsRequest) -> pb.DeclareCodecsResponse:
         table = await self._after(lambda leader: leader.tables.declare_codecs(request))
-        return wire.DeclareCodecsResponse(table=table)
+        return pb.DeclareCodecsResponse(table=table)
 
-    async def change_codecs(self, request: wire.ChangeCodecsRequest) -> wire.ChangeCodecsResponse:
+    async def change_codecs(self, request: pb.ChangeCodecsRequest) -> pb.ChangeCodecsResponse:
         table = await self._after(
             lambda leader: leader.tables.change_codecs(request, self._deadline())
         )
-        return wire.ChangeCodecsResponse(table=table)
+        return pb.ChangeCodecsResponse(table=table)
 
     async def describe_collection(
-        self, request: wire.DescribeCollectionRequest
-    ) -> wire.DescribeCollectionResponse:
+        self, request: pb.DescribeCollectionRequest
+    ) -> pb.DescribeCollectionResponse:
         async with self._master.leading() as leader:
             tables = leader.stored.current.tables.values()
             # Whoever knows the id of a session can end it, and this would end other clients' pins.
@@ -96,7 +90,7 @@ class TableHandler(Generic[MapT, TermT]):
                 leader.collection, tables, leader.now(), tells_id=tells_id
             )
 
-    async def _after(self, change: Callable[[TermT], Awaitable[Table]]) -> wire.Table:
+    async def _after(self, change: Callable[[TermT], Awaitable[Table]]) -> pb.Table:
         """The table as the leader describes it after a change."""
         async with self._master.leading() as leader:
             table = await change(leader)

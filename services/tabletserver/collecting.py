@@ -15,7 +15,7 @@ from structlog.stdlib import BoundLogger
 from percolator.errors import InvalidArgument, PercolatorError, TabletMoved
 from percolator.tablet.safe_points import SafePoints
 from percolator.tablet.tablet import Tablet
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from services.tabletserver.served_tablet import Background
 from services.tabletserver.tablets import Tablets
@@ -37,9 +37,7 @@ class Collecting:
         self.bytes = 0
         """Passes, cells and bytes are those of this process."""
 
-    async def raise_all(
-        self, safe_points: wire.RaiseSafePointsRequest
-    ) -> wire.RaiseSafePointsResponse:
+    async def raise_all(self, safe_points: pb.RaiseSafePointsRequest) -> pb.RaiseSafePointsResponse:
         """Raises each independently: a tablet that is not here does not affect the others."""
         named: set[int] = set()
         for index, order in enumerate(safe_points.safe_points):
@@ -50,21 +48,21 @@ class Collecting:
                 )
             named.add(order.tablet_id)
         raised = await asyncio.gather(*map(self._raised, safe_points.safe_points))
-        return wire.RaiseSafePointsResponse(safe_points=raised)
+        return pb.RaiseSafePointsResponse(safe_points=raised)
 
-    async def _raised(self, order: wire.SafePoint) -> wire.RaisedSafePoint:
+    async def _raised(self, order: pb.SafePoint) -> pb.RaisedSafePoint:
         try:
             if order.collect_below > order.reads:
                 raise InvalidArgument("collect_below", "is above the safe point of reads")
             tablet = await self._tablet(order.tablet_id, order.epoch)
             await tablet.raise_safe_points(SafePoints(order.reads, order.transactions))
         except PercolatorError as error:
-            return wire.RaisedSafePoint(error=to_detail(error))
+            return pb.RaisedSafePoint(error=to_detail(error))
         if order.collect_below:
             wanted = order.collect_below, order.transactions
             self._want((order.tablet_id, order.epoch), *wanted)
         collected = tablet.collected
-        return wire.RaisedSafePoint(
+        return pb.RaisedSafePoint(
             reads=tablet.safe_points.reads,
             transactions=tablet.safe_points.transactions,
             collected_below=collected.below,
@@ -74,7 +72,7 @@ class Collecting:
         )
 
     async def _tablet(self, tablet_id: int, epoch: int) -> Tablet:
-        tablet = await self._tablets.serving(wire.TabletTarget(tablet_id=tablet_id, epoch=epoch))
+        tablet = await self._tablets.serving(pb.TabletTarget(tablet_id=tablet_id, epoch=epoch))
         if tablet.identity.epoch != epoch:
             raise TabletMoved(
                 f"tablet {tablet_id} is served at epoch {tablet.identity.epoch}, not {epoch}",

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK
 from percolator.world import Clock
 from services.chassis.trouble import Trouble
@@ -49,7 +49,7 @@ class DiskSpace:
         self.full: StoreUnusable | None = None
         """The error with which writes are refused; None while there is space."""
 
-    def refuses(self, mutation: wire.Mutation) -> bool:
+    def refuses(self, mutation: pb.Mutation) -> bool:
         """Whether there is no room for this mutation."""
         if self.full is None:
             return False
@@ -96,8 +96,8 @@ class DiskSpace:
                 self._trouble.is_over()
 
 
-def _frees_or_marks(change: wire.Change) -> bool:
+def _frees_or_marks(change: pb.Change) -> bool:
     """Whether it deletes something, or is a roll-back marker."""
-    return change.kind != wire.Change.KIND_PUT or (
+    return change.kind != pb.Change.KIND_PUT or (
         change.space == SPACE_ROLLBACK and not change.value
     )

@@ -26,7 +26,7 @@ from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import ttls_of
 from percolator.tablet.reading.point_reads import AnswerRoom
 from percolator.tablet.writing.results import not_executed
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire.status import to_detail
 from percolator.world import Clock
@@ -41,10 +41,8 @@ OVERLOAD_RETRY_SECONDS = 0.1
 
 _ANSWER_FULL = NotExecuted("the response is full; request the rest again")
 
-BatchT = TypeVar("BatchT", wire.MutationBatch, wire.TransactionBatch, wire.ReadBatch)
-ResultT = TypeVar(
-    "ResultT", wire.MutationBatchResult, wire.TransactionBatchResult, wire.ReadBatchResult
-)
+BatchT = TypeVar("BatchT", pb.MutationBatch, pb.TransactionBatch, pb.ReadBatch)
+ResultT = TypeVar("ResultT", pb.MutationBatchResult, pb.TransactionBatchResult, pb.ReadBatchResult)
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,7 @@ class TabletServerHandler:
 
     # ---------------------------------------------------------------------------- rows
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         started = self._now()
         deadline = self._deadline(started)
         batches = request.batches
@@ -109,11 +107,9 @@ class TabletServerHandler:
         finally:
             self.counts.queue_bytes -= bytes_held
         self._note_slow("Mutate", started, batches)
-        return wire.MutateResponse(batches=results, takes_steps=True)
+        return pb.MutateResponse(batches=results, takes_steps=True)
 
-    async def mutate_together(
-        self, request: wire.MutateTogetherRequest
-    ) -> wire.MutateTogetherResponse:
+    async def mutate_together(self, request: pb.MutateTogetherRequest) -> pb.MutateTogetherResponse:
         started = self._now()
         deadline = self._deadline(started)
         batch = request.batch
@@ -130,13 +126,13 @@ class TabletServerHandler:
         self._note_slow("MutateTogether", started, [batch])
         return response
 
-    async def roll_forward(self, request: wire.RollForwardRequest) -> wire.RollForwardResponse:
+    async def roll_forward(self, request: pb.RollForwardRequest) -> pb.RollForwardResponse:
         self._require_disk()
         return await (await self._tablets.serving(request.target)).roll_forward(request)
 
     async def commit_transactions(
-        self, request: wire.CommitTransactionsRequest
-    ) -> wire.CommitTransactionsResponse:
+        self, request: pb.CommitTransactionsRequest
+    ) -> pb.CommitTransactionsResponse:
         started = self._now()
         deadline = self._deadline(started)
         batches = request.batches
@@ -149,9 +145,9 @@ class TabletServerHandler:
         finally:
             self.counts.queue_bytes -= bytes_held
         self._note_slow("CommitTransactions", started, batches)
-        return wire.CommitTransactionsResponse(batches=results)
+        return pb.CommitTransactionsResponse(batches=results)
 
-    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         started = self._now()
         batches = request.batches
         rows = sum(len(batch.reads) + len(batch.cells.rows) for batch in batches)
@@ -159,9 +155,9 @@ class TabletServerHandler:
         room = AnswerRoom()
         results = await _each(batches, lambda i, batch: self._read(i, batch, room))
         self._note_slow("Read", started, batches)
-        return wire.ReadResponse(batches=results, takes_cells=True)
+        return pb.ReadResponse(batches=results, takes_cells=True)
 
-    async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
         try:
             tablet = await self._tablets.serving(request.target)
             async with aclosing(tablet.scan(request)) as pages:
@@ -169,53 +165,51 @@ class TabletServerHandler:
                     self.counts.pages += 1
                     yield page
         except PercolatorError as error:
-            yield wire.ScanResponse(error=self._refusal(error, request.target))
+            yield pb.ScanResponse(error=self._refusal(error, request.target))
 
-    async def scan_cells(
-        self, request: wire.ScanCellsRequest
-    ) -> AsyncIterator[wire.ScanCellsResponse]:
+    async def scan_cells(self, request: pb.ScanCellsRequest) -> AsyncIterator[pb.ScanCellsResponse]:
         try:
             tablet = await self._tablets.serving(request.target)
             async for page in tablet.scan_cells(request):
                 self.counts.pages += 1
                 yield page
         except PercolatorError as error:
-            yield wire.ScanCellsResponse(error=self._refusal(error, request.target))
+            yield pb.ScanCellsResponse(error=self._refusal(error, request.target))
 
     # ------------------------------------------------------------------------- changes
 
     async def scan_changes(
-        self, request: wire.ScanChangesRequest
-    ) -> AsyncIterator[wire.ScanChangesResponse]:
+        self, request: pb.ScanChangesRequest
+    ) -> AsyncIterator[pb.ScanChangesResponse]:
         try:
             tablet = await self._tablets.serving(request.target)
             async for page in tablet.scan_changes(request):
                 self.counts.pages += 1
                 yield page
         except PercolatorError as error:
-            yield wire.ScanChangesResponse(error=self._refusal(error, request.target))
+            yield pb.ScanChangesResponse(error=self._refusal(error, request.target))
 
     async def look_for_changes(
-        self, request: wire.LookForChangesRequest
-    ) -> wire.LookForChangesResponse:
+        self, request: pb.LookForChangesRequest
+    ) -> pb.LookForChangesResponse:
         self._check_rows(len(request.looks), 0)
-        response = wire.LookForChangesResponse()
+        response = pb.LookForChangesResponse()
         for index, asked in enumerate(request.looks):
             try:
                 result = await (await self._tablets.serving(asked.target)).look_for_changes(asked)
             except PercolatorError as error:
                 detail = self._batch_refusal(error, f"looks[{index}]", asked.target)
-                result = wire.ChangesLookResult(error=detail)
+                result = pb.ChangesLookResult(error=detail)
             response.looks.append(result)
         return response
 
     # ------------------------------------------------------------------- notifications
 
     async def scan_notifications(
-        self, request: wire.ScanNotificationsRequest
-    ) -> wire.ScanNotificationsResponse:
+        self, request: pb.ScanNotificationsRequest
+    ) -> pb.ScanNotificationsResponse:
         self._check_rows(len(request.scans), 0)
-        response = wire.ScanNotificationsResponse()
+        response = pb.ScanNotificationsResponse()
         bytes_left = self._limits.answer_bytes_max
         for index, scan in enumerate(request.scans):
             if bytes_left <= 0:
@@ -225,7 +219,7 @@ class TabletServerHandler:
                 result = await (await self._tablets.serving(scan.target)).scan_notifications(scan)
             except PercolatorError as error:
                 detail = self._batch_refusal(error, f"scans[{index}]", scan.target)
-                result = wire.NotificationScanResult(error=detail)
+                result = pb.NotificationScanResult(error=detail)
             bytes_left -= result.ByteSize()
             response.scans.append(result)
             # Each scan takes up to a few milliseconds.
@@ -233,8 +227,8 @@ class TabletServerHandler:
         return response
 
     async def watch_notifications(
-        self, request: wire.WatchNotificationsRequest
-    ) -> AsyncIterator[wire.WatchNotificationsResponse]:
+        self, request: pb.WatchNotificationsRequest
+    ) -> AsyncIterator[pb.WatchNotificationsResponse]:
         async with aclosing(self._tablets.watch.stream(request)) as answers:
             async for answer in answers:
                 yield answer
@@ -242,36 +236,36 @@ class TabletServerHandler:
     # ------------------------------------------------------------------------- tablets
 
     async def describe_tablets(
-        self, request: wire.DescribeTabletsRequest
-    ) -> wire.DescribeTabletsResponse:
-        return wire.DescribeTabletsResponse(tablets=self._tablets.describe(request.tablet_ids))
+        self, request: pb.DescribeTabletsRequest
+    ) -> pb.DescribeTabletsResponse:
+        return pb.DescribeTabletsResponse(tablets=self._tablets.describe(request.tablet_ids))
 
-    async def report(self, request: wire.ReportRequest) -> wire.ReportResponse:
+    async def report(self, request: pb.ReportRequest) -> pb.ReportResponse:
         self._tablets.guard.heard(request.newest_timestamp)
         trouble = self._disk.trouble()
-        return wire.ReportResponse(
+        return pb.ReportResponse(
             server_id=self._server_id,
             tablets=[served.report() for served in self._tablets.all()],
             writes_refused=None if trouble is None else to_detail(trouble),
         )
 
-    async def propose_parts(self, request: wire.ProposePartsRequest) -> wire.ProposePartsResponse:
+    async def propose_parts(self, request: pb.ProposePartsRequest) -> pb.ProposePartsResponse:
         return await (await self._tablets.serving(request.target)).propose_parts(request)
 
-    async def fence(self, request: wire.FenceRequest) -> wire.FenceResponse:
+    async def fence(self, request: pb.FenceRequest) -> pb.FenceResponse:
         return await (await self._tablets.serving(request.target)).fence(request)
 
-    async def load(self, request: wire.LoadRequest) -> wire.LoadResponse:
+    async def load(self, request: pb.LoadRequest) -> pb.LoadResponse:
         self._require_disk()
         self._check_rows(1, len(request.rows))
         return await (await self._tablets.serving(request.target)).load(request)
 
-    async def propose_split(self, request: wire.ProposeSplitRequest) -> wire.ProposeSplitResponse:
+    async def propose_split(self, request: pb.ProposeSplitRequest) -> pb.ProposeSplitResponse:
         target = request.target
         row = await (await self._tablets.serving(target)).propose_split(target)
-        return wire.ProposeSplitResponse(row=row)
+        return pb.ProposeSplitResponse(row=row)
 
-    async def open_tablet(self, request: wire.OpenTabletRequest) -> wire.OpenTabletResponse:
+    async def open_tablet(self, request: pb.OpenTabletRequest) -> pb.OpenTabletResponse:
         identity = TabletIdentity(
             table_id=request.table_id,
             tablet_id=request.tablet_id,
@@ -287,53 +281,53 @@ class TabletServerHandler:
         )
         schema = Schema(request.schema_version, request.change_feed, ttls_of(request.ttls))
         served = await self._tablets.open(identity, schema, ancestry)
-        return wire.OpenTabletResponse(tablet=served.describe())
+        return pb.OpenTabletResponse(tablet=served.describe())
 
-    async def close_tablet(self, request: wire.CloseTabletRequest) -> wire.CloseTabletResponse:
+    async def close_tablet(self, request: pb.CloseTabletRequest) -> pb.CloseTabletResponse:
         await self._tablets.close(request.tablet_id, request.epoch)
-        return wire.CloseTabletResponse()
+        return pb.CloseTabletResponse()
 
     async def raise_safe_points(
-        self, request: wire.RaiseSafePointsRequest
-    ) -> wire.RaiseSafePointsResponse:
+        self, request: pb.RaiseSafePointsRequest
+    ) -> pb.RaiseSafePointsResponse:
         return await self._collecting.raise_all(request)
 
     # ------------------------------------------------------------------------- batches
 
     async def _mutated(
-        self, index: int, batch: wire.MutationBatch, deadline: float
-    ) -> wire.MutationBatchResult:
+        self, index: int, batch: pb.MutationBatch, deadline: float
+    ) -> pb.MutationBatchResult:
         try:
             if self._disk.full is not None:
                 return await self._mutated_on_full_disk(self._disk.full, batch, deadline)
             result = await self._mutate(batch, deadline)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
-            return wire.MutationBatchResult(error=detail)
+            return pb.MutationBatchResult(error=detail)
         return result
 
-    async def _mutate(self, batch: wire.MutationBatch, deadline: float) -> wire.MutationBatchResult:
+    async def _mutate(self, batch: pb.MutationBatch, deadline: float) -> pb.MutationBatchResult:
         self._require_room()
         tablet = await self._tablets.serving(batch.target)
         return await tablet.mutate(batch, deadline_seconds=deadline)
 
     async def _mutated_on_full_disk(
-        self, full: StoreUnusable, batch: wire.MutationBatch, deadline: float
-    ) -> wire.MutationBatchResult:
+        self, full: StoreUnusable, batch: pb.MutationBatch, deadline: float
+    ) -> pb.MutationBatchResult:
         """Like `_mutate`, for those mutations that need no room; refuses the others, and steps."""
         fits = [not self._disk.refuses(mutation) for mutation in batch.mutations]
         if not any(fits):
             raise full.with_traceback(None)
         fitting = list(compress(batch.mutations, fits))
-        smaller = wire.MutationBatch(target=batch.target, mutations=fitting)
+        smaller = pb.MutationBatch(target=batch.target, mutations=fitting)
         answered = iter((await self._mutate(smaller, deadline)).results)
         refused = not_executed(full)
         results = [next(answered) if one else refused for one in fits]
-        return wire.MutationBatchResult(results=results)
+        return pb.MutationBatchResult(results=results)
 
     async def _committed(
-        self, index: int, batch: wire.TransactionBatch, deadline: float
-    ) -> wire.TransactionBatchResult:
+        self, index: int, batch: pb.TransactionBatch, deadline: float
+    ) -> pb.TransactionBatchResult:
         try:
             self._require_disk()
             self._require_room()
@@ -341,7 +335,7 @@ class TabletServerHandler:
             return await tablet.commit(batch, deadline_seconds=deadline)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
-            return wire.TransactionBatchResult(error=detail)
+            return pb.TransactionBatchResult(error=detail)
 
     def _deadline(self, started: float) -> float:
         """When the caller of a request that begins now stops waiting."""
@@ -361,14 +355,12 @@ class TabletServerHandler:
                 retry_after_seconds=OVERLOAD_RETRY_SECONDS,
             )
 
-    async def _read(
-        self, index: int, batch: wire.ReadBatch, room: AnswerRoom
-    ) -> wire.ReadBatchResult:
+    async def _read(self, index: int, batch: pb.ReadBatch, room: AnswerRoom) -> pb.ReadBatchResult:
         try:
             result = await (await self._tablets.serving(batch.target)).read(batch, room)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
-            return wire.ReadBatchResult(error=detail)
+            return pb.ReadBatchResult(error=detail)
         return result
 
     def _check_rows(self, batches: int, rows: int) -> None:
@@ -390,7 +382,7 @@ class TabletServerHandler:
                 f"expected at most {self._limits.rows_max} in total, found {count}",
             )
 
-    def _refusal(self, error: PercolatorError, target: wire.TabletTarget) -> ErrorDetail:
+    def _refusal(self, error: PercolatorError, target: pb.TabletTarget) -> ErrorDetail:
         """The error as a message. The error itself is not changed: many requests may share it."""
         kind = type(error).__name__
         self.counts.refused[kind] = self.counts.refused.get(kind, 0) + 1
@@ -399,7 +391,7 @@ class TabletServerHandler:
         return detail
 
     def _batch_refusal(
-        self, error: PercolatorError, batch: str, target: wire.TabletTarget
+        self, error: PercolatorError, batch: str, target: pb.TabletTarget
     ) -> ErrorDetail:
         detail = self._refusal(error, target)
         if isinstance(error, InvalidArgument):
@@ -410,9 +402,9 @@ class TabletServerHandler:
         self,
         method: str,
         started: float,
-        batches: Sequence[wire.MutationBatch]
-        | Sequence[wire.TransactionBatch]
-        | Sequence[wire.ReadBatch],
+        batches: Sequence[pb.MutationBatch]
+        | Sequence[pb.TransactionBatch]
+        | Sequence[pb.ReadBatch],
     ) -> None:
         seconds = self._now() - started
         if seconds < self._limits.slow_request_seconds:

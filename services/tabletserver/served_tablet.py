@@ -23,7 +23,7 @@ from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.ownership import Ownership
 from percolator.tablet.tablet import Tablet
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.backoff import Backoff
 from percolator.wire.status import to_detail
 from percolator.world import Clock, Random
@@ -180,13 +180,13 @@ class ServedTablet:
             epoch=self.identity.epoch,
         )
 
-    def describe(self) -> wire.TabletDescription:
+    def describe(self) -> pb.TabletDescription:
         """What it is, and its current state."""
         if self._tablet is not None:
             description = self._tablet.describe()
             description.schema_version = self.schema_version
             return description
-        description = wire.TabletDescription(
+        description = pb.TabletDescription(
             table_id=self.identity.table_id,
             tablet_id=self.identity.tablet_id,
             epoch=self.identity.epoch,
@@ -198,9 +198,9 @@ class ServedTablet:
             description.error.CopyFrom(to_detail(self._error))
         return description
 
-    def report(self) -> wire.ReportedTablet:
+    def report(self) -> pb.ReportedTablet:
         """What the master needs to know several times a second, and no more."""
-        reported = wire.ReportedTablet(
+        reported = pb.ReportedTablet(
             tablet_id=self.identity.tablet_id,
             epoch=self.identity.epoch,
             schema_version=self.schema_version,

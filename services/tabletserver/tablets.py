@@ -19,7 +19,7 @@ from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.tasks import Tasks
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Random
 from services.chassis.store.epoch_directory import EPOCH_MAX
 from services.tabletserver.order_turns import OrderTurns
@@ -85,7 +85,7 @@ class Tablets:
         """What has happened since the process started."""
         return self._shared.events
 
-    async def serving(self, target: wire.TabletTarget) -> Tablet:
+    async def serving(self, target: pb.TabletTarget) -> Tablet:
         """The open tablet that a request names; the tablet itself checks epoch and schema."""
         served = self._served.get(target.tablet_id)
         if served is None:
@@ -139,7 +139,7 @@ class Tablets:
         await self._under_way.cancel()
         await asyncio.gather(*map(self._let_go, [*self.all(), *self._leaving]))
 
-    def describe(self, tablet_ids: Iterable[int]) -> list[wire.TabletDescription]:
+    def describe(self, tablet_ids: Iterable[int]) -> list[pb.TabletDescription]:
         """Describes these tablets, or all; unknown ones are left out."""
         wanted = set(tablet_ids)
         return [

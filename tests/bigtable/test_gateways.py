@@ -12,7 +12,7 @@ import percolator
 from percolator import OutcomeUnknown, Table, Transaction, codecs, observes
 from percolator.bigtable.place import EMULATOR_VARIABLE
 from percolator.errors import Unavailable
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.master_pb2 import CreateTableRequest
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
@@ -139,9 +139,9 @@ async def test_callers_in_other_languages_lose_nothing_when_gateways_are_killed(
     await network.unary(addresses[0], methods.CREATE_TABLE)(
         CreateTableRequest(name=TABLE), CALL_SECONDS
     )
-    start = (await opening.anywhere(methods.BEGIN, wire.BeginRequest())).start_timestamp
+    start = (await opening.anywhere(methods.BEGIN, pb.BeginRequest())).start_timestamp
     writes = [put(account(number), OPENING_BALANCE) for number in range(ACCOUNTS)]
-    await opening.anywhere(methods.COMMIT, wire.CommitRequest(start_timestamp=start, writes=writes))
+    await opening.anywhere(methods.COMMIT, pb.CommitRequest(start_timestamp=start, writes=writes))
     tellers = [Teller(network, addresses, seed) for seed in range(3)]
     for name in ("gateway", "gateway-2"):
         working = asyncio.gather(*(_transfers(one) for one in tellers))
@@ -156,7 +156,7 @@ async def test_callers_in_other_languages_lose_nothing_when_gateways_are_killed(
         for address in addresses:
             again = await network.unary(address, methods.COMMIT)(request, CALL_SECONDS)
             assert again.commit_timestamp == commit
-            asked = wire.ResolveRequest(
+            asked = pb.ResolveRequest(
                 start_timestamp=request.start_timestamp, writes=request.writes
             )
             told = await network.unary(address, methods.RESOLVE)(asked, CALL_SECONDS)

@@ -28,7 +28,7 @@ from percolator.errors import (
     Retry,
     SnapshotTooOld,
 )
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import client_credentials
@@ -108,14 +108,14 @@ class ThroughBareGateways(Access):
 
     async def begin(self) -> int:
         self._writes = {}
-        self._start = (await self._anywhere(methods.BEGIN, wire.BeginRequest())).start_timestamp
+        self._start = (await self._anywhere(methods.BEGIN, pb.BeginRequest())).start_timestamp
         return self._start
 
     async def get(self, row: bytes) -> bytes | None:
         if row in self._writes:
             return self._writes[row]
-        query = wire.RowQuery(table=lists.name, row=row, columns=[elements.name])
-        request = wire.GetRequest(start_timestamp=self._start, rows=[query])
+        query = pb.RowQuery(table=lists.name, row=row, columns=[elements.name])
+        request = pb.GetRequest(start_timestamp=self._start, rows=[query])
         (found,) = (await self._anywhere(methods.GET, request)).rows
         return found.cells[0].value if found.cells else None
 
@@ -124,8 +124,8 @@ class ThroughBareGateways(Access):
 
     async def commit(self) -> int:
         writes = [
-            wire.CellWrite(
-                kind=wire.CellWrite.KIND_PUT,
+            pb.CellWrite(
+                kind=pb.CellWrite.KIND_PUT,
                 table=lists.name,
                 row=row,
                 column=elements.name,
@@ -133,7 +133,7 @@ class ThroughBareGateways(Access):
             )
             for row, value in self._writes.items()
         ]
-        request = wire.CommitRequest(start_timestamp=self._start, writes=writes)
+        request = pb.CommitRequest(start_timestamp=self._start, writes=writes)
         return (await self._anywhere(methods.COMMIT, request)).commit_timestamp
 
     def rollback(self) -> None:

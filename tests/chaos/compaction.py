@@ -16,7 +16,7 @@ from pathlib import Path
 
 from percolator import Table, aio, codecs
 from percolator.errors import PercolatorError, TabletLocation
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.world import Network
 from services.local.process import ServiceProcess
@@ -152,12 +152,12 @@ def remove_locks(store: Path, tablets: list[TabletLocation]) -> int:
 
 async def require_deposed(network: Network, address: str, tablet: TabletLocation) -> None:
     """Checks that a former owner refuses a write to its former tablet, and even a read."""
-    target = wire.TabletTarget(tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=1)
-    mutation = wire.Mutation(row=tablet.start, column=b"content")
-    batch = wire.MutationBatch(target=target, mutations=[mutation])
-    request = wire.MutateRequest(batches=[batch])
+    target = pb.TabletTarget(tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=1)
+    mutation = pb.Mutation(row=tablet.start, column=b"content")
+    batch = pb.MutationBatch(target=target, mutations=[mutation])
+    request = pb.MutateRequest(batches=[batch])
     (answer,) = (await network.unary(address, methods.MUTATE)(request, 30.0)).batches
     if not answer.HasField("error"):
         outcomes = [one.outcome for one in answer.results]
-        if set(outcomes) & {wire.OUTCOME_APPLIED, wire.OUTCOME_REFUSED}:
+        if set(outcomes) & {pb.OUTCOME_APPLIED, pb.OUTCOME_REFUSED}:
             raise AssertionError(f"tablet {tablet.tablet_id}: a former owner answered {outcomes}")

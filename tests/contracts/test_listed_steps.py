@@ -12,7 +12,7 @@ from percolator.routing.table_info import TableSchema
 from percolator.tablet.keys import ColumnEncoder
 from percolator.tablet.writing.listed_steps import StepChecker
 from percolator.tablet.writing.mutations import MutationChecker
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import Rig
 
 NOW = 1_800_000_000_000 << 18  # the virtual clock's
@@ -46,9 +46,9 @@ def _sent() -> list[CellMutation]:
 async def test_a_step_in_a_list_is_the_same_mutation_to_the_tablet() -> None:
     rig = await Rig().open()
     listed = [one for one in _sent() if isinstance(one.mutation, CommonStep)]
-    in_list = wire.StepList()
+    in_list = pb.StepList()
     fill_list(in_list, [one.mutation for one in listed if isinstance(one.mutation, CommonStep)])
-    alone = wire.MutationBatch(mutations=[one.message() for one in listed])
+    alone = pb.MutationBatch(mutations=[one.message() for one in listed])
     state, columns = rig.tablet._state, ColumnEncoder()
     await state.guard.require(COMMIT, "commit")
     assert StepChecker(state, columns).check(in_list) == MutationChecker(state, columns).check(

@@ -23,11 +23,11 @@ from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock
 
 _LIFE_INPUTS = 2_000
-_TARGET = wire.TabletTarget(tablet_id=1, epoch=2, schema_version=3)
+_TARGET = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=3)
 _START, _COMMIT = 7 << 18, 8 << 18
 _ROW, _COLUMN = b"row", b"column"
 
@@ -107,17 +107,17 @@ def _never(error: PercolatorError) -> None:
     raise Lost(f"the tablet closed itself: {error}")
 
 
-async def _mutate(tablet: Tablet, batch: wire.MutationBatch) -> list[Message]:
+async def _mutate(tablet: Tablet, batch: pb.MutationBatch) -> list[Message]:
     deadline = MachineClock.monotonic_seconds() + 60.0
     return [await tablet.mutate(batch, deadline_seconds=deadline)]
 
 
-async def _commit(tablet: Tablet, batch: wire.TransactionBatch) -> list[Message]:
+async def _commit(tablet: Tablet, batch: pb.TransactionBatch) -> list[Message]:
     deadline = MachineClock.monotonic_seconds() + 60.0
     return [await tablet.commit(batch, deadline_seconds=deadline)]
 
 
-async def _read(tablet: Tablet, batch: wire.ReadBatch) -> list[Message]:
+async def _read(tablet: Tablet, batch: pb.ReadBatch) -> list[Message]:
     return [await tablet.read(batch)]
 
 
@@ -125,40 +125,40 @@ async def _pages(pages: AsyncIterator[Message]) -> list[Message]:
     return [page async for page in pages]
 
 
-async def _scan(tablet: Tablet, request: wire.ScanRequest) -> list[Message]:
+async def _scan(tablet: Tablet, request: pb.ScanRequest) -> list[Message]:
     return await _pages(tablet.scan(request))
 
 
-async def _scan_cells(tablet: Tablet, request: wire.ScanCellsRequest) -> list[Message]:
+async def _scan_cells(tablet: Tablet, request: pb.ScanCellsRequest) -> list[Message]:
     return await _pages(tablet.scan_cells(request))
 
 
-async def _notifications(tablet: Tablet, scan: wire.NotificationScan) -> list[Message]:
+async def _notifications(tablet: Tablet, scan: pb.NotificationScan) -> list[Message]:
     return [await tablet.scan_notifications(scan)]
 
 
-async def _fence(tablet: Tablet, request: wire.FenceRequest) -> list[Message]:
+async def _fence(tablet: Tablet, request: pb.FenceRequest) -> list[Message]:
     return [await tablet.fence(request)]
 
 
-async def _load(tablet: Tablet, request: wire.LoadRequest) -> list[Message]:
+async def _load(tablet: Tablet, request: pb.LoadRequest) -> list[Message]:
     return [await tablet.load(request)]
 
 
-async def _parts(tablet: Tablet, request: wire.ProposePartsRequest) -> list[Message]:
+async def _parts(tablet: Tablet, request: pb.ProposePartsRequest) -> list[Message]:
     return [await tablet.propose_parts(request)]
 
 
 _REQUESTS: tuple[tuple[type[Message], Callable[[Tablet, Any], Awaitable[list[Message]]]], ...] = (
-    (wire.MutationBatch, _mutate),
-    (wire.TransactionBatch, _commit),
-    (wire.ReadBatch, _read),
-    (wire.ScanRequest, _scan),
-    (wire.ScanCellsRequest, _scan_cells),
-    (wire.NotificationScan, _notifications),
-    (wire.FenceRequest, _fence),
-    (wire.LoadRequest, _load),
-    (wire.ProposePartsRequest, _parts),
+    (pb.MutationBatch, _mutate),
+    (pb.TransactionBatch, _commit),
+    (pb.ReadBatch, _read),
+    (pb.ScanRequest, _scan),
+    (pb.ScanCellsRequest, _scan_cells),
+    (pb.NotificationScan, _notifications),
+    (pb.FenceRequest, _fence),
+    (pb.LoadRequest, _load),
+    (pb.ProposePartsRequest, _parts),
 )
 
 
@@ -180,27 +180,27 @@ def seeds() -> list[bytes]:
         steps.notify(_ROW, _COLUMN, _COMMIT, observers),
     ]
     whole = cells_pb2.RowRange()
-    fence = wire.LoadFence(name="load", run=_START, range=cells_pb2.RowRange(start=b"x"))
+    fence = pb.LoadFence(name="load", run=_START, range=cells_pb2.RowRange(start=b"x"))
     valid: list[tuple[int, Message]] = [
-        *((0, wire.MutationBatch(target=_TARGET, mutations=[one])) for one in mutations),
+        *((0, pb.MutationBatch(target=_TARGET, mutations=[one])) for one in mutations),
         (
             1,
-            wire.ReadBatch(
-                target=_TARGET, reads=[wire.RowRead(row=_ROW, all_columns=True, timestamp=_COMMIT)]
+            pb.ReadBatch(
+                target=_TARGET, reads=[pb.RowRead(row=_ROW, all_columns=True, timestamp=_COMMIT)]
             ),
         ),
-        (2, wire.ScanRequest(target=_TARGET, range=whole, all_columns=True, timestamp=_COMMIT)),
-        (3, wire.ScanCellsRequest(target=_TARGET, space=cells_pb2.SPACE_WRITE, range=whole)),
+        (2, pb.ScanRequest(target=_TARGET, range=whole, all_columns=True, timestamp=_COMMIT)),
+        (3, pb.ScanCellsRequest(target=_TARGET, space=cells_pb2.SPACE_WRITE, range=whole)),
         (
             4,
-            wire.NotificationScan(
+            pb.NotificationScan(
                 target=_TARGET, range=whole, locked_columns=[_COLUMN], locks_before=_COMMIT
             ),
         ),
-        (5, wire.FenceRequest(target=_TARGET, action=wire.FenceRequest.ACTION_RAISE, fence=fence)),
+        (5, pb.FenceRequest(target=_TARGET, action=pb.FenceRequest.ACTION_RAISE, fence=fence)),
         (
             6,
-            wire.LoadRequest(
+            pb.LoadRequest(
                 target=_TARGET,
                 name="load",
                 start_timestamp=_START,
@@ -210,6 +210,6 @@ def seeds() -> list[bytes]:
                 values=[b"v"],
             ),
         ),
-        (7, wire.ProposePartsRequest(target=_TARGET, range=whole, part_bytes=1_000)),
+        (7, pb.ProposePartsRequest(target=_TARGET, range=whole, part_bytes=1_000)),
     ]
     return [bytes([place]) + message.SerializeToString() for place, message in valid]

@@ -17,7 +17,7 @@ from google.protobuf.message import Message
 
 from percolator.errors import InvalidArgument, NotExecuted, TabletLocation, TabletMoved
 from percolator.v1 import cells_pb2, cluster_pb2, lockservice_pb2, master_pb2, oracle_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import Random, UnaryMethod
@@ -52,12 +52,12 @@ class FuzzTable:
     schema_version: int
     tablets: tuple[TabletLocation, ...]
 
-    def target(self, chance: Random) -> wire.TabletTarget:
+    def target(self, chance: Random) -> pb.TabletTarget:
         one = chance.choice(self.tablets)
         return self.target_of(one)
 
-    def target_of(self, one: TabletLocation) -> wire.TabletTarget:
-        return wire.TabletTarget(
+    def target_of(self, one: TabletLocation) -> pb.TabletTarget:
+        return pb.TabletTarget(
             tablet_id=one.tablet_id, epoch=one.epoch, schema_version=self.schema_version
         )
 
@@ -231,16 +231,16 @@ class Scene:
     async def _raise_fence(self) -> None:
         self.load_run = self.timestamp()
         tablet = self.loading.tablets[0]
-        raised = wire.FenceRequest(
+        raised = pb.FenceRequest(
             target=self.loading.target_of(tablet),
-            action=wire.FenceRequest.ACTION_RAISE,
+            action=pb.FenceRequest.ACTION_RAISE,
             fence=self.fence(),
         )
         await self.call(tablet.address, methods.FENCE, raised)
 
-    def fence(self) -> wire.LoadFence:
+    def fence(self) -> pb.LoadFence:
         """The fence of the load that is under way in the table for loads."""
-        return wire.LoadFence(name=LOAD, run=self.load_run, range=cells_pb2.RowRange())
+        return pb.LoadFence(name=LOAD, run=self.load_run, range=cells_pb2.RowRange())
 
     def _tell(self) -> None:
         """Puts what a request may mean into the vocabulary."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from services.local.process import ServiceProcess
@@ -54,8 +54,8 @@ class TabletServer:
         await self._disconnect()
         return code
 
-    async def open(self, tablet: int, epoch: int) -> wire.TabletDescription:
-        request = wire.OpenTabletRequest(
+    async def open(self, tablet: int, epoch: int) -> pb.TabletDescription:
+        request = pb.OpenTabletRequest(
             table_id=TABLE_ID, tablet_id=tablet, epoch=epoch, schema_version=1
         )
         call = self.network.unary(self.process.address, methods.OPEN_TABLET)
@@ -63,19 +63,19 @@ class TabletServer:
 
     async def close(self, tablet: int, epoch: int) -> None:
         call = self.network.unary(self.process.address, methods.CLOSE_TABLET)
-        await call(wire.CloseTabletRequest(tablet_id=tablet, epoch=epoch), CALL_SECONDS)
+        await call(pb.CloseTabletRequest(tablet_id=tablet, epoch=epoch), CALL_SECONDS)
 
-    async def describe(self) -> list[wire.TabletDescription]:
+    async def describe(self) -> list[pb.TabletDescription]:
         call = self.network.unary(self.process.address, methods.DESCRIBE_TABLETS)
-        return list((await call(wire.DescribeTabletsRequest(), CALL_SECONDS)).tablets)
+        return list((await call(pb.DescribeTabletsRequest(), CALL_SECONDS)).tablets)
 
-    async def report(self) -> wire.ReportResponse:
+    async def report(self) -> pb.ReportResponse:
         call = self.network.unary(self.process.address, methods.REPORT)
-        return await call(wire.ReportRequest(), CALL_SECONDS)
+        return await call(pb.ReportRequest(), CALL_SECONDS)
 
-    async def mutate(self, *batches: wire.MutationBatch) -> list[wire.MutationBatchResult]:
+    async def mutate(self, *batches: pb.MutationBatch) -> list[pb.MutationBatchResult]:
         call = self.network.unary(self.process.address, methods.MUTATE)
-        return list((await call(wire.MutateRequest(batches=batches), CALL_SECONDS)).batches)
+        return list((await call(pb.MutateRequest(batches=batches), CALL_SECONDS)).batches)
 
     async def put(self, tablet: int, epoch: int, rows: dict[bytes, bytes]) -> None:
         """Commits the rows; fails unless every one is acknowledged."""
@@ -85,18 +85,18 @@ class TabletServer:
     async def rows(self, tablet: int, epoch: int) -> dict[bytes, bytes]:
         """All rows of the tablet, with their values."""
         call = self.network.stream(self.process.address, methods.SCAN)
-        request = wire.ScanRequest(target=target(tablet, epoch), all_columns=True, timestamp=LATER)
+        request = pb.ScanRequest(target=target(tablet, epoch), all_columns=True, timestamp=LATER)
         found: dict[bytes, bytes] = {}
         async for page in call(request, CALL_SECONDS):
             assert not page.HasField("error"), page.error
             found.update(zip(page.found.rows, page.found.values, strict=True))
         return found
 
-    async def read(self, tablet: int, epoch: int, row: bytes) -> wire.ReadBatchResult:
+    async def read(self, tablet: int, epoch: int, row: bytes) -> pb.ReadBatchResult:
         call = self.network.unary(self.process.address, methods.READ)
-        read = wire.RowRead(row=row, columns=[COLUMN], timestamp=LATER)
-        batch = wire.ReadBatch(target=target(tablet, epoch), reads=[read])
-        return (await call(wire.ReadRequest(batches=[batch]), CALL_SECONDS)).batches[0]
+        read = pb.RowRead(row=row, columns=[COLUMN], timestamp=LATER)
+        batch = pb.ReadBatch(target=target(tablet, epoch), reads=[read])
+        return (await call(pb.ReadRequest(batches=[batch]), CALL_SECONDS)).batches[0]
 
     @property
     def network(self) -> GrpcNetwork:
@@ -128,21 +128,21 @@ async def said(server: TabletServer, event: str) -> None:
         await asyncio.sleep(0.1)
 
 
-def target(tablet: int, epoch: int) -> wire.TabletTarget:
-    return wire.TabletTarget(tablet_id=tablet, epoch=epoch, schema_version=1)
+def target(tablet: int, epoch: int) -> pb.TabletTarget:
+    return pb.TabletTarget(tablet_id=tablet, epoch=epoch, schema_version=1)
 
 
-def puts(tablet: int, epoch: int, rows: dict[bytes, bytes]) -> wire.MutationBatch:
+def puts(tablet: int, epoch: int, rows: dict[bytes, bytes]) -> pb.MutationBatch:
     """Unconditional commits of these rows."""
-    return wire.MutationBatch(
+    return pb.MutationBatch(
         target=target(tablet, epoch),
         mutations=[
-            wire.Mutation(
+            pb.Mutation(
                 row=row,
                 column=COLUMN,
                 changes=[
-                    wire.Change(
-                        kind=wire.Change.KIND_PUT,
+                    pb.Change(
+                        kind=pb.Change.KIND_PUT,
                         space=cells_pb2.SPACE_WRITE,
                         timestamp=COMMIT,
                         value=WriteRecord(START, RecordKind.PUT, value).encode(),
@@ -154,6 +154,6 @@ def puts(tablet: int, epoch: int, rows: dict[bytes, bytes]) -> wire.MutationBatc
     )
 
 
-def acknowledged(result: wire.MutationBatchResult) -> int:
+def acknowledged(result: pb.MutationBatchResult) -> int:
     """How many mutations of the batch were reported durable."""
-    return sum(one.outcome == wire.OUTCOME_APPLIED for one in result.results)
+    return sum(one.outcome == pb.OUTCOME_APPLIED for one in result.results)

@@ -12,7 +12,7 @@ import pytest
 
 from percolator.errors import Unavailable
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 
@@ -49,11 +49,11 @@ async def silent_server() -> AsyncIterator[tuple[str, asyncio.Event]]:
 
 
 async def _unary(network: GrpcNetwork, address: str) -> None:
-    await network.unary(address, methods.READ)(wire.ReadRequest(), 60.0)
+    await network.unary(address, methods.READ)(pb.ReadRequest(), 60.0)
 
 
 async def _stream(network: GrpcNetwork, address: str) -> None:
-    request = wire.ScanRequest(range=cells_pb2.RowRange())
+    request = pb.ScanRequest(range=cells_pb2.RowRange())
     async for _ in network.stream(address, methods.SCAN)(request, 60.0):
         pass
 
@@ -93,7 +93,7 @@ def test_a_stream_that_is_left_ends_at_once_without_the_garbage_collector() -> N
     async def leave() -> None:
         async with endless_server() as (address, ended):
             network = GrpcNetwork()
-            pages = network.stream(address, methods.SCAN)(wire.ScanRequest(), 60.0)
+            pages = network.stream(address, methods.SCAN)(pb.ScanRequest(), 60.0)
             await anext(pages)
             await pages.aclose()
             await asyncio.wait_for(ended.wait(), 20.0)

@@ -25,7 +25,7 @@ import percolator
 from percolator import Table, codecs
 from percolator.errors import ConflictError, ExecutionUnknown, NotExecuted, OutcomeUnknown
 from percolator.v1 import cluster_pb2
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.cluster_pb2 import DescribeRequest
 from percolator.v1.master_pb2 import CreateTableRequest, SetChangeFeedRequest
 from percolator.wire import methods
@@ -57,9 +57,9 @@ def account(number: int) -> bytes:
     return b"account-%02d" % number
 
 
-def put(row: bytes, balance: int) -> wire.CellWrite:
-    return wire.CellWrite(
-        kind=wire.CellWrite.KIND_PUT,
+def put(row: bytes, balance: int) -> pb.CellWrite:
+    return pb.CellWrite(
+        kind=pb.CellWrite.KIND_PUT,
         table=TABLE,
         row=row,
         column=COLUMN,
@@ -75,27 +75,27 @@ class Teller:
         self._addresses = addresses
         self._turn = seed
         self._chance = random.Random(seed)
-        self.committed: dict[int, tuple[wire.CommitRequest, int]] = {}
+        self.committed: dict[int, tuple[pb.CommitRequest, int]] = {}
         """By start timestamp: the acknowledged transfer and its commit timestamp."""
         self.has_committed = asyncio.Event()
         self.repeats = 0
 
     async def transfer(self) -> None:
         while True:
-            start = (await self.anywhere(methods.BEGIN, wire.BeginRequest())).start_timestamp
+            start = (await self.anywhere(methods.BEGIN, pb.BeginRequest())).start_timestamp
             source, target = self._chance.sample(range(ACCOUNTS), 2)
             queries = [
-                wire.RowQuery(table=TABLE, row=account(number), columns=[COLUMN])
+                pb.RowQuery(table=TABLE, row=account(number), columns=[COLUMN])
                 for number in (source, target)
             ]
             found = await self.anywhere(
-                methods.GET, wire.GetRequest(start_timestamp=start, rows=queries)
+                methods.GET, pb.GetRequest(start_timestamp=start, rows=queries)
             )
             has, gets = (
                 int.from_bytes(row.cells[0].value, "big", signed=True) for row in found.rows
             )
             writes = [put(account(source), has - 1), put(account(target), gets + 1)]
-            request = wire.CommitRequest(start_timestamp=start, writes=writes)
+            request = pb.CommitRequest(start_timestamp=start, writes=writes)
             try:
                 told = await self.anywhere(methods.COMMIT, request)
             except ConflictError:
@@ -122,10 +122,10 @@ class Teller:
 
 async def total(network: GrpcNetwork, address: str) -> int:
     start = (
-        await network.unary(address, methods.BEGIN)(wire.BeginRequest(), CALL_SECONDS)
+        await network.unary(address, methods.BEGIN)(pb.BeginRequest(), CALL_SECONDS)
     ).start_timestamp
     scan = network.stream(address, methods.SCAN_TABLE)
-    request = wire.ScanTableRequest(start_timestamp=start, table=TABLE, columns=[COLUMN])
+    request = pb.ScanTableRequest(start_timestamp=start, table=TABLE, columns=[COLUMN])
     return sum(
         [
             int.from_bytes(row.cells[0].value, "big", signed=True)
@@ -146,9 +146,9 @@ async def test_whatever_is_killed_no_commit_is_lost_and_another_gateway_knows_th
     await network.unary(addresses[0], methods.CREATE_TABLE)(
         CreateTableRequest(name=TABLE, splits=[account(ACCOUNTS // 2)]), CALL_SECONDS
     )
-    start = (await opening.anywhere(methods.BEGIN, wire.BeginRequest())).start_timestamp
+    start = (await opening.anywhere(methods.BEGIN, pb.BeginRequest())).start_timestamp
     writes = [put(account(number), OPENING_BALANCE) for number in range(ACCOUNTS)]
-    await opening.anywhere(methods.COMMIT, wire.CommitRequest(start_timestamp=start, writes=writes))
+    await opening.anywhere(methods.COMMIT, pb.CommitRequest(start_timestamp=start, writes=writes))
     stopped = False
     tellers = [Teller(network, addresses, seed) for seed in range(6)]
 
@@ -317,8 +317,8 @@ def _follower(channel: grpc.Channel) -> Iterator[bytes]:
     for method, message in ((methods.CREATE_TABLE, table), (methods.SET_CHANGE_FEED, feed)):
         channel.unary_unary(method.path)(message.SerializeToString(), timeout=CALL_SECONDS)
     began = channel.unary_unary(methods.BEGIN.path)(b"", timeout=CALL_SECONDS)
-    after = wire.BeginResponse.FromString(began).start_timestamp
-    request = wire.FollowChangesRequest(table=table.name, after=after)
+    after = pb.BeginResponse.FromString(began).start_timestamp
+    request = pb.FollowChangesRequest(table=table.name, after=after)
     changes: Iterator[bytes] = channel.unary_stream(methods.FOLLOW_CHANGES.path)(
         request.SerializeToString()
     )

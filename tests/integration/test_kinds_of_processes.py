@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import InvalidArgument
-from percolator.v1 import cluster_pb2 as wire
+from percolator.v1 import cluster_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from services.local.cluster import LocalCluster
@@ -27,7 +27,7 @@ def _cluster(tmp_path: Path) -> Iterator[LocalCluster]:
 
 async def kinds_at(cluster: LocalCluster, network: GrpcNetwork, address: str) -> list[int]:
     describe = network.unary(cluster.address, methods.DESCRIBE)
-    found = await describe(wire.DescribeRequest(), SECONDS)
+    found = await describe(pb.DescribeRequest(), SECONDS)
     return [one.kind for one in found.servers if one.address == address]
 
 
@@ -37,20 +37,20 @@ async def test_no_kind_is_listed_at_the_address_of_another_that_answers_there(
     network = GrpcNetwork()
     try:
         describe = network.unary(cluster.address, methods.DESCRIBE)
-        servers = (await describe(wire.DescribeRequest(), SECONDS)).servers
+        servers = (await describe(pb.DescribeRequest(), SECONDS)).servers
         assert len(servers) == 5
         register = network.unary(cluster.address, methods.REGISTER)
         for one in servers:
-            for name in wire.ServiceKind.keys():  # noqa: SIM118 (it is no dict)
-                if wire.ServiceKind.Value(name) in (one.kind, wire.SERVICE_KIND_UNSPECIFIED):
+            for name in pb.ServiceKind.keys():  # noqa: SIM118 (it is no dict)
+                if pb.ServiceKind.Value(name) in (one.kind, pb.SERVICE_KIND_UNSPECIFIED):
                     continue
-                false = wire.Server()
+                false = pb.Server()
                 false.CopyFrom(one)
-                false.MergeFrom(wire.Server(kind=name, server_id="another"))
-                is_master = wire.ServiceKind.Value(name) == wire.SERVICE_KIND_MASTER
+                false.MergeFrom(pb.Server(kind=name, server_id="another"))
+                is_master = pb.ServiceKind.Value(name) == pb.SERVICE_KIND_MASTER
                 why = "masters do not register" if is_master else ".* answers as a "
                 with pytest.raises(InvalidArgument, match=rf"server\.kind: {why}"):
-                    await register(wire.RegisterRequest(server=false), SECONDS)
+                    await register(pb.RegisterRequest(server=false), SECONDS)
             assert await kinds_at(cluster, network, one.address) == [one.kind]
     finally:
         await network.close()
@@ -74,7 +74,7 @@ async def test_a_port_may_be_given_to_another_kind_of_server_at_once(
     try:
         successor.start()
         successor.wait_ready(SECONDS)
-        assert await kinds_at(cluster, network, address) == [wire.SERVICE_KIND_LOCK_SERVICE]
+        assert await kinds_at(cluster, network, address) == [pb.SERVICE_KIND_LOCK_SERVICE]
     finally:
         await network.close()
         successor.ask_to_stop()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, SessionExpired
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.liveness import Liveness
@@ -84,7 +84,7 @@ async def becomes_true(fact: Callable[[], bool]) -> None:
 async def try_lock(service: ServiceProcess, session_id: bytes, *names: bytes) -> list[bool]:
     network = GrpcNetwork()
     try:
-        request = wire.TryLockRequest(session_id=session_id, names=names, ttl_milliseconds=2_000)
+        request = pb.TryLockRequest(session_id=session_id, names=names, ttl_milliseconds=2_000)
         return list((await network.unary(service.address, methods.TRY_LOCK)(request, 5)).held)
     finally:
         await network.close()
@@ -142,7 +142,7 @@ async def test_a_client_that_stops_renewing_dies_and_one_that_renews_does_not(
         assert living is not None
         network = GrpcNetwork()
         opened = await network.unary(service.address, methods.OPEN_SESSION)(
-            wire.OpenSessionRequest(info=wire.SessionInfo(ttl_milliseconds=1_000)), 5
+            pb.OpenSessionRequest(info=pb.SessionInfo(ttl_milliseconds=1_000)), 5
         )
         seconds = await until(renewing, opened.session_id, Liveness.DEAD)
         assert seconds >= 0.9

@@ -17,7 +17,7 @@ from percolator.errors import PercolatorError, SchemaError
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.limits import Limits
 from percolator.v1 import cells_pb2
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire import methods
@@ -46,11 +46,11 @@ class Client:
         return await self.network.unary(self.cluster.address, method)(request, 10)
 
     async def locate(self, table_id: int, row: bytes = b"") -> list[TabletLocation]:
-        request = wire.LocateTabletsRequest(table_id=table_id, range=cells_pb2.RowRange(start=row))
+        request = pb.LocateTabletsRequest(table_id=table_id, range=cells_pb2.RowRange(start=row))
         return list((await self.master(methods.LOCATE_TABLETS, request)).locations)
 
     async def create(self, name: str, splits: list[bytes]) -> int:
-        request = wire.CreateTableRequest(name=name, splits=splits)
+        request = pb.CreateTableRequest(name=name, splits=splits)
         return (await self.master(methods.CREATE_TABLE, request)).table.table_id
 
     async def put(self, table_id: int, row: bytes, value: bytes) -> None:
@@ -88,14 +88,14 @@ class Client:
         """Splits the last tablet and moves its upper half to another server."""
         await after.wait()
         tablet = (await self.locate(table_id))[-1]
-        request = wire.SplitTabletRequest(tablet_id=tablet.tablet_id)
+        request = pb.SplitTabletRequest(tablet_id=tablet.tablet_id)
         upper = (await self.master(methods.SPLIT_TABLET, request)).upper
         other = next(
             process.address
             for name, process in self.cluster.processes.items()
             if name.startswith("tabletserver") and process.address != upper.address
         )
-        move = wire.MoveTabletRequest(tablet_id=upper.tablet_id, server=other)
+        move = pb.MoveTabletRequest(tablet_id=upper.tablet_id, server=other)
         await self.master(methods.MOVE_TABLET, move)
 
     async def stored_cells(self, table_id: int) -> int:
@@ -187,7 +187,7 @@ async def damaged_and_missing_tablets_are_reported_and_the_others_serve_on(
     victim.kill()
 
     async def reported() -> bool:
-        listed = (await client.master(methods.LIST_TABLETS, wire.ListTabletsRequest())).tablets
+        listed = (await client.master(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
         errors = {one.location.tablet_id: one.error.message for one in listed if not one.serving}
         return (
             errors.keys() == {missing.tablet_id, damaged.tablet_id}
@@ -266,7 +266,7 @@ async def test_tablets_keep_all_their_data_when_split_and_moved_and_lose_it_when
             await client.put(table, row, b"value of " + row)
         (whole,) = await client.locate(table)
         halves = await client.master(
-            methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=whole.tablet_id, row=b"h")
+            methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=whole.tablet_id, row=b"h")
         )
         assert [one.tablet_id for one in await client.locate(table)] == [
             halves.lower.tablet_id,
@@ -279,18 +279,18 @@ async def test_tablets_keep_all_their_data_when_split_and_moved_and_lose_it_when
         )
         moved = await client.master(
             methods.MOVE_TABLET,
-            wire.MoveTabletRequest(tablet_id=halves.upper.tablet_id, server=target),
+            pb.MoveTabletRequest(tablet_id=halves.upper.tablet_id, server=target),
         )
         assert moved.location.address == target
         for row in rows():
             assert await client.get(table, row) == b"value of " + row
 
-        await client.master(methods.DRAIN_SERVER, wire.DrainServerRequest(server=target))
+        await client.master(methods.DRAIN_SERVER, pb.DrainServerRequest(server=target))
         assert {one.address for one in await client.locate(table)} == {halves.lower.address}
         assert await client.get(table, b"q-row") == b"value of q-row"
 
         # A server that is told to stop first hands over its tablets, and takes none back.
-        await client.master(methods.DRAIN_SERVER, wire.DrainServerRequest(server=target, undo=True))
+        await client.master(methods.DRAIN_SERVER, pb.DrainServerRequest(server=target, undo=True))
         leaving = next(
             process
             for process in client.cluster.processes.values()
@@ -303,7 +303,7 @@ async def test_tablets_keep_all_their_data_when_split_and_moved_and_lose_it_when
         for row in rows():
             assert await client.get(table, row) == b"value of " + row
 
-        await client.master(methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
+        await client.master(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
         with pytest.raises(SchemaError):
             await client.locate(table)
         directory = tmp_path / "store" / str(table)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import WrongCluster
-from percolator.v1 import cluster_pb2 as wire
+from percolator.v1 import cluster_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from services.local.process import ServiceProcess
@@ -46,10 +46,10 @@ def start(tmp_path: Path) -> Iterator[Start]:
         assert process.wait_stopped() == 0
 
 
-async def described(address: str) -> wire.DescribeResponse:
+async def described(address: str) -> pb.DescribeResponse:
     network = GrpcNetwork()
     try:
-        return await network.unary(address, methods.DESCRIBE)(wire.DescribeRequest(), 5)
+        return await network.unary(address, methods.DESCRIBE)(pb.DescribeRequest(), 5)
     finally:
         await network.close()
 
@@ -77,13 +77,13 @@ async def test_a_server_of_another_cluster_or_release_is_refused(
     process = start("master", "--store", str(tmp_path / "store"))
     network = GrpcNetwork()
     register = network.unary(process.address, methods.REGISTER)
-    stranger = wire.Server(
-        kind=wire.SERVICE_KIND_ORACLE, server_id="x", address="host:1", version="9.0.0"
+    stranger = pb.Server(
+        kind=pb.SERVICE_KIND_ORACLE, server_id="x", address="host:1", version="9.0.0"
     )
     with pytest.raises(WrongCluster, match="another"):
-        await register(wire.RegisterRequest(cluster_id="another", server=stranger), 5)
+        await register(pb.RegisterRequest(cluster_id="another", server=stranger), 5)
     with pytest.raises(WrongCluster, match=r"9\.0\.0"):
-        await register(wire.RegisterRequest(server=stranger), 5)
+        await register(pb.RegisterRequest(server=stranger), 5)
     await network.close()
 
 

@@ -22,7 +22,7 @@ from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import read_lock_column
 from percolator.formats.records import LockRecord, RecordKind
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.roles import Role
 from percolator.wire.sessions import Sessions, SessionSettings
@@ -303,15 +303,15 @@ async def lock(
     record = LockRecord(
         int(started), 0, 3_000, RecordKind.PUT, session, CellAddress(info.table_id, row, column)
     )
-    target = wire.TabletTarget(
+    target = pb.TabletTarget(
         tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=info.schema.version
     )
-    put = wire.Change(kind=wire.Change.KIND_PUT, space=cells_pb2.SPACE_LOCK, value=record.encode())
-    mutation = wire.Mutation(row=row, column=column, changes=[put])
-    request = wire.MutateRequest(batches=[wire.MutationBatch(target=target, mutations=[mutation])])
+    put = pb.Change(kind=pb.Change.KIND_PUT, space=cells_pb2.SPACE_LOCK, value=record.encode())
+    mutation = pb.Mutation(row=row, column=column, changes=[put])
+    request = pb.MutateRequest(batches=[pb.MutationBatch(target=target, mutations=[mutation])])
     call = engine.world.network.unary(tablet.address, methods.MUTATE)
     answer = await call(request, SECONDS)
-    assert answer.batches[0].results[0].outcome == wire.OUTCOME_APPLIED
+    assert answer.batches[0].results[0].outcome == pb.OUTCOME_APPLIED
 
 
 def test_status_shows_tables_and_servers_and_what_is_wrong(cluster: LocalCluster) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import StoreUnusable
 from percolator.wire import methods
 from tests.integration.tabletserver_client import acknowledged, puts, tablet_server
@@ -32,7 +32,7 @@ async def test_after_an_input_output_error_the_log_decides_and_the_tablet_serves
         log_bytes = max((tmp_path / "store" / "3" / "7" / "e1").glob("*.log")).stat().st_size
         limited.rlimit(psutil.RLIMIT_FSIZE, (log_bytes + 20, psutil.RLIM_INFINITY))
         (result,) = await server.mutate(puts(TABLET, 1, {b"failed": b"2"}))
-        assert [one.outcome for one in result.results] == [wire.OUTCOME_UNKNOWN]
+        assert [one.outcome for one in result.results] == [pb.OUTCOME_UNKNOWN]
         limited.rlimit(psutil.RLIMIT_FSIZE, UNLIMITED)
         for _ in range(200):
             (again,) = await server.mutate(puts(TABLET, 1, {b"after": b"3"}))
@@ -103,7 +103,7 @@ async def test_streams_of_notifications_end_at_the_drain_and_do_not_delay_it(
     async with tablet_server(tmp_path) as server:
         await server.open(TABLET, 1)
         watched = [{"table_id": 3, "observers": [b"f"]}]
-        request = wire.WatchNotificationsRequest(watched=watched)
+        request = pb.WatchNotificationsRequest(watched=watched)
         watch = server.network.stream(server.process.address, methods.WATCH_NOTIFICATIONS)
         stream = watch(request, 60)
         assert not (await anext(stream)).notifications

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import PercolatorError, TabletMoved
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.integration.tabletserver_client import acknowledged, puts, tablet_server
 
 pytestmark = pytest.mark.integration
@@ -29,7 +29,7 @@ async def test_a_cut_off_owner_acknowledges_nothing_that_is_lost(tmp_path: Path)
     ):
         await former.open(TABLET, 1)
         known: dict[bytes, bytes] = {}
-        refusals: list[wire.MutationBatchResult] = []
+        refusals: list[pb.MutationBatchResult] = []
 
         async def write(writer: int) -> None:
             for number in range(100_000):

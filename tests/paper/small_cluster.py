@@ -18,7 +18,7 @@ from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import (
     RequestT,
     ResponseT,
@@ -55,10 +55,10 @@ class SmallCluster(ClusterInMemory):
         self.next_timestamp += count
         return first
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
-        response = wire.MutateResponse()
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
+        response = pb.MutateResponse()
         for batch in request.batches:
-            part = await super().mutate(wire.MutateRequest(batches=[batch]))
+            part = await super().mutate(pb.MutateRequest(batches=[batch]))
             response.batches.extend(part.batches)
             if self.after_batch is not None:
                 await self.after_batch()
@@ -69,8 +69,8 @@ class SmallCluster(ClusterInMemory):
         found: Cells = {}
         for tablet in self.tablets.values():
             for space in (cells_pb2.SPACE_DATA, cells_pb2.SPACE_LOCK, cells_pb2.SPACE_WRITE):
-                request = wire.ScanCellsRequest(
-                    target=wire.TabletTarget(
+                request = pb.ScanCellsRequest(
+                    target=pb.TabletTarget(
                         tablet_id=tablet.identity.tablet_id, epoch=1, schema_version=1
                     ),
                     space=space,
@@ -121,8 +121,8 @@ class Client:
         self._network = InProcessNetwork({ADDRESS: cluster})
         self._alive = asyncio.Event()
         self._alive.set()
-        self.before: Callable[[wire.MutateRequest], Awaitable[None]] | None = None
-        self.after: Callable[[wire.MutateRequest], Awaitable[None]] | None = None
+        self.before: Callable[[pb.MutateRequest], Awaitable[None]] | None = None
+        self.after: Callable[[pb.MutateRequest], Awaitable[None]] | None = None
 
     def crash(self) -> None:
         """From now on, the client sends and receives nothing."""
@@ -135,11 +135,11 @@ class Client:
 
         async def guarded(request: RequestT, timeout: float) -> ResponseT:
             await self._alive.wait()
-            if isinstance(request, wire.MutateRequest) and self.before is not None:
+            if isinstance(request, pb.MutateRequest) and self.before is not None:
                 await self.before(request)
             await self._alive.wait()
             response = await call(request, timeout)
-            if isinstance(request, wire.MutateRequest) and self.after is not None:
+            if isinstance(request, pb.MutateRequest) and self.after is not None:
                 await self.after(request)
             await self._alive.wait()
             return response
@@ -155,10 +155,10 @@ class Client:
         """There is nothing to close."""
 
 
-def commits(request: wire.MutateRequest) -> bool:
+def commits(request: pb.MutateRequest) -> bool:
     """Whether the request writes a commit record."""
     return any(
-        change.kind == wire.Change.KIND_PUT and change.space == cells_pb2.SPACE_WRITE
+        change.kind == pb.Change.KIND_PUT and change.space == cells_pb2.SPACE_WRITE
         for batch in request.batches
         for mutation in batch.mutations
         for change in mutation.changes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from percolator.errors import ConflictError, Unavailable
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 
 from .small_cluster import (
     Client,
@@ -35,7 +35,7 @@ def _later(cluster: SmallCluster, seconds: float) -> None:
 async def _crashing(client: Client, *, after_the_commit_point: bool) -> asyncio.Task[None]:
     """A transfer whose client dies at its commit point."""
 
-    async def crash(request: wire.MutateRequest) -> None:
+    async def crash(request: pb.MutateRequest) -> None:
         if commits(request):
             client.crash()
 
@@ -90,7 +90,7 @@ async def test_only_one_of_commit_and_cleanup_succeeds() -> None:
     cluster, slow = await _opened()
     held = asyncio.Event()
 
-    async def hold(request: wire.MutateRequest) -> None:
+    async def hold(request: pb.MutateRequest) -> None:
         if commits(request):
             await held.wait()
 
@@ -113,11 +113,11 @@ async def test_a_prewrite_that_arrives_after_the_cleanup_changes_nothing() -> No
     cluster, slow = await _opened()
     held = asyncio.Event()
 
-    async def hold(request: wire.MutateRequest) -> None:
+    async def hold(request: pb.MutateRequest) -> None:
         if held.is_set() or len(request.batches) == 1:
             return
         # Joe's lock arrives at once, Bob's (the primary) much later.
-        late = wire.MutateRequest(batches=[request.batches.pop(0)])
+        late = pb.MutateRequest(batches=[request.batches.pop(0)])
         await cluster.mutate(request)
         request.ClearField("batches")
         await held.wait()
@@ -140,7 +140,7 @@ async def test_lost_replies_are_requested_again_and_nothing_happens_twice() -> N
     cluster, client = await _opened()
     lost = 0
 
-    async def lose_the_first_two(request: wire.MutateRequest) -> None:
+    async def lose_the_first_two(request: pb.MutateRequest) -> None:
         nonlocal lost
         lost += 1
         if lost in {1, 3}:  # the answers to the prewrite and to the commit
@@ -159,7 +159,7 @@ async def test_a_long_commit_is_not_cleaned_up_while_its_owner_works_on_it() -> 
     committing." """
     cluster, slow = await _opened()
 
-    async def take_time(request: wire.MutateRequest) -> None:
+    async def take_time(request: pb.MutateRequest) -> None:
         if commits(request):
             slow.before = None
             for _ in range(8):  # longer than a lock lasts without heartbeats

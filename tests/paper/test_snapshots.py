@@ -8,7 +8,7 @@ import pytest
 
 from percolator.errors import ConflictError
 from percolator.timestamps import Timestamp
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 
 from .small_cluster import SmallCluster, accounts, balance, commits, put
 
@@ -78,7 +78,7 @@ async def test_a_reader_waits_for_a_lock_and_then_sees_what_was_committed_before
     reader = await cluster.client()
     held = asyncio.Event()
 
-    async def hold(request: wire.MutateRequest) -> None:
+    async def hold(request: pb.MutateRequest) -> None:
         if commits(request):
             await held.wait()
 
@@ -110,7 +110,7 @@ async def test_a_lock_above_the_snapshot_does_not_stop_it() -> None:
     await snapshot.timestamp()
     stopped = asyncio.Event()
 
-    async def stop(request: wire.MutateRequest) -> None:
+    async def stop(request: pb.MutateRequest) -> None:
         if commits(request):
             stopped.set()
             writer.crash()

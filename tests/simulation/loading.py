@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from percolator.errors import PercolatorError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire import methods
 from percolator.world import World
@@ -34,7 +34,7 @@ class LoadedTables:
         self.current = decode_catalogue(encode_catalogue(changed))
         return result
 
-    def published(self) -> list[wire.Table]:
+    def published(self) -> list[pb.Table]:
         return [table_message(one) for one in self.current.tables.values() if one.is_used]
 
 
@@ -47,15 +47,15 @@ class Loading:
         kept, here = cast("Any", tables), cast("Any", self)
         self._loads = RowLoads(world.clock, kept, here, here, retention_min_seconds=0.0)
 
-    async def begin(self, request: wire.BeginLoadRequest) -> wire.BeginLoadResponse:
+    async def begin(self, request: pb.BeginLoadRequest) -> pb.BeginLoadResponse:
         table = await self._loads.begin_load(request, self._deadline())
-        return wire.BeginLoadResponse(table=None if table is None else table_message(table))
+        return pb.BeginLoadResponse(table=None if table is None else table_message(table))
 
-    async def publish(self, request: wire.PublishLoadsRequest) -> wire.PublishLoadsResponse:
+    async def publish(self, request: pb.PublishLoadsRequest) -> pb.PublishLoadsResponse:
         tables = await self._loads.publish_loads(request, self._deadline())
-        return wire.PublishLoadsResponse(tables=map(table_message, tables))
+        return pb.PublishLoadsResponse(tables=map(table_message, tables))
 
-    async def abandon(self, request: wire.AbandonLoadRequest) -> wire.AbandonLoadResponse:
+    async def abandon(self, request: pb.AbandonLoadRequest) -> pb.AbandonLoadResponse:
         return await self._loads.abandon_load(request, self._deadline())
 
     async def remove_dropped(self) -> None:

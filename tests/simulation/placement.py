@@ -20,7 +20,7 @@ from percolator.errors import PercolatorError, SchemaError
 from percolator.observers.registry.observer_change import changed_observers
 from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire import methods
@@ -213,7 +213,7 @@ class _StandIn:
     async def _ask(self, server: str) -> None:
         ask = self._world.network.unary(server, methods.REPORT)
         try:
-            answer = await ask(wire.ReportRequest(), _ASK_SECONDS)
+            answer = await ask(pb.ReportRequest(), _ASK_SECONDS)
         except PercolatorError:
             self._serving.pop(server, None)
             return
@@ -240,7 +240,7 @@ class _StandIn:
         location.epoch += 1
         location.address = self._world.random.choice(others)
         options = self._table("", location.table_id).options
-        request = wire.OpenTabletRequest(
+        request = pb.OpenTabletRequest(
             table_id=location.table_id,
             tablet_id=location.tablet_id,
             epoch=location.epoch,

@@ -13,7 +13,7 @@ from percolator.tablet import bulk_load
 from percolator.tablet.memory.load_fences import LoadFence, LoadFences
 from percolator.tablet.memory.recent_writes import RecentWrites
 from percolator.tablet.memory.state import TabletState
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.methods import FENCE
 from tests.simulation.scenario import Kind
@@ -77,10 +77,10 @@ def every_run_of_a_load_is_let_in(patch: Patch) -> None:
 def an_abandoned_load_is_opened_as_it_is(patch: Patch) -> None:
     """A part of it stays forever."""
 
-    async def nothing(state: TabletState, asked: LoadFence) -> wire.FenceResponse:
-        return wire.FenceResponse()
+    async def nothing(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
+        return pb.FenceResponse()
 
-    patch.setitem(bulk_load._ACTIONS, wire.FenceRequest.ACTION_CLEAR, nothing)
+    patch.setitem(bulk_load._ACTIONS, pb.FenceRequest.ACTION_CLEAR, nothing)
     patch.setattr(bulk_load, "_first_cell", lambda state, fence: None)
 
 
@@ -89,11 +89,11 @@ def tablets_are_opened_before_all_know_that_the_load_is_complete(patch: Patch) -
 
     async def wrong(self: BulkLoad, timestamps: LoadTimestamps) -> None:
         await self._know_table()
-        asked = wire.FenceRequest
+        asked = pb.FenceRequest
 
         async def one_by_one(location: Any) -> None:
             for action in (asked.ACTION_FINISH, asked.ACTION_LIFT):
-                fence = wire.LoadFence(
+                fence = pb.LoadFence(
                     name=self._plan.name,
                     run=timestamps.start,
                     range=RowRange(start=self._plan.start, end=self._plan.end),

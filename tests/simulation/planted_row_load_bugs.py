@@ -16,7 +16,7 @@ from percolator.errors import PercolatorError
 from percolator.rowstore import collecting
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from services.master.map.catalogue import Catalogue, Table, TableLoad
 from services.master.rows import row_loads
 
@@ -33,7 +33,7 @@ def a_later_run_loads_into_the_table_of_an_earlier_one(patch: Patch) -> None:
     correct = row_loads._begun
 
     def wrong(
-        request: wire.BeginLoadRequest, made: Table | None, current: Catalogue
+        request: pb.BeginLoadRequest, made: Table | None, current: Catalogue
     ) -> tuple[Catalogue, Table | None]:
         for table, load in row_loads._of_load(current, request.table.name, request.load):
             if load.run < request.run and table.is_hidden:
@@ -47,7 +47,7 @@ def a_later_run_loads_into_the_table_of_an_earlier_one(patch: Patch) -> None:
 def every_run_is_published(patch: Patch) -> None:
     """Also one that has been taken over, whose table is about to be deleted."""
 
-    def wrong(current: Catalogue, asked: wire.PublishLoadsRequest.Loaded) -> Table:
+    def wrong(current: Catalogue, asked: pb.PublishLoadsRequest.Loaded) -> Table:
         table = current.tables.get(asked.table_id)
         if table is None:
             raise row_loads._taken_over("", asked.run)

@@ -11,7 +11,7 @@ from percolator.routing.cells import APPLIED
 from percolator.routing.lanes import Problem, Queued
 from percolator.tablet.writing import listed_steps
 from percolator.tablet.writing.mutations import ABSENT, CheckedCondition, PrewriteConditions
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE
 from tests.simulation.scenario import Kind
 
@@ -64,7 +64,7 @@ def listed_commit_overlooks_a_push(patch: Patch) -> None:
 def unapplied_steps_taken_for_applied(patch: Patch) -> None:
     """A transaction goes on without its locks."""
 
-    def wrong(group: Sequence[Queued], result: wire.MutationBatchResult) -> list[Problem]:
+    def wrong(group: Sequence[Queued], result: pb.MutationBatchResult) -> list[Problem]:
         for entry in group:
             entry.pending.answer(entry.index, APPLIED)
         return []

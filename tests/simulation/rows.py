@@ -37,7 +37,7 @@ from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.testing.simulator.virtual_time import WALL_MILLISECONDS
 from percolator.testing.store_audit.audit import StoredTable
-from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1 import bigtable_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_NOTIFY, SPACE_WRITE, Cell
 from percolator.world import Network
 
@@ -83,8 +83,8 @@ class _Watched(BigtableInMemory):
         self._collected = collected
 
     async def check_and_mutate_row(
-        self, request: wire.BigtableCheckAndMutateRowRequest
-    ) -> wire.BigtableCheckAndMutateRowResponse:
+        self, request: pb.BigtableCheckAndMutateRowRequest
+    ) -> pb.BigtableCheckAndMutateRowResponse:
         table = self._table(request.table_name)
         before = table.rows.get(request.row_key, {})
         response = await super().check_and_mutate_row(request)
@@ -191,7 +191,7 @@ async def drop_table(network: Network, table_id: int) -> None:
 def row_step(payload: bytes) -> str:
     """The step of the protocol that a call to the store makes, as tests/simulation/ambush.py names
     it."""
-    request = wire.BigtableCheckAndMutateRowRequest.FromString(payload)
+    request = pb.BigtableCheckAndMutateRowRequest.FromString(payload)
     changed = {
         change.set_cell.family_name
         for change in (*request.true_mutations, *request.false_mutations)
@@ -204,7 +204,7 @@ def row_step(payload: bytes) -> str:
     return "prewrite" if request.false_mutations else "heartbeat or push"
 
 
-def _sees_min_commit(request: wire.BigtableCheckAndMutateRowRequest) -> bool:
+def _sees_min_commit(request: pb.BigtableCheckAndMutateRowRequest) -> bool:
     """Whether the lock has to be as it was seen: only the commit point asks for more than whose it
     is."""
     return any(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from percolator import Table, aio, codecs
 from percolator.errors import PercolatorError
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import Random
@@ -204,17 +204,17 @@ class Traffic:
             self._network.unary(address, method)
             for method in (methods.BEGIN, methods.GET, methods.COMMIT)
         )
-        start = (await begin(wire.BeginRequest(), _CALL_SECONDS)).start_timestamp
-        query = wire.RowQuery(table=notes.name, row=row, columns=[text.name])
-        await get(wire.GetRequest(start_timestamp=start, rows=[query]), _CALL_SECONDS)
-        write = wire.CellWrite(
-            kind=wire.CellWrite.KIND_PUT,
+        start = (await begin(pb.BeginRequest(), _CALL_SECONDS)).start_timestamp
+        query = pb.RowQuery(table=notes.name, row=row, columns=[text.name])
+        await get(pb.GetRequest(start_timestamp=start, rows=[query]), _CALL_SECONDS)
+        write = pb.CellWrite(
+            kind=pb.CellWrite.KIND_PUT,
             table=notes.name,
             row=row,
             column=text.name,
             value=b"y" * 100,
         )
-        await commit(wire.CommitRequest(start_timestamp=start, writes=[write]), _CALL_SECONDS)
+        await commit(pb.CommitRequest(start_timestamp=start, writes=[write]), _CALL_SECONDS)
 
     async def _table(self) -> None:
         table = Table(f"for-a-moment-{next(self._numbers)}")

@@ -169,7 +169,7 @@ def test_a_read_keeps_its_snapshot_from_being_collected(
     read: Read, pages: Pages, db: percolator.Database
 ) -> None:
     from percolator.blocking import loop_thread
-    from percolator.v1 import lockservice_pb2 as wire
+    from percolator.v1 import lockservice_pb2 as pb
     from percolator.wire import methods
 
     frame = read(pages.name, catalog=CATALOG).load()
@@ -179,7 +179,7 @@ def test_a_read_keeps_its_snapshot_from_being_collected(
     async def pins() -> list[int]:
         owners: Any = engine.env.owners
         call = engine.world.network.unary(owners.calls.addresses[0], methods.LIST_SESSIONS)
-        found = await call(wire.ListSessionsRequest(), 5.0)
+        found = await call(pb.ListSessionsRequest(), 5.0)
         return [s.info.oldest_start_timestamp for s in found.sessions if s.info.pin]
 
     at, held = timestamp_of(frame), loop_thread.shared().call(pins)

@@ -29,9 +29,9 @@ from percolator.testing.cluster_over_rows import ClusterOverRows
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.testing.simulator.virtual_time import WALL_MILLISECONDS, VirtualClock
-from percolator.v1 import bigtable_pb2 as rows_wire
+from percolator.v1 import bigtable_pb2 as bigtable
 from percolator.v1 import master_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import World
 
 TWO_PHASES = Limits(one_round_cells_max=0)
@@ -47,7 +47,7 @@ class Cluster(ClusterInMemory):
     answers_lost = False
     silent = False
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         if self.silent:
             await asyncio.get_running_loop().create_future()
         response = await super().mutate(request)
@@ -55,9 +55,7 @@ class Cluster(ClusterInMemory):
             raise Unavailable("connection reset")
         return response
 
-    async def mutate_together(
-        self, request: wire.MutateTogetherRequest
-    ) -> wire.MutateTogetherResponse:
+    async def mutate_together(self, request: pb.MutateTogetherRequest) -> pb.MutateTogetherResponse:
         if self.silent:
             await asyncio.sleep(1.0)
             raise DeadlineExceeded("silence")
@@ -67,8 +65,8 @@ class Cluster(ClusterInMemory):
         return response
 
     async def commit_transactions(
-        self, request: wire.CommitTransactionsRequest
-    ) -> wire.CommitTransactionsResponse:
+        self, request: pb.CommitTransactionsRequest
+    ) -> pb.CommitTransactionsResponse:
         if self.silent:
             await asyncio.get_running_loop().create_future()
         response = await super().commit_transactions(request)
@@ -104,8 +102,8 @@ class RowStore(BigtableInMemory):
     cluster: ClusterOnRows | None = None
 
     async def check_and_mutate_row(
-        self, request: rows_wire.BigtableCheckAndMutateRowRequest
-    ) -> rows_wire.BigtableCheckAndMutateRowResponse:
+        self, request: bigtable.BigtableCheckAndMutateRowRequest
+    ) -> bigtable.BigtableCheckAndMutateRowResponse:
         assert self.cluster is not None
         if self.cluster.silent:
             await asyncio.sleep(1.0)

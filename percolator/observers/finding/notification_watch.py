@@ -15,7 +15,7 @@ from percolator.errors import ExecutionUnknown, NotExecuted, PercolatorError, Ta
 from percolator.observers.port import WorkHints
 from percolator.routing.tablet_map import TabletMap
 from percolator.tasks import Tasks
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.backoff import Backoff
 from percolator.wire.methods import WATCH_NOTIFICATIONS
 from percolator.world import World
@@ -51,9 +51,9 @@ async def watch_work(
     gets every row. The generator never ends by itself, and raises no errors of the cluster.
     Close it (`contextlib.aclosing`) to end the streams.
     """
-    request = wire.WatchNotificationsRequest(
+    request = pb.WatchNotificationsRequest(
         watched=[
-            wire.WatchNotificationsRequest.Watched(table_id=table_id, observers=observers)
+            pb.WatchNotificationsRequest.Watched(table_id=table_id, observers=observers)
             for table_id, observers in sorted(watched.items())
         ],
         listen_only=listen_only,
@@ -72,7 +72,7 @@ class _Watch:
         world: World,
         tablets: TabletMap,
         find: Finder,
-        request: wire.WatchNotificationsRequest,
+        request: pb.WatchNotificationsRequest,
     ) -> None:
         self._world = world
         self._tablets = tablets

@@ -23,7 +23,7 @@ from percolator.errors import (
 )
 from percolator.observers.port import FoundWork, Waiting, WorkRequest
 from percolator.routing.tablet_map import TabletMap
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.backoff import Backoff
 from percolator.wire.methods import SCAN_NOTIFICATIONS
@@ -128,7 +128,7 @@ class _Search:
         """Asks one server. Returns the parts to ask again, of whichever server has them by then."""
         seconds = self._deadline - self._world.clock.monotonic_seconds()
         call = self._world.network.unary(address, SCAN_NOTIFICATIONS)
-        request = wire.ScanNotificationsRequest(scans=[_scan(part) for part in parts])
+        request = pb.ScanNotificationsRequest(scans=[_scan(part) for part in parts])
         try:
             response = await call(request, min(max(seconds, 0.001), _ATTEMPT_SECONDS_MAX))
             if len(response.scans) != len(parts):
@@ -201,9 +201,9 @@ def _by_server(parts: Sequence[_Part]) -> list[tuple[str, list[_Part]]]:
     ]
 
 
-def _scan(part: _Part) -> wire.NotificationScan:
+def _scan(part: _Part) -> pb.NotificationScan:
     asked = part.request
-    scan = wire.NotificationScan(
+    scan = pb.NotificationScan(
         range=RowRange(start=asked.start, end=asked.end),
         observers=asked.observers,
         locked_columns=asked.locked_columns,
@@ -215,7 +215,7 @@ def _scan(part: _Part) -> wire.NotificationScan:
     return scan
 
 
-def _found(part: _Part, result: wire.NotificationScanResult) -> FoundWork:
+def _found(part: _Part, result: pb.NotificationScanResult) -> FoundWork:
     table_id, location = part.request.table_id, part.location
     tablet = (location.tablet_id, location.epoch) if location is not None else None
     return FoundWork(

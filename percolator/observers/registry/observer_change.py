@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from percolator.errors import InvalidArgument
 from percolator.schema import COLUMN_BYTES_MAX, OBSERVER_BYTES_MAX
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 
 OBSERVERS_MAX = 1_000
 """The most observers of one table."""
@@ -24,13 +24,13 @@ OBSERVERS_PER_COLUMN_MAX = 64
 class ChangedObservers(NamedTuple):
     """The observers of a table after a change, by name."""
 
-    observers: list[wire.Observer]
+    observers: list[pb.Observer]
     raises_version: bool
     """Commits notify different observers than before, and clients that commit must know it."""
 
 
 def changed_observers(
-    table: str, observers: Iterable[wire.Observer], request: wire.ChangeObserversRequest
+    table: str, observers: Iterable[pb.Observer], request: pb.ChangeObserversRequest
 ) -> ChangedObservers:
     """The observers of a table after a change. Raises `InvalidArgument` for a bad request."""
     before = {one.name: one for one in observers}
@@ -63,7 +63,7 @@ def changed_observers(
 
 
 def _pause(
-    table: str, observers: dict[str, wire.Observer], request: wire.ChangeObserversRequest
+    table: str, observers: dict[str, pb.Observer], request: pb.ChangeObserversRequest
 ) -> None:
     for field, names, paused in (
         ("pause", request.pause, True),
@@ -80,8 +80,8 @@ def _pause(
         )
 
 
-def _checked(observers: Sequence[wire.Observer]) -> list[wire.Observer]:
-    found: dict[str, wire.Observer] = {}
+def _checked(observers: Sequence[pb.Observer]) -> list[pb.Observer]:
+    found: dict[str, pb.Observer] = {}
     for index, observer in enumerate(observers):
         field = f"add[{index}]"
         _check_name(f"{field}.name", observer.name)
@@ -99,9 +99,7 @@ def _checked(observers: Sequence[wire.Observer]) -> list[wire.Observer]:
                     f"{field}.columns", f"{column!r} is reserved: it begins with a zero byte"
                 )
         columns = sorted(set(observer.columns))
-        found[observer.name] = wire.Observer(
-            name=observer.name, columns=columns, weak=observer.weak
-        )
+        found[observer.name] = pb.Observer(name=observer.name, columns=columns, weak=observer.weak)
     return list(found.values())
 
 
@@ -115,17 +113,17 @@ def _check_name(field: str, name: str) -> None:
         )
 
 
-def notified_alike(one: wire.Observer, other: wire.Observer) -> bool:
+def notified_alike(one: pb.Observer, other: pb.Observer) -> bool:
     """Whether both are notified of the same things, and so may have the same name."""
     return sorted(one.columns) == sorted(other.columns) and one.weak == other.weak
 
 
-def _described(observer: wire.Observer) -> str:
+def _described(observer: pb.Observer) -> str:
     columns = ", ".join(repr(column) for column in sorted(observer.columns))
     return f"{columns} (weak)" if observer.weak else columns
 
 
-def _copy(observer: wire.Observer) -> wire.Observer:
-    copied = wire.Observer()
+def _copy(observer: pb.Observer) -> pb.Observer:
+    copied = pb.Observer()
     copied.CopyFrom(observer)
     return copied

@@ -18,7 +18,7 @@ from percolator.observers.registry.observer_change import notified_alike
 from percolator.observers.running.dead_letter import dead_letters_table
 from percolator.observers.watched import Watched
 from percolator.routing.catalog import with_remedy
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 
 _log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ async def register(context: WorkerContext, observers: Sequence[Observer]) -> lis
             raise with_remedy(error, table) from None
         missing = _missing(described, own)
         if missing:
-            request = wire.ChangeObserversRequest(table=table, add=missing)
+            request = pb.ChangeObserversRequest(table=table, add=missing)
             described = await context.catalog.change_observers(request, context.deadline())
             _missing(described, own)  # another worker may have been first, with another definition
         watched += [Watched(observer, described.table_id) for observer in own]
@@ -57,7 +57,7 @@ def _by_table(observers: Sequence[Observer]) -> Mapping[str, list[Observer]]:
     return found
 
 
-def _missing(table: wire.Table, observers: Sequence[Observer]) -> list[wire.Observer]:
+def _missing(table: pb.Table, observers: Sequence[Observer]) -> list[pb.Observer]:
     known = {one.name: one for one in table.observers}
     missing = []
     for observer in observers:
@@ -75,17 +75,17 @@ def _missing(table: wire.Table, observers: Sequence[Observer]) -> list[wire.Obse
     return missing
 
 
-def _registered_as(observer: Observer) -> wire.Observer:
+def _registered_as(observer: Observer) -> pb.Observer:
     columns = sorted(column.name for column in observer.columns)
-    return wire.Observer(name=observer.name, columns=columns, weak=observer.weak)
+    return pb.Observer(name=observer.name, columns=columns, weak=observer.weak)
 
 
-def _described(observer: wire.Observer) -> str:
+def _described(observer: pb.Observer) -> str:
     names = [column.decode(errors="backslashreplace") for column in sorted(observer.columns)]
     return f"{', '.join(names)}{' (weak)' if observer.weak else ''}"
 
 
-def _note(table: wire.Table, watched: Sequence[Watched]) -> bool:
+def _note(table: pb.Table, watched: Sequence[Watched]) -> bool:
     """Notes which of them to run. Returns whether one is to be run that was not run before."""
     known = {one.name: one for one in table.observers}
     resumed = False
@@ -117,7 +117,7 @@ def _tell_of_drop(watched: Watched) -> None:
     )
 
 
-def _tell_of_namesake(watched: Watched, there: wire.Observer) -> None:
+def _tell_of_namesake(watched: Watched, there: pb.Observer) -> None:
     _log.warning(
         "observer %s of table %s has stopped: it was removed and registered anew, for %s, but this "
         "worker's is for %s. Restart the worker with the new one",

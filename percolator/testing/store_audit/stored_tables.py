@@ -14,7 +14,7 @@ from percolator.errors import NotReady, TabletLocation, TabletMoved
 from percolator.routing.catalog import Catalog
 from percolator.testing.store_audit.audit import StoredTable
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.status import from_detail
 from percolator.world import Network
@@ -64,10 +64,10 @@ async def _read(
 async def _cells(
     network: Network, tablet: TabletLocation, schema_version: int, space: cells_pb2.Space
 ) -> list[cells_pb2.Cell]:
-    target = wire.TabletTarget(
+    target = pb.TabletTarget(
         tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=schema_version
     )
-    request = wire.ScanCellsRequest(target=target, space=space)
+    request = pb.ScanCellsRequest(target=target, space=space)
     request.range.start, request.range.end = tablet.start, tablet.end
     found: list[cells_pb2.Cell] = []
     scan = network.stream(tablet.address, methods.SCAN_CELLS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from percolator.errors import NotReady
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire import methods
 from percolator.world import Network
 
@@ -39,9 +39,7 @@ async def history_needs(network: Network, lock_services: Sequence[str]) -> Histo
         list_sessions = network.unary(address, methods.LIST_SESSIONS)
         page_token: bytes | None = b""
         while page_token is not None:
-            page = await list_sessions(
-                wire.ListSessionsRequest(page_token=page_token), _CALL_SECONDS
-            )
+            page = await list_sessions(pb.ListSessionsRequest(page_token=page_token), _CALL_SECONDS)
             if page.settling:
                 raise NotReady(
                     f"the lock service at {address} restarted; sessions may still report"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.status import from_detail
 from percolator.world import Network
@@ -22,8 +22,8 @@ async def scan_locks(
     Raises the errors of the network and of the tablet.
     """
     scan = network.stream(tablet.address, methods.SCAN_CELLS)
-    request = wire.ScanCellsRequest(
-        target=wire.TabletTarget(
+    request = pb.ScanCellsRequest(
+        target=pb.TabletTarget(
             tablet_id=tablet.tablet_id,
             epoch=tablet.epoch,
             schema_version=current.tables[tablet.table_id].schema_version,

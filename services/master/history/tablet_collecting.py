@@ -15,7 +15,7 @@ from typing import Any
 
 from percolator.errors import NotReady
 from percolator.protocol.environment import Timestamps
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.status import from_detail
 from percolator.world import World
@@ -38,7 +38,7 @@ class TabletCollecting:
         self._world = world
         self._store = store
         self._old_locks = OldLocks(world, store, timestamps, owners)
-        self._told: dict[int, wire.RaisedSafePoint] = {}
+        self._told: dict[int, pb.RaisedSafePoint] = {}
         """Each tablet's last answer."""
 
     @property
@@ -56,7 +56,7 @@ class TabletCollecting:
         self._told = {one: said for one, said in self._told.items() if one in present}
 
     def collected(self, table_id: int) -> TableCollected:
-        nothing = wire.RaisedSafePoint()
+        nothing = pb.RaisedSafePoint()
         tablets = self._store.current.of_tables[table_id]
         said = [self._told.get(tablet.tablet_id, nothing) for tablet in tablets]
         return TableCollected(
@@ -110,7 +110,7 @@ class TabletCollecting:
         for tablet in tablets:
             reads = ordered.reads.get(tablet.table_id, 0)
             orders.append(
-                wire.SafePoint(
+                pb.SafePoint(
                     tablet_id=tablet.tablet_id,
                     epoch=tablet.epoch,
                     reads=reads,
@@ -119,7 +119,7 @@ class TabletCollecting:
                 )
             )
         call = self._world.network.unary(address, methods.RAISE_SAFE_POINTS)
-        answer = await call(wire.RaiseSafePointsRequest(safe_points=orders), _ORDER_SECONDS)
+        answer = await call(pb.RaiseSafePointsRequest(safe_points=orders), _ORDER_SECONDS)
         if len(answer.safe_points) != len(tablets):
             raise NotReady(f"{address} has not answered for every tablet")
         for tablet, raised in zip(tablets, answer.safe_points, strict=True):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from services.master.map.catalogue import Catalogue, Table
 from services.master.map.cluster_map import ClusterMap, Tablet
@@ -20,15 +20,15 @@ from services.master.map.map_record import (
 LOCATIONS_MAX = 1_000
 
 
-def list_tables(current: Catalogue) -> wire.ListTablesResponse:
+def list_tables(current: Catalogue) -> pb.ListTablesResponse:
     known = (table for table in current.tables.values() if not table.is_hidden)
     tables = sorted(known, key=lambda table: (table.name, table.table_id))
-    return wire.ListTablesResponse(tables=[_message(current, table) for table in tables])
+    return pb.ListTablesResponse(tables=[_message(current, table) for table in tables])
 
 
 def describe_table(
-    current: Catalogue, request: wire.DescribeTableRequest
-) -> wire.DescribeTableResponse:
+    current: Catalogue, request: pb.DescribeTableRequest
+) -> pb.DescribeTableResponse:
     if request.name and request.table_id:
         raise InvalidArgument("table_id", "give a name or an id, not both")
     if not request.name and not request.table_id:
@@ -37,14 +37,14 @@ def describe_table(
         table = current.table(request.name)
     else:
         table = _by_id(current, request.table_id, even_deleting=False)
-    return wire.DescribeTableResponse(table=_message(current, table))
+    return pb.DescribeTableResponse(table=_message(current, table))
 
 
 def locate_tablets(
     current: ClusterMap,
-    request: wire.LocateTabletsRequest,
+    request: pb.LocateTabletsRequest,
     is_assigned: Callable[[Tablet], bool],
-) -> wire.LocateTabletsResponse:
+) -> pb.LocateTabletsResponse:
     """The tablets of a range. A tablet whose server is known to be gone has no address."""
     table = _by_id(current, request.table_id, even_deleting=request.even_deleting)
     start, end = request.range.start, request.range.end
@@ -53,7 +53,7 @@ def locate_tablets(
     limit = min(request.limit or LOCATIONS_MAX, LOCATIONS_MAX)
     found = current.overlapping(table.table_id, start, end)
     page = found[:limit]
-    answer = wire.LocateTabletsResponse(
+    answer = pb.LocateTabletsResponse(
         locations=[location_message(one, served=is_assigned(one)) for one in page],
         schema_version=table.schema_version,
         observers=observer_messages(table),
@@ -65,9 +65,7 @@ def locate_tablets(
     return answer
 
 
-def tablets_page(
-    current: ClusterMap, request: wire.ListTabletsRequest
-) -> tuple[list[Tablet], bool]:
+def tablets_page(current: ClusterMap, request: pb.ListTabletsRequest) -> tuple[list[Tablet], bool]:
     """One page of tablets by id, and whether there are more."""
     wanted = current.table(request.table).table_id if request.table else None
     found = sorted(
@@ -89,5 +87,5 @@ def _by_id(current: Catalogue, table_id: int, *, even_deleting: bool) -> Table:
     return table
 
 
-def _message(current: Catalogue, table: Table) -> wire.Table:
+def _message(current: Catalogue, table: Table) -> pb.Table:
     return table_message(table, tablets=current.tablets_of(table))

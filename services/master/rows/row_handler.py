@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NoReturn
 
 from percolator.errors import InvalidArgument
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock
 from services.master.map.catalogue import Catalogue
 from services.master.map.map_record import table_message
@@ -24,55 +24,51 @@ class RowMasterHandler(TableHandler[Catalogue, RowTerm]):
         super().__init__(clock, master)
         self._store = store
 
-    async def begin_load(self, request: wire.BeginLoadRequest) -> wire.BeginLoadResponse:
+    async def begin_load(self, request: pb.BeginLoadRequest) -> pb.BeginLoadResponse:
         async with self._master.leading() as leader:
             table = await leader.tables.begin_load(request, self._deadline())
         message = None if table is None else table_message(table)
-        return wire.BeginLoadResponse(table=message)
+        return pb.BeginLoadResponse(table=message)
 
-    async def publish_loads(self, request: wire.PublishLoadsRequest) -> wire.PublishLoadsResponse:
+    async def publish_loads(self, request: pb.PublishLoadsRequest) -> pb.PublishLoadsResponse:
         async with self._master.leading() as leader:
             tables = await leader.tables.publish_loads(request, self._deadline())
-        return wire.PublishLoadsResponse(tables=map(table_message, tables))
+        return pb.PublishLoadsResponse(tables=map(table_message, tables))
 
-    async def abandon_load(self, request: wire.AbandonLoadRequest) -> wire.AbandonLoadResponse:
+    async def abandon_load(self, request: pb.AbandonLoadRequest) -> pb.AbandonLoadResponse:
         async with self._master.leading() as leader:
             return await leader.tables.abandon_load(request, self._deadline())
 
     # -------------------------------------------------------------------- not there yet
 
-    async def set_change_feed(
-        self, request: wire.SetChangeFeedRequest
-    ) -> wire.SetChangeFeedResponse:
+    async def set_change_feed(self, request: pb.SetChangeFeedRequest) -> pb.SetChangeFeedResponse:
         raise InvalidArgument("change feeds", _NOT_YET)
 
-    async def set_ttls(self, request: wire.SetTtlsRequest) -> wire.SetTtlsResponse:
+    async def set_ttls(self, request: pb.SetTtlsRequest) -> pb.SetTtlsResponse:
         raise InvalidArgument("times to live", _NOT_YET)
 
-    async def change_codecs(self, request: wire.ChangeCodecsRequest) -> wire.ChangeCodecsResponse:
+    async def change_codecs(self, request: pb.ChangeCodecsRequest) -> pb.ChangeCodecsResponse:
         raise InvalidArgument("changes of declared codecs", _NOT_YET)
 
     # -------------------------------------------------------------------- only tablets
 
-    async def locate_tablets(
-        self, request: wire.LocateTabletsRequest
-    ) -> wire.LocateTabletsResponse:
+    async def locate_tablets(self, request: pb.LocateTabletsRequest) -> pb.LocateTabletsResponse:
         self._refuse_tablets()
 
-    async def list_tablets(self, request: wire.ListTabletsRequest) -> wire.ListTabletsResponse:
+    async def list_tablets(self, request: pb.ListTabletsRequest) -> pb.ListTabletsResponse:
         self._refuse_tablets()
 
-    async def split_tablet(self, request: wire.SplitTabletRequest) -> wire.SplitTabletResponse:
+    async def split_tablet(self, request: pb.SplitTabletRequest) -> pb.SplitTabletResponse:
         self._refuse_tablets()
 
-    async def move_tablet(self, request: wire.MoveTabletRequest) -> wire.MoveTabletResponse:
+    async def move_tablet(self, request: pb.MoveTabletRequest) -> pb.MoveTabletResponse:
         self._refuse_tablets()
 
-    async def list_servers(self, request: wire.ListServersRequest) -> wire.ListServersResponse:
+    async def list_servers(self, request: pb.ListServersRequest) -> pb.ListServersResponse:
         async with self._master.leading():  # a call by which callers learn who leads
-            return wire.ListServersResponse()
+            return pb.ListServersResponse()
 
-    async def drain_server(self, request: wire.DrainServerRequest) -> wire.DrainServerResponse:
+    async def drain_server(self, request: pb.DrainServerRequest) -> pb.DrainServerResponse:
         self._refuse_tablets()
 
     def _refuse_tablets(self) -> NoReturn:

@@ -22,7 +22,7 @@ from functools import partial
 import structlog
 
 from percolator.errors import InvalidArgument
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from services.master.map.catalogue import Catalogue, Table, TableLoad
 from services.master.rows.row_tables import RowTables, require_not_loading
 from services.master.table_changes import Creation
@@ -35,7 +35,7 @@ _log = structlog.get_logger("percolator.master")
 class RowLoads(RowTables):
     """`RowTables`, with those that are being loaded."""
 
-    async def begin_load(self, request: wire.BeginLoadRequest, deadline: float) -> Table | None:
+    async def begin_load(self, request: pb.BeginLoadRequest, deadline: float) -> Table | None:
         """The table of this run. With `resume`, None if there is none."""
         self._require_valid(request.table)
         self._require_possible(request.table)
@@ -57,10 +57,10 @@ class RowLoads(RowTables):
         return table
 
     async def publish_loads(
-        self, request: wire.PublishLoadsRequest, deadline: float
+        self, request: pb.PublishLoadsRequest, deadline: float
     ) -> Sequence[Table]:
         """The tables, which can be used now."""
-        creation = Creation(wire.CreateTableRequest(), created_at=0, deletions=-1)
+        creation = Creation(pb.CreateTableRequest(), created_at=0, deletions=-1)
         while True:
             decide = partial(self._published, request, creation)
             tables = await self._store.change(decide)
@@ -69,7 +69,7 @@ class RowLoads(RowTables):
             creation = await self._timestamped(creation.request, deadline)
 
     def _published(
-        self, request: wire.PublishLoadsRequest, creation: Creation, current: Catalogue
+        self, request: pb.PublishLoadsRequest, creation: Creation, current: Catalogue
     ) -> tuple[Catalogue, list[Table] | None]:
         """None if a timestamp above the last deletion is needed first."""
         found = [_loaded(current, one) for one in request.loads]
@@ -91,16 +91,16 @@ class RowLoads(RowTables):
         return replace(current.with_tables(*changed), load_floor=floor), changed
 
     async def abandon_load(
-        self, request: wire.AbandonLoadRequest, deadline: float
-    ) -> wire.AbandonLoadResponse:
+        self, request: pb.AbandonLoadRequest, deadline: float
+    ) -> pb.AbandonLoadResponse:
         """Drops what the runs up to this one have loaded, unless it was published."""
         _require_named(request.load, request.run)
-        _require_past(request.run, await self._timestamped(wire.CreateTableRequest(), deadline))
+        _require_past(request.run, await self._timestamped(pb.CreateTableRequest(), deadline))
         return await self._store.change(partial(_abandoned, request))
 
 
 def _begun(
-    request: wire.BeginLoadRequest, made: Table | None, current: Catalogue
+    request: pb.BeginLoadRequest, made: Table | None, current: Catalogue
 ) -> tuple[Catalogue, Table | None]:
     """The catalogue with the table of the run; None if it has to be `made` first."""
     name, run = request.table.name, request.run
@@ -120,14 +120,14 @@ def _begun(
     return current.with_tables(*earlier, table), table
 
 
-def _of_run(current: Catalogue, request: wire.BeginLoadRequest) -> Table | None:
+def _of_run(current: Catalogue, request: pb.BeginLoadRequest) -> Table | None:
     for table, load in _of_load(current, request.table.name, request.load):
         if load.run == request.run:
             return table
     return None
 
 
-def _loaded(current: Catalogue, asked: wire.PublishLoadsRequest.Loaded) -> Table:
+def _loaded(current: Catalogue, asked: pb.PublishLoadsRequest.Loaded) -> Table:
     """Raises `InvalidArgument` unless the table is still that of this run."""
     if not 0 < asked.run < asked.commit_timestamp:
         raise InvalidArgument("commit_timestamp", "expected one above the run, which is above 0")
@@ -141,12 +141,12 @@ def _loaded(current: Catalogue, asked: wire.PublishLoadsRequest.Loaded) -> Table
 
 
 def _abandoned(
-    request: wire.AbandonLoadRequest, current: Catalogue
-) -> tuple[Catalogue, wire.AbandonLoadResponse]:
+    request: pb.AbandonLoadRequest, current: Catalogue
+) -> tuple[Catalogue, pb.AbandonLoadResponse]:
     known = [
         one for one in _of_load(current, request.table, request.load) if one[1].run <= request.run
     ]
-    response = wire.AbandonLoadResponse(
+    response = pb.AbandonLoadResponse(
         found=bool(known), complete=any(load.commit_timestamp for _, load in known)
     )
     gone = [_dropped(table) for table, load in known if not load.commit_timestamp]

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument, NotReady, PercolatorError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock
 from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from services.master.map.catalogue import Catalogue, Table
@@ -41,12 +41,12 @@ class RowTables(TableChanges[Catalogue]):
         self._rows = rows
         self._creating = asyncio.Lock()
 
-    async def create(self, request: wire.CreateTableRequest, deadline: float) -> tuple[Table, bool]:
+    async def create(self, request: pb.CreateTableRequest, deadline: float) -> tuple[Table, bool]:
         self._require_possible(request)
         async with self._alone(deadline):
             return await super().create(request, deadline)
 
-    def _require_possible(self, request: wire.CreateTableRequest) -> None:
+    def _require_possible(self, request: pb.CreateTableRequest) -> None:
         if request.options.change_feed:
             raise InvalidArgument(
                 "options.change_feed", f"tables in {self._rows.name} have no change feeds"
@@ -68,16 +68,14 @@ class RowTables(TableChanges[Catalogue]):
         finally:
             self._creating.release()
 
-    async def change_observers(
-        self, request: wire.ChangeObserversRequest, deadline: float
-    ) -> Table:
+    async def change_observers(self, request: pb.ChangeObserversRequest, deadline: float) -> Table:
         """Returns when no transaction can commit any more that does not know the change."""
         table = await super().change_observers(request, deadline)
         # Only now, and also if nothing has changed: an earlier call may have ended in between.
         await self._oracle_time.raise_epoch(deadline)
         return table
 
-    async def delete(self, request: wire.DeleteTableRequest) -> bool:
+    async def delete(self, request: pb.DeleteTableRequest) -> bool:
         deleted = await super().delete(request)
         if deleted:
             # If the oracle does not answer, the next round of collection tells it.
@@ -86,7 +84,7 @@ class RowTables(TableChanges[Catalogue]):
                 await self._oracle_time.raise_epoch(deadline)
         return deleted
 
-    async def _prepared(self, request: wire.CreateTableRequest, deadline: float) -> Creation:
+    async def _prepared(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         creation = await super()._prepared(request, deadline)
         table_id = await self._store.change(_with_id_used)
         await self._rows.create_table(table_id)

@@ -26,7 +26,7 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire import methods
 from percolator.wire.backoff import pause_seconds
@@ -332,7 +332,7 @@ class Assignment:
         if current.tablets.get(tablet.tablet_id) != tablet:
             return
         table = current.tables[tablet.table_id]
-        order = wire.OpenTabletRequest(
+        order = pb.OpenTabletRequest(
             table_id=tablet.table_id,
             tablet_id=tablet.tablet_id,
             epoch=tablet.epoch,
@@ -348,15 +348,13 @@ class Assignment:
         opened = (await self._answer(tablet, order)).tablet
         server = self._watch.servers.get(tablet.server_id)
         if server is not None:
-            server.reported[tablet.tablet_id] = wire.ReportedTablet(
+            server.reported[tablet.tablet_id] = pb.ReportedTablet(
                 tablet_id=opened.tablet_id,
                 epoch=opened.epoch,
                 schema_version=opened.schema_version,
             )
 
-    async def _answer(
-        self, tablet: Tablet, order: wire.OpenTabletRequest
-    ) -> wire.OpenTabletResponse:
+    async def _answer(self, tablet: Tablet, order: pb.OpenTabletRequest) -> pb.OpenTabletResponse:
         """Repeats an order that is not answered: if it was lost, nobody serves the tablet."""
         call = self._world.network.unary(tablet.address, methods.OPEN_TABLET)
         *first, last = _ANSWER_SECONDS

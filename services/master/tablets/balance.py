@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import structlog
 
 from percolator.errors import PercolatorError
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.world import World
 from services.master.map.cluster_map import ClusterMap, Tablet
@@ -83,7 +83,7 @@ class Balance:
         self._limits = limits
         self._usable: frozenset[str] = frozenset()
         self._changed_at = world.clock.monotonic_seconds()
-        self.statistics: Mapping[int, wire.TabletStatistics] = {}
+        self.statistics: Mapping[int, pb.TabletStatistics] = {}
         """By tablet id, as of the last round."""
 
     async def run(self) -> None:
@@ -149,11 +149,11 @@ class Balance:
                 _log.info("tablet not split", tablet=tablet_id, error=str(error))
 
     async def _measure(self) -> None:
-        found: dict[int, wire.TabletStatistics] = {}
+        found: dict[int, pb.TabletStatistics] = {}
         for server in self._watch.alive():
             call = self._world.network.unary(server.address, methods.DESCRIBE_TABLETS)
             try:
-                answer = await call(wire.DescribeTabletsRequest(), _DESCRIBE_SECONDS)
+                answer = await call(pb.DescribeTabletsRequest(), _DESCRIBE_SECONDS)
             except PercolatorError as error:
                 _log.info("tablets not measured", address=server.address, error=str(error))
                 continue

@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from percolator.errors import PercolatorError
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.world import World
 from services.master.map.map_store import MapStore
@@ -58,7 +58,7 @@ class Closing:
                     name = f"close tablet {reported.tablet_id}"
                     self._start(name, self._close_stray(server, reported, key))
 
-    def _is_stray(self, server: WatchedServer, reported: wire.ReportedTablet) -> bool:
+    def _is_stray(self, server: WatchedServer, reported: pb.ReportedTablet) -> bool:
         tablet = self._store.current.tablets.get(reported.tablet_id)
         if tablet is None:
             return True
@@ -67,7 +67,7 @@ class Closing:
         return reported.epoch < tablet.epoch and tablet.server_id != server.server_id
 
     async def _close_stray(
-        self, server: WatchedServer, reported: wire.ReportedTablet, key: tuple[str, int, int]
+        self, server: WatchedServer, reported: pb.ReportedTablet, key: tuple[str, int, int]
     ) -> None:
         try:
             await self.close(server.address, reported.tablet_id, reported.epoch)
@@ -80,4 +80,4 @@ class Closing:
         """Asks a server to flush and close a tablet."""
         await self._store.leadership.check()
         call = self._world.network.unary(address, methods.CLOSE_TABLET)
-        await call(wire.CloseTabletRequest(tablet_id=tablet_id, epoch=epoch), _CLOSE_SECONDS)
+        await call(pb.CloseTabletRequest(tablet_id=tablet_id, epoch=epoch), _CLOSE_SECONDS)

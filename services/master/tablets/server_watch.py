@@ -19,7 +19,7 @@ import structlog
 
 from percolator.errors import PercolatorError, Unavailable
 from percolator.tasks import Tasks, stop_waiting_for
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire import methods
 from percolator.wire.backoff import doubled_seconds
@@ -65,7 +65,7 @@ class WatchedServer:
     address: str
     heard: int
     state: ServerState = ServerState.UNKNOWN
-    reported: dict[int, wire.ReportedTablet] = field(default_factory=dict)
+    reported: dict[int, pb.ReportedTablet] = field(default_factory=dict)
     writes_refused: ErrorDetail | None = None
     """Why it can store nothing, while it cannot."""
     broken: int = 0
@@ -188,7 +188,7 @@ class ServerWatch:
         while not server.is_dead():
             pause = self._times.ask_seconds
             try:
-                request = wire.ReportRequest(newest_timestamp=self._newest_timestamp())
+                request = pb.ReportRequest(newest_timestamp=self._newest_timestamp())
                 answer = await ask(request, self._times.answer_seconds)
             except PercolatorError as error:
                 if isinstance(error, Unavailable):
@@ -200,7 +200,7 @@ class ServerWatch:
                 await self._clock.sleep(pause)
         server.asking = None
 
-    def _answered(self, server: WatchedServer, answer: wire.ReportResponse) -> None:
+    def _answered(self, server: WatchedServer, answer: pb.ReportResponse) -> None:
         if answer.server_id != server.server_id:
             self._bury(server, "another process answers at its address")
             return

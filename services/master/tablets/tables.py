@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock
 from services.master.map.catalogue import Table
 from services.master.map.cluster_map import ClusterMap
@@ -35,19 +35,19 @@ class Tables(TableChanges[ClusterMap]):
         self._store_format = store_format
         self._tablets_max = tablets_max
 
-    async def delete(self, request: wire.DeleteTableRequest) -> bool:
+    async def delete(self, request: pb.DeleteTableRequest) -> bool:
         deleted = await super().delete(request)
         if deleted:
             self._assignment.wake()
         return deleted
 
-    async def set_ttls(self, request: wire.SetTtlsRequest, deadline: float) -> Table:
+    async def set_ttls(self, request: pb.SetTtlsRequest, deadline: float) -> Table:
         if any(one.ttl_milliseconds for one in request.ttls):
             self._store.current.table(request.table)  # raises if there is none
             await self._store_format.require_expiry("ttls")
         return await super().set_ttls(request, deadline)
 
-    async def _prepared(self, request: wire.CreateTableRequest, deadline: float) -> Creation:
+    async def _prepared(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         if request.options.ttls:
             await self._store_format.require_expiry("options.ttls")
         return await super()._prepared(request, deadline)

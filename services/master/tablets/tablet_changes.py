@@ -16,7 +16,7 @@ from functools import partial
 import structlog
 
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, StoreUnusable
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.table_options import SPLIT_ROW_BYTES_MAX
 from percolator.world import World
@@ -213,12 +213,12 @@ class TabletChanges:
 
     async def _propose(self, tablet: Tablet) -> bytes:
         call = self._world.network.unary(tablet.address, methods.PROPOSE_SPLIT)
-        target = wire.TabletTarget(
+        target = pb.TabletTarget(
             tablet_id=tablet.tablet_id,
             epoch=tablet.epoch,
             schema_version=self._store.current.tables[tablet.table_id].schema_version,
         )
-        proposing = call(wire.ProposeSplitRequest(target=target), _PROPOSE_SECONDS)
+        proposing = call(pb.ProposeSplitRequest(target=target), _PROPOSE_SECONDS)
         answer = await self._watch.answer(tablet.server_id, proposing)
         if not answer.HasField("row") or not _is_inside(answer.row, tablet):
             raise InvalidArgument(

@@ -22,7 +22,7 @@ from percolator.aio import Database, Transaction
 from percolator.decorators import transactional
 from percolator.errors import ConflictError, SchemaError
 from percolator.v1 import master_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.wire import methods
 from tests.unit.connected import accounts, balance, connected
@@ -276,7 +276,7 @@ async def test_weak_notifications_reach_the_observers_of_the_column() -> None:
             for tablet in cluster.tablets.values()
             async for page in tablet.scan_cells(
                 methods.SCAN_CELLS.request(
-                    target=wire.TabletTarget(
+                    target=pb.TabletTarget(
                         tablet_id=tablet.identity.tablet_id, epoch=1, schema_version=2
                     ),
                     space=SPACE_NOTIFY,

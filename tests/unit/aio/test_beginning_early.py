@@ -16,7 +16,7 @@ from percolator.errors import ConflictError, OutcomeUnknown, SnapshotTooOld
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.early_starts import AGE_SECONDS_MAX, REST
 from percolator.routing.router import Router
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_WRITE
 from tests.unit.connected import Cluster, balance, connected_to
 
@@ -35,14 +35,14 @@ class Counting(Cluster):
         self.locked = asyncio.Event()
         """A prewrite was executed."""
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         response = await super().mutate(request)
         self.locked.set()
         return response
 
     async def commit_transactions(
-        self, request: wire.CommitTransactionsRequest
-    ) -> wire.CommitTransactionsResponse:
+        self, request: pb.CommitTransactionsRequest
+    ) -> pb.CommitTransactionsResponse:
         self.messages += sum(len(batch.start_timestamps) for batch in request.batches)
         await self.answers_commits.wait()
         return await super().commit_transactions(request)
@@ -68,12 +68,12 @@ async def _records(cluster: Cluster) -> list[int]:
     """The commit timestamps of all write records."""
     found: list[int] = []
     for tablet in cluster.tablets.values():
-        target = wire.TabletTarget(
+        target = pb.TabletTarget(
             tablet_id=tablet.identity.tablet_id,
             epoch=tablet.identity.epoch,
             schema_version=tablet.schema_version,
         )
-        request = wire.ScanCellsRequest(target=target, space=SPACE_WRITE)
+        request = pb.ScanCellsRequest(target=target, space=SPACE_WRITE)
         async for page in tablet.scan_cells(request):
             found += [cell.timestamp for cell in page.cells]
     return sorted(found)
@@ -149,8 +149,8 @@ async def test_rows_that_are_each_overwritten_all_the_time_hardly_ever_cost_more
 
     class Slow(Counting):
         async def commit_transactions(
-            self, request: wire.CommitTransactionsRequest
-        ) -> wire.CommitTransactionsResponse:
+            self, request: pb.CommitTransactionsRequest
+        ) -> pb.CommitTransactionsResponse:
             response = await super().commit_transactions(request)
             await asyncio.sleep(0.005)
             return response

@@ -13,7 +13,7 @@ from percolator.errors import ConflictError
 from percolator.formats.records import WriteRecord
 from percolator.observers.registry.registration import register
 from percolator.testing.simulator.virtual_time import run_virtually
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_NOTIFY, SPACE_WRITE, Space
 from tests.unit.connected import Cluster, balance, connected
 
@@ -77,12 +77,12 @@ class _Program:
 async def _stored(cluster: Cluster, space: Space) -> list[tuple[bytes, int, bytes]]:
     found = []
     for tablet in cluster.tablets.values():
-        target = wire.TabletTarget(
+        target = pb.TabletTarget(
             tablet_id=tablet.identity.tablet_id,
             epoch=tablet.identity.epoch,
             schema_version=tablet.schema_version,
         )
-        request = wire.ScanCellsRequest(target=target, space=space)
+        request = pb.ScanCellsRequest(target=target, space=space)
         async for page in tablet.scan_cells(request):
             found += [(cell.row, cell.timestamp, cell.value) for cell in page.cells]
     return sorted(found)

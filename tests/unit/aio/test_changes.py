@@ -19,7 +19,7 @@ from percolator.routing.cells import StoredChange
 from percolator.routing.change_scan import merged
 from percolator.testing.simulator.virtual_time import run_virtually
 from percolator.timestamps import Timestamp
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.connected import Cluster, accounts, connected
 
 orders = Table("orders")
@@ -143,11 +143,11 @@ async def test_an_idle_table_is_not_read() -> None:
         calls = {"scan": 0, "look": 0}
         scan, look = cluster.scan_changes, cluster.look_for_changes
 
-        def scanned(request: wire.ScanChangesRequest) -> AsyncIterator[wire.ScanChangesResponse]:
+        def scanned(request: pb.ScanChangesRequest) -> AsyncIterator[pb.ScanChangesResponse]:
             calls["scan"] += 1
             return scan(request)
 
-        async def looked(request: wire.LookForChangesRequest) -> wire.LookForChangesResponse:
+        async def looked(request: pb.LookForChangesRequest) -> pb.LookForChangesResponse:
             calls["look"] += 1
             return await look(request)
 

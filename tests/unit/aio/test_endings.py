@@ -28,7 +28,7 @@ from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
 from percolator.timestamps import Timestamp
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.master_pb2 import DescribeCollectionResponse
 from percolator.world import World
 from tests.unit.connected import Cluster, accounts, balance, connected
@@ -58,7 +58,7 @@ async def _commit_once_locked(tx: Transaction, cluster: Cluster) -> None:
     cluster.answers_lost = False
     mutate = cluster.mutate
 
-    async def lose_commits(request: wire.MutateRequest) -> wire.MutateResponse:
+    async def lose_commits(request: pb.MutateRequest) -> pb.MutateResponse:
         response = await mutate(request)
         spaces = {c.space for b in request.batches for m in b.mutations for c in m.changes}
         cluster.answers_lost = cluster.answers_lost or 2 in spaces
@@ -92,7 +92,7 @@ async def _left_open(db: Database, cluster: Cluster) -> tuple[Transaction, Outco
     await tx.set("z", balance, 1)
     mutate = cluster.mutate
 
-    async def lose(request: wire.MutateRequest) -> wire.MutateResponse:
+    async def lose(request: pb.MutateRequest) -> pb.MutateResponse:
         if 2 in {c.space for b in request.batches for m in b.mutations for c in m.changes}:
             raise Unavailable("connection reset")
         return await mutate(request)

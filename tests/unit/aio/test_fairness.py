@@ -15,7 +15,7 @@ from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import oracle_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import World
 from tests.unit.connected import accounts, balance
 
@@ -43,11 +43,11 @@ class Distant(ClusterInMemory):
         await self._delay(0.001)
         return await super().get_timestamps(request)
 
-    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         await self._delay(0.001)
         return await super().read(request)
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         await self._delay(0.003)
         return await super().mutate(request)
 

@@ -10,7 +10,7 @@ import pytest
 from percolator import Limits, codecs
 from percolator.protocol import aftermath
 from percolator.protocol.commit_point import CommitPoint
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected
 
 edges = accounts.family("edge:", codecs.integer)
@@ -27,12 +27,12 @@ def servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return
     scan, read = Cluster.scan, Cluster.read
 
-    def old_scan(self: Cluster, asked: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+    def old_scan(self: Cluster, asked: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
         del asked.column_prefixes[:]
         return scan(self, asked)
 
-    async def old_read(self: Cluster, asked: wire.ReadRequest) -> wire.ReadResponse:
-        copy = wire.ReadRequest()
+    async def old_read(self: Cluster, asked: pb.ReadRequest) -> pb.ReadResponse:
+        copy = pb.ReadRequest()
         copy.CopyFrom(asked)
         for batch in copy.batches:
             for one in batch.reads:

@@ -23,7 +23,7 @@ from percolator.protocol.commit import Commit
 from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.router import Router
 from percolator.v1 import oracle_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.connected import Cluster, balance, connected_to
 
 
@@ -51,8 +51,8 @@ class Held(Cluster):
         return await super().get_timestamps(request)
 
     async def commit_transactions(
-        self, request: wire.CommitTransactionsRequest
-    ) -> wire.CommitTransactionsResponse:
+        self, request: pb.CommitTransactionsRequest
+    ) -> pb.CommitTransactionsResponse:
         self.messages += len(request.batches[0].start_timestamps)
         response = await super().commit_transactions(request)
         await self.answers_commits.wait()

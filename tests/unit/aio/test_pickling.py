@@ -17,7 +17,7 @@ import pytest
 import percolator.testing
 from percolator import Column, Table, UsageError, codecs
 from percolator.aio import Receipt
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from tests.unit.aio.shared_attempts import receipt_of, values_of
 from tests.unit.connected import connected
 
@@ -58,7 +58,7 @@ SALE = ("ann", date(2026, 3, 1), UUID(int=7))
 COLUMNS: dict[Column[Any], Any] = {
     sales.column("amount", codecs.decimal(10, 2)): Decimal("-1.50"),
     sales.column("price", codecs.model(Price)): Price(Decimal(3)),
-    sales.column("table", codecs.message(wire.Table)): wire.Table(name="a"),
+    sales.column("table", codecs.message(pb.Table)): pb.Table(name="a"),
     sales.column("at", codecs.timestamp): datetime(2026, 3, 1, tzinfo=UTC),
     sales.family("f:", codecs.integer).column("x"): 1,
 }

@@ -13,7 +13,7 @@ from percolator.errors import SchemaChanged
 from percolator.protocol.resolving.rolling_in_bulk import MANY
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from tests.unit.aio.shared_attempts import receipt_of, values_of
 from tests.unit.connected import Cluster, balance, connected_to
@@ -42,7 +42,7 @@ class Asked(Cluster):
         request = master_pb2.ChangeObserversRequest(table="accounts", add=[observer])
         await self.change_observers(request)
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         response = await super().mutate(request)
         if self._clock.monotonic_seconds() < self.lag_until:
             for batch, result in zip(request.batches, response.batches, strict=True):

@@ -23,7 +23,7 @@ from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
 from percolator.world import World
 
@@ -31,7 +31,7 @@ pages = Table("pages")
 body = pages.column("body", codecs.text)
 title = pages.column("title", codecs.text)
 
-Matches = Callable[[wire.Mutation], bool]
+Matches = Callable[[pb.Mutation], bool]
 
 
 def commits(row: bytes) -> Matches:
@@ -40,9 +40,9 @@ def commits(row: bytes) -> Matches:
     )
 
 
-def prewrites(mutation: wire.Mutation) -> bool:
+def prewrites(mutation: pb.Mutation) -> bool:
     return any(
-        change.space == SPACE_LOCK and change.kind == wire.Change.KIND_PUT
+        change.space == SPACE_LOCK and change.kind == pb.Change.KIND_PUT
         for change in mutation.changes
     )
 
@@ -57,7 +57,7 @@ class Cluster(ClusterInMemory):
     dead = False
     registered = False
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         mutations = [one for batch in request.batches for one in batch.mutations]
         if self.lost is not None and any(map(self.lost, mutations)):
             self.dead = True

@@ -13,7 +13,7 @@ from percolator.aio import Database
 from percolator.aio.shared import SharedTransaction
 from percolator.errors import UsageError
 from percolator.protocol.resolving.rolling_in_bulk import MANY, UNKNOWN_SECONDS
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import receipt_of, values_of
 from tests.unit.connected import Cluster, balance, connected_to
 
@@ -27,14 +27,14 @@ class Watched(Cluster):
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
-        self.told: list[wire.RollForwardRequest] = []
+        self.told: list[pb.RollForwardRequest] = []
         self.mutations = 0
 
-    async def roll_forward(self, request: wire.RollForwardRequest) -> wire.RollForwardResponse:
+    async def roll_forward(self, request: pb.RollForwardRequest) -> pb.RollForwardResponse:
         self.told.append(request)
         return await super().roll_forward(request)
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         self.mutations += sum(len(batch.mutations) for batch in request.batches)
         return await super().mutate(request)
 
@@ -47,7 +47,7 @@ class Older(Watched):
 
     is_older = True
 
-    async def roll_forward(self, request: wire.RollForwardRequest) -> wire.RollForwardResponse:
+    async def roll_forward(self, request: pb.RollForwardRequest) -> pb.RollForwardResponse:
         if self.is_older:
             self.told.append(request)
             raise UsageError("unknown method")

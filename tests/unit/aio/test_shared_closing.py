@@ -11,13 +11,13 @@ from percolator.aio import Database
 from percolator.aio.shared import SharedTransaction
 from percolator.errors import ConflictError, PercolatorError, UsageError
 from percolator.testing.cluster_in_memory import ClusterInMemory
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import receipt_of, set_value, share_of, values_of
 from tests.unit.connected import balance, connected
 
 on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
-Call = Callable[[wire.MutateTogetherRequest], Awaitable[wire.MutateTogetherResponse]]
+Call = Callable[[pb.MutateTogetherRequest], Awaitable[pb.MutateTogetherResponse]]
 
 
 async def _commits(db: Database, whole: SharedTransaction) -> None:
@@ -95,8 +95,8 @@ async def test_a_part_whose_beginning_is_on_its_way_is_refused_or_found(
         correct: Call = ClusterInMemory.mutate_together.__get__(_)
 
         async def held(
-            self: ClusterInMemory, request: wire.MutateTogetherRequest
-        ) -> wire.MutateTogetherResponse:
+            self: ClusterInMemory, request: pb.MutateTogetherRequest
+        ) -> pb.MutateTogetherResponse:
             is_late = any(b".late" in one.column for one in request.batch.mutations)
             if not is_late:
                 return await correct(request)
@@ -128,15 +128,15 @@ async def test_a_commit_of_which_one_answer_says_nothing_is_asked_again_at_the_s
     async with connected() as (db, _), db.shared_transaction() as whole:
         receipt = await receipt_of(db, whole.ticket, "1", ann=1)
         correct = ClusterInMemory.mutate_together
-        commits: list[wire.MutateTogetherRequest] = []
+        commits: list[pb.MutateTogetherRequest] = []
 
         async def garbled(
-            self: ClusterInMemory, request: wire.MutateTogetherRequest
-        ) -> wire.MutateTogetherResponse:
+            self: ClusterInMemory, request: pb.MutateTogetherRequest
+        ) -> pb.MutateTogetherResponse:
             commits.append(request)
             response = await correct(self, request)
             if len(commits) == 1:
-                response = wire.MutateTogetherResponse.FromString(response.SerializeToString())
+                response = pb.MutateTogetherResponse.FromString(response.SerializeToString())
                 response.results[place].Clear()
             return response
 

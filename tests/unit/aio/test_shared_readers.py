@@ -13,7 +13,7 @@ from percolator import Limits, Timestamp
 from percolator.aio import Database
 from percolator.aio.shared import SharedTransaction
 from percolator.aio.tickets import Receipt
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import receipt_of, set_value, share_of, values_of
 from tests.unit.connected import Cluster, accounts, balance, connected
 
@@ -28,10 +28,10 @@ class Counted:
     """What the cluster was asked since this was made: mutations, and messages with reads."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.asked: list[wire.Mutation] = []
+        self.asked: list[pb.Mutation] = []
         mutate = Cluster.mutate
 
-        async def counting(cluster: Cluster, request: wire.MutateRequest) -> wire.MutateResponse:
+        async def counting(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
             for batch in request.batches:
                 self.asked += batch.mutations
             return await mutate(cluster, request)
@@ -196,7 +196,7 @@ async def test_what_was_committed_is_read_before_its_locks_are_gone(
         await _committed(db, FEW)
         mutate = Cluster.mutate
 
-        async def slow(cluster: Cluster, request: wire.MutateRequest) -> wire.MutateResponse:
+        async def slow(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
             await asyncio.sleep(1.0)
             return await mutate(cluster, request)
 
@@ -249,7 +249,7 @@ async def test_a_value_that_is_read_from_a_lock_expires_as_any_other(
         written = _rows("a", FEW) | _rows("z", FEW)
         mutate = Cluster.mutate
 
-        async def never(cluster: Cluster, request: wire.MutateRequest) -> wire.MutateResponse:
+        async def never(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
             await asyncio.sleep(3_600)
             return await mutate(cluster, request)
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from percolator.aio import Database
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import TTL_SECONDS, dies, receipt_of, values_of
 from tests.unit.connected import Cluster, balance, connected
 
@@ -26,7 +26,7 @@ class Counted:
         self.mutations = 0
         mutate = Cluster.mutate
 
-        async def counting(cluster: Cluster, request: wire.MutateRequest) -> wire.MutateResponse:
+        async def counting(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
             self.messages += 1
             self.mutations += sum(len(batch.mutations) for batch in request.batches)
             return await mutate(cluster, request)

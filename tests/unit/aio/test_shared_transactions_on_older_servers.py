@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from percolator.errors import InvalidArgument
 from percolator.timestamps import NEWEST
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from tests.unit.aio.shared_attempts import receipt_of, share_of, values_of
 from tests.unit.connected import Cluster, connected_to
@@ -15,14 +15,14 @@ SECONDS = 30.0
 class OlderCluster(Cluster):
     refusals = 0
 
-    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         response = await super().read(request)
         for batch, answer in zip(request.batches, response.batches, strict=True):
             for index, read in enumerate(batch.reads):
                 if read.timestamp == NEWEST:
                     self.refusals += 1
                     refused = InvalidArgument(f"reads[{index}].timestamp", "is in the future")
-                    answer.CopyFrom(wire.ReadBatchResult(error=to_detail(refused)))
+                    answer.CopyFrom(pb.ReadBatchResult(error=to_detail(refused)))
         return response
 
 

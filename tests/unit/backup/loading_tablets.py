@@ -12,17 +12,17 @@ from percolator.aio.connecting import connect_to
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.local_database import PATIENT_LIMITS, PATIENT_RETRIES
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock, World
 
 
 class LoadedCluster(ClusterInMemory):
     """Its tablets answer what a bulk load asks, too."""
 
-    async def fence(self, request: wire.FenceRequest) -> wire.FenceResponse:
+    async def fence(self, request: pb.FenceRequest) -> pb.FenceResponse:
         return await self._serving(request.target).fence(request)
 
-    async def load(self, request: wire.LoadRequest) -> wire.LoadResponse:
+    async def load(self, request: pb.LoadRequest) -> pb.LoadResponse:
         return await self._serving(request.target).load(request)
 
 

@@ -14,7 +14,7 @@ from percolator.bigtable.http2.status import CallFailed, Code
 from percolator.bigtable.methods import CHECK_AND_MUTATE_ROW, READ_ROWS
 from percolator.bigtable.tokens import Token, Tokens
 from percolator.errors import Unauthenticated
-from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1 import bigtable_pb2 as pb
 
 # Tokens are fetched in a thread.
 pytestmark = pytest.mark.real_time
@@ -43,7 +43,7 @@ class RefusingLane:
         self, path: str, request: bytes, timeout: float, metadata: Metadata
     ) -> AsyncGenerator[bytes, None]:
         for _ in range(self.messages):
-            yield wire.BigtableReadRowsResponse().SerializeToString()
+            yield pb.BigtableReadRowsResponse().SerializeToString()
         self.refuse(timeout)
 
     def refuse(self, timeout: float) -> None:
@@ -63,9 +63,9 @@ def network(lane: RefusingLane, monkeypatch: pytest.MonkeyPatch) -> BigtableNetw
     return BigtableNetwork(Tokens(lambda: Token("token", 3_600.0, "")))
 
 
-async def read_into(found: list[wire.BigtableReadRowsResponse], over: BigtableNetwork) -> None:
+async def read_into(found: list[pb.BigtableReadRowsResponse], over: BigtableNetwork) -> None:
     read = over.stream("bigtable", READ_ROWS)
-    async for message in read(wire.BigtableReadRowsRequest(table_name="t"), SECONDS):
+    async for message in read(pb.BigtableReadRowsRequest(table_name="t"), SECONDS):
         found += [message]
 
 
@@ -74,7 +74,7 @@ async def test_a_repeated_call_has_the_time_that_is_left(monkeypatch: pytest.Mon
     over = network(lane, monkeypatch)
     change = over.unary("bigtable", CHECK_AND_MUTATE_ROW)
     with pytest.raises(Unauthenticated):
-        await change(wire.BigtableCheckAndMutateRowRequest(table_name="t"), SECONDS)
+        await change(pb.BigtableCheckAndMutateRowRequest(table_name="t"), SECONDS)
     with pytest.raises(Unauthenticated):
         await read_into([], over)
     assert lane.given_seconds == [SECONDS, SECONDS - TOOK_SECONDS] * 2
@@ -84,7 +84,7 @@ async def test_a_repeated_call_has_the_time_that_is_left(monkeypatch: pytest.Mon
 async def test_a_stream_that_has_begun_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     lane = RefusingLane(messages=3)
     over = network(lane, monkeypatch)
-    found: list[wire.BigtableReadRowsResponse] = []
+    found: list[pb.BigtableReadRowsResponse] = []
     with pytest.raises(Unauthenticated):
         await read_into(found, over)
     assert len(found) == 3

@@ -15,7 +15,7 @@ from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import TIME_UNIT, RowChange, Selection, SetCell
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1 import bigtable_pb2 as pb
 from percolator.world import RequestT, ResponseT, StreamCall, StreamMethod
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE
 
@@ -27,10 +27,10 @@ class Refusing(BigtableInMemory):
     """Writes no row."""
 
     async def mutate_rows(
-        self, request: wire.BigtableMutateRowsRequest
-    ) -> AsyncGenerator[wire.BigtableMutateRowsResponse, None]:
+        self, request: pb.BigtableMutateRowsRequest
+    ) -> AsyncGenerator[pb.BigtableMutateRowsResponse, None]:
         for index, _ in enumerate(request.entries):
-            answer = wire.BigtableMutateRowsResponse()
+            answer = pb.BigtableMutateRowsResponse()
             answer.entries.add(index=index).status.code = 14
             yield answer
 

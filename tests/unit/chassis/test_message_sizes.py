@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from percolator import errors
 from percolator.errors import Retry
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import channels, methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.status import DETAILS_TRAILER, from_rpc_error
@@ -24,7 +24,7 @@ from services.chassis.serving.server import received_bytes_max
 
 pytestmark = pytest.mark.real_time
 
-TABLETS = wire.DESCRIPTOR.services_by_name["TabletServerService"]
+TABLETS = pb.DESCRIPTOR.services_by_name["TabletServerService"]
 LIMIT = 4_096
 SECONDS = 10.0
 
@@ -35,24 +35,24 @@ class Tablets:
     def __init__(self) -> None:
         self.executed = 0
 
-    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         self.executed += 1
         size = int(request.batches[0].reads[0].row or b"0")
-        found = wire.FoundCells(values=[bytes(size)])
-        return wire.ReadResponse(batches=[wire.ReadBatchResult(found=found)])
+        found = pb.FoundCells(values=[bytes(size)])
+        return pb.ReadResponse(batches=[pb.ReadBatchResult(found=found)])
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         self.executed += 1
         size = int(request.batches[0].mutations[0].column or b"0")
-        error = wire.MutationBatchResult()
+        error = pb.MutationBatchResult()
         error.error.message = "x" * size
-        return wire.MutateResponse(batches=[error])
+        return pb.MutateResponse(batches=[error])
 
-    async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
         self.executed += 1
-        yield wire.ScanResponse()
+        yield pb.ScanResponse()
         size = int(request.range.start or b"0")
-        yield wire.ScanResponse(found=wire.FoundCells(values=[bytes(size)]))
+        yield pb.ScanResponse(found=pb.FoundCells(values=[bytes(size)]))
 
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
@@ -97,9 +97,9 @@ async def serving(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
         await server.stop(None)
 
 
-def a_read(row: bytes, size: int = 0) -> wire.ReadRequest:
-    read = wire.RowRead(row=row, columns=[bytes(size)])
-    return wire.ReadRequest(batches=[wire.ReadBatch(reads=[read])])
+def a_read(row: bytes, size: int = 0) -> pb.ReadRequest:
+    read = pb.RowRead(row=row, columns=[bytes(size)])
+    return pb.ReadRequest(batches=[pb.ReadBatch(reads=[read])])
 
 
 @pytest.mark.parametrize("size", [LIMIT + 1, 2 * LIMIT - 100, 3 * LIMIT, 9 * LIMIT])
@@ -127,7 +127,7 @@ async def test_a_streaming_call_is_refused_alike(
     async with serving(monkeypatch) as served:
         scan = served.network.stream(served.address, methods.SCAN)
         with pytest.raises(errors.InvalidArgument, match=r"request: has \d+ bytes, at most"):
-            _ = [page async for page in scan(wire.ScanRequest(columns=[bytes(size)]), SECONDS)]
+            _ = [page async for page in scan(pb.ScanRequest(columns=[bytes(size)]), SECONDS)]
         assert served.tablets.executed == 0
 
 
@@ -147,10 +147,10 @@ async def test_a_streamed_answer_above_the_limit_ends_the_stream_alike(
 ) -> None:
     async with serving(monkeypatch) as served:
         scan = served.network.stream(served.address, methods.SCAN)
-        request = wire.ScanRequest()
+        request = pb.ScanRequest()
         request.range.start = b"%d" % (9 * LIMIT)
         pages = scan(request, SECONDS)
-        assert await anext(pages) == wire.ScanResponse()
+        assert await anext(pages) == pb.ScanResponse()
         with pytest.raises(errors.InvalidArgument, match="response: has"):
             await anext(pages)
 
@@ -160,11 +160,11 @@ async def test_of_a_change_whose_answer_is_too_large_only_its_sender_can_tell_wh
 ) -> None:
     """It was executed: to say that nothing was written would be wrong."""
     async with serving(monkeypatch) as served:
-        mutation = wire.Mutation(column=b"%d" % (9 * LIMIT))
-        batch = wire.MutationBatch(mutations=[mutation])
+        mutation = pb.Mutation(column=b"%d" % (9 * LIMIT))
+        batch = pb.MutationBatch(mutations=[mutation])
         mutate = served.network.unary(served.address, methods.MUTATE)
         with pytest.raises(errors.ExecutionUnknown, match="executed, but its response has"):
-            await mutate(wire.MutateRequest(batches=[batch]), SECONDS)
+            await mutate(pb.MutateRequest(batches=[batch]), SECONDS)
         assert served.tablets.executed == 1
 
 

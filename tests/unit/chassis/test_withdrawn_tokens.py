@@ -11,7 +11,7 @@ import pytest
 
 from percolator.errors import NotReady, Unauthenticated, UsageError
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.credentials import SCHEME
 from percolator.wire.methods import WATCH_NOTIFICATIONS
 from percolator.wire.roles import Role
@@ -25,7 +25,7 @@ from services.chassis.serving.rpc import Exposed, RpcEdge
 from services.chassis.serving.tokens import Tokens
 
 SHOP, BOSS = token_entry("shop", Role.CLIENT, "s3cret"), token_entry("boss", Role.ADMIN, "b0ss")
-SERVICE = wire.DESCRIPTOR.services_by_name["TabletServerService"]
+SERVICE = pb.DESCRIPTOR.services_by_name["TabletServerService"]
 
 
 class EndlessHandler:
@@ -36,12 +36,12 @@ class EndlessHandler:
         self.is_closed = False
 
     async def watch_notifications(
-        self, request: wire.WatchNotificationsRequest
-    ) -> AsyncIterator[wire.WatchNotificationsResponse]:
+        self, request: pb.WatchNotificationsRequest
+    ) -> AsyncIterator[pb.WatchNotificationsResponse]:
         try:
             while True:
                 await self._clock.sleep(1)
-                yield wire.WatchNotificationsResponse()
+                yield pb.WatchNotificationsResponse()
         finally:
             self.is_closed = True
 

@@ -12,7 +12,7 @@ from percolator.cli.masters import answer_of_leader
 from percolator.errors import DeadlineExceeded, NotReady
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from tests.unit.unary_timeouts import UnaryTimeouts
@@ -27,19 +27,19 @@ class _Leader:
         servers = [cluster_pb2.Server(kind=kind, address=one) for one in ("standby:1", "leader:1")]
         return cluster_pb2.DescribeResponse(servers=servers)
 
-    async def list_tablets(self, request: wire.ListTabletsRequest) -> wire.ListTabletsResponse:
-        return wire.ListTabletsResponse(more=True)
+    async def list_tablets(self, request: pb.ListTabletsRequest) -> pb.ListTabletsResponse:
+        return pb.ListTabletsResponse(more=True)
 
-    async def move_tablet(self, request: wire.MoveTabletRequest) -> wire.MoveTabletResponse:
+    async def move_tablet(self, request: pb.MoveTabletRequest) -> pb.MoveTabletResponse:
         self.moved += 1
-        return wire.MoveTabletResponse()
+        return pb.MoveTabletResponse()
 
 
 class _Standby(_Leader):
-    async def list_tablets(self, request: wire.ListTabletsRequest) -> wire.ListTabletsResponse:
+    async def list_tablets(self, request: pb.ListTabletsRequest) -> pb.ListTabletsResponse:
         raise NotReady("this master does not lead")
 
-    async def move_tablet(self, request: wire.MoveTabletRequest) -> wire.MoveTabletResponse:
+    async def move_tablet(self, request: pb.MoveTabletRequest) -> pb.MoveTabletResponse:
         raise NotReady("this master does not lead")
 
 
@@ -75,7 +75,7 @@ def _network() -> tuple[GrpcNetwork, _Leader]:
 async def test_the_leader_answers_whoever_else_is_named(addresses: list[str]) -> None:
     network, _ = _network()
     here = Connection(addresses, 10.0, as_json=False)
-    request = wire.ListTabletsRequest()
+    request = pb.ListTabletsRequest()
     assert (await answer_of_leader(here, network, methods.LIST_TABLETS, request)).more
     assert VirtualClock(asyncio.get_running_loop()).monotonic_seconds() <= 10.0
 
@@ -84,5 +84,5 @@ async def test_a_change_that_may_have_been_made_is_not_asked_of_another_master()
     network, leader = _network()
     here = Connection(["silent:1", "leader:1"], 10.0, as_json=False)
     with pytest.raises(DeadlineExceeded):
-        await answer_of_leader(here, network, methods.MOVE_TABLET, wire.MoveTabletRequest())
+        await answer_of_leader(here, network, methods.MOVE_TABLET, pb.MoveTabletRequest())
     assert not leader.moved

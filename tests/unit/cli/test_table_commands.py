@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from percolator.cli import tables
 from percolator.cli.app import app
 from percolator.row_text import row_bytes, row_text
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from tests.command_line import CliRunner
 
 run = CliRunner()
@@ -76,9 +76,9 @@ def test_without_a_terminal_the_option_that_confirms_is_named() -> None:
 def test_a_table_without_its_ttl_is_no_success_where_the_master_is_of_an_older_release(
     monkeypatch: pytest.MonkeyPatch, is_older: bool, code: int
 ) -> None:
-    def answer(_: object, __: object, request: wire.CreateTableRequest) -> wire.CreateTableResponse:
-        kept = wire.TableOptions() if is_older else request.options
-        return wire.CreateTableResponse(table=wire.Table(name="t", options=kept), created=True)
+    def answer(_: object, __: object, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
+        kept = pb.TableOptions() if is_older else request.options
+        return pb.CreateTableResponse(table=pb.Table(name="t", options=kept), created=True)
 
     monkeypatch.setattr(tables, "ask_master", answer)
     result = run.invoke(app, ["tables", "create", "t", "--ttl", "token=1h"])

@@ -16,7 +16,7 @@ from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.world import World
@@ -25,10 +25,10 @@ from services.gateway.gateway_handler import GatewayHandler
 
 TABLE = "accounts"
 COLUMN = b"balance"
-PUT = wire.CellWrite.KIND_PUT
-DELETE = wire.CellWrite.KIND_DELETE
-LOCK = wire.CellWrite.KIND_LOCK
-NOTIFY = wire.CellWrite.KIND_NOTIFY
+PUT = pb.CellWrite.KIND_PUT
+DELETE = pb.CellWrite.KIND_DELETE
+LOCK = pb.CellWrite.KIND_LOCK
+NOTIFY = pb.CellWrite.KIND_NOTIFY
 
 
 TWO_PHASES = Limits(one_round_cells_max=0)
@@ -71,35 +71,35 @@ class Gateway:
     database: Database
 
     async def begin(self) -> int:
-        return (await self.handler.begin(wire.BeginRequest())).start_timestamp
+        return (await self.handler.begin(pb.BeginRequest())).start_timestamp
 
-    async def commit(self, start: int, writes: Sequence[wire.CellWrite]) -> int:
-        request = wire.CommitRequest(start_timestamp=start, writes=writes)
+    async def commit(self, start: int, writes: Sequence[pb.CellWrite]) -> int:
+        request = pb.CommitRequest(start_timestamp=start, writes=writes)
         return (await self.handler.commit(request)).commit_timestamp
 
     async def get(self, start: int, *rows: bytes) -> list[bytes | None]:
         """The values of the rows, in one column."""
-        queries = [wire.RowQuery(table=TABLE, row=row, columns=[COLUMN]) for row in rows]
-        told = await self.handler.get(wire.GetRequest(start_timestamp=start, rows=queries))
+        queries = [pb.RowQuery(table=TABLE, row=row, columns=[COLUMN]) for row in rows]
+        told = await self.handler.get(pb.GetRequest(start_timestamp=start, rows=queries))
         return [row.cells[0].value if row.cells else None for row in told.rows]
 
     async def read(self, *rows: bytes) -> list[bytes | None]:
         """The current values of the rows, in one column."""
         return await self.get(await self.begin(), *rows)
 
-    async def scan(self, request: wire.ScanTableRequest) -> list[bytes]:
+    async def scan(self, request: pb.ScanTableRequest) -> list[bytes]:
         """The keys of the rows."""
         return [row.row async for page in self.handler.scan_table(request) for row in page.rows]
 
-    async def resolve(self, start: int, *rows: bytes) -> wire.ResolveResponse:
-        cells = [wire.CellName(table=TABLE, row=row, column=COLUMN) for row in rows]
-        return await self.handler.resolve(wire.ResolveRequest(start_timestamp=start, cells=cells))
+    async def resolve(self, start: int, *rows: bytes) -> pb.ResolveResponse:
+        cells = [pb.CellName(table=TABLE, row=row, column=COLUMN) for row in rows]
+        return await self.handler.resolve(pb.ResolveRequest(start_timestamp=start, cells=cells))
 
 
 def write(
-    row: bytes, value: bytes = b"", kind: wire.CellWrite.Kind = PUT, column: bytes = COLUMN
-) -> wire.CellWrite:
-    return wire.CellWrite(kind=kind, table=TABLE, row=row, column=column, value=value)
+    row: bytes, value: bytes = b"", kind: pb.CellWrite.Kind = PUT, column: bytes = COLUMN
+) -> pb.CellWrite:
+    return pb.CellWrite(kind=kind, table=TABLE, row=row, column=column, value=value)
 
 
 def commits_primary(request: tablets.MutateRequest) -> bool:

@@ -10,7 +10,7 @@ import pytest
 
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.limits import Limits
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import CellAddress as WireAddress
 
@@ -19,13 +19,13 @@ from .gateways import COLUMN, DELETE, LOCK, NOTIFY, PUT, TABLE, gateways, write
 LIMITS = Limits()
 KIND_OF_THE_FUTURE: Any = 9
 
-BAD_WRITES: dict[str, tuple[Sequence[wire.CellWrite], str]] = {
-    "no kind": ([write(b"a", kind=wire.CellWrite.KIND_UNSPECIFIED)], r"writes\[0\]\.kind"),
+BAD_WRITES: dict[str, tuple[Sequence[pb.CellWrite], str]] = {
+    "no kind": ([write(b"a", kind=pb.CellWrite.KIND_UNSPECIFIED)], r"writes\[0\]\.kind"),
     "a kind of the future": (
-        [wire.CellWrite(kind=KIND_OF_THE_FUTURE, table=TABLE, column=b"c", value=b"v")],
+        [pb.CellWrite(kind=KIND_OF_THE_FUTURE, table=TABLE, column=b"c", value=b"v")],
         r"writes\[0\]\.kind",
     ),
-    "no table": ([wire.CellWrite(kind=PUT, row=b"a", column=COLUMN)], r"writes\[0\]\.table"),
+    "no table": ([pb.CellWrite(kind=PUT, row=b"a", column=COLUMN)], r"writes\[0\]\.table"),
     "no column": ([write(b"a", column=b"")], r"writes\[0\]\.column: is empty"),
     "a reserved column": ([write(b"a", column=b"\0ack")], r"writes\[0\]\.column: .*reserved"),
     "a long column": ([write(b"a", column=b"c" * 256)], r"writes\[0\]\.column: has 256 bytes"),
@@ -68,7 +68,7 @@ async def test_impossible_timestamps_are_refused_by_every_call(start: int, reaso
     async with gateways(1) as (cluster, (one,)):
         for call in (
             one.get(start, b"a"),
-            one.scan(wire.ScanTableRequest(start_timestamp=start, table=TABLE)),
+            one.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE)),
             one.commit(start, [write(b"a")]),
             one.commit(start, []),
             one.resolve(start, b"a"),
@@ -97,37 +97,37 @@ async def test_a_transaction_of_long_ago_commits_if_its_cells_were_not_written_s
 async def test_unknown_tables_are_named() -> None:
     async with gateways(1) as (_, (one,)):
         start = await one.begin()
-        nowhere = wire.CellWrite(kind=PUT, table="nowhere", row=b"a", column=COLUMN)
+        nowhere = pb.CellWrite(kind=PUT, table="nowhere", row=b"a", column=COLUMN)
         with pytest.raises(SchemaError, match="nowhere"):
             await one.commit(start, [write(b"a"), nowhere])
         with pytest.raises(SchemaError, match="nowhere"):
-            await one.scan(wire.ScanTableRequest(start_timestamp=start, table="nowhere"))
-        query = wire.RowQuery(table="nowhere", row=b"a")
+            await one.scan(pb.ScanTableRequest(start_timestamp=start, table="nowhere"))
+        query = pb.RowQuery(table="nowhere", row=b"a")
         with pytest.raises(SchemaError, match="nowhere"):
-            await one.handler.get(wire.GetRequest(start_timestamp=start, rows=[query]))
+            await one.handler.get(pb.GetRequest(start_timestamp=start, rows=[query]))
         assert await one.read(b"a") == [None]
 
 
 BAD_ROWS = {
-    "no table": (wire.RowQuery(row=b"a"), r"rows\[0\]\.table: is missing"),
-    "a long row": (wire.RowQuery(table=TABLE, row=b"r" * 4097), r"rows\[0\]\.row"),
-    "an empty column": (wire.RowQuery(table=TABLE, columns=[b"c", b""]), r"columns\[1\]"),
-    "a reserved one": (wire.RowQuery(table=TABLE, columns=[b"\0x"]), r"columns\[0\]"),
-    "a column twice": (wire.RowQuery(table=TABLE, columns=[b"c", b"c"]), "names a column twice"),
+    "no table": (pb.RowQuery(row=b"a"), r"rows\[0\]\.table: is missing"),
+    "a long row": (pb.RowQuery(table=TABLE, row=b"r" * 4097), r"rows\[0\]\.row"),
+    "an empty column": (pb.RowQuery(table=TABLE, columns=[b"c", b""]), r"columns\[1\]"),
+    "a reserved one": (pb.RowQuery(table=TABLE, columns=[b"\0x"]), r"columns\[0\]"),
+    "a column twice": (pb.RowQuery(table=TABLE, columns=[b"c", b"c"]), "names a column twice"),
     "an empty prefix": (
-        wire.RowQuery(table=TABLE, column_prefixes=[b"c", b""]),
+        pb.RowQuery(table=TABLE, column_prefixes=[b"c", b""]),
         r"rows\[0\]\.column_prefixes\[1\]: is empty",
     ),
     "a reserved prefix": (
-        wire.RowQuery(table=TABLE, column_prefixes=[b"\0"]),
+        pb.RowQuery(table=TABLE, column_prefixes=[b"\0"]),
         r"rows\[0\]\.column_prefixes\[0\]: begins with 00",
     ),
     "prefixes and columns": (
-        wire.RowQuery(table=TABLE, columns=[b"c"], column_prefixes=[b"d"]),
+        pb.RowQuery(table=TABLE, columns=[b"c"], column_prefixes=[b"d"]),
         r"rows\[0\]\.column_prefixes: cannot be combined with columns",
     ),
     "very many prefixes": (
-        wire.RowQuery(table=TABLE, column_prefixes=[b"%d" % n for n in range(101)]),
+        pb.RowQuery(table=TABLE, column_prefixes=[b"%d" % n for n in range(101)]),
         r"rows\[0\]\.column_prefixes: expected at most 100",
     ),
 }
@@ -137,7 +137,7 @@ BAD_ROWS = {
 async def test_bad_reads_are_refused(case: str) -> None:
     query, field = BAD_ROWS[case]
     async with gateways(1) as (_, (one,)):
-        request = wire.GetRequest(start_timestamp=await one.begin(), rows=[query])
+        request = pb.GetRequest(start_timestamp=await one.begin(), rows=[query])
         with pytest.raises(InvalidArgument, match=field):
             await one.handler.get(request)
 
@@ -155,16 +155,16 @@ async def test_reading_ends_when_the_answer_is_too_large() -> None:
 async def test_what_a_tablet_refuses_to_read_is_named_as_it_was_asked_for() -> None:
     async with gateways(1) as (_, (one,)):
         columns = [b"%d" % number for number in range(10_001)]
-        query = wire.RowQuery(table=TABLE, row=b"a", columns=columns)
-        request = wire.GetRequest(start_timestamp=await one.begin(), rows=[query])
+        query = pb.RowQuery(table=TABLE, row=b"a", columns=columns)
+        request = pb.GetRequest(start_timestamp=await one.begin(), rows=[query])
         with pytest.raises(InvalidArgument, match=r"^rows\[\]\.columns: of one row: 10001 entries"):
             await one.handler.get(request)
         large = b"v" * LIMITS.value_bytes_max
         for number in range(5):
             column = b"c%d" % number
             await one.commit(await one.begin(), [write(b"a", large, column=column)])
-        query = wire.RowQuery(table=TABLE, row=b"a")
-        request = wire.GetRequest(start_timestamp=await one.begin(), rows=[query])
+        query = pb.RowQuery(table=TABLE, row=b"a")
+        request = pb.GetRequest(start_timestamp=await one.begin(), rows=[query])
         with pytest.raises(InvalidArgument, match=r"^rows: of one row: .* read fewer columns"):
             await one.handler.get(request)
 
@@ -178,7 +178,7 @@ async def test_a_scan_of_bad_prefixes_is_refused() -> None:
         ):
             with pytest.raises(InvalidArgument, match=field):
                 await one.scan(
-                    wire.ScanTableRequest(
+                    pb.ScanTableRequest(
                         start_timestamp=start,
                         table=TABLE,
                         columns=columns,
@@ -202,7 +202,7 @@ async def test_an_answer_that_is_too_large_is_not_sent() -> None:
 async def test_a_range_that_ends_before_it_begins_is_empty() -> None:
     async with gateways(1) as (_, (one,)):
         await one.commit(await one.begin(), [write(b"b", b"1")])
-        request = wire.ScanTableRequest(
+        request = pb.ScanTableRequest(
             start_timestamp=await one.begin(), table=TABLE, range=RowRange(start=b"c", end=b"a")
         )
         assert await one.scan(request) == []
@@ -213,7 +213,7 @@ async def test_a_scan_may_begin_and_end_behind_the_longest_row() -> None:
     longest = b"r" * LIMITS.row_bytes_max
     async with gateways(1) as (_, (one,)):
         await one.commit(await one.begin(), [write(longest, b"1"), write(b"s", b"2")])
-        request = wire.ScanTableRequest(start_timestamp=await one.begin(), table=TABLE)
+        request = pb.ScanTableRequest(start_timestamp=await one.begin(), table=TABLE)
         request.range.start = longest + b"\0"
         assert await one.scan(request) == [b"s"]
         request.range.CopyFrom(RowRange(end=longest + b"\0"))
@@ -229,27 +229,25 @@ async def test_a_scan_may_begin_and_end_behind_the_longest_row() -> None:
 async def test_a_question_about_an_outcome_names_either_the_primary_or_the_cells() -> None:
     async with gateways(1) as (_, (one,)):
         start = await one.begin()
-        cell = wire.CellName(table=TABLE, row=b"a", column=COLUMN)
+        cell = pb.CellName(table=TABLE, row=b"a", column=COLUMN)
         primary = WireAddress(table_id=1, row=b"a", column=COLUMN)
         for request, field in (
-            (wire.ResolveRequest(), "primary: give"),
-            (wire.ResolveRequest(primary=primary, cells=[cell]), "primary: give"),
-            (wire.ResolveRequest(cells=[cell, wire.CellName(table=TABLE)]), r"cells\[1\]\.column"),
-            (wire.ResolveRequest(primary=WireAddress(table_id=1)), r"primary\.column"),
+            (pb.ResolveRequest(), "primary: give"),
+            (pb.ResolveRequest(primary=primary, cells=[cell]), "primary: give"),
+            (pb.ResolveRequest(cells=[cell, pb.CellName(table=TABLE)]), r"cells\[1\]\.column"),
+            (pb.ResolveRequest(primary=WireAddress(table_id=1)), r"primary\.column"),
         ):
             request.start_timestamp = start
             with pytest.raises(InvalidArgument, match=field):
                 await one.handler.resolve(request)
-        told = await one.handler.resolve(
-            wire.ResolveRequest(start_timestamp=start, primary=primary)
-        )
-        assert told.fate == wire.ResolveResponse.FATE_ABORTED
+        told = await one.handler.resolve(pb.ResolveRequest(start_timestamp=start, primary=primary))
+        assert told.fate == pb.ResolveResponse.FATE_ABORTED
 
 
 async def test_a_primary_in_a_deleted_table_is_an_error_that_is_not_retried() -> None:
     """The error is not `OutcomeUnknown`, which would mean: ask again."""
     async with gateways(1) as (_, (one,)):
         gone = WireAddress(table_id=999, row=b"a", column=COLUMN)
-        request = wire.ResolveRequest(start_timestamp=await one.begin(), primary=gone)
+        request = pb.ResolveRequest(start_timestamp=await one.begin(), primary=gone)
         with pytest.raises(SchemaError, match="999"):
             await one.handler.resolve(request)

@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, Retry, SchemaError
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 from tests.unit.gateway.gateways import COLUMN, DELETE, TABLE, Gateway, gateways, write
 
 
-async def follow(gateway: Gateway, **fields: object) -> list[wire.FollowChangesResponse]:
-    request = wire.FollowChangesRequest(table=TABLE, **fields)  # type: ignore[arg-type]
+async def follow(gateway: Gateway, **fields: object) -> list[pb.FollowChangesResponse]:
+    request = pb.FollowChangesRequest(table=TABLE, **fields)  # type: ignore[arg-type]
     return [one async for one in gateway.handler.follow_changes(request)]
 
 
@@ -54,7 +54,7 @@ async def test_an_endless_stream_tells_how_far_it_is_while_nothing_changes() -> 
             master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
         )
         after = await gateway.begin()
-        stream = gateway.handler.follow_changes(wire.FollowChangesRequest(table=TABLE, after=after))
+        stream = gateway.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
         idle = await anext(stream)
         assert not idle.changes
         assert idle.reached > after
@@ -75,7 +75,7 @@ async def test_a_gateway_that_shuts_down_ends_the_streams_that_never_end_by_them
         )
         after = await gateway.begin()
         commit = await gateway.commit(await gateway.begin(), [write(b"a", b"1")])
-        stream = gateway.handler.follow_changes(wire.FollowChangesRequest(table=TABLE, after=after))
+        stream = gateway.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
         assert [one.commit_timestamp for one in (await anext(stream)).changes] == [commit]
         waiting = asyncio.ensure_future(anext(stream))
         await asyncio.sleep(0.5)
@@ -103,6 +103,6 @@ async def test_bad_requests_are_refused() -> None:
         for until in (now, await gateway.begin(), 0):
             with pytest.raises(InvalidArgument, match=f"^table: '{TABLE}' has no change feed"):
                 await follow(gateway, after=now, until=until)
-        request = wire.FollowChangesRequest(table="nothing", after=now)
+        request = pb.FollowChangesRequest(table="nothing", after=now)
         with pytest.raises(SchemaError):
             await anext(gateway.handler.follow_changes(request))

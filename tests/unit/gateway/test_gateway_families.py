@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 
 from .gateways import TABLE, gateways, write
 
@@ -21,20 +21,18 @@ async def test_get_and_scan_return_the_columns_with_a_prefix_and_no_others() -> 
             ],
         )
         start = await one.begin()
-        asked = wire.ScanTableRequest(
-            start_timestamp=start, table=TABLE, column_prefixes=[b"edge:"]
-        )
-        query = wire.RowQuery(table=TABLE, row=b"hub", column_prefixes=[b"edge:", b"na"])
+        asked = pb.ScanTableRequest(start_timestamp=start, table=TABLE, column_prefixes=[b"edge:"])
+        query = pb.RowQuery(table=TABLE, row=b"hub", column_prefixes=[b"edge:", b"na"])
         for gateway in (*all_gateways, one):
             pages = [page async for page in gateway.handler.scan_table(asked)]
             rows = [row for page in pages for row in page.rows]
             assert [(row.row, _shown(row)) for row in rows] == [
                 (b"hub", {b"edge:ann": b"1", b"edge:zoe": b"2"})
             ]
-            got = await gateway.handler.get(wire.GetRequest(start_timestamp=start, rows=[query]))
+            got = await gateway.handler.get(pb.GetRequest(start_timestamp=start, rows=[query]))
             (row,) = got.rows
             assert _shown(row) == {b"edge:ann": b"1", b"edge:zoe": b"2", b"name": b"4"}
 
 
-def _shown(row: wire.FoundRow) -> dict[bytes, bytes]:
+def _shown(row: pb.FoundRow) -> dict[bytes, bytes]:
     return {cell.column: cell.value for cell in row.cells}

@@ -11,7 +11,7 @@ from percolator.errors import CellAddress, DeadlineExceeded, Retry
 from percolator.protocol import aftermath
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from services.chassis.serving import rpc
 
 from .gateways import TABLE, Gateway, gateways, write
@@ -22,7 +22,7 @@ async def _get(gateway: Gateway, start: int) -> object:
 
 
 async def _scan(gateway: Gateway, start: int) -> object:
-    return await gateway.scan(wire.ScanTableRequest(start_timestamp=start, table=TABLE))
+    return await gateway.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE))
 
 
 @pytest.mark.parametrize("read", [_get, _scan])

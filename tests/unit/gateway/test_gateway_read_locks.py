@@ -10,25 +10,23 @@ import pytest
 
 from percolator.errors import ConflictError, InvalidArgument
 from percolator.limits import Limits
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.errors_pb2 import CellAddress as WireAddress
 
 from .gateways import COLUMN, DELETE, LOCK, TABLE, Gateway, a_site, gateways, write
 
-READ_LOCK = wire.CellWrite.KIND_READ_LOCK
-COMMITTED = wire.ResolveResponse.FATE_COMMITTED
-ABORTED = wire.ResolveResponse.FATE_ABORTED
+READ_LOCK = pb.CellWrite.KIND_READ_LOCK
+COMMITTED = pb.ResolveResponse.FATE_COMMITTED
+ABORTED = pb.ResolveResponse.FATE_ABORTED
 KIND_OF_THE_FUTURE: Any = 9
 
 
-def _read_lock(row: bytes) -> wire.CellWrite:
+def _read_lock(row: bytes) -> pb.CellWrite:
     return write(row, kind=READ_LOCK)
 
 
-async def _resolved(
-    gateway: Gateway, start: int, *writes: wire.CellWrite
-) -> wire.ResolveResponse.Fate:
-    request = wire.ResolveRequest(start_timestamp=start, writes=writes)
+async def _resolved(gateway: Gateway, start: int, *writes: pb.CellWrite) -> pb.ResolveResponse.Fate:
+    request = pb.ResolveRequest(start_timestamp=start, writes=writes)
     return (await gateway.handler.resolve(request)).fate
 
 
@@ -99,11 +97,11 @@ async def test_the_hidden_primary_that_an_error_names_can_be_asked_about() -> No
         known = one.commits._known[start].primary
         assert known is not None
         primary = WireAddress(table_id=known.table_id, row=known.row, column=known.column)
-        request = wire.ResolveRequest(start_timestamp=start, primary=primary)
+        request = pb.ResolveRequest(start_timestamp=start, primary=primary)
         assert (await one.handler.resolve(request)).commit_timestamp == commit
         primary.column = b"\0ack\0"
         with pytest.raises(InvalidArgument, match=r"primary\.column: .*reserved"):
-            await one.handler.resolve(wire.ResolveRequest(start_timestamp=start, primary=primary))
+            await one.handler.resolve(pb.ResolveRequest(start_timestamp=start, primary=primary))
 
 
 @pytest.mark.parametrize(
@@ -112,16 +110,16 @@ async def test_the_hidden_primary_that_an_error_names_can_be_asked_about() -> No
         ({}, "primary: give either"),
         (
             {
-                "cells": [wire.CellName(table=TABLE, row=b"a", column=COLUMN)],
+                "cells": [pb.CellName(table=TABLE, row=b"a", column=COLUMN)],
                 "writes": [_read_lock(b"a")],
             },
             "primary: give either",
         ),
-        ({"writes": [write(b"a", kind=wire.CellWrite.KIND_NOTIFY)]}, "writes: has nothing but"),
+        ({"writes": [write(b"a", kind=pb.CellWrite.KIND_NOTIFY)]}, "writes: has nothing but"),
         ({"writes": [_read_lock(b"a"), write(b"b", column=b"\0c")]}, r"writes\[1\]\.column"),
         # Without its kind, the cell itself would be asked, instead of the hidden one that decides.
         (
-            {"writes": [wire.CellWrite(table=TABLE, row=b"a", column=COLUMN)]},
+            {"writes": [pb.CellWrite(table=TABLE, row=b"a", column=COLUMN)]},
             r"writes\[0\]\.kind: 0 is not a kind",
         ),
         ({"writes": [write(b"a", kind=KIND_OF_THE_FUTURE)]}, r"writes\[0\]\.kind: 9 is not"),
@@ -131,7 +129,7 @@ async def test_what_cannot_be_resolved_is_refused_by_name(
     fields: dict[str, Any], said: str
 ) -> None:
     async with gateways(1) as (_, (one,)):
-        request = wire.ResolveRequest(start_timestamp=await one.begin(), **fields)
+        request = pb.ResolveRequest(start_timestamp=await one.begin(), **fields)
         with pytest.raises(InvalidArgument, match=said):
             await one.handler.resolve(request)
 

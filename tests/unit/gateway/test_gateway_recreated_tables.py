@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from percolator.errors import SchemaError
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 
 from .gateways import TABLE, Cluster, Gateway, gateways, write
@@ -19,7 +19,7 @@ async def _create_again(cluster: Cluster) -> None:
 
 
 async def _scan(gateway: Gateway, start: int) -> object:
-    return await gateway.scan(wire.ScanTableRequest(start_timestamp=start, table=TABLE))
+    return await gateway.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE))
 
 
 async def _commit(gateway: Gateway, start: int) -> object:

@@ -11,7 +11,7 @@ import random
 from collections import Counter, defaultdict
 
 from percolator.errors import ConflictError, ExecutionUnknown, NotExecuted, OutcomeUnknown
-from percolator.v1 import gateway_pb2 as wire
+from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.gateway_pb2 import ResolveResponse
 from percolator.v1.tabletserver_pb2 import MutateRequest
 
@@ -107,7 +107,7 @@ class Bank:
                     self.struck["left"] += 1
                     one.cancel()
 
-    async def _commit(self, start: int, writes: list[wire.CellWrite]) -> None:
+    async def _commit(self, start: int, writes: list[pb.CellWrite]) -> None:
         try:
             commit = await self._chance.choice(self._gateways).commit(start, writes)
         except ConflictError:

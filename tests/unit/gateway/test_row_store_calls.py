@@ -29,7 +29,7 @@ from percolator.rowstore.layout import COLLECTED, DATA, LOCKS, WRITES
 from percolator.rowstore.port import Change, Check, RowChange, Selection, SetCell
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1 import bigtable_pb2 as pb
 from percolator.v1.cluster_pb2 import DescribeResponse, RowStorePlace
 from percolator.wire import methods
 from percolator.wire.roles import REQUIRED, Role
@@ -88,16 +88,16 @@ class Watched(BigtableInMemory):
         self.refusal: PercolatorError | None = None
 
     async def check_and_mutate_row(
-        self, request: wire.BigtableCheckAndMutateRowRequest
-    ) -> wire.BigtableCheckAndMutateRowResponse:
+        self, request: pb.BigtableCheckAndMutateRowRequest
+    ) -> pb.BigtableCheckAndMutateRowResponse:
         self.profiles.add(request.app_profile_id)
         if self.refusal is not None:
             raise self.refusal
         return await super().check_and_mutate_row(request)
 
     async def read_rows(
-        self, request: wire.BigtableReadRowsRequest
-    ) -> AsyncIterator[wire.BigtableReadRowsResponse]:
+        self, request: pb.BigtableReadRowsRequest
+    ) -> AsyncIterator[pb.BigtableReadRowsResponse]:
         self.profiles.add(request.app_profile_id)
         if self.refusal is not None:
             raise self.refusal
@@ -190,7 +190,7 @@ async def test_tables_that_are_not_the_clusters_are_out_of_reach(name: str) -> N
     model = BigtableInMemory()
     await through(model)
     handler = RowStoreHandler(cast("Any", Described()), lambda _: Connection(model))
-    request = wire.BigtableMutateRowsRequest(table_name=f"{PLACE.parent}/tables/{name}")
+    request = pb.BigtableMutateRowsRequest(table_name=f"{PLACE.parent}/tables/{name}")
     with pytest.raises(InvalidArgument, match="table_name"):
         assert [one async for one in handler.mutate_rows(request)] == []
 
@@ -199,26 +199,26 @@ def _served(model: BigtableInMemory) -> RowStoreHandler:
     return RowStoreHandler(cast("Any", Described()), lambda _: Connection(model))
 
 
-async def _write(handler: RowStoreHandler, table_id: int, change: wire.BigtableMutation) -> None:
-    request = wire.BigtableMutateRowsRequest(table_name=PLACE.table(table_id))
+async def _write(handler: RowStoreHandler, table_id: int, change: pb.BigtableMutation) -> None:
+    request = pb.BigtableMutateRowsRequest(table_name=PLACE.table(table_id))
     request.entries.add(row_key=b"key", mutations=[change])
     async for _ in handler.mutate_rows(request):
         pass
 
 
-def _set(family: str) -> wire.BigtableMutation:
-    cell = wire.BigtableMutation.SetCell(
+def _set(family: str) -> pb.BigtableMutation:
+    cell = pb.BigtableMutation.SetCell(
         family_name=family, column_qualifier=b"c", timestamp_micros=TIME, value=b"v"
     )
-    return wire.BigtableMutation(set_cell=cell)
+    return pb.BigtableMutation(set_cell=cell)
 
 
-def _deleted(family: str, start: int, end: int) -> wire.BigtableMutation:
-    times = wire.BigtableTimestampRange(start_timestamp_micros=start, end_timestamp_micros=end)
-    deleted = wire.BigtableMutation.DeleteFromColumn(
+def _deleted(family: str, start: int, end: int) -> pb.BigtableMutation:
+    times = pb.BigtableTimestampRange(start_timestamp_micros=start, end_timestamp_micros=end)
+    deleted = pb.BigtableMutation.DeleteFromColumn(
         family_name=family, column_qualifier=b"c", time_range=times
     )
-    return wire.BigtableMutation(delete_from_column=deleted)
+    return pb.BigtableMutation(delete_from_column=deleted)
 
 
 async def test_only_who_may_load_writes_without_conditions_outside_of_intents() -> None:
@@ -244,11 +244,11 @@ async def test_only_who_may_load_writes_without_conditions_outside_of_intents() 
         _deleted(WRITES, TIME, TIME + 2_000),
         _deleted(WRITES, TIME, 0),
         _deleted(LOCKS, TIME, TIME + 1_000),
-        wire.BigtableMutation(),
+        pb.BigtableMutation(),
     ],
 )
 async def test_of_intents_single_versions_are_set_and_deleted(
-    change: wire.BigtableMutation,
+    change: pb.BigtableMutation,
 ) -> None:
     model = BigtableInMemory()
     await through(model)
@@ -261,23 +261,23 @@ async def test_of_intents_single_versions_are_set_and_deleted(
     "change",
     [_set(COLLECTED), _deleted(COLLECTED, TIME, TIME + 1_000), _deleted(WRITES, 0, 0)],
 )
-async def test_no_caller_makes_what_no_step_consists_of(change: wire.BigtableMutation) -> None:
+async def test_no_caller_makes_what_no_step_consists_of(change: pb.BigtableMutation) -> None:
     """A note of collection would make the row unreadable for every older snapshot."""
     model = BigtableInMemory()
     await through(model)
     for field in ("true_mutations", "false_mutations"):
-        request = wire.BigtableCheckAndMutateRowRequest(table_name=PLACE.table(1), row_key=b"key")
+        request = pb.BigtableCheckAndMutateRowRequest(table_name=PLACE.table(1), row_key=b"key")
         getattr(request, field).extend([_set(LOCKS), change])
         with pytest.raises(InvalidArgument, match=rf"{field}\[1\]: expected one version"):
             await _served(model).check_and_mutate_row(request)
 
 
-def _of_no_table() -> wire.BigtableRowFilter:
-    unknown = wire.BigtableRowFilter()
+def _of_no_table() -> pb.BigtableRowFilter:
+    unknown = pb.BigtableRowFilter()
     unknown.column_range_filter.family_name = "x"
-    either = wire.BigtableRowFilter()
-    either.interleave.filters.extend([wire.BigtableRowFilter(), unknown])
-    found = wire.BigtableRowFilter()
+    either = pb.BigtableRowFilter()
+    either.interleave.filters.extend([pb.BigtableRowFilter(), unknown])
+    found = pb.BigtableRowFilter()
     found.chain.filters.append(either)
     return found
 
@@ -287,10 +287,10 @@ async def test_a_family_that_no_table_has_is_the_callers_mistake() -> None:
     model = Watched()
     await through(model)
     handler, table = _served(model), PLACE.table(1)
-    reading = wire.BigtableReadRowsRequest(table_name=table, filter=_of_no_table())
+    reading = pb.BigtableReadRowsRequest(table_name=table, filter=_of_no_table())
     with pytest.raises(InvalidArgument, match="filter: names the family 'x'"):
         [one async for one in handler.read_rows(reading)]
-    checking = wire.BigtableCheckAndMutateRowRequest(
+    checking = pb.BigtableCheckAndMutateRowRequest(
         table_name=table, row_key=b"r", predicate_filter=_of_no_table()
     )
     with pytest.raises(InvalidArgument, match="predicate_filter: names the family 'x'"):
@@ -305,15 +305,13 @@ async def test_what_the_gateway_does_not_know_is_not_passed_on() -> None:
     model = Watched()
     await through(model)
     view_of_another_table, delete_from_row = b"\x4a\x04view", b"\x22\x00"
-    known = wire.BigtableCheckAndMutateRowRequest(table_name=PLACE.table(1), row_key=b"key")
+    known = pb.BigtableCheckAndMutateRowRequest(table_name=PLACE.table(1), row_key=b"key")
     named = known.SerializeToString() + view_of_another_table
     deleting = b"\x0a" + bytes([len(PLACE.table(1))]) + PLACE.table(1).encode()
     deleting += b"\x12\x07\x0a\x01k" + b"\x12" + bytes([len(delete_from_row)]) + delete_from_row
     for call in (
-        _served(model).check_and_mutate_row(
-            wire.BigtableCheckAndMutateRowRequest.FromString(named)
-        ),
-        anext(_served(model).mutate_rows(wire.BigtableMutateRowsRequest.FromString(deleting))),
+        _served(model).check_and_mutate_row(pb.BigtableCheckAndMutateRowRequest.FromString(named)),
+        anext(_served(model).mutate_rows(pb.BigtableMutateRowsRequest.FromString(deleting))),
     ):
         with pytest.raises(InvalidArgument, match="no client of this cluster sends"):
             await call
@@ -352,7 +350,7 @@ async def test_a_cluster_of_tablet_servers_says_that_it_is_one() -> None:
         cast("Any", Described(on_rows=False)), lambda _: Connection(BigtableInMemory())
     )
     with pytest.raises(InvalidArgument, match="are in tablet servers"):
-        await handler.check_and_mutate_row(wire.BigtableCheckAndMutateRowRequest())
+        await handler.check_and_mutate_row(pb.BigtableCheckAndMutateRowRequest())
 
 
 def test_no_gateway_creates_or_deletes_tables() -> None:
@@ -380,9 +378,9 @@ class AnswersByRow(BigtableInMemory):
     """Says for each row that a family is missing, as the service does."""
 
     async def mutate_rows(
-        self, request: wire.BigtableMutateRowsRequest
-    ) -> AsyncIterator[wire.BigtableMutateRowsResponse]:
-        answer = wire.BigtableMutateRowsResponse()
+        self, request: pb.BigtableMutateRowsRequest
+    ) -> AsyncIterator[pb.BigtableMutateRowsResponse]:
+        answer = pb.BigtableMutateRowsResponse()
         for index in range(len(request.entries)):
             status = answer.entries.add(index=index).status
             status.code, status.message = 5, "Requested column family not found."

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import LockServiceLimits
 
@@ -44,8 +44,8 @@ def info(
     description: str = "a test",
     oldest_start_timestamp: int = 0,
     pin: bool = False,
-) -> wire.SessionInfo:
-    return wire.SessionInfo(
+) -> pb.SessionInfo:
+    return pb.SessionInfo(
         description=description,
         ttl_milliseconds=ttl_milliseconds,
         oldest_start_timestamp=oldest_start_timestamp,
@@ -53,35 +53,35 @@ def info(
     )
 
 
-async def opened(handler: LockServiceHandler, about: wire.SessionInfo | None = None) -> bytes:
-    response = await handler.open_session(wire.OpenSessionRequest(info=about or info()))
+async def opened(handler: LockServiceHandler, about: pb.SessionInfo | None = None) -> bytes:
+    response = await handler.open_session(pb.OpenSessionRequest(info=about or info()))
     return response.session_id
 
 
 async def renewed(
-    handler: LockServiceHandler, session_id: bytes, about: wire.SessionInfo | None = None
+    handler: LockServiceHandler, session_id: bytes, about: pb.SessionInfo | None = None
 ) -> bool:
-    request = wire.RenewSessionRequest(session_id=session_id, info=about or info())
+    request = pb.RenewSessionRequest(session_id=session_id, info=about or info())
     return (await handler.renew_session(request)).taken_over
 
 
 async def liveness(handler: LockServiceHandler, session_id: bytes) -> int:
-    request = wire.CheckSessionsRequest(session_ids=[session_id])
+    request = pb.CheckSessionsRequest(session_ids=[session_id])
     return (await handler.check_sessions(request)).liveness[0]
 
 
 async def locked(
     handler: LockServiceHandler, session_id: bytes, *names: bytes, ttl_milliseconds: int = 3_000
 ) -> list[bool]:
-    request = wire.TryLockRequest(
+    request = pb.TryLockRequest(
         session_id=session_id, names=names, ttl_milliseconds=ttl_milliseconds
     )
     return list((await handler.try_lock(request)).held)
 
 
-async def listed(handler: LockServiceHandler, page_size: int = 0) -> list[wire.Session]:
-    sessions: list[wire.Session] = []
-    request = wire.ListSessionsRequest(page_size=page_size)
+async def listed(handler: LockServiceHandler, page_size: int = 0) -> list[pb.Session]:
+    sessions: list[pb.Session] = []
+    request = pb.ListSessionsRequest(page_size=page_size)
     while True:
         page = await handler.list_sessions(request)
         sessions += page.sessions

@@ -5,25 +5,25 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import LockServiceLimits
 from tests.unit.lockservice.lock_calls import info, listed, lock_service, opened, renewed
 
 
-def _busy(commits: int, column: bytes = b"stock") -> wire.SessionInfo:
+def _busy(commits: int, column: bytes = b"stock") -> pb.SessionInfo:
     about = info()
     about.activity.CopyFrom(
-        wire.Activity(
+        pb.Activity(
             commits=commits,
-            cells=[wire.ContendedCell(table_id=7, row=b"tea", column=column, conflicts=2)],
+            cells=[pb.ContendedCell(table_id=7, row=b"tea", column=column, conflicts=2)],
         )
     )
     return about
 
 
 async def _activities(handler: LockServiceHandler) -> list[int | None]:
-    page = await handler.list_sessions(wire.ListSessionsRequest(activity=True))
+    page = await handler.list_sessions(pb.ListSessionsRequest(activity=True))
     return [
         one.info.activity.commits if one.info.HasField("activity") else None
         for one in page.sessions
@@ -55,7 +55,7 @@ async def test_without_room_for_activities_sessions_live_on_and_say_nothing() ->
     async with lock_service(LockServiceLimits(activity_bytes_total_max=2 * size)) as handler:
         first, second, third = [await opened(handler, _busy(1)) for _ in range(3)]
         assert await _activities(handler) == [1, 1, None]
-        await handler.end_session(wire.EndSessionRequest(session_id=first))
+        await handler.end_session(pb.EndSessionRequest(session_id=first))
         assert not await renewed(handler, second, _busy(2))
         assert not await renewed(handler, third, _busy(3))
         assert await _activities(handler) == [2, 3]
@@ -66,7 +66,7 @@ async def test_pages_with_activities_are_shorter() -> None:
     async with lock_service(limits) as handler:
         for _ in range(3):
             await opened(handler, _busy(1))
-        page = await handler.list_sessions(wire.ListSessionsRequest(page_size=3, activity=True))
+        page = await handler.list_sessions(pb.ListSessionsRequest(page_size=3, activity=True))
         assert len(page.sessions) == 2
         assert page.next_page_token
         assert len(await listed(handler, page_size=3)) == 3

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument, Overloaded, SessionExpired
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import LockServiceLimits
 from services.lockservice.metrics import LockServiceMetrics
@@ -35,9 +35,9 @@ async def test_a_session_lives_while_it_is_renewed_and_dies_one_ttl_later() -> N
             await asyncio.sleep(2.9)
             assert not await renewed(handler, session_id)
         await asyncio.sleep(2.99)
-        assert await liveness(handler, session_id) == wire.LIVENESS_ALIVE
+        assert await liveness(handler, session_id) == pb.LIVENESS_ALIVE
         await asyncio.sleep(0.04)
-        assert await liveness(handler, session_id) == wire.LIVENESS_DEAD
+        assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
         with pytest.raises(SessionExpired) as caught:
             await renewed(handler, session_id)
         assert caught.value.session_id == session_id
@@ -58,11 +58,11 @@ async def test_a_time_server_that_sets_the_clock_back_changes_nothing() -> None:
     session_id = await opened(handler)
     clock.set_wall_back(3_600_000)
     await asyncio.sleep(2.9)
-    assert await liveness(handler, session_id) == wire.LIVENESS_ALIVE
+    assert await liveness(handler, session_id) == pb.LIVENESS_ALIVE
     clock.set_wall_back(-7_200_000)
-    assert await liveness(handler, session_id) == wire.LIVENESS_ALIVE
+    assert await liveness(handler, session_id) == pb.LIVENESS_ALIVE
     await asyncio.sleep(0.2)
-    assert await liveness(handler, session_id) == wire.LIVENESS_DEAD
+    assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
     living.cancel()
 
 
@@ -70,8 +70,8 @@ async def test_ending_twice_and_ending_an_unknown_session_succeed() -> None:
     async with lock_service() as handler:
         session_id = await opened(handler)
         for ended in (session_id, session_id, UNKNOWN_ID):
-            await handler.end_session(wire.EndSessionRequest(session_id=ended))
-        assert await liveness(handler, session_id) == wire.LIVENESS_DEAD
+            await handler.end_session(pb.EndSessionRequest(session_id=ended))
+        assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
 
 
 async def test_a_renewal_replaces_what_the_session_says_about_itself() -> None:
@@ -104,7 +104,7 @@ async def test_the_timestamp_of_a_pin_never_changes() -> None:
 async def test_sessions_are_listed_by_pages_oldest_first() -> None:
     async with lock_service() as handler:
         ids = [await opened(handler, info(description=str(n))) for n in range(7)]
-        await handler.end_session(wire.EndSessionRequest(session_id=ids.pop(3)))
+        await handler.end_session(pb.EndSessionRequest(session_id=ids.pop(3)))
         for page_size in (0, 1, 2, 6, 7, 1_000_000):
             assert [s.session_id for s in await listed(handler, page_size)] == ids
 
@@ -112,17 +112,15 @@ async def test_sessions_are_listed_by_pages_oldest_first() -> None:
 async def test_a_session_that_ends_between_two_pages_hides_no_other() -> None:
     async with lock_service() as handler:
         ids = [await opened(handler) for _ in range(4)]
-        first = await handler.list_sessions(wire.ListSessionsRequest(page_size=2))
-        await handler.end_session(wire.EndSessionRequest(session_id=ids[1]))
-        rest = await handler.list_sessions(
-            wire.ListSessionsRequest(page_token=first.next_page_token)
-        )
+        first = await handler.list_sessions(pb.ListSessionsRequest(page_size=2))
+        await handler.end_session(pb.EndSessionRequest(session_id=ids[1]))
+        rest = await handler.list_sessions(pb.ListSessionsRequest(page_token=first.next_page_token))
         assert [session.session_id for session in rest.sessions] == ids[2:]
 
 
 async def test_every_page_tells_how_long_any_session_may_live() -> None:
     async with lock_service(LockServiceLimits(ttl_milliseconds_max=7_000)) as handler:
-        empty = await handler.list_sessions(wire.ListSessionsRequest())
+        empty = await handler.list_sessions(pb.ListSessionsRequest())
         assert empty.ttl_milliseconds_max == 7_000
 
 
@@ -133,7 +131,7 @@ async def test_more_sessions_than_allowed_are_refused_until_one_goes() -> None:
         with pytest.raises(Overloaded) as caught:
             await opened(handler)
         assert caught.value.retry_after_seconds > 0
-        await handler.end_session(wire.EndSessionRequest(session_id=session_id))
+        await handler.end_session(pb.EndSessionRequest(session_id=session_id))
         await opened(handler)
 
 
@@ -172,7 +170,7 @@ async def test_only_what_is_still_held_can_be_renewed() -> None:
         await locked(handler, one, b"lost", ttl_milliseconds=500)
         await asyncio.sleep(0.6)
         await locked(handler, other, b"lost")
-        request = wire.RenewLocksRequest(
+        request = pb.RenewLocksRequest(
             session_id=one, names=[b"kept", b"lost", b"never held"], ttl_milliseconds=2_000
         )
         assert list((await handler.renew_locks(request)).held) == [True, False, False]
@@ -189,7 +187,7 @@ async def test_a_lock_that_lapsed_is_not_renewed_even_if_no_other_session_took_i
     for _ in range(6):  # time passes, but what has expired is not collected yet
         await asyncio.sleep(0.1)
         await liveness(handler, one)
-    request = wire.RenewLocksRequest(session_id=one, names=[b"a"], ttl_milliseconds=3_000)
+    request = pb.RenewLocksRequest(session_id=one, names=[b"a"], ttl_milliseconds=3_000)
     assert list((await handler.renew_locks(request)).held) == [False]
     assert await locked(handler, other, b"a") == [True]
     assert [session.locks for session in await listed(handler)] == [0, 1]
@@ -199,9 +197,9 @@ async def test_unlocking_leaves_the_locks_of_others_alone() -> None:
     async with lock_service() as handler:
         one, other = await opened(handler), await opened(handler)
         await locked(handler, one, b"a")
-        await handler.unlock(wire.UnlockRequest(session_id=other, names=[b"a", b"b"]))
+        await handler.unlock(pb.UnlockRequest(session_id=other, names=[b"a", b"b"]))
         assert await locked(handler, other, b"a") == [False]
-        await handler.unlock(wire.UnlockRequest(session_id=one, names=[b"a"]))
+        await handler.unlock(pb.UnlockRequest(session_id=one, names=[b"a"]))
         assert await locked(handler, other, b"a") == [True]
 
 
@@ -211,7 +209,7 @@ async def test_a_lock_ends_at_once_with_its_session(ended: bool) -> None:
         one, other = await opened(handler, info(500)), await opened(handler, info(60_000))
         await locked(handler, one, b"a", ttl_milliseconds=60_000)
         if ended:
-            await handler.end_session(wire.EndSessionRequest(session_id=one))
+            await handler.end_session(pb.EndSessionRequest(session_id=one))
         else:
             await asyncio.sleep(0.53)
         assert await locked(handler, other, b"a") == [True]
@@ -249,7 +247,7 @@ BAD_INFO = [
 
 @pytest.mark.parametrize(("bad", "field"), BAD_INFO)
 async def test_an_invalid_session_is_refused_by_the_name_of_the_field(
-    bad: wire.SessionInfo, field: str
+    bad: pb.SessionInfo, field: str
 ) -> None:
     async with lock_service() as handler:
         session_id = await opened(handler)
@@ -266,9 +264,9 @@ async def test_an_invalid_session_is_refused_by_the_name_of_the_field(
 async def test_info_is_required() -> None:
     async with lock_service() as handler:
         with pytest.raises(InvalidArgument, match="info: is missing"):
-            await handler.open_session(wire.OpenSessionRequest())
+            await handler.open_session(pb.OpenSessionRequest())
         with pytest.raises(InvalidArgument, match="info: is missing"):
-            await handler.renew_session(wire.RenewSessionRequest(session_id=UNKNOWN_ID))
+            await handler.renew_session(pb.RenewSessionRequest(session_id=UNKNOWN_ID))
 
 
 BAD_NAMES = [
@@ -291,12 +289,12 @@ async def test_invalid_names_are_refused_and_nothing_changes(
         await locked(handler, session_id, b"a")
         for call in (
             handler.try_lock(
-                wire.TryLockRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
+                pb.TryLockRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
             ),
             handler.renew_locks(
-                wire.RenewLocksRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
+                pb.RenewLocksRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
             ),
-            handler.unlock(wire.UnlockRequest(session_id=session_id, names=names)),
+            handler.unlock(pb.UnlockRequest(session_id=session_id, names=names)),
         ):
             with pytest.raises(InvalidArgument) as caught:
                 await call
@@ -317,18 +315,18 @@ async def test_the_life_of_a_lock_has_limits(ttl_milliseconds: int) -> None:
 async def test_an_id_of_the_wrong_length_is_refused_everywhere(session_id: bytes) -> None:
     async with lock_service() as handler:
         for call in (
-            handler.renew_session(wire.RenewSessionRequest(session_id=session_id, info=info())),
-            handler.end_session(wire.EndSessionRequest(session_id=session_id)),
-            handler.try_lock(wire.TryLockRequest(session_id=session_id)),
-            handler.renew_locks(wire.RenewLocksRequest(session_id=session_id)),
-            handler.unlock(wire.UnlockRequest(session_id=session_id)),
+            handler.renew_session(pb.RenewSessionRequest(session_id=session_id, info=info())),
+            handler.end_session(pb.EndSessionRequest(session_id=session_id)),
+            handler.try_lock(pb.TryLockRequest(session_id=session_id)),
+            handler.renew_locks(pb.RenewLocksRequest(session_id=session_id)),
+            handler.unlock(pb.UnlockRequest(session_id=session_id)),
         ):
             with pytest.raises(InvalidArgument) as caught:
                 await call
             assert caught.value.field == "session_id"
         with pytest.raises(InvalidArgument) as caught:
             await handler.check_sessions(
-                wire.CheckSessionsRequest(session_ids=[UNKNOWN_ID, session_id])
+                pb.CheckSessionsRequest(session_ids=[UNKNOWN_ID, session_id])
             )
         assert caught.value.field == "session_ids[1]"
 
@@ -337,7 +335,7 @@ async def test_a_liveness_check_names_at_least_one_session_and_not_too_many() ->
     async with lock_service() as handler:
         for ids in ([], [UNKNOWN_ID] * 4_097):
             with pytest.raises(InvalidArgument, match="session_ids"):
-                await handler.check_sessions(wire.CheckSessionsRequest(session_ids=ids))
+                await handler.check_sessions(pb.CheckSessionsRequest(session_ids=ids))
 
 
 async def test_a_session_that_is_not_alive_can_lock_nothing() -> None:
@@ -345,14 +343,14 @@ async def test_a_session_that_is_not_alive_can_lock_nothing() -> None:
         with pytest.raises(SessionExpired):
             await locked(handler, UNKNOWN_ID, b"a")
         with pytest.raises(SessionExpired):
-            await handler.unlock(wire.UnlockRequest(session_id=UNKNOWN_ID, names=[b"a"]))
+            await handler.unlock(pb.UnlockRequest(session_id=UNKNOWN_ID, names=[b"a"]))
 
 
 @pytest.mark.parametrize("token", [b"x", b"x" * 16, b"x" * 4_000])
 async def test_an_invented_page_token_is_refused(token: bytes) -> None:
     async with lock_service() as handler:
         with pytest.raises(InvalidArgument, match="page_token"):
-            await handler.list_sessions(wire.ListSessionsRequest(page_token=token))
+            await handler.list_sessions(pb.ListSessionsRequest(page_token=token))
 
 
 async def test_a_page_token_of_an_earlier_run_is_refused() -> None:
@@ -360,10 +358,10 @@ async def test_a_page_token_of_an_earlier_run_is_refused() -> None:
     earlier = LockServiceHandler(clock, random.Random(1), LockServiceLimits())
     await opened(earlier)
     await opened(earlier)
-    page = await earlier.list_sessions(wire.ListSessionsRequest(page_size=1))
+    page = await earlier.list_sessions(pb.ListSessionsRequest(page_size=1))
     later = LockServiceHandler(clock, random.Random(2), LockServiceLimits())
     with pytest.raises(InvalidArgument, match="page_token"):
-        await later.list_sessions(wire.ListSessionsRequest(page_token=page.next_page_token))
+        await later.list_sessions(pb.ListSessionsRequest(page_token=page.next_page_token))
 
 
 async def test_requests_are_served_while_very_many_sessions_are_forgotten(

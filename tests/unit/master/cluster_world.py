@@ -26,7 +26,7 @@ from percolator.errors import (
 )
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2, cluster_pb2
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire import methods
 from percolator.wire.methods import method_name
@@ -281,7 +281,7 @@ class ModelCluster:
         raise problem
 
     async def locate(self, table_id: int, row: bytes = b"") -> list[TabletLocation]:
-        request = wire.LocateTabletsRequest(table_id=table_id, range=cells_pb2.RowRange(start=row))
+        request = pb.LocateTabletsRequest(table_id=table_id, range=cells_pb2.RowRange(start=row))
         return list((await self.ask(methods.LOCATE_TABLETS, request)).locations)
 
     async def write(self, table_id: int, row: bytes, value: bytes) -> None:

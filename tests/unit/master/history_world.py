@@ -14,7 +14,7 @@ from percolator.errors import CellAddress, Unavailable
 from percolator.formats.records import LockRecord, RecordKind
 from percolator.v1 import cells_pb2, cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.wire import methods
 from services.master.history.collection import Collection, CollectionTimes
@@ -173,13 +173,13 @@ class HistoryWorld:
         self, name: str, splits: list[bytes] | None = None, retention_seconds: float = 0
     ) -> list[int]:
         """Creates a table; returns the ids of its tablets."""
-        options = wire.TableOptions(retention_milliseconds=round(retention_seconds * 1000))
-        request = wire.CreateTableRequest(name=name, splits=splits or [], options=options)
+        options = pb.TableOptions(retention_milliseconds=round(retention_seconds * 1000))
+        request = pb.CreateTableRequest(name=name, splits=splits or [], options=options)
         table = (await self.models.ask(methods.CREATE_TABLE, request)).table
         return [one.tablet_id for one in await self.models.locate(table.table_id)]
 
-    async def describe(self) -> wire.DescribeCollectionResponse:
-        request = wire.DescribeCollectionRequest()
+    async def describe(self) -> pb.DescribeCollectionResponse:
+        request = pb.DescribeCollectionRequest()
         return await self.models.ask(methods.DESCRIBE_COLLECTION, request)
 
     def ago(self, seconds: float) -> int:

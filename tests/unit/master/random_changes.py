@@ -15,7 +15,7 @@ from random import Random
 from typing import NamedTuple
 
 from percolator.errors import InvalidArgument, PercolatorError, Retry, SchemaError, StoreUnusable
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.world import RequestT, ResponseT, UnaryMethod
@@ -68,7 +68,7 @@ class Told:
         """What each version of a table's schema says."""
         self.newest: dict[int, int] = {}
 
-    def note(self, table: wire.Table) -> None:
+    def note(self, table: pb.Table) -> None:
         """Fails if it contradicts what was told before."""
         key, version = table.table_id, table.schema_version
         identity = _Identity(table.name, table.created_at)
@@ -82,7 +82,7 @@ class Told:
         self.newest[key] = max(version, self.newest.get(key, 0))
 
 
-def _schema_of(table: wire.Table) -> tuple[tuple[tuple[bytes, int], ...], bool]:
+def _schema_of(table: pb.Table) -> tuple[tuple[tuple[bytes, int], ...], bool]:
     ttls = ((one.column, one.ttl_milliseconds) for one in table.options.ttls)
     return tuple(ttls), table.options.change_feed
 
@@ -94,7 +94,7 @@ class Name:
         self.name = name
         self.is_certain = True
         """Whether the client has heard what became of its last request."""
-        self.table: wire.Table | None = None
+        self.table: pb.Table | None = None
         """As it was acknowledged; None without a table, or if that is not certain."""
         self.created_by = b""
         self.deleted_by = b""
@@ -189,7 +189,7 @@ class RandomChanges:
         assert name.table is not None
         self._asked_to_delete.add(name.table.table_id)
         request_id = self._request_id()
-        request = wire.DeleteTableRequest(name=name.name, request_id=request_id)
+        request = pb.DeleteTableRequest(name=name.name, request_id=request_id)
         answer = await self._ask(name, methods.DELETE_TABLE, request)
         if answer is not None:
             assert answer.deleted
@@ -200,7 +200,7 @@ class RandomChanges:
         if not name.deleted_by:
             return
         table = name.table
-        request = wire.DeleteTableRequest(name=name.name, request_id=name.deleted_by)
+        request = pb.DeleteTableRequest(name=name.name, request_id=name.deleted_by)
         answer = await self._ask(name, methods.DELETE_TABLE, request)
         name.is_certain, name.table = True, table
         if answer is not None:
@@ -210,7 +210,7 @@ class RandomChanges:
 
     async def _change_ttl(self, name: Name) -> None:
         ttl = ColumnTtl(column=b"v", ttl_milliseconds=self.chance.randrange(4) * 1000)
-        request = wire.SetTtlsRequest(table=name.name, ttls=[ttl])
+        request = pb.SetTtlsRequest(table=name.name, ttls=[ttl])
         answer = await self._ask(name, methods.SET_TTLS, request)
         if answer is not None:
             expected = ((b"v", ttl.ttl_milliseconds),) if ttl.ttl_milliseconds else ()
@@ -219,7 +219,7 @@ class RandomChanges:
 
     async def _change_feed(self, name: Name) -> None:
         wanted = self.chance.random() < 0.5
-        request = wire.SetChangeFeedRequest(table=name.name, change_feed=wanted)
+        request = pb.SetChangeFeedRequest(table=name.name, change_feed=wanted)
         answer = await self._ask(name, methods.SET_CHANGE_FEED, request)
         if answer is not None:
             assert answer.table.options.change_feed is wanted
@@ -228,7 +228,7 @@ class RandomChanges:
     async def _describe(self, name: Name) -> None:
         """Whichever master answers tells of what was acknowledged."""
         table = name.table
-        request = wire.DescribeTableRequest(name=name.name)
+        request = pb.DescribeTableRequest(name=name.name)
         answer = await self._ask(name, methods.DESCRIBE_TABLE, request)
         name.is_certain, name.table = True, table
         if answer is not None:
@@ -242,7 +242,7 @@ class RandomChanges:
             answer = await self._ask(
                 name,
                 methods.SET_CHANGE_FEED,
-                wire.SetChangeFeedRequest(table=name.name, change_feed=self.chance.random() < 0.5),
+                pb.SetChangeFeedRequest(table=name.name, change_feed=self.chance.random() < 0.5),
             )
         except SchemaError:
             assert former is None or former.table_id in self._asked_to_delete, (
@@ -254,7 +254,7 @@ class RandomChanges:
             name.created_by = answer.table.created_by
             self._acknowledged(name, answer.table)
 
-    def _acknowledged(self, name: Name, table: wire.Table) -> None:
+    def _acknowledged(self, name: Name, table: pb.Table) -> None:
         if name.table is not None:
             same = name.table.table_id == table.table_id
             gone = name.table.table_id in self._asked_to_delete
@@ -262,8 +262,8 @@ class RandomChanges:
             assert not same or table.schema_version >= name.table.schema_version
         name.table = table
 
-    def _creation(self, name: Name, request_id: bytes) -> wire.CreateTableRequest:
-        return wire.CreateTableRequest(name=name.name, splits=[b"m"], request_id=request_id)
+    def _creation(self, name: Name, request_id: bytes) -> pb.CreateTableRequest:
+        return pb.CreateTableRequest(name=name.name, splits=[b"m"], request_id=request_id)
 
     def _request_id(self) -> bytes:
         self._requests += 1
@@ -319,9 +319,9 @@ class RandomChanges:
             ):
                 self.struck[UNACKNOWLEDGED_TOLD] += 1
 
-    async def _listed(self, process: MasterProcess) -> Iterable[wire.Table]:
+    async def _listed(self, process: MasterProcess) -> Iterable[pb.Table]:
         list_tables = self.world.network.unary(process.address, methods.LIST_TABLES)
-        return (await list_tables(wire.ListTablesRequest(), 2.0)).tables
+        return (await list_tables(pb.ListTablesRequest(), 2.0)).tables
 
     # ------------------------------------------------------------------ faults
 
@@ -405,18 +405,18 @@ class RandomChanges:
         leader.files.faults.fail("fsync_directory")
         create = world.network.unary(leader.address, methods.CREATE_TABLE)
         with suppress(StoreUnusable):
-            await create(wire.CreateTableRequest(name="last"), 2.0)
+            await create(pb.CreateTableRequest(name="last"), 2.0)
         for process in world.masters:
             for table in await self._listed(process):
                 self.told.note(table)
         await asyncio.sleep(_REST_SECONDS)
         for process in world.masters:
             self._judge({one.table_id: one for one in await self._listed(process)})
-        tablets = (await world.ask(methods.LIST_TABLETS, wire.ListTabletsRequest())).tablets
+        tablets = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
         unserved = [one.table for one in tablets if not one.serving]
         assert not unserved, f"nobody serves {unserved}"
 
-    def _judge(self, tables: dict[int, wire.Table]) -> None:
+    def _judge(self, tables: dict[int, pb.Table]) -> None:
         """What a master lists at the end."""
         for table in tables.values():
             self.told.note(table)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from tests.unit.master.cluster_world import ModelCluster
 
@@ -13,7 +13,7 @@ LEASE_SECONDS = 3.0
 
 
 async def create(world: ModelCluster, name: str = "t", splits: list[bytes] = SPLITS) -> int:
-    request = wire.CreateTableRequest(name=name, splits=splits)
+    request = pb.CreateTableRequest(name=name, splits=splits)
     return (await world.ask(methods.CREATE_TABLE, request)).table.table_id
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from percolator.errors import NotReady, SchemaError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1 import oracle_pb2
 from percolator.wire import methods
 from services.master.map import map_record
@@ -16,13 +16,13 @@ from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.model_oracle import ORACLE
 
 
-async def create(world: ModelCluster, *, exist_ok: bool = False) -> wire.Table:
-    request = wire.CreateTableRequest(name="t", exist_ok=exist_ok)
+async def create(world: ModelCluster, *, exist_ok: bool = False) -> pb.Table:
+    request = pb.CreateTableRequest(name="t", exist_ok=exist_ok)
     return (await world.ask(methods.CREATE_TABLE, request, 30.0)).table
 
 
 async def drop(world: ModelCluster) -> None:
-    await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
+    await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
 
 
 async def test_a_table_is_younger_than_all_snapshots_taken_before_its_creation() -> None:
@@ -30,7 +30,7 @@ async def test_a_table_is_younger_than_all_snapshots_taken_before_its_creation()
         before = world.oracle.now()
         created = await create(world)
         assert before < created.created_at <= world.oracle.now()
-        described = await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name="t"))
+        described = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
         assert described.table.created_at == created.created_at
         assert (await create(world, exist_ok=True)).created_at == created.created_at
 
@@ -42,7 +42,7 @@ async def test_a_new_leader_knows_how_old_tables_are() -> None:
         world.start_master()
 
         async def is_known() -> bool:
-            found = await world.ask(methods.LIST_TABLES, wire.ListTablesRequest())
+            found = await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())
             return [one.created_at for one in found.tables] == [created.created_at]
 
         await world.until(is_known)
@@ -82,11 +82,11 @@ async def test_without_an_oracle_no_table_is_created_but_an_existing_one_is_foun
         world.network.silent.add(ORACLE)
         assert (await create(world, exist_ok=True)).table_id == created.table_id
         await drop(world)
-        request = wire.CreateTableRequest(name="t")
+        request = pb.CreateTableRequest(name="t")
         with pytest.raises(NotReady, match="the oracle"):
             await world.network.unary(world.masters[0].address, methods.CREATE_TABLE)(request, 5.0)
         with pytest.raises(SchemaError):
-            await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name="t"))
+            await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
 
 
 def test_tables_of_earlier_releases_are_older_than_any_snapshot() -> None:

@@ -10,7 +10,7 @@ from percolator.errors import DeadlineExceeded, InvalidArgument, SchemaError
 from percolator.routing.catalog import Catalog
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
 from percolator.v1.tabletserver_pb2 import ColumnTtl
@@ -30,8 +30,8 @@ async def test_registering_observers_returns_when_every_tablet_judges_under_the_
 ):
     async with cluster("a:1", "b:1") as world:
         table = await create(world)
-        observer = wire.Observer(name="index", columns=[b"body"])
-        request = wire.ChangeObserversRequest(table="t", add=[observer])
+        observer = pb.Observer(name="index", columns=[b"body"])
+        request = pb.ChangeObserversRequest(table="t", add=[observer])
         changed = (await world.ask(methods.CHANGE_OBSERVERS, request)).table
         assert changed.schema_version == 2
         open_tablets = [one for server in world.servers.values() for one in server.open.values()]
@@ -52,7 +52,7 @@ async def test_a_table_that_cannot_be_used_in_time_is_said_to_be_created() -> No
     async with cluster("a:1") as world:
         world.network.silent.add("a:1")
         await asyncio.sleep(10)
-        request = wire.CreateTableRequest(name="t", splits=[b"m"])
+        request = pb.CreateTableRequest(name="t", splits=[b"m"])
         with pytest.raises(DeadlineExceeded, match="table 't' was created") as caught:
             await world.ask(methods.CREATE_TABLE, request, 120)
         assert "2 tablets" in caught.value.message
@@ -73,7 +73,7 @@ async def test_a_caller_with_more_patience_than_a_master_waits_for_its_change(
         began = world.clock.monotonic_seconds()
         if is_new:
             await catalog.create(
-                "t", [b"m"], wire.TableOptions(), exist_ok=False, deadline=began + 300
+                "t", [b"m"], pb.TableOptions(), exist_ok=False, deadline=began + 300
             )
         else:
             await catalog.set_change_feed("t", on=True, deadline=began + 300)
@@ -87,7 +87,7 @@ async def test_a_split_whose_halves_are_not_served_in_time_is_not_said_to_have_f
         await asyncio.sleep(1)
         (whole,) = await world.locate(table)
         world.network.losses["open_tablet"] = 10**6
-        request = wire.SplitTabletRequest(tablet_id=whole.tablet_id, row=b"m")
+        request = pb.SplitTabletRequest(tablet_id=whole.tablet_id, row=b"m")
         with pytest.raises(DeadlineExceeded, match="opening continues"):
             await world.ask(methods.SPLIT_TABLET, request, 120)
         assert len(await world.locate(table)) == 2
@@ -97,42 +97,42 @@ async def test_a_change_feed_is_switched_when_every_tablet_has_heard_of_it() -> 
     async with cluster("a:1", "b:1") as world:
         await create(world)
         for version, on in ((2, True), (2, True), (3, False), (4, True)):
-            request = wire.SetChangeFeedRequest(table="t", change_feed=on)
+            request = pb.SetChangeFeedRequest(table="t", change_feed=on)
             changed = (await world.ask(methods.SET_CHANGE_FEED, request)).table
             assert (changed.schema_version, changed.options.change_feed) == (version, on)
             told = [one for server in world.servers.values() for one in server.open.values()]
             assert [(one.schema_version, one.change_feed) for one in told] == [(version, on)] * 6
-        unknown = wire.SetChangeFeedRequest(table="u", change_feed=True)
+        unknown = pb.SetChangeFeedRequest(table="u", change_feed=True)
         with pytest.raises(SchemaError):
             await world.ask(methods.SET_CHANGE_FEED, unknown)
 
 
 async def test_the_tablets_of_a_new_table_begin_with_its_change_feed() -> None:
     async with cluster("a:1") as world:
-        options = wire.TableOptions(change_feed=True)
-        request = wire.CreateTableRequest(name="fed", options=options)
+        options = pb.TableOptions(change_feed=True)
+        request = pb.CreateTableRequest(name="fed", options=options)
         table = (await world.ask(methods.CREATE_TABLE, request)).table
         assert table.options.change_feed
         assert [one.change_feed for one in world.servers["a:1"].open.values()] == [True]
         # What a later master reads of it.
-        describe = wire.DescribeTableRequest(name="fed")
+        describe = pb.DescribeTableRequest(name="fed")
         assert (await world.ask(methods.DESCRIBE_TABLE, describe)).table.options.change_feed
 
 
 async def test_pausing_an_observer_is_visible_to_all_and_keeps_the_schema_version() -> None:
     async with cluster("a:1") as world:
         table = await create(world)
-        observer = wire.Observer(name="index", columns=[b"body"])
-        add = wire.ChangeObserversRequest(table="t", add=[observer])
+        observer = pb.Observer(name="index", columns=[b"body"])
+        add = pb.ChangeObserversRequest(table="t", add=[observer])
         await world.ask(methods.CHANGE_OBSERVERS, add)
         for pause, resume in ((["index"], []), ([], ["index"])):
-            change = wire.ChangeObserversRequest(table="t", pause=pause, resume=resume)
+            change = pb.ChangeObserversRequest(table="t", pause=pause, resume=resume)
             changed = (await world.ask(methods.CHANGE_OBSERVERS, change)).table
             observer.paused = bool(pause)
             assert (changed.schema_version, list(changed.observers)) == (2, [observer])
-            describe = wire.DescribeTableRequest(name="t")
+            describe = pb.DescribeTableRequest(name="t")
             described = (await world.ask(methods.DESCRIBE_TABLE, describe)).table
-            locate = wire.LocateTabletsRequest(table_id=table)
+            locate = pb.LocateTabletsRequest(table_id=table)
             located = await world.ask(methods.LOCATE_TABLETS, locate)
             assert list(described.observers) == list(located.observers) == [observer]
             assert located.schema_version == 2
@@ -143,50 +143,50 @@ async def test_a_registration_waits_for_the_tablets_of_a_silent_server_to_be_tak
         await create(world)
         world.network.silent.add("b:1")
         started = world.clock.monotonic_seconds()
-        observer = wire.Observer(name="index", columns=[b"body"])
-        request = wire.ChangeObserversRequest(table="t", add=[observer])
+        observer = pb.Observer(name="index", columns=[b"body"])
+        request = pb.ChangeObserversRequest(table="t", add=[observer])
         await world.ask(methods.CHANGE_OBSERVERS, request, 20)
         assert world.clock.monotonic_seconds() - started > LEASE_SECONDS - 0.5
         assert {one.schema_version for one in world.servers["a:1"].open.values()} == {2}
         assert len(world.servers["a:1"].open) == 6
 
 
-def codecs_of(**columns: str) -> list[wire.ColumnCodec]:
-    return [wire.ColumnCodec(column=name.encode(), codec=codec) for name, codec in columns.items()]
+def codecs_of(**columns: str) -> list[pb.ColumnCodec]:
+    return [pb.ColumnCodec(column=name.encode(), codec=codec) for name, codec in columns.items()]
 
 
 async def test_codecs_that_are_declared_survive_the_master_and_others_are_refused() -> None:
     async with cluster("a:1") as world:
         table = await create(world)
-        declared = wire.DeclareCodecsRequest(
+        declared = pb.DeclareCodecsRequest(
             table_id=table,
-            codecs=wire.Codecs(key="text", columns=codecs_of(stock="integer")),
+            codecs=pb.Codecs(key="text", columns=codecs_of(stock="integer")),
         )
         for _ in range(2):
             changed = (await world.ask(methods.DECLARE_CODECS, declared)).table
             assert (changed.schema_version, changed.codecs) == (1, declared.codecs)
         for codecs in (
-            wire.Codecs(columns=codecs_of(name="text", stock="text")),
-            wire.Codecs(key="uuid", columns=codecs_of(name="text")),
+            pb.Codecs(columns=codecs_of(name="text", stock="text")),
+            pb.Codecs(key="uuid", columns=codecs_of(name="text")),
         ):
-            other = wire.DeclareCodecsRequest(table_id=table, codecs=codecs)
+            other = pb.DeclareCodecsRequest(table_id=table, codecs=codecs)
             with pytest.raises(SchemaError, match="the program declares"):
                 await world.ask(methods.DECLARE_CODECS, other)
         world.kill_master(world.masters[0])
         world.start_master()
-        named = wire.DescribeTableRequest(name="t")
+        named = pb.DescribeTableRequest(name="t")
         assert (await world.ask(methods.DESCRIBE_TABLE, named)).table.codecs == declared.codecs
-        where = wire.LocateTabletsRequest(table_id=table)
+        where = pb.LocateTabletsRequest(table_id=table)
         assert (await world.ask(methods.LOCATE_TABLETS, where)).codecs == declared.codecs
         with pytest.raises(SchemaError, match="no table with the id 77"):
-            await world.ask(methods.DECLARE_CODECS, wire.DeclareCodecsRequest(table_id=77))
+            await world.ask(methods.DECLARE_CODECS, pb.DeclareCodecsRequest(table_id=77))
 
 
 async def test_a_codec_is_changed_when_every_tablet_has_heard_of_it() -> None:
     async with cluster("a:1", "b:1") as world:
         await create(world)
         for version, codec in ((1, "integer"), (1, "integer"), (2, "text"), (3, "")):
-            request = wire.ChangeCodecsRequest(table="t", columns=codecs_of(stock=codec))
+            request = pb.ChangeCodecsRequest(table="t", columns=codecs_of(stock=codec))
             changed = (await world.ask(methods.CHANGE_CODECS, request)).table
             assert changed.schema_version == version
             assert list(changed.codecs.columns) == (codecs_of(stock=codec) if codec else [])
@@ -197,31 +197,31 @@ async def test_a_codec_is_changed_when_every_tablet_has_heard_of_it() -> None:
 @pytest.mark.parametrize(
     ("codecs", "field"),
     [
-        (wire.Codecs(columns=[wire.ColumnCodec(codec="text")]), r"codecs.columns\[0\].column"),
-        (wire.Codecs(columns=[wire.ColumnCodec(column=b"a")]), r"codecs.columns\[0\].codec"),
-        (wire.Codecs(columns=codecs_of(a=" text")), r"codecs.columns\[0\].codec"),
-        (wire.Codecs(columns=codecs_of(a="x") * 2), r"codecs.columns\[1\].column"),
-        (wire.Codecs(columns=[wire.ColumnCodec(column=b"\0a", codec="x")]), "column"),
-        (wire.Codecs(key="x" * 256), "codecs.key"),
-        (wire.Codecs(key="x\n"), "codecs.key"),
+        (pb.Codecs(columns=[pb.ColumnCodec(codec="text")]), r"codecs.columns\[0\].column"),
+        (pb.Codecs(columns=[pb.ColumnCodec(column=b"a")]), r"codecs.columns\[0\].codec"),
+        (pb.Codecs(columns=codecs_of(a=" text")), r"codecs.columns\[0\].codec"),
+        (pb.Codecs(columns=codecs_of(a="x") * 2), r"codecs.columns\[1\].column"),
+        (pb.Codecs(columns=[pb.ColumnCodec(column=b"\0a", codec="x")]), "column"),
+        (pb.Codecs(key="x" * 256), "codecs.key"),
+        (pb.Codecs(key="x\n"), "codecs.key"),
     ],
 )
 async def test_a_declaration_that_makes_no_sense_is_refused_by_its_field(
-    codecs: wire.Codecs, field: str
+    codecs: pb.Codecs, field: str
 ) -> None:
     async with cluster("a:1") as world:
         table = await create(world)
-        request = wire.DeclareCodecsRequest(table_id=table, codecs=codecs)
+        request = pb.DeclareCodecsRequest(table_id=table, codecs=codecs)
         with pytest.raises(InvalidArgument, match=field):
             await world.ask(methods.DECLARE_CODECS, request)
-        created = wire.CreateTableRequest(name="new", codecs=codecs)
+        created = pb.CreateTableRequest(name="new", codecs=codecs)
         with pytest.raises(InvalidArgument, match=field):
             await world.ask(methods.CREATE_TABLE, created)
         assert not (await world.ask(methods.DESCRIBE_TABLE, _T)).table.codecs.columns
 
 
 def test_a_map_of_an_earlier_release_has_tables_without_codecs() -> None:
-    table = wire.Table(table_id=1, name="t", schema_version=4)
+    table = pb.Table(table_id=1, name="t", schema_version=4)
     tablet = TabletRecord(table_id=1, tablet_id=2, range=RowRange())
     stored = MapRecord(next_id=3, tables=[table], tablets=[tablet]).SerializeToString()
     assert not map_record.decode(stored).tables[1].codecs
@@ -229,7 +229,7 @@ def test_a_map_of_an_earlier_release_has_tables_without_codecs() -> None:
     assert not again.tables[0].HasField("codecs")  # an older master can take over again
 
 
-_T = wire.DescribeTableRequest(name="t")
+_T = pb.DescribeTableRequest(name="t")
 
 
 async def test_times_to_live_are_changed_when_every_tablet_has_heard_of_them() -> None:
@@ -241,31 +241,31 @@ async def test_times_to_live_are_changed_when_every_tablet_has_heard_of_them() -
             (3, {b"b": 0, b"a": 9}, {b"a": 9}),
             (3, {b"unknown": 0}, {b"a": 9}),
         ):
-            request = wire.SetTtlsRequest(table="t", ttls=_ttls(changes))
+            request = pb.SetTtlsRequest(table="t", ttls=_ttls(changes))
             changed = (await world.ask(methods.SET_TTLS, request)).table
             assert (changed.schema_version, by_column(changed.options.ttls)) == (version, ttls)
             told = [one for server in world.servers.values() for one in server.open.values()]
             assert [(one.schema_version, by_column(one.ttls)) for one in told] == [
                 (version, ttls)
             ] * 6
-        describe = wire.DescribeTableRequest(name="t")
+        describe = pb.DescribeTableRequest(name="t")
         table_id = (await world.ask(methods.DESCRIBE_TABLE, describe)).table.table_id
-        locate = wire.LocateTabletsRequest(table_id=table_id)
+        locate = pb.LocateTabletsRequest(table_id=table_id)
         assert by_column((await world.ask(methods.LOCATE_TABLETS, locate)).ttls) == {b"a": 9}
         with pytest.raises(SchemaError):
-            await world.ask(methods.SET_TTLS, wire.SetTtlsRequest(table="u"))
+            await world.ask(methods.SET_TTLS, pb.SetTtlsRequest(table="u"))
 
 
 async def test_the_tablets_of_a_new_table_begin_with_its_times_to_live() -> None:
     async with cluster("a:1") as world:
-        options = wire.TableOptions(ttls=_ttls({b"z": 1, b"a": 2}))
-        request = wire.CreateTableRequest(name="brief", options=options)
+        options = pb.TableOptions(ttls=_ttls({b"z": 1, b"a": 2}))
+        request = pb.CreateTableRequest(name="brief", options=options)
         table = (await world.ask(methods.CREATE_TABLE, request)).table
         assert [one.column for one in table.options.ttls] == [b"a", b"z"]
         assert [by_column(one.ttls) for one in world.servers["a:1"].open.values()] == [
             {b"z": 1, b"a": 2}
         ]
-        describe = wire.DescribeTableRequest(name="brief")
+        describe = pb.DescribeTableRequest(name="brief")
         again = (await world.ask(methods.DESCRIBE_TABLE, describe)).table
         assert by_column(again.options.ttls) == {b"z": 1, b"a": 2}
         request.exist_ok = True
@@ -292,13 +292,13 @@ async def test_the_tablets_of_a_new_table_begin_with_its_times_to_live() -> None
 )
 async def test_bad_times_to_live_are_refused(ttls: list[ColumnTtl], field: str) -> None:
     async with cluster("a:1") as world:
-        request = wire.CreateTableRequest(name="t", options=wire.TableOptions(ttls=ttls))
+        request = pb.CreateTableRequest(name="t", options=pb.TableOptions(ttls=ttls))
         with pytest.raises(InvalidArgument, match=field):
             await world.ask(methods.CREATE_TABLE, request)
         await create(world)
         if any(one.ttl_milliseconds for one in ttls):
             with pytest.raises(InvalidArgument, match="ttls"):
-                await world.ask(methods.SET_TTLS, wire.SetTtlsRequest(table="t", ttls=ttls))
+                await world.ask(methods.SET_TTLS, pb.SetTtlsRequest(table="t", ttls=ttls))
 
 
 def _ttls(by_name: dict[bytes, int]) -> list[ColumnTtl]:

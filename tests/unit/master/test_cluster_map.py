@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.errors import InvalidArgument, InvariantViolation, SchemaError, StoreUnusable
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from services.master.map import locations, map_record
 from services.master.map.catalogue import Observer, Table
@@ -49,7 +49,7 @@ def test_pages_of_locations_are_the_tablets_of_the_range(
     current, table = with_table(*sorted(splits))
     start, end = min(one, other), max(one, other) + b"\0"
     found: list[int] = []
-    request = wire.LocateTabletsRequest(
+    request = pb.LocateTabletsRequest(
         table_id=table, range=RowRange(start=start, end=end), limit=limit
     )
     while True:
@@ -129,12 +129,12 @@ def test_a_map_with_gaps_or_overlaps_violates_the_invariant(
 @pytest.mark.parametrize(
     ("request_", "field"),
     [
-        (wire.DescribeTableRequest(), "name"),
-        (wire.DescribeTableRequest(name="t", table_id=1), "table_id"),
+        (pb.DescribeTableRequest(), "name"),
+        (pb.DescribeTableRequest(name="t", table_id=1), "table_id"),
     ],
 )
 def test_a_table_is_described_by_name_or_by_id(
-    request_: wire.DescribeTableRequest, field: str
+    request_: pb.DescribeTableRequest, field: str
 ) -> None:
     current, _ = with_table()
     with pytest.raises(InvalidArgument) as caught:
@@ -144,11 +144,11 @@ def test_a_table_is_described_by_name_or_by_id(
 
 def test_an_unknown_table_is_a_schema_error() -> None:
     current, _ = with_table()
-    for unknown in (wire.DescribeTableRequest(name="u"), wire.DescribeTableRequest(table_id=99)):
+    for unknown in (pb.DescribeTableRequest(name="u"), pb.DescribeTableRequest(table_id=99)):
         with pytest.raises(SchemaError):
             locations.describe_table(current, unknown)
     with pytest.raises(SchemaError):
-        locations.locate_tablets(current, wire.LocateTabletsRequest(table_id=99), lambda _: True)
+        locations.locate_tablets(current, pb.LocateTabletsRequest(table_id=99), lambda _: True)
 
 
 def loads(**counts: int) -> list[Tablet]:

@@ -10,7 +10,7 @@ import pytest
 
 from percolator.errors import InvalidArgument, Overloaded, WrongCluster
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import cluster_pb2 as wire
+from percolator.v1 import cluster_pb2 as pb
 from services.chassis.lived_time import LivedTime
 from services.chassis.store.cluster_identity import ClusterIdentity
 from services.master.cluster_handler import ClusterHandler
@@ -21,13 +21,13 @@ CLUSTER = "c0ffee"
 
 
 def server(
-    kind: wire.ServiceKind = wire.SERVICE_KIND_ORACLE,
+    kind: pb.ServiceKind = pb.SERVICE_KIND_ORACLE,
     address: str = "host:7101",
     server_id: str = "s1",
     version: str = "1.4.2",
     metrics_address: str = "",
-) -> wire.Server:
-    return wire.Server(
+) -> pb.Server:
+    return pb.Server(
         kind=kind,
         address=address,
         server_id=server_id,
@@ -40,15 +40,15 @@ class Alone:
     """A master that leads, because there is no other."""
 
     def __init__(self, registry: Registry) -> None:
-        self.masters: list[wire.Server] = []
+        self.masters: list[pb.Server] = []
         self.timestamp_lead_milliseconds: int | None = None
         self.store_format = 1
         self.registry = registry
 
-    async def servers(self) -> list[wire.Server]:
+    async def servers(self) -> list[pb.Server]:
         return self.registry.servers()
 
-    async def registered(self, server: wire.Server, wall_milliseconds: int) -> None:
+    async def registered(self, server: pb.Server, wall_milliseconds: int) -> None:
         self.registry.report(server, wall_milliseconds=wall_milliseconds)
 
 
@@ -61,7 +61,7 @@ async def master(servers_max: int = 100) -> AsyncIterator[ClusterHandler]:
     handler = ClusterHandler(
         clock,
         ClusterIdentity(CLUSTER, 1),
-        server(wire.SERVICE_KIND_MASTER, "host:7100", "m1"),
+        server(pb.SERVICE_KIND_MASTER, "host:7100", "m1"),
         registry,
         Alone(registry),
     )
@@ -74,18 +74,18 @@ async def master(servers_max: int = 100) -> AsyncIterator[ClusterHandler]:
 
 async def register(
     handler: ClusterHandler,
-    announced: wire.Server,
+    announced: pb.Server,
     cluster_id: str = CLUSTER,
     wall_milliseconds: int = 0,
-) -> wire.RegisterResponse:
-    request = wire.RegisterRequest(
+) -> pb.RegisterResponse:
+    request = pb.RegisterRequest(
         cluster_id=cluster_id, server=announced, wall_milliseconds=wall_milliseconds
     )
     return await handler.register(request)
 
 
 async def listed(handler: ClusterHandler) -> list[str]:
-    described = await handler.describe(wire.DescribeRequest())
+    described = await handler.describe(pb.DescribeRequest())
     return [server.server_id for server in described.servers]
 
 
@@ -96,9 +96,9 @@ async def test_a_master_describes_itself_and_all_registered_servers() -> None:
         assert (answer.cluster_id, answer.format) == (CLUSTER, 1)
         assert answer.interval_milliseconds == 1_000
         await asyncio.sleep(2)
-        described = await handler.describe(wire.DescribeRequest())
+        described = await handler.describe(pb.DescribeRequest())
         assert (described.cluster_id, described.version, described.format) == (CLUSTER, "1.4.2", 1)
-        assert described.route == wire.ROUTE_DIRECT
+        assert described.route == pb.ROUTE_DIRECT
         own, oracle = described.servers
         assert own.server_id == "m1"
         assert abs(own.uptime_milliseconds - 9_000) <= 10
@@ -110,9 +110,9 @@ async def test_a_master_describes_itself_and_all_registered_servers() -> None:
 async def test_servers_are_ordered_by_kind_and_address() -> None:
     async with master() as handler:
         for kind, address in (
-            (wire.SERVICE_KIND_TABLET_SERVER, "b:1"),
-            (wire.SERVICE_KIND_LOCK_SERVICE, "z:1"),
-            (wire.SERVICE_KIND_TABLET_SERVER, "a:1"),
+            (pb.SERVICE_KIND_TABLET_SERVER, "b:1"),
+            (pb.SERVICE_KIND_LOCK_SERVICE, "z:1"),
+            (pb.SERVICE_KIND_TABLET_SERVER, "a:1"),
         ):
             await register(handler, server(kind, address, server_id=address))
         assert await listed(handler) == ["m1", "z:1", "a:1", "b:1"]
@@ -128,7 +128,7 @@ async def test_servers_that_fall_silent_are_forgotten_and_those_that_report_stay
 
 
 async def missed(handler: ClusterHandler) -> list[str]:
-    described = await handler.describe(wire.DescribeRequest())
+    described = await handler.describe(pb.DescribeRequest())
     return [one.server_id for one in described.gone]
 
 
@@ -140,7 +140,7 @@ async def test_a_server_that_is_gone_is_missed_for_a_while_or_until_it_is_back()
         await asyncio.sleep(60)
         for _ in range(2):
             assert await missed(handler) == ["one", "two"]
-        (_, gone) = (await handler.describe(wire.DescribeRequest())).gone
+        (_, gone) = (await handler.describe(pb.DescribeRequest())).gone
         assert abs(gone.silence_milliseconds - 60_000) <= 1_000
         await register(handler, server(address="one:1", server_id="again"))
         assert await missed(handler) == ["two"]
@@ -201,7 +201,7 @@ async def test_more_servers_than_allowed_are_refused_until_one_is_forgotten() ->
     ],
 )
 async def test_processes_of_other_clusters_and_releases_are_refused_by_name(
-    announced: wire.Server, cluster_id: str, named: str
+    announced: pb.Server, cluster_id: str, named: str
 ) -> None:
     async with master() as handler:
         with pytest.raises(WrongCluster, match=named) as caught:
@@ -220,7 +220,7 @@ async def test_a_minor_version_older_or_newer_works(version: str) -> None:
 @pytest.mark.parametrize(
     ("announced", "field"),
     [
-        (server(kind=wire.SERVICE_KIND_UNSPECIFIED), "server.kind"),
+        (server(kind=pb.SERVICE_KIND_UNSPECIFIED), "server.kind"),
         (server(server_id=""), "server.server_id"),
         (server(server_id="x" * 257), "server.server_id"),
         (server(server_id="schön"), "server.server_id"),
@@ -236,7 +236,7 @@ async def test_a_minor_version_older_or_newer_works(version: str) -> None:
     ],
 )
 async def test_an_invalid_server_is_refused_by_the_name_of_the_field(
-    announced: wire.Server, field: str
+    announced: pb.Server, field: str
 ) -> None:
     async with master() as handler:
         with pytest.raises(InvalidArgument) as caught:
@@ -249,13 +249,13 @@ async def test_a_kind_of_a_newer_release_is_refused() -> None:
     raw = server().SerializeToString() + b"\x08\x63"  # field 1, kind, once more: 99
     async with master() as handler:
         with pytest.raises(InvalidArgument, match=r"server\.kind"):
-            await register(handler, wire.Server.FromString(raw))
+            await register(handler, pb.Server.FromString(raw))
 
 
 async def test_the_server_is_required() -> None:
     async with master() as handler:
         with pytest.raises(InvalidArgument, match="server: is missing"):
-            await handler.register(wire.RegisterRequest())
+            await handler.register(pb.RegisterRequest())
 
 
 @pytest.mark.parametrize("field", ["server_id", "version", "address", "metrics_address"])
@@ -279,13 +279,13 @@ async def test_what_is_remembered_of_a_server_is_bounded(field: str) -> None:
 
 async def test_the_clock_of_each_server_is_compared_with_the_masters() -> None:
     async with master() as handler:
-        now = (await handler.describe(wire.DescribeRequest())).wall_milliseconds
+        now = (await handler.describe(pb.DescribeRequest())).wall_milliseconds
         fast = server(address="fast:1", server_id="fast")
         silent = server(address="silent:1", server_id="silent")
         await register(handler, fast, wall_milliseconds=now + HOUR)
         await register(handler, silent)
         await asyncio.sleep(1)
-        described = await handler.describe(wire.DescribeRequest())
+        described = await handler.describe(pb.DescribeRequest())
         assert described.wall_milliseconds == pytest.approx(now + 1000, abs=2)
         own, of_fast, of_silent = described.servers
         assert (own.server_id, own.clock_lead_milliseconds) == ("m1", 0)
@@ -299,7 +299,7 @@ async def test_a_clock_that_no_description_can_hold_is_refused() -> None:
         with pytest.raises(InvalidArgument) as caught:
             await register(handler, server(), wall_milliseconds=2**64 - 1)
         assert caught.value.field == "wall_milliseconds"
-        (own,) = (await handler.describe(wire.DescribeRequest())).servers
+        (own,) = (await handler.describe(pb.DescribeRequest())).servers
         assert own.server_id == "m1"
 
 
@@ -331,5 +331,5 @@ async def test_what_a_server_says_of_its_own_clocks_lead_does_not_count() -> Non
         boasting = server()
         boasting.clock_lead_milliseconds = 7
         await register(handler, boasting)
-        _, found = (await handler.describe(wire.DescribeRequest())).servers
+        _, found = (await handler.describe(pb.DescribeRequest())).servers
         assert not found.HasField("clock_lead_milliseconds")

@@ -10,7 +10,7 @@ import pytest
 from percolator.errors import InvalidArgument, NotReady, Unavailable
 from percolator.v1 import cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.roles import Role
 from services.chassis.serving import rpc
@@ -222,11 +222,11 @@ async def test_a_tablet_made_by_a_split_during_the_round_is_raised_and_settled_t
         # The model splits in the middle of its rows.
         for row in (b"a", b"b", b"y", b"z"):
             await world.models.write(1, row, b"value")
-        splitting: list[asyncio.Task[wire.SplitTabletResponse]] = []
+        splitting: list[asyncio.Task[pb.SplitTabletResponse]] = []
 
         def split() -> None:
             if not splitting:
-                request = wire.SplitTabletRequest(tablet_id=whole, row=b"m")
+                request = pb.SplitTabletRequest(tablet_id=whole, row=b"m")
                 splitting.append(
                     asyncio.create_task(world.models.ask(methods.SPLIT_TABLET, request))
                 )
@@ -315,5 +315,5 @@ async def test_a_retention_below_the_minimum_is_refused_and_no_table_is_created(
     async with history_cluster() as world:
         with pytest.raises(InvalidArgument, match="below 10000"):
             await world.create("t", retention_seconds=9.9)
-        listed = await world.models.ask(methods.LIST_TABLES, wire.ListTablesRequest())
+        listed = await world.models.ask(methods.LIST_TABLES, pb.ListTablesRequest())
         assert not listed.tables

@@ -8,16 +8,16 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from percolator.errors import InvalidArgument, NotReady
-from percolator.v1 import cluster_pb2 as wire
+from percolator.v1 import cluster_pb2 as pb
 from percolator.v1.cluster_pb2 import Server, ServiceKind
 from services.chassis.serving.health import Health
 from services.master.kind_check import SERVICE_OF, KindCheck
 from tests.unit.master.cluster_world import ModelCluster, ModelNetwork, cluster
 
 HERE = "a:1"
-ORACLE, WORKER = wire.SERVICE_KIND_ORACLE, wire.SERVICE_KIND_WORKER
-TABLET_SERVER, LOCKS = wire.SERVICE_KIND_TABLET_SERVER, wire.SERVICE_KIND_LOCK_SERVICE
-MASTER = wire.SERVICE_KIND_MASTER
+ORACLE, WORKER = pb.SERVICE_KIND_ORACLE, pb.SERVICE_KIND_WORKER
+TABLET_SERVER, LOCKS = pb.SERVICE_KIND_TABLET_SERVER, pb.SERVICE_KIND_LOCK_SERVICE
+MASTER = pb.SERVICE_KIND_MASTER
 
 
 def server(kind: ServiceKind, address: str = HERE) -> Server:

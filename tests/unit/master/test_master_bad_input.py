@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.world import UnaryMethod
 from services.master.map import map_record
 from tests.unit.master.cluster_world import ModelCluster, cluster
 
-Options = wire.TableOptions
-Observer = wire.Observer
-Create = wire.CreateTableRequest
-Change = wire.ChangeObserversRequest
+Options = pb.TableOptions
+Observer = pb.Observer
+Create = pb.CreateTableRequest
+Change = pb.ChangeObserversRequest
 
 
 def state(world: ModelCluster) -> bytes:
@@ -45,16 +45,16 @@ def state(world: ModelCluster) -> bytes:
             Create(name="u", options=Options(retention_milliseconds=1 << 60)),
             "options.retention_milliseconds",
         ),
-        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=99), "tablet_id"),
-        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=2, row=b""), "row"),
-        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=2, row=b"m"), "row"),
-        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=3, row=b"m"), "row"),
-        (methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=2), "row"),
-        (methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=99), "tablet_id"),
-        (methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=2, server="z:1"), "server"),
-        (methods.DRAIN_SERVER, wire.DrainServerRequest(), "server"),
-        (methods.DRAIN_SERVER, wire.DrainServerRequest(server="z:1"), "server"),
-        (methods.DRAIN_SERVER, wire.DrainServerRequest(server="a:1"), "server"),
+        (methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=99), "tablet_id"),
+        (methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=2, row=b""), "row"),
+        (methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=2, row=b"m"), "row"),
+        (methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=3, row=b"m"), "row"),
+        (methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=2), "row"),
+        (methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=99), "tablet_id"),
+        (methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=2, server="z:1"), "server"),
+        (methods.DRAIN_SERVER, pb.DrainServerRequest(), "server"),
+        (methods.DRAIN_SERVER, pb.DrainServerRequest(server="z:1"), "server"),
+        (methods.DRAIN_SERVER, pb.DrainServerRequest(server="a:1"), "server"),
         (methods.CHANGE_OBSERVERS, Change(table="t", add=[Observer()]), "add[0].name"),
         (methods.CHANGE_OBSERVERS, Change(table="t", add=[Observer(name="o")]), "add[0].columns"),
         (
@@ -72,8 +72,8 @@ def state(world: ModelCluster) -> bytes:
     ],
 )
 async def test_a_bad_request_names_the_field_and_changes_nothing(
-    method: UnaryMethod[wire.CreateTableRequest, wire.CreateTableResponse],
-    request_: wire.CreateTableRequest,
+    method: UnaryMethod[pb.CreateTableRequest, pb.CreateTableResponse],
+    request_: pb.CreateTableRequest,
     field: str,
 ) -> None:
     async with cluster("a:1") as world:
@@ -88,7 +88,7 @@ async def test_a_bad_request_names_the_field_and_changes_nothing(
 async def test_a_missing_table_is_a_schema_error() -> None:
     async with cluster("a:1") as world:
         with pytest.raises(SchemaError):
-            await world.ask(methods.LIST_TABLETS, wire.ListTabletsRequest(table="u"))
+            await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest(table="u"))
         with pytest.raises(SchemaError):
             await world.ask(methods.CHANGE_OBSERVERS, Change(table="u"))
 
@@ -106,25 +106,25 @@ async def test_an_existing_table_is_left_as_it_is_with_exist_ok() -> None:
     ("options", "others", "field"),
     [
         (
-            wire.TableOptions(retention_milliseconds=600_000),
-            wire.TableOptions(retention_milliseconds=700_000),
+            pb.TableOptions(retention_milliseconds=600_000),
+            pb.TableOptions(retention_milliseconds=700_000),
             "options.retention_milliseconds",
         ),
         (
-            wire.TableOptions(split_bytes=600_000),
-            wire.TableOptions(split_bytes=700_000),
+            pb.TableOptions(split_bytes=600_000),
+            pb.TableOptions(split_bytes=700_000),
             "options.split_bytes",
         ),
     ],
     ids=["retention", "split_bytes"],
 )
 async def test_an_existing_table_with_other_options_is_not_what_was_asked_for(
-    options: wire.TableOptions, others: wire.TableOptions, field: str
+    options: pb.TableOptions, others: pb.TableOptions, field: str
 ) -> None:
     async with cluster("a:1") as world:
         first = await world.ask(methods.CREATE_TABLE, Create(name="t", options=options))
         await world.ask(methods.CREATE_TABLE, Create(name="u"))
-        for same in (options, wire.TableOptions()):
+        for same in (options, pb.TableOptions()):
             again = Create(name="t", exist_ok=True, options=same)
             assert (await world.ask(methods.CREATE_TABLE, again)).table == first.table
         for name, found in (("t", "600000"), ("u", "the cluster's default")):
@@ -138,11 +138,11 @@ async def test_an_existing_table_with_other_options_is_not_what_was_asked_for(
 async def test_an_existing_table_without_a_feed_is_no_table_with_one() -> None:
     async with cluster("a:1") as world:
         await world.ask(methods.CREATE_TABLE, Create(name="t"))
-        wanted = Create(name="t", exist_ok=True, options=wire.TableOptions(change_feed=True))
+        wanted = Create(name="t", exist_ok=True, options=pb.TableOptions(change_feed=True))
         with pytest.raises(InvalidArgument, match="exists without a change feed") as refused:
             await world.ask(methods.CREATE_TABLE, wanted)
         assert refused.value.field == "options.change_feed"
         await world.ask(
-            methods.SET_CHANGE_FEED, wire.SetChangeFeedRequest(table="t", change_feed=True)
+            methods.SET_CHANGE_FEED, pb.SetChangeFeedRequest(table="t", change_feed=True)
         )
         assert not (await world.ask(methods.CREATE_TABLE, wanted)).created

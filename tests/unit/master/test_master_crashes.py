@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from percolator.errors import PercolatorError, SchemaError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from tests.unit.master.cluster_world import ModelCluster, cluster
 
@@ -28,7 +28,7 @@ class Acknowledged:
         self.rows: dict[tuple[int, bytes], bytes] = {}
 
     async def create(self, world: ModelCluster, name: str, splits: list[bytes]) -> None:
-        request = wire.CreateTableRequest(name=name, splits=splits, exist_ok=True)
+        request = pb.CreateTableRequest(name=name, splits=splits, exist_ok=True)
         self.tables[name] = (await world.ask(methods.CREATE_TABLE, request, 2)).table.table_id
 
     async def write(self, world: ModelCluster, name: str) -> None:
@@ -42,19 +42,19 @@ class Acknowledged:
         # With or without an answer, nothing is known about the table from here on.
         table = self.tables.pop(name)
         self.rows = {key: value for key, value in self.rows.items() if key[0] != table}
-        await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name=name), 2)
+        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name=name), 2)
         self.deleted.add(name)
 
     async def check(self, world: ModelCluster) -> bool:
         for name, table in self.tables.items():
-            found = await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name=name))
+            found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name=name))
             assert found.table.table_id == table, "an acknowledged table is another one"
         for name in self.deleted:
             with pytest.raises(SchemaError):
-                await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name=name))
+                await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name=name))
         for (table, row), value in self.rows.items():
             assert await world.read(table, row) == value, f"row {row!r} of table {table} is lost"
-        listed = (await world.ask(methods.LIST_TABLETS, wire.ListTabletsRequest())).tablets
+        listed = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
         return all(one.serving for one in listed)
 
 
@@ -64,14 +64,14 @@ async def history(world: ModelCluster, known: Acknowledged) -> None:
     await known.write(world, "t")
     await known.create(world, "gone", [])
     first = (await world.locate(known.tables["t"]))[0]
-    await world.ask(methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=first.tablet_id), 2)
+    await world.ask(methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=first.tablet_id), 2)
     last = (await world.locate(known.tables["t"]))[-1]
-    await world.ask(methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=last.tablet_id), 2)
+    await world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=last.tablet_id), 2)
     world.kill_server("b:1")
     await known.create(world, "u", [])
-    observer = wire.Observer(name="index", columns=[b"body"])
+    observer = pb.Observer(name="index", columns=[b"body"])
     await world.ask(
-        methods.CHANGE_OBSERVERS, wire.ChangeObserversRequest(table="t", add=[observer]), 4
+        methods.CHANGE_OBSERVERS, pb.ChangeObserversRequest(table="t", add=[observer]), 4
     )
     await known.write(world, "u")
     await known.delete(world, "gone")
@@ -136,9 +136,9 @@ async def test_a_paused_master_that_wakes_gives_no_answers_and_no_orders(
 
         monkeypatch.setattr(paused.files, "step", stopped)
 
-        async def create_late() -> wire.CreateTableResponse:
+        async def create_late() -> pb.CreateTableResponse:
             call = world.network.unary(paused.address, methods.CREATE_TABLE)
-            return await call(wire.CreateTableRequest(name="late"), 60)
+            return await call(pb.CreateTableRequest(name="late"), 60)
 
         late = asyncio.create_task(create_late())
         world.start_master()
@@ -151,7 +151,7 @@ async def test_a_paused_master_that_wakes_gives_no_answers_and_no_orders(
         await asyncio.sleep(1)
         assert paused.master.leader is None
         with pytest.raises(SchemaError):
-            await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name="late"))
+            await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="late"))
         await world.until(lambda: known.check(world))
 
 

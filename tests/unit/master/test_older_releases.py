@@ -6,7 +6,7 @@ import pytest
 
 from percolator.errors import InvalidArgument, WrongCluster
 from percolator.v1 import cluster_pb2
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from services.chassis.store.cluster_identity import EXPIRING_FORMAT, FIRST_FORMAT, read_identity
@@ -15,7 +15,7 @@ from tests.unit.master.cluster_world import ROOT, ModelCluster, cluster
 from tests.unit.master.tables_of_rows import create
 
 _TTLS = [ColumnTtl(column=b"a", ttl_milliseconds=5)]
-_WITH_TTL = wire.CreateTableRequest(name="brief", options=wire.TableOptions(ttls=_TTLS))
+_WITH_TTL = pb.CreateTableRequest(name="brief", options=pb.TableOptions(ttls=_TTLS))
 
 
 async def _format(world: ModelCluster) -> int:
@@ -29,7 +29,7 @@ def _old(kind: cluster_pb2.ServiceKind, address: str) -> cluster_pb2.Server:
 async def _until_values_may_expire(world: ModelCluster) -> None:
     async def may_expire() -> bool:
         try:
-            await world.ask(methods.SET_TTLS, wire.SetTtlsRequest(table="t", ttls=_TTLS))
+            await world.ask(methods.SET_TTLS, pb.SetTtlsRequest(table="t", ttls=_TTLS))
         except InvalidArgument:
             world.masters[0].master.registry.forget_silent()
             return False
@@ -57,11 +57,11 @@ async def test_no_value_may_expire_while_a_server_runs_that_would_ignore_it(kind
         await world.until(is_listed)
         why = rf"ttls: the {kind} at .* runs release .*: upgrade all masters, oracles and tablet"
         with pytest.raises(InvalidArgument, match=why):
-            await world.ask(methods.SET_TTLS, wire.SetTtlsRequest(table="t", ttls=_TTLS))
+            await world.ask(methods.SET_TTLS, pb.SetTtlsRequest(table="t", ttls=_TTLS))
         with pytest.raises(InvalidArgument, match=f"options.{why}"):
             await world.ask(methods.CREATE_TABLE, _WITH_TTL)
         assert not (
-            await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name="t"))
+            await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
         ).table.options.ttls
         assert await _format(world) == FIRST_FORMAT
         match kind:
@@ -104,6 +104,6 @@ async def test_that_values_no_longer_expire_needs_no_server_of_this_release() ->
     async with cluster("a:1") as world:
         await create(world)
         world.start_server("b:1").store_format = 0
-        never = wire.SetTtlsRequest(table="t", ttls=[ColumnTtl(column=b"a")])
+        never = pb.SetTtlsRequest(table="t", ttls=[ColumnTtl(column=b"a")])
         assert not (await world.ask(methods.SET_TTLS, never)).table.options.ttls
         assert await _format(world) == FIRST_FORMAT

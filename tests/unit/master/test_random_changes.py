@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from services.master.map import map_record, map_store
 from services.master.map.catalogue import Catalogue
 from services.master.map.cluster_map import ClusterMap
@@ -69,7 +69,7 @@ def a_change_takes_effect_before_it_is_durable(patch: Patch) -> None:
 def creations_are_known_to_their_leader_only(patch: Patch) -> None:
     correct = map_record._table
 
-    def wrong(table: wire.Table) -> Any:
+    def wrong(table: pb.Table) -> Any:
         return replace(correct(table), created_by=b"")
 
     patch.setattr(map_record, "_table", wrong)

@@ -11,7 +11,7 @@ import structlog
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind
 from percolator.v1 import cells_pb2
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.wire import methods
 from tests.doubles.memory_files import MemoryFiles
@@ -27,7 +27,7 @@ async def deleted(world: ModelCluster, name: str) -> Path:
     (tablet,) = await world.locate(table)
     directory = ROOT / str(table) / str(tablet.tablet_id)
     world.disk.make_durable_directory(directory / "e1")
-    await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name=name))
+    await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name=name))
     return directory
 
 
@@ -83,7 +83,7 @@ async def test_a_damaged_tablet_of_a_deleted_table_is_removed_unless_a_lock_poin
         lost = (await world.locate(damaged))[0]
         world.store.tablets[lost.tablet_id].unreadable = True
         locks.primary_tables[(await world.locate(other))[0].tablet_id] = damaged
-        await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name="damaged"))
+        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="damaged"))
         leader = world.masters[0].master.leader
         assert leader is not None
         await asyncio.sleep(30)
@@ -99,7 +99,7 @@ async def test_a_deleted_table_stays_until_every_tablet_was_taken_over() -> None
         table = await create(world, "t")
         lost = (await world.locate(table))[0]
         world.store.tablets[lost.tablet_id].damaged = True
-        await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
+        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
         leader = world.masters[0].master.leader
         assert leader is not None
         await asyncio.sleep(30)

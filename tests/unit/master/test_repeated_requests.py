@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from services.master.map import map_record
 from services.master.map.catalogue import DELETIONS_KEPT, Catalogue
@@ -13,18 +13,18 @@ from services.master.table_changes import REQUEST_ID_BYTES_MAX
 from tests.unit.master.cluster_world import ModelCluster, cluster
 
 
-async def create(world: ModelCluster, request_id: bytes) -> wire.CreateTableResponse:
-    request = wire.CreateTableRequest(name="t", splits=[b"m"], request_id=request_id)
+async def create(world: ModelCluster, request_id: bytes) -> pb.CreateTableResponse:
+    request = pb.CreateTableRequest(name="t", splits=[b"m"], request_id=request_id)
     return await world.ask(methods.CREATE_TABLE, request, 30.0)
 
 
-async def delete(world: ModelCluster, request_id: bytes) -> wire.DeleteTableResponse:
-    request = wire.DeleteTableRequest(name="t", request_id=request_id)
+async def delete(world: ModelCluster, request_id: bytes) -> pb.DeleteTableResponse:
+    request = pb.DeleteTableRequest(name="t", request_id=request_id)
     return await world.ask(methods.DELETE_TABLE, request, 30.0)
 
 
 async def described(world: ModelCluster) -> int:
-    request = wire.DescribeTableRequest(name="t")
+    request = pb.DescribeTableRequest(name="t")
     return (await world.ask(methods.DESCRIBE_TABLE, request)).table.table_id
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from percolator.errors import PercolatorError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.tables_of_rows import create, fill, is_complete, served
@@ -19,7 +19,7 @@ NOTED_SECONDS = 2.0
 async def moved(world: ModelCluster, table: int) -> int:
     """A tablet that was served at epoch 2, of which the map has taken note."""
     (only,) = await world.locate(table)
-    await world.ask(methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=only.tablet_id))
+    await world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=only.tablet_id))
     await asyncio.sleep(NOTED_SECONDS)
     return only.tablet_id
 
@@ -36,7 +36,7 @@ async def test_a_tablet_whose_newest_epoch_is_lost_is_not_served_from_an_older_o
         await asyncio.sleep(5.0)
         with pytest.raises(PercolatorError):
             await served(world, table)
-        (listed,) = (await world.ask(methods.LIST_TABLETS, wire.ListTabletsRequest())).tablets
+        (listed,) = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
         assert "only older epochs are there" in listed.error.message
         stored.highest = 2
         await world.until(lambda: is_complete(world, table))
@@ -76,7 +76,7 @@ async def test_a_move_keeps_what_is_noted_while_its_tablet_is_closed(
 
         monkeypatch.setattr(assignment.closing, "close", close)
         world.network.losses["open_tablet"] = 1
-        request = wire.MoveTabletRequest(tablet_id=only.tablet_id)
+        request = pb.MoveTabletRequest(tablet_id=only.tablet_id)
         moving = asyncio.create_task(world.ask(methods.MOVE_TABLET, request))
         await asyncio.sleep(0.1)
         given = store.current.tablets[only.tablet_id]

@@ -8,7 +8,7 @@ from typing import Any
 
 from percolator.errors import Unavailable
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import UnaryMethod, World
 from services.master.tablets.server_watch import (
     PROBATION_SECONDS_MAX,
@@ -29,10 +29,10 @@ class OneServer(UnaryNetwork):
 
     async def answer(
         self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
-    ) -> wire.ReportResponse:
+    ) -> pb.ReportResponse:
         if not self.up:
             raise Unavailable("refused", where=address)
-        return wire.ReportResponse(server_id="a")
+        return pb.ReportResponse(server_id="a")
 
 
 async def test_a_server_that_was_lost_a_thousand_times_is_still_put_on_probation() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.tables_of_rows import (
@@ -22,7 +22,7 @@ async def test_a_split_loses_no_row_and_the_parent_is_forgotten() -> None:
         table = await create(world, splits=[])
         await fill(world, table)
         (whole,) = await world.locate(table)
-        request = wire.SplitTabletRequest(tablet_id=whole.tablet_id)
+        request = pb.SplitTabletRequest(tablet_id=whole.tablet_id)
         halves = await world.ask(methods.SPLIT_TABLET, request)
         assert await is_complete(world, table)
         found = await world.locate(table)
@@ -34,7 +34,7 @@ async def test_a_split_loses_no_row_and_the_parent_is_forgotten() -> None:
         assert [one.origin_tablet_id for one in leader.store.current.tablets.values()] == [0, 0]
         assert leader.store.current.retired == ()
         # After it was moved it still has all of its rows.
-        await world.ask(methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=found[0].tablet_id))
+        await world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=found[0].tablet_id))
         assert await is_complete(world, table)
 
 
@@ -49,7 +49,7 @@ async def test_a_tablet_can_be_split_as_soon_as_it_is_served() -> None:
         store = leader.store
         unnoted = replace(store.current.tablets[whole.tablet_id], exists=False, served_epoch=0)
         store.current = store.current.with_tablets([unnoted])
-        request = wire.SplitTabletRequest(tablet_id=whole.tablet_id)
+        request = pb.SplitTabletRequest(tablet_id=whole.tablet_id)
         await world.ask(methods.SPLIT_TABLET, request)
         assert await is_complete(world, table)
 
@@ -61,7 +61,7 @@ async def test_no_row_is_lost_when_a_server_is_killed_during_a_split(victim: str
         await fill(world, table)
         (whole,) = await world.locate(table)
         splitting = asyncio.create_task(
-            world.ask(methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=whole.tablet_id))
+            world.ask(methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=whole.tablet_id))
         )
         await asyncio.sleep(0.008)
         world.kill_server(victim)
@@ -71,7 +71,7 @@ async def test_no_row_is_lost_when_a_server_is_killed_during_a_split(victim: str
 
 async def test_a_table_that_grows_is_split_automatically() -> None:
     async with cluster("a:1", "b:1") as world:
-        request = wire.CreateTableRequest(name="t", options=wire.TableOptions(split_bytes=64 << 10))
+        request = pb.CreateTableRequest(name="t", options=pb.TableOptions(split_bytes=64 << 10))
         table = (await world.ask(methods.CREATE_TABLE, request)).table.table_id
         for number in range(40):
             await world.write(table, b"%03d" % number, bytes(4 << 10))
@@ -84,10 +84,10 @@ async def test_a_table_that_grows_is_split_automatically() -> None:
 
 async def test_a_tablet_that_cannot_be_split_stops_no_other_split_or_move() -> None:
     async with cluster("a:1", "b:1") as world:
-        options = wire.TableOptions(split_bytes=64 << 10)
+        options = pb.TableOptions(split_bytes=64 << 10)
         tables = []
         for name in ("one row", "many rows"):
-            request = wire.CreateTableRequest(name=name, options=options)
+            request = pb.CreateTableRequest(name=name, options=options)
             tables.append((await world.ask(methods.CREATE_TABLE, request)).table.table_id)
         await world.write(tables[0], b"a", bytes(200 << 10))
         for number in range(40):

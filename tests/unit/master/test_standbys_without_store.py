@@ -8,7 +8,7 @@ import errno
 import pytest
 
 from percolator.errors import NotReady
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.tables_of_rows import create
@@ -24,10 +24,10 @@ async def test_a_standby_that_cannot_read_what_the_leader_recorded_says_so(numbe
         standby.files.faults.fail("list", times=10**9, number=number)
         locate = world.network.unary(standby.address, methods.LOCATE_TABLETS)
         with pytest.raises(NotReady, match="cannot read what the leader has recorded"):
-            await locate(wire.LocateTabletsRequest(table_id=table), 1.0)
+            await locate(pb.LocateTabletsRequest(table_id=table), 1.0)
         with pytest.raises(NotReady):
             await standby.master.servers()
         world.masters.reverse()
         assert await world.locate(table), "the leader answers"
         standby.files.faults.heal()
-        assert (await locate(wire.LocateTabletsRequest(table_id=table), 1.0)).locations
+        assert (await locate(pb.LocateTabletsRequest(table_id=table), 1.0)).locations

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, SchemaError
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from services.master.tablets import tablet_changes
 from tests.unit.master.cluster_world import cluster
@@ -77,13 +77,13 @@ async def test_a_server_that_falls_silent_while_its_tablets_change_is_replaced_a
         world.network.silent.add(tablet.address)
         changes: dict[str, Callable[[], Awaitable[object]]] = {
             "move": lambda: world.ask(
-                methods.MOVE_TABLET, wire.MoveTabletRequest(tablet_id=tablet.tablet_id), 60
+                methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=tablet.tablet_id), 60
             ),
             "split": lambda: world.ask(
-                methods.SPLIT_TABLET, wire.SplitTabletRequest(tablet_id=tablet.tablet_id), 60
+                methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=tablet.tablet_id), 60
             ),
             "drain": lambda: world.ask(
-                methods.DRAIN_SERVER, wire.DrainServerRequest(server=tablet.address), 60
+                methods.DRAIN_SERVER, pb.DrainServerRequest(server=tablet.address), 60
             ),
         }
         changing = asyncio.ensure_future(changes[change]())
@@ -114,12 +114,12 @@ async def test_a_standby_locates_tablets_and_refers_changes_to_the_leader() -> N
         standby = world.start_master()
         await asyncio.sleep(1)
         known = await world.network.unary(standby.address, methods.LOCATE_TABLETS)(
-            wire.LocateTabletsRequest(table_id=table), 1
+            pb.LocateTabletsRequest(table_id=table), 1
         )
         assert list(known.locations) == await world.locate(table)
         with pytest.raises(NotReady, match="master-1"):
             await world.network.unary(standby.address, methods.CREATE_TABLE)(
-                wire.CreateTableRequest(name="u"), 1
+                pb.CreateTableRequest(name="u"), 1
             )
         world.kill_master(world.masters[0])
         await asyncio.sleep(1)
@@ -277,13 +277,13 @@ async def test_a_drained_server_has_and_gets_no_tablets_until_the_drain_is_undon
     async with cluster("a:1", "b:1", "c:1") as world:
         table = await create(world)
         await fill(world, table)
-        await world.ask(methods.DRAIN_SERVER, wire.DrainServerRequest(server="b:1"), 30)
+        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
         assert await addresses(world, table) == {"a:1": 3, "c:1": 3}
         assert await is_complete(world, table)
         await create(world, "u")
         await asyncio.sleep(20)
         assert "b:1" not in await addresses(world, table)
-        await world.ask(methods.DRAIN_SERVER, wire.DrainServerRequest(server="b:1", undo=True))
+        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1", undo=True))
 
         async def used_again() -> bool:
             return "b:1" in await addresses(world, table)
@@ -301,7 +301,7 @@ async def test_a_drain_waits_for_a_tablet_that_is_just_being_split_or_moved() ->
         held = next(one for one in await world.locate(table) if one.address == "b:1").tablet_id
         leader.assignment.hold(held)
         asyncio.get_running_loop().call_later(2.0, leader.assignment.let_go, held)
-        await world.ask(methods.DRAIN_SERVER, wire.DrainServerRequest(server="b:1"), 30)
+        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
         assert await addresses(world, table) == {"a:1": 6}
 
 
@@ -331,7 +331,7 @@ async def test_that_a_server_is_drained_is_forgotten_only_when_it_is_gone_for_go
         leader = world.masters[0].master.leader
         assert leader is not None
         for address in ("b:1", "c:1"):
-            await world.ask(methods.DRAIN_SERVER, wire.DrainServerRequest(server=address), 30)
+            await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server=address), 30)
         returns = world.servers["b:1"].server_id
         world.kill_server("c:1")
         world.network.silent.add("b:1")
@@ -345,11 +345,11 @@ async def test_that_a_server_is_drained_is_forgotten_only_when_it_is_gone_for_go
 async def test_the_last_server_cannot_be_drained() -> None:
     async with cluster("a:1", "b:1") as world:
         await create(world)
-        await world.ask(methods.DRAIN_SERVER, wire.DrainServerRequest(server="b:1"), 30)
+        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
         with pytest.raises(InvalidArgument) as caught:
-            await world.ask(methods.DRAIN_SERVER, wire.DrainServerRequest(server="a:1"))
+            await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="a:1"))
         assert caught.value.field == "server"
-        servers = (await world.ask(methods.LIST_SERVERS, wire.ListServersRequest())).servers
+        servers = (await world.ask(methods.LIST_SERVERS, pb.ListServersRequest())).servers
         assert [(one.address, one.tablets, one.draining) for one in servers] == [
             ("a:1", 6, False),
             ("b:1", 0, True),
@@ -363,7 +363,7 @@ async def test_a_damaged_tablet_is_reported_and_the_others_stay_served() -> None
         world.store.tablets[damaged.tablet_id].damaged = True
         world.kill_server(damaged.address)
         await asyncio.sleep(5)
-        listed = (await world.ask(methods.LIST_TABLETS, wire.ListTabletsRequest())).tablets
+        listed = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
         assert [one.location.tablet_id for one in listed if not one.serving] == [damaged.tablet_id]
         (broken,) = [one for one in listed if not one.serving]
         assert "nothing there" in broken.error.message
@@ -386,7 +386,7 @@ async def test_a_tablet_that_one_server_cannot_open_is_opened_at_once_by_the_nex
         moved = [one for one in await world.locate(table) if one.address == "a:1"]
         assert moved
         for tablet in moved:
-            request = wire.MoveTabletRequest(tablet_id=tablet.tablet_id, server="b:1")
+            request = pb.MoveTabletRequest(tablet_id=tablet.tablet_id, server="b:1")
             await world.ask(methods.MOVE_TABLET, request, seconds=0.5)
 
 
@@ -413,7 +413,7 @@ async def test_a_tablet_that_cannot_be_opened_does_not_keep_other_tables_alive()
         world.store.tablets[lost.tablet_id].damaged = True
         world.kill_server(lost.address)
         for name in ("damaged", "other"):
-            await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name=name))
+            await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name=name))
         leader = world.masters[0].master.leader
         assert leader is not None
 
@@ -427,12 +427,12 @@ async def test_a_tablet_that_cannot_be_opened_does_not_keep_other_tables_alive()
 async def test_a_deleted_table_disappears_at_once_and_its_name_is_free() -> None:
     async with cluster("a:1") as world:
         table = await create(world)
-        await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
+        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
         with pytest.raises(SchemaError):
             await world.locate(table)
         with pytest.raises(SchemaError):
-            await world.ask(methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
-        again = wire.DeleteTableRequest(name="t", missing_ok=True)
+            await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
+        again = pb.DeleteTableRequest(name="t", missing_ok=True)
         assert not (await world.ask(methods.DELETE_TABLE, again)).deleted
         assert await create(world) != table
         await asyncio.sleep(5)

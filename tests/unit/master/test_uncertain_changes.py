@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.world import RequestT, ResponseT, UnaryMethod
 from services.master.map import map_record
@@ -38,16 +38,16 @@ async def fails(
         await world.network.unary(leader.address, method)(request, 5.0)
 
 
-async def shown(world: ModelCluster, name: str) -> wire.Table:
+async def shown(world: ModelCluster, name: str) -> pb.Table:
     """The table as clients find it at the standby."""
     describe = world.network.unary(world.masters[1].address, methods.DESCRIBE_TABLE)
-    return (await describe(wire.DescribeTableRequest(name=name), 5.0)).table
+    return (await describe(pb.DescribeTableRequest(name=name), 5.0)).table
 
 
 async def test_a_table_that_somebody_has_found_does_not_become_another_one() -> None:
     """Both had the same id: who had found the first wrote into the second."""
     async with with_standby() as world:
-        await fails(world, methods.CREATE_TABLE, wire.CreateTableRequest(name="first"))
+        await fails(world, methods.CREATE_TABLE, pb.CreateTableRequest(name="first"))
         first = await shown(world, "first")
         assert await create(world, "second") != first.table_id
         assert await shown(world, "first") == first
@@ -58,9 +58,9 @@ async def test_a_version_of_a_schema_that_somebody_has_found_does_not_become_ano
     async with with_standby() as world:
         await create(world, "t")
 
-        def adding(name: str) -> wire.ChangeObserversRequest:
-            observer = wire.Observer(name=name, columns=[b"c"])
-            return wire.ChangeObserversRequest(table="t", add=[observer])
+        def adding(name: str) -> pb.ChangeObserversRequest:
+            observer = pb.Observer(name=name, columns=[b"c"])
+            return pb.ChangeObserversRequest(table="t", add=[observer])
 
         await fails(world, methods.CHANGE_OBSERVERS, adding("first"))
         found = await shown(world, "t")
@@ -73,7 +73,7 @@ async def test_a_version_of_a_schema_that_somebody_has_found_does_not_become_ano
 async def test_a_table_that_was_created_all_the_same_can_be_used_without_another_change() -> None:
     """It could neither be created, since it existed, nor be found, until some other change."""
     async with with_standby() as world:
-        await fails(world, methods.CREATE_TABLE, wire.CreateTableRequest(name="t"))
+        await fails(world, methods.CREATE_TABLE, pb.CreateTableRequest(name="t"))
         with pytest.raises(InvalidArgument, match="exists"):
             await create(world, "t")
         table = await shown(world, "t")
@@ -85,7 +85,7 @@ async def test_a_table_that_was_dropped_all_the_same_takes_no_more_writes() -> N
     """It did until some other change, and then they were lost with it."""
     async with with_standby() as world:
         table = await create(world, "t")
-        await fails(world, methods.DELETE_TABLE, wire.DeleteTableRequest(name="t"))
+        await fails(world, methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
         await asyncio.sleep(2)
         with pytest.raises(PercolatorError):
             await world.write(table, b"row", b"value")
@@ -99,7 +99,7 @@ async def test_on_a_full_disk_a_change_that_changes_nothing_succeeds() -> None:
         world.masters[0].files.faults.fail("append", times=10_000)
         with pytest.raises(StoreUnusable):
             await create(world, "lost")
-        request = wire.CreateTableRequest(name="before", exist_ok=True, splits=SPLITS)
+        request = pb.CreateTableRequest(name="before", exist_ok=True, splits=SPLITS)
         assert (await world.ask(methods.CREATE_TABLE, request)).table.table_id == before
 
 
@@ -111,7 +111,7 @@ async def test_a_change_that_was_not_stored_leaves_the_map_as_it_was() -> None:
         with pytest.raises(StoreUnusable):
             await create(world, "lost")
         await create(world, "after")
-        listed = (await world.ask(methods.LIST_TABLES, wire.ListTablesRequest())).tables
+        listed = (await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())).tables
         assert [one.name for one in listed] == ["after", "before"]
         assert (await shown(world, "before")).table_id == before
 
@@ -120,7 +120,7 @@ async def test_what_is_acknowledged_after_an_uncertain_write_outlasts_a_power_cu
     """A repeated request changes nothing more, so what it found has to be written again."""
     async with with_standby() as world:
         await create(world, "t")
-        request = wire.SetChangeFeedRequest(table="t", change_feed=True)
+        request = pb.SetChangeFeedRequest(table="t", change_feed=True)
         await fails(world, methods.SET_CHANGE_FEED, request)
         acknowledged = (await world.ask(methods.SET_CHANGE_FEED, request)).table
         for process in list(world.masters):
@@ -128,7 +128,7 @@ async def test_what_is_acknowledged_after_an_uncertain_write_outlasts_a_power_cu
         world.disk.cut_power()
         world.start_master()
         await asyncio.sleep(1)
-        found = await world.ask(methods.DESCRIBE_TABLE, wire.DescribeTableRequest(name="t"))
+        found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
         assert found.table == acknowledged
 
 

@@ -19,7 +19,7 @@ from percolator.errors import (
 from percolator.observers.finding.notification_watch import watch_work
 from percolator.observers.finding.tablet_search import find_work
 from percolator.observers.port import FoundWork, WorkHints, WorkRequest
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import Cell, RowRange
 from percolator.wire.status import to_detail
 from tests.unit.routing.tablet_servers import Cluster, Server, tablet
@@ -30,31 +30,31 @@ class WorkServer(Server):
 
     def __init__(self) -> None:
         super().__init__()
-        self.scan_calls: list[wire.ScanNotificationsRequest] = []
+        self.scan_calls: list[pb.ScanNotificationsRequest] = []
         self.serves: set[int] | None = None
         """Ids of its tablets; None for any that it is asked about."""
         self.error: PercolatorError | None = None
         self.moved_to: tuple[TabletLocation, ...] = ()
         self.rows_max = 0
-        self.watched: list[wire.WatchNotificationsRequest] = []
-        self.hints: asyncio.Queue[wire.WatchNotificationsResponse | None] = asyncio.Queue()
+        self.watched: list[pb.WatchNotificationsRequest] = []
+        self.hints: asyncio.Queue[pb.WatchNotificationsResponse | None] = asyncio.Queue()
         self.watching = 0
 
     async def scan_notifications(
-        self, request: wire.ScanNotificationsRequest
-    ) -> wire.ScanNotificationsResponse:
+        self, request: pb.ScanNotificationsRequest
+    ) -> pb.ScanNotificationsResponse:
         self.scan_calls.append(request)
         await self._serve()
-        return wire.ScanNotificationsResponse(scans=[self._found(one) for one in request.scans])
+        return pb.ScanNotificationsResponse(scans=[self._found(one) for one in request.scans])
 
-    def _found(self, scan: wire.NotificationScan) -> wire.NotificationScanResult:
+    def _found(self, scan: pb.NotificationScan) -> pb.NotificationScanResult:
         if self.error is not None:
-            return wire.NotificationScanResult(error=to_detail(self.error))
+            return pb.NotificationScanResult(error=to_detail(self.error))
         if self.serves is not None and scan.target.tablet_id not in self.serves:
             moved = TabletMoved("not here", tablet_id=1, epoch=1, locations=self.moved_to)
-            return wire.NotificationScanResult(error=to_detail(moved))
+            return pb.NotificationScanResult(error=to_detail(moved))
         row = scan.range.start
-        return wire.NotificationScanResult(
+        return pb.NotificationScanResult(
             notifications=[{"row": row, "column": b"c", "observer": b"f", "timestamps": [9, 7]}],
             locks=[Cell(row=row, column=b"c", value=b"lock")],
             rest=RowRange(start=row + b"\1", end=scan.range.end) if self.rows_max else None,
@@ -62,14 +62,14 @@ class WorkServer(Server):
         )
 
     async def watch_notifications(
-        self, request: wire.WatchNotificationsRequest
-    ) -> AsyncGenerator[wire.WatchNotificationsResponse, None]:
+        self, request: pb.WatchNotificationsRequest
+    ) -> AsyncGenerator[pb.WatchNotificationsResponse, None]:
         if self.down:
             raise Unavailable("connection refused")
         self.watched.append(request)
         self.watching += 1
         try:
-            yield wire.WatchNotificationsResponse()
+            yield pb.WatchNotificationsResponse()
             while (hints := await self.hints.get()) is not None:
                 yield hints
         finally:
@@ -222,8 +222,8 @@ class Watcher:
         await asyncio.wait([self.task])
 
 
-def hint(row: bytes, left_out: int = 0) -> wire.WatchNotificationsResponse:
-    return wire.WatchNotificationsResponse(
+def hint(row: bytes, left_out: int = 0) -> pb.WatchNotificationsResponse:
+    return pb.WatchNotificationsResponse(
         notifications=[{"table_id": 1, "row": row, "observer": b"f"}], left_out=left_out
     )
 

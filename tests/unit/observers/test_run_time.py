@@ -12,7 +12,7 @@ from percolator import Limits, codecs, observes
 from percolator.errors import Unavailable
 from percolator.observers.run_time import ClusterWaits
 from percolator.recipes import CombineQueue
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 
 from .observed_cluster import Observed, copy, observed, source, total
 
@@ -28,7 +28,7 @@ class Slow:
         self.is_slow = False
         world.cluster.read = self.read  # type: ignore[method-assign]
 
-    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         if self.is_slow:
             await asyncio.sleep(self._seconds)
         return await self._read(request)

@@ -21,7 +21,7 @@ from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2, master_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from percolator.world import World
 
@@ -45,16 +45,16 @@ class Restless(ClusterInMemory):
         self._at = AT
 
     async def scan_notifications(
-        self, request: wire.ScanNotificationsRequest
-    ) -> wire.ScanNotificationsResponse:
-        response = wire.ScanNotificationsResponse()
+        self, request: pb.ScanNotificationsRequest
+    ) -> pb.ScanNotificationsResponse:
+        response = pb.ScanNotificationsResponse()
         for scan in request.scans:
             self.answers += 1
             if self.refusing:
                 error = to_detail(NotReady("it is being opened", retry_after_seconds=0.1))
                 response.scans.add(error=error)
                 continue
-            one = await super().scan_notifications(wire.ScanNotificationsRequest(scans=[scan]))
+            one = await super().scan_notifications(pb.ScanNotificationsRequest(scans=[scan]))
             response.scans.extend(one.scans)
             if self.moves_left:
                 self.moves_left -= 1
@@ -66,7 +66,7 @@ class Restless(ClusterInMemory):
                 self._at += 1
         return response
 
-    async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
         if not self.serves_scans:
             self.scans_refused += 1
             raise TabletMoved("not here", tablet_id=request.target.tablet_id, epoch=1)
@@ -80,21 +80,21 @@ class Restless(ClusterInMemory):
                 await self.change(row, at, put=False)
 
     async def change(self, row: bytes, at: int, *, put: bool) -> None:
-        kind = wire.Change.KIND_PUT if put else wire.Change.KIND_DELETE
-        change = wire.Change(
+        kind = pb.Change.KIND_PUT if put else pb.Change.KIND_DELETE
+        change = pb.Change(
             kind=kind, space=cells_pb2.SPACE_NOTIFY, timestamp=at, qualifier=b"index"
         )
         (tablet,) = [
             one for one in self.tablets.values() if (one.identity.start != b"") is (row == b"z")
         ]
-        target = wire.TabletTarget(
+        target = pb.TabletTarget(
             tablet_id=tablet.identity.tablet_id, epoch=1, schema_version=tablet.schema_version
         )
-        mutation = wire.Mutation(row=row, column=b"body", changes=[change])
-        batch = wire.MutationBatch(target=target, mutations=[mutation])
+        mutation = pb.Mutation(row=row, column=b"body", changes=[change])
+        batch = pb.MutationBatch(target=target, mutations=[mutation])
         deadline = self._clock.monotonic_seconds() + 1
         (result,) = (await tablet.mutate(batch, deadline_seconds=deadline)).results
-        assert result.outcome == wire.OUTCOME_APPLIED
+        assert result.outcome == pb.OUTCOME_APPLIED
 
 
 @asynccontextmanager

@@ -22,11 +22,11 @@ from percolator.routing.router import Router
 from percolator.routing.tablet_map import TabletMap
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from percolator.world import RequestT, ResponseT, StreamCall, StreamMethod, World
 
-Refusal = Callable[[wire.TabletTarget, list[bytes]], PercolatorError | None]
+Refusal = Callable[[pb.TabletTarget, list[bytes]], PercolatorError | None]
 
 
 class Server:
@@ -34,15 +34,15 @@ class Server:
 
     def __init__(self, seconds: float = 0.01) -> None:
         self.seconds = seconds
-        self.mutate_calls: list[wire.MutateRequest] = []
-        self.read_calls: list[wire.ReadRequest] = []
+        self.mutate_calls: list[pb.MutateRequest] = []
+        self.read_calls: list[pb.ReadRequest] = []
         self.in_flight = 0
         self.in_flight_max = 0
         self.down = False
         self.answers_lost = False
         self.refuse_batch: Refusal = lambda target, rows: None
         """Returns the error of a whole tablet batch, given its rows."""
-        self.pages: Callable[[wire.ScanRequest], list[wire.ScanResponse]] = lambda request: []
+        self.pages: Callable[[pb.ScanRequest], list[pb.ScanResponse]] = lambda request: []
         self.refuses_scans_with: PercolatorError | None = None
 
     async def _serve(self) -> None:
@@ -55,10 +55,10 @@ class Server:
         if self.answers_lost:
             raise Unavailable("connection reset")
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         self.mutate_calls.append(request)
         await self._serve()
-        response = wire.MutateResponse()
+        response = pb.MutateResponse()
         for batch in request.batches:
             result = response.batches.add()
             error = self.refuse_batch(batch.target, [m.row for m in batch.mutations])
@@ -66,13 +66,13 @@ class Server:
                 result.error.CopyFrom(to_detail(error))
             else:
                 for _ in batch.mutations:
-                    result.results.add(outcome=wire.OUTCOME_APPLIED)
+                    result.results.add(outcome=pb.OUTCOME_APPLIED)
         return response
 
-    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         self.read_calls.append(request)
         await self._serve()
-        response = wire.ReadResponse()
+        response = pb.ReadResponse()
         for batch in request.batches:
             result = response.batches.add()
             error = self.refuse_batch(batch.target, [r.row for r in batch.reads])
@@ -86,10 +86,10 @@ class Server:
                 result.found.values.append(b"value of " + read.row)
         return response
 
-    async def scan(self, request: wire.ScanRequest) -> AsyncIterator[wire.ScanResponse]:
+    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
         await self._serve()
         if self.refuses_scans_with is not None:
-            yield wire.ScanResponse(error=to_detail(self.refuses_scans_with))
+            yield pb.ScanResponse(error=to_detail(self.refuses_scans_with))
             return
         for page in self.pages(request):
             yield page
@@ -150,14 +150,14 @@ def tablet(
 
 
 def step(row: bytes, *, schema_version: int = 0, size: int = 0) -> CellMutation:
-    mutation = wire.Mutation(row=row, column=b"c")
+    mutation = pb.Mutation(row=row, column=b"c")
     if size:
         mutation.changes.add(value=bytes(size))
     return CellMutation(1, mutation, schema_version)
 
 
 def row_request(row: bytes) -> RowRequest:
-    return RowRequest(1, wire.RowRead(row=row, columns=[b"c"], timestamp=7))
+    return RowRequest(1, pb.RowRead(row=row, columns=[b"c"], timestamp=7))
 
 
 def moved(*locations: TabletLocation) -> TabletMoved:

@@ -22,7 +22,7 @@ from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.world import (
     RequestT,
     ResponseT,
@@ -75,30 +75,28 @@ class SlowMaster:
 
 async def test_a_table_that_takes_long_to_create_is_requested_once() -> None:
     """Otherwise, the second attempt would find the table, and report that it exists."""
-    answer = wire.CreateTableResponse(table=wire.Table(table_id=7, name="large"), created=True)
+    answer = pb.CreateTableResponse(table=pb.Table(table_id=7, name="large"), created=True)
     master = SlowMaster(8.0, answer)
     clock = VirtualClock(asyncio.get_running_loop())
     world = World(clock, master, random.Random(1))
     catalog = Catalog(world, ["m:1"], TabletMap(), SchemaVersions())
     deadline = clock.monotonic_seconds() + 10.0
-    table = await catalog.create(
-        "large", [], wire.TableOptions(), exist_ok=False, deadline=deadline
-    )
+    table = await catalog.create("large", [], pb.TableOptions(), exist_ok=False, deadline=deadline)
     assert (table.table_id, master.calls) == (7, 1)
 
 
 class _Master:
     """Knows a table with a feed, and lets nobody create one."""
 
-    async def create_table(self, _: object) -> wire.CreateTableResponse:
+    async def create_table(self, _: object) -> pb.CreateTableResponse:
         raise PermissionDenied("the caller has the role CLIENT, but it needs ADMIN")
 
-    async def describe_table(self, request: wire.DescribeTableRequest) -> object:
+    async def describe_table(self, request: pb.DescribeTableRequest) -> object:
         if request.name != "there":
             raise SchemaError(f"there is no table {request.name!r}")
-        options = wire.TableOptions(change_feed=True)
-        table = wire.Table(table_id=7, name=request.name, options=options)
-        return wire.DescribeTableResponse(table=table)
+        options = pb.TableOptions(change_feed=True)
+        table = pb.Table(table_id=7, name=request.name, options=options)
+        return pb.DescribeTableResponse(table=table)
 
 
 async def test_who_may_not_create_tables_may_use_one_that_exists_with_exist_ok() -> None:
@@ -106,8 +104,8 @@ async def test_who_may_not_create_tables_may_use_one_that_exists_with_exist_ok()
     world = World(clock, InProcessNetwork({"m:1": _Master()}), random.Random(1))
     catalog = Catalog(world, ["m:1"], TabletMap(), SchemaVersions())
     create = partial(catalog.create, splits=[], deadline=clock.monotonic_seconds() + 10.0)
-    fed, kept = wire.TableOptions(change_feed=True), wire.TableOptions(retention_milliseconds=9)
-    for options in (fed, wire.TableOptions()):
+    fed, kept = pb.TableOptions(change_feed=True), pb.TableOptions(retention_milliseconds=9)
+    for options in (fed, pb.TableOptions()):
         assert (await create("there", options=options, exist_ok=True)).table_id == 7
     with pytest.raises(InvalidArgument, match="'there' exists with the cluster's default"):
         await create("there", options=kept, exist_ok=True)
@@ -118,7 +116,7 @@ async def test_who_may_not_create_tables_may_use_one_that_exists_with_exist_ok()
 
 async def test_a_table_that_takes_long_to_drop_is_dropped_once() -> None:
     """Otherwise, the second attempt would find no table, and report that there is none."""
-    master = SlowMaster(3.0, wire.DeleteTableResponse(deleted=True))
+    master = SlowMaster(3.0, pb.DeleteTableResponse(deleted=True))
     clock = VirtualClock(asyncio.get_running_loop())
     world = World(clock, master, random.Random(1))
     catalog = Catalog(world, ["m:1"], TabletMap(), SchemaVersions())
@@ -131,8 +129,8 @@ async def test_attempts_to_create_or_drop_a_table_have_one_id_and_calls_have_dif
     None
 ):
     """By it, the next master recognises what was done although the answer was lost."""
-    created = SlowMaster(0.0, wire.CreateTableResponse(table=wire.Table(table_id=7, name="t")))
-    dropped = SlowMaster(0.0, wire.DeleteTableResponse(deleted=True))
+    created = SlowMaster(0.0, pb.CreateTableResponse(table=pb.Table(table_id=7, name="t")))
+    dropped = SlowMaster(0.0, pb.DeleteTableResponse(deleted=True))
     for master in (created, dropped):
         master.lost = 1
         clock = VirtualClock(asyncio.get_running_loop())
@@ -141,13 +139,13 @@ async def test_attempts_to_create_or_drop_a_table_have_one_id_and_calls_have_dif
         deadline = clock.monotonic_seconds() + 10.0
         for _ in range(2):
             if master is created:
-                options = wire.TableOptions()
+                options = pb.TableOptions()
                 await catalog.create("t", [], options, exist_ok=False, deadline=deadline)
             else:
                 await catalog.delete("t", missing_ok=False, deadline=deadline)
         first, again, other = master.requests
-        assert isinstance(first, wire.CreateTableRequest | wire.DeleteTableRequest)
-        assert isinstance(other, wire.CreateTableRequest | wire.DeleteTableRequest)
+        assert isinstance(first, pb.CreateTableRequest | pb.DeleteTableRequest)
+        assert isinstance(other, pb.CreateTableRequest | pb.DeleteTableRequest)
         assert first == again
         assert len(first.request_id) == 16
         assert first.request_id != other.request_id
@@ -156,7 +154,7 @@ async def test_attempts_to_create_or_drop_a_table_have_one_id_and_calls_have_dif
 async def test_a_table_that_was_created_too_late_is_not_requested_again() -> None:
     """The error of the first attempt says that it was created. As of any call that has run out of
     time, it is `DeadlineExceeded`, which the network cannot tell from others of its base class."""
-    master = SlowMaster(0.8, wire.CreateTableResponse())
+    master = SlowMaster(0.8, pb.CreateTableResponse())
     clock = VirtualClock(asyncio.get_running_loop())
     catalog = Catalog(
         World(clock, master, random.Random(1)), ["m:1"], TabletMap(), SchemaVersions()
@@ -164,6 +162,6 @@ async def test_a_table_that_was_created_too_late_is_not_requested_again() -> Non
     master.error = ExecutionUnknown("table 'large' was created, but cannot be used yet")
     with pytest.raises(DeadlineExceeded, match="was created"):
         await catalog.create(
-            "large", [], wire.TableOptions(), exist_ok=False, deadline=clock.monotonic_seconds() + 1
+            "large", [], pb.TableOptions(), exist_ok=False, deadline=clock.monotonic_seconds() + 1
         )
     assert master.calls == 1

@@ -8,7 +8,7 @@ import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, TabletLocation
 from percolator.routing.cells import ChangesRequest
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 
 from .tablet_servers import Cluster, Server, tablet
@@ -20,12 +20,12 @@ class _NotReady(Server):
     """Refuses every look."""
 
     async def look_for_changes(
-        self, request: wire.LookForChangesRequest
-    ) -> wire.LookForChangesResponse:
+        self, request: pb.LookForChangesRequest
+    ) -> pb.LookForChangesResponse:
         await self._serve()
         error = to_detail(NotReady("the server is shutting down"))
-        return wire.LookForChangesResponse(
-            looks=[wire.ChangesLookResult(error=error) for _ in request.looks]
+        return pb.LookForChangesResponse(
+            looks=[pb.ChangesLookResult(error=error) for _ in request.looks]
         )
 
 

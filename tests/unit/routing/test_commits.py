@@ -21,7 +21,7 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.routing.cells import FollowedCommit, NotInOneRound, NotSent, Refused, WholeCommit
 from percolator.routing.dispatcher import TWO_PHASES_SECONDS
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 
 from .tablet_servers import Cluster, Server, tablet
@@ -32,18 +32,18 @@ class Commits(Server):
 
     def __init__(self, seconds: float = 0.01) -> None:
         super().__init__(seconds)
-        self.commit_calls: list[wire.CommitTransactionsRequest] = []
+        self.commit_calls: list[pb.CommitTransactionsRequest] = []
         self.failure: PercolatorError | None = None
-        self.malform: Callable[[wire.TransactionBatchResult], object] = lambda result: None
+        self.malform: Callable[[pb.TransactionBatchResult], object] = lambda result: None
 
     async def commit_transactions(
-        self, request: wire.CommitTransactionsRequest
-    ) -> wire.CommitTransactionsResponse:
+        self, request: pb.CommitTransactionsRequest
+    ) -> pb.CommitTransactionsResponse:
         self.commit_calls.append(request)
         await self._serve()
         if self.failure is not None:
             raise self.failure
-        response = wire.CommitTransactionsResponse()
+        response = pb.CommitTransactionsResponse()
         for batch in request.batches:
             result = response.batches.add()
             error = self.refuse_batch(batch.target, list(batch.rows))
@@ -199,10 +199,10 @@ async def test_a_message_is_full_of_weak_notifications_too() -> None:
 async def test_a_refusal_names_the_condition_and_the_cell() -> None:
     server = Commits()
 
-    def refuse(result: wire.TransactionBatchResult) -> None:
+    def refuse(result: pb.TransactionBatchResult) -> None:
         result.commit_timestamps[0] = 0
         found = result.uncommitted.add(transaction=0).result
-        found.outcome = wire.OUTCOME_REFUSED
+        found.outcome = pb.OUTCOME_REFUSED
         found.failed_condition = 3
         found.cell.row = b"a"
 
@@ -235,7 +235,7 @@ async def test_a_refusal_names_the_condition_and_the_cell() -> None:
     ],
 )
 async def test_a_malformed_response_leaves_the_outcome_open(
-    malform: Callable[[wire.TransactionBatchResult], object],
+    malform: Callable[[pb.TransactionBatchResult], object],
 ) -> None:
     server = Commits()
     server.malform = malform

@@ -9,7 +9,7 @@ from percolator.routing.catalog import Catalog
 from percolator.routing.contents import TabletContents
 from percolator.routing.table_info import NO_OBSERVERS, TableInfo
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange, Space
 from percolator.v1.errors_pb2 import TabletLocation
 
@@ -19,11 +19,9 @@ from .tablet_servers import Cluster
 class _Master:
     """It has found no server for the only tablet yet."""
 
-    async def locate_tablets(
-        self, request: wire.LocateTabletsRequest
-    ) -> wire.LocateTabletsResponse:
+    async def locate_tablets(self, request: pb.LocateTabletsRequest) -> pb.LocateTabletsResponse:
         location = TabletLocation(table_id=1, tablet_id=2, epoch=3, range=RowRange(start=b"m"))
-        return wire.LocateTabletsResponse(locations=[location])
+        return pb.LocateTabletsResponse(locations=[location])
 
 
 async def test_a_tablet_without_a_server_is_named() -> None:

@@ -17,7 +17,7 @@ from percolator.errors import (
 from percolator.limits import MEBIBYTE, Limits
 from percolator.routing.cells import APPLIED, Answer
 from percolator.routing.dispatcher import Dispatcher
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 
 from .tablet_servers import Cluster, Server, row_request, step, tablet
 
@@ -158,7 +158,7 @@ async def test_an_overloaded_tablet_is_left_alone_but_no_other_one() -> None:
     cluster.tablets.learn([tablet("a:1", b"", b"m"), tablet("a:1", b"m", b"", tablet_id=2)])
     until = cluster.clock.monotonic_seconds() + 2.0
 
-    def refuse(target: wire.TabletTarget, rows: list[bytes]) -> PercolatorError | None:
+    def refuse(target: pb.TabletTarget, rows: list[bytes]) -> PercolatorError | None:
         if target.tablet_id == 1 and cluster.clock.monotonic_seconds() < until:
             return Overloaded("full", retry_after_seconds=2.0)
         return None
@@ -179,7 +179,7 @@ async def test_an_overloaded_tablet_is_left_alone_but_no_other_one() -> None:
 async def test_one_bad_row_does_not_fail_other_callers_rows_in_its_batch() -> None:
     server = Server()
 
-    def refuse(target: wire.TabletTarget, rows: list[bytes]) -> PercolatorError | None:
+    def refuse(target: pb.TabletTarget, rows: list[bytes]) -> PercolatorError | None:
         return InvalidArgument("row", "bad") if b"bad" in rows else None
 
     server.refuse_batch = refuse

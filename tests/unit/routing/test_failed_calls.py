@@ -21,7 +21,7 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED, FoundCell
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 
 from .tablet_servers import Cluster, Server, row_request, step, tablet
 
@@ -114,16 +114,16 @@ def _answers(server: Server, **methods: object) -> None:
         setattr(server, name, malformed)
 
 
-def _without_batches(response: wire.MutateResponse) -> wire.MutateResponse:
+def _without_batches(response: pb.MutateResponse) -> pb.MutateResponse:
     return type(response)()
 
 
-def _one_result_less(response: wire.MutateResponse) -> wire.MutateResponse:
+def _one_result_less(response: pb.MutateResponse) -> pb.MutateResponse:
     response.batches[0].results.pop()
     return response
 
 
-def _without_outcome(response: wire.MutateResponse) -> wire.MutateResponse:
+def _without_outcome(response: pb.MutateResponse) -> pb.MutateResponse:
     for result in response.batches[0].results:
         result.Clear()
     return response
@@ -131,7 +131,7 @@ def _without_outcome(response: wire.MutateResponse) -> wire.MutateResponse:
 
 @pytest.mark.parametrize("malform", [_without_batches, _one_result_less, _without_outcome])
 async def test_mutations_whose_answer_is_malformed_may_have_been_executed(
-    malform: Callable[[wire.MutateResponse], object],
+    malform: Callable[[pb.MutateResponse], object],
 ) -> None:
     server = Server()
     _answers(server, mutate=malform)
@@ -144,19 +144,19 @@ async def test_mutations_whose_answer_is_malformed_may_have_been_executed(
     assert cluster.clock.monotonic_seconds() < 0.5
 
 
-def _a_value_less(response: wire.ReadResponse) -> wire.ReadResponse:
+def _a_value_less(response: pb.ReadResponse) -> pb.ReadResponse:
     response.batches[0].found.values.pop()
     return response
 
 
-def _of_a_row_that_was_not_asked_for(response: wire.ReadResponse) -> wire.ReadResponse:
+def _of_a_row_that_was_not_asked_for(response: pb.ReadResponse) -> pb.ReadResponse:
     response.batches[0].found.reads[0] = 99
     return response
 
 
 @pytest.mark.parametrize("malform", [_a_value_less, _of_a_row_that_was_not_asked_for])
 async def test_malformed_answers_to_reads_leave_no_call_behind(
-    malform: Callable[[wire.ReadResponse], wire.ReadResponse],
+    malform: Callable[[pb.ReadResponse], pb.ReadResponse],
 ) -> None:
     server = Server()
     correct = server.read

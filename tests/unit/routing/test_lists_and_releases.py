@@ -15,7 +15,7 @@ from percolator.aio.connecting import connect_to
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import World
 
 TWO_PHASES = Limits(one_round_cells_max=0)
@@ -33,7 +33,7 @@ class Cluster(ClusterInMemory):
     steps_in_lists = 0
     cells_in_lists = 0
 
-    async def mutate(self, request: wire.MutateRequest) -> wire.MutateResponse:
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         self.steps_in_lists += sum(len(batch.steps.rows) for batch in request.batches)
         if self.older:
             for batch in request.batches:
@@ -42,7 +42,7 @@ class Cluster(ClusterInMemory):
         response.takes_steps = not self.older
         return response
 
-    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         self.cells_in_lists += sum(len(batch.cells.rows) for batch in request.batches)
         if self.older:
             for batch in request.batches:

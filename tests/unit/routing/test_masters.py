@@ -10,7 +10,7 @@ import pytest
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError
 from percolator.routing.masters import Masters
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.wire.methods import LIST_TABLES
 from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod, World
 
@@ -21,7 +21,7 @@ class _SomeMasters(SlowMaster):
     """Those at some addresses do not lead, or do not answer at all."""
 
     def __init__(self, **problems: PercolatorError) -> None:
-        super().__init__(0.01, wire.ListTablesResponse())
+        super().__init__(0.01, pb.ListTablesResponse())
         self.problems = problems
         self.asked: list[str] = []
 
@@ -52,12 +52,12 @@ async def test_a_silent_master_costs_one_attempt_however_many_call_at_a_time(cal
     network = _SomeMasters(a=DeadlineExceeded("no answer in time"))
     masters, clock = _masters(network, "a", "b")
     calls = [
-        masters.call(LIST_TABLES, wire.ListTablesRequest(), clock.monotonic_seconds() + 5.0)
+        masters.call(LIST_TABLES, pb.ListTablesRequest(), clock.monotonic_seconds() + 5.0)
         for _ in range(callers)
     ]
     await asyncio.gather(*calls)
     assert clock.monotonic_seconds() == pytest.approx(2.0, abs=0.1)
-    await masters.call(LIST_TABLES, wire.ListTablesRequest(), clock.monotonic_seconds() + 5.0)
+    await masters.call(LIST_TABLES, pb.ListTablesRequest(), clock.monotonic_seconds() + 5.0)
     assert network.asked == ["a"] * callers + ["b"] * (callers + 1)
 
 
@@ -65,7 +65,7 @@ async def test_callers_pause_when_they_have_asked_all_masters() -> None:
     network = _SomeMasters(a=NotReady("starting"), b=NotReady("starting"))
     masters, clock = _masters(network, "a", "b")
     calls = [
-        masters.call(LIST_TABLES, wire.ListTablesRequest(), clock.monotonic_seconds() + 5.0)
+        masters.call(LIST_TABLES, pb.ListTablesRequest(), clock.monotonic_seconds() + 5.0)
         for _ in range(10)
     ]
     answers = await asyncio.gather(*calls, return_exceptions=True)

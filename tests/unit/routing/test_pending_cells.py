@@ -20,7 +20,7 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.routing.cells import FoundCell, RowResult
 from percolator.routing.pending_cell import CellAnswer
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import Cell
 from percolator.wire.status import to_detail
 
@@ -40,13 +40,13 @@ async def _read(cluster: Cluster, row: bytes = b"a", seconds: float = 10.0) -> C
 class Answering(Server):
     """Answers reads as a test wants."""
 
-    def __init__(self, answer: wire.ReadBatchResult) -> None:
+    def __init__(self, answer: pb.ReadBatchResult) -> None:
         super().__init__()
         self.answer = answer
 
-    async def read(self, request: wire.ReadRequest) -> wire.ReadResponse:
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         await super().read(request)
-        return wire.ReadResponse(batches=[self.answer])
+        return pb.ReadResponse(batches=[self.answer])
 
 
 async def test_a_cell_is_found() -> None:
@@ -57,12 +57,12 @@ async def test_a_cell_is_found() -> None:
 
 
 async def test_a_cell_that_does_not_exist_is_none() -> None:
-    assert await _read(_cluster(Answering(wire.ReadBatchResult()))) is None
+    assert await _read(_cluster(Answering(pb.ReadBatchResult()))) is None
 
 
 async def test_a_lock_in_the_way_is_reported() -> None:
     lock = Cell(row=b"a", column=b"c", value=b"lock")
-    locked = wire.ReadBatchResult(locks=[wire.BlockingLock(read=0, lock=lock)])
+    locked = pb.ReadBatchResult(locks=[pb.BlockingLock(read=0, lock=lock)])
     answer = await _read(_cluster(Answering(locked)))
     assert isinstance(answer, RowResult)
     assert list(answer.locks) == [lock]
@@ -82,7 +82,7 @@ async def test_cells_and_rows_share_a_call_and_get_their_own_answers() -> None:
 
 async def test_one_refused_read_does_not_fail_the_others() -> None:
     old = SnapshotTooOld("too old", timestamp=7, safe_point=9)
-    answer = wire.ReadBatchResult(refused=[wire.RefusedRead(read=1, error=to_detail(old))])
+    answer = pb.ReadBatchResult(refused=[pb.RefusedRead(read=1, error=to_detail(old))])
     answer.found.reads.append(0)
     answer.found.columns.append(b"c")
     answer.found.commit_timestamps.append(3)

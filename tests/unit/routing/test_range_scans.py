@@ -16,14 +16,14 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.routing.cells import RangePage, RangeRequest
 from percolator.routing.joined_page import JoinedPage
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.status import to_detail
 
 from .tablet_servers import Cluster, Server, cancelled_while_it_waits, moved, tablet
 
 
-def _page(request: wire.ScanRequest, rows: int) -> list[wire.ScanResponse]:
+def _page(request: pb.ScanRequest, rows: int) -> list[pb.ScanResponse]:
     """Pages of `rows` rows out of a, b, c … z, as a tablet server makes them."""
     start, end = request.range.start, request.range.end
     letters = [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
@@ -33,7 +33,7 @@ def _page(request: wire.ScanRequest, rows: int) -> list[wire.ScanResponse]:
     pages = []
     batches = [inside[i : i + rows] for i in range(0, len(inside), rows)]
     for batch in batches or [[]]:
-        page = wire.ScanResponse()
+        page = pb.ScanResponse()
         for row in batch:
             page.found.rows.append(row)
             page.found.columns.append(b"c")
@@ -150,13 +150,13 @@ async def test_a_broken_stream_continues_where_it_stopped() -> None:
     cluster = _three_tablets()
     calls = 0
 
-    def pages(request: wire.ScanRequest) -> list[wire.ScanResponse]:
+    def pages(request: pb.ScanRequest) -> list[pb.ScanResponse]:
         nonlocal calls
         calls += 1
         if calls == 1:
             return [
                 _page(request, 4)[0],
-                wire.ScanResponse(error=to_detail(moved(tablet("b:1", b"", b"h", epoch=2)))),
+                pb.ScanResponse(error=to_detail(moved(tablet("b:1", b"", b"h", epoch=2)))),
             ]
         return _page(request, 4)
 
@@ -177,19 +177,19 @@ async def test_a_stream_that_ends_after_each_page_is_begun_again_behind_it(rever
     assert sorted(rows) == [bytes([c]) for c in b"abcdefghijklmnopqrstuvwxyz"]
 
 
-def _a_value_less(page: wire.ScanResponse) -> None:
+def _a_value_less(page: pb.ScanResponse) -> None:
     page.found.values.pop()
 
 
-def _again_from_the_beginning(page: wire.ScanResponse) -> None:
+def _again_from_the_beginning(page: pb.ScanResponse) -> None:
     page.rest.CopyFrom(RowRange(start=b"", end=b"h"))
 
 
-def _backwards(page: wire.ScanResponse) -> None:
+def _backwards(page: pb.ScanResponse) -> None:
     page.rest.CopyFrom(RowRange(start=b"", end=b"c"))
 
 
-def _a_row_of_somebody_else(page: wire.ScanResponse) -> None:
+def _a_row_of_somebody_else(page: pb.ScanResponse) -> None:
     page.found.rows[-1] = b"z"
 
 
@@ -197,11 +197,11 @@ def _a_row_of_somebody_else(page: wire.ScanResponse) -> None:
     "malform", [_a_value_less, _again_from_the_beginning, _backwards, _a_row_of_somebody_else]
 )
 async def test_a_malformed_page_is_requested_again_until_the_timeout(
-    malform: Callable[[wire.ScanResponse], None],
+    malform: Callable[[pb.ScanResponse], None],
 ) -> None:
     cluster = _three_tablets()
 
-    def pages(request: wire.ScanRequest) -> list[wire.ScanResponse]:
+    def pages(request: pb.ScanRequest) -> list[pb.ScanResponse]:
         found = _page(request, 4)
         malform(found[0])
         return found
@@ -310,8 +310,8 @@ async def test_a_scan_cancelled_after_its_page_failed_leaves_no_exception_behind
     await cancelled_while_it_waits(_scan(cluster, RangeRequest(1, b"", b"", None, 7)))
 
 
-def _joined(row: bytes) -> wire.ScanResponse:
-    page = wire.ScanResponse()
+def _joined(row: bytes) -> pb.ScanResponse:
+    page = pb.ScanResponse()
     size = len(row).to_bytes(4, "little")
     for one in (page.joined.rows, page.joined.columns.add(name=b"c").values):
         one.block, one.offsets = row, bytes(4) + size

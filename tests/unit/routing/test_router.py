@@ -15,7 +15,7 @@ from percolator.errors import (
     TabletLocation,
 )
 from percolator.routing.cells import APPLIED
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 
 from .tablet_servers import (
     Cluster,
@@ -108,7 +108,7 @@ async def test_a_dead_servers_mutations_trigger_a_search_for_the_next_owner() ->
     assert await cluster.router.mutate([step(b"a")], cluster.deadline()) == [APPLIED]
 
 
-def _has_schema_5(target: wire.TabletTarget, rows: list[bytes]) -> PercolatorError | None:
+def _has_schema_5(target: pb.TabletTarget, rows: list[bytes]) -> PercolatorError | None:
     if target.schema_version == 5:
         return None
     return SchemaChanged("newer", table_id=1, schema_version=5)

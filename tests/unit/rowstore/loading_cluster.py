@@ -21,7 +21,7 @@ from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.cluster_over_rows import ClusterOverRows
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock, MachineClock, Network, World
 from services.master.map.catalogue import Catalogue
 from services.master.map.map_record import decode_catalogue, encode_catalogue, table_message
@@ -54,27 +54,27 @@ class LoadingCluster(ClusterOverRows):
         )
         self.loads = RowLoads(clock, kept, oracle, tables, retention_min_seconds=0.0)
 
-    async def create_table(self, request: wire.CreateTableRequest) -> wire.CreateTableResponse:
+    async def create_table(self, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
         table, created = await self.loads.create(request, self._deadline())
         if created:
             self._tables[table.name] = table_message(table)
-        return wire.CreateTableResponse(table=self._tables[table.name], created=created)
+        return pb.CreateTableResponse(table=self._tables[table.name], created=created)
 
-    async def delete_table(self, request: wire.DeleteTableRequest) -> wire.DeleteTableResponse:
+    async def delete_table(self, request: pb.DeleteTableRequest) -> pb.DeleteTableResponse:
         await self.loads.delete(request)
         return await super().delete_table(request)
 
-    async def begin_load(self, request: wire.BeginLoadRequest) -> wire.BeginLoadResponse:
+    async def begin_load(self, request: pb.BeginLoadRequest) -> pb.BeginLoadResponse:
         table = await self.loads.begin_load(request, self._deadline())
-        return wire.BeginLoadResponse(table=None if table is None else table_message(table))
+        return pb.BeginLoadResponse(table=None if table is None else table_message(table))
 
-    async def publish_loads(self, request: wire.PublishLoadsRequest) -> wire.PublishLoadsResponse:
+    async def publish_loads(self, request: pb.PublishLoadsRequest) -> pb.PublishLoadsResponse:
         tables = await self.loads.publish_loads(request, self._deadline())
         for table in tables:
             self._tables[table.name] = table_message(table)
-        return wire.PublishLoadsResponse(tables=map(table_message, tables))
+        return pb.PublishLoadsResponse(tables=map(table_message, tables))
 
-    async def abandon_load(self, request: wire.AbandonLoadRequest) -> wire.AbandonLoadResponse:
+    async def abandon_load(self, request: pb.AbandonLoadRequest) -> pb.AbandonLoadResponse:
         return await self.loads.abandon_load(request, self._deadline())
 
     async def remove_dropped(self) -> None:

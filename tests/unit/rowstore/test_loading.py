@@ -20,7 +20,7 @@ from percolator.rowstore.port import RowChange
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.row_database import MODEL
 from percolator.timestamps import SEQUENCE_BITS
-from percolator.v1 import master_pb2 as wire
+from percolator.v1 import master_pb2 as pb
 from tests.unit.rowstore.loading_cluster import Loading
 from tests.unit.rowstore.loading_cluster import loading as loading_site
 
@@ -157,13 +157,11 @@ async def test_a_run_from_the_future_is_refused() -> None:
     """Otherwise no load could begin until the oracle has come there."""
     async with loading_site() as at:
         future = at.cluster.newest_timestamp + (3_600_000 << SEQUENCE_BITS)
-        table = wire.CreateTableRequest(name="t")
+        table = pb.CreateTableRequest(name="t")
         with pytest.raises(InvalidArgument, match="run: expected a timestamp that the oracle has"):
-            await at.cluster.begin_load(wire.BeginLoadRequest(table=table, load="load", run=future))
+            await at.cluster.begin_load(pb.BeginLoadRequest(table=table, load="load", run=future))
         with pytest.raises(InvalidArgument, match="run: expected a timestamp that the oracle has"):
-            await at.cluster.abandon_load(
-                wire.AbandonLoadRequest(table="t", load="load", run=future)
-            )
+            await at.cluster.abandon_load(pb.AbandonLoadRequest(table="t", load="load", run=future))
         load = load_of(at)
         await load.finish(await begun(load, "a"))
         assert await rows_of(at) == {"a": "1"}
@@ -184,8 +182,8 @@ async def test_a_late_call_to_begin_creates_no_table() -> None:
         load = load_of(at)
         timestamps = await begun(load, "a")
         await load.abandon()
-        late = wire.BeginLoadRequest(
-            table=wire.CreateTableRequest(name="t"), load="load", run=timestamps.start
+        late = pb.BeginLoadRequest(
+            table=pb.CreateTableRequest(name="t"), load="load", run=timestamps.start
         )
         with pytest.raises(InvalidArgument, match="it was ended, or another run has taken"):
             await at.cluster.begin_load(late)
@@ -222,8 +220,8 @@ async def test_what_cannot_be_loaded_is_refused() -> None:
             RowLoad(at.database, LoadPlan("t", "load", start=b"", end=b"", notify=True))
         plan = LoadPlan("t", "load", start=b"", end=b"", notify=False)
         for options, what in (
-            (wire.TableOptions(change_feed=True), "have no change feeds"),
-            (wire.TableOptions(ttls=[{"column": b"v", "ttl_milliseconds": 1}]), "expires"),
+            (pb.TableOptions(change_feed=True), "have no change feeds"),
+            (pb.TableOptions(ttls=[{"column": b"v", "ttl_milliseconds": 1}]), "expires"),
         ):
             with pytest.raises(InvalidArgument, match=what):
                 await RowLoad(at.database, plan, options).begin()

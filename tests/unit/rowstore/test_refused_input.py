@@ -17,7 +17,7 @@ from percolator.rowstore.port import Check, RowChange, Selection, SetCell
 from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL, connect_over_model
-from percolator.v1 import bigtable_pb2 as wire
+from percolator.v1 import bigtable_pb2 as pb
 from percolator.world import MachineClock, World, machine_random
 from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from tests.unit.rowstore import model_store
@@ -34,8 +34,8 @@ VALUE_BYTES_MAX = 100 * 1024 * 1024
 class ChangedByHand:
     """A table to which somebody has given a garbage-collection rule."""
 
-    async def get_table(self, request: wire.BigtableGetTableRequest) -> wire.BigtableTable:
-        found = wire.BigtableTable(name=request.name)
+    async def get_table(self, request: pb.BigtableGetTableRequest) -> pb.BigtableTable:
+        found = pb.BigtableTable(name=request.name)
         for family in FAMILIES:
             found.column_families[family].SetInParent()
         found.column_families["w"].gc_rule.SetInParent()
@@ -53,7 +53,7 @@ async def test_a_table_that_the_service_would_collect_is_refused() -> None:
 class CreatedByAnother(BigtableInMemory):
     """Another master creates each table at the same moment."""
 
-    async def create_table(self, request: wire.BigtableCreateTableRequest) -> wire.BigtableTable:
+    async def create_table(self, request: pb.BigtableCreateTableRequest) -> pb.BigtableTable:
         await super().create_table(request)
         raise NotReady("Table is being created")
 

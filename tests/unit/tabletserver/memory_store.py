@@ -20,7 +20,7 @@ from percolator.tablet.ownership import Ownership
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.handler import RequestLimits, TabletServerHandler
@@ -162,8 +162,8 @@ class Machine:
         schema: int = 1,
         *,
         change_feed: bool = False,
-    ) -> wire.TabletDescription:
-        request = wire.OpenTabletRequest(
+    ) -> pb.TabletDescription:
+        request = pb.OpenTabletRequest(
             table_id=3,
             tablet_id=tablet,
             epoch=epoch,
@@ -173,35 +173,35 @@ class Machine:
         )
         return (await self.handler.open_tablet(request)).tablet
 
-    async def mutate(self, *batches: wire.MutationBatch) -> list[wire.MutationBatchResult]:
-        return list((await self.handler.mutate(wire.MutateRequest(batches=batches))).batches)
+    async def mutate(self, *batches: pb.MutationBatch) -> list[pb.MutationBatchResult]:
+        return list((await self.handler.mutate(pb.MutateRequest(batches=batches))).batches)
 
     async def value(self, tablet: int, row: bytes, epoch: int = 1) -> bytes | None:
-        read = wire.RowRead(row=row, columns=[COLUMN], timestamp=COMMIT)
-        batch = wire.ReadBatch(target=target(tablet, epoch), reads=[read])
-        (result,) = (await self.handler.read(wire.ReadRequest(batches=[batch]))).batches
+        read = pb.RowRead(row=row, columns=[COLUMN], timestamp=COMMIT)
+        batch = pb.ReadBatch(target=target(tablet, epoch), reads=[read])
+        (result,) = (await self.handler.read(pb.ReadRequest(batches=[batch]))).batches
         assert not result.HasField("error"), result.error
         return result.found.values[0] if result.found.values else None
 
 
-def target(tablet: int, epoch: int = 1, schema: int = 1) -> wire.TabletTarget:
-    return wire.TabletTarget(tablet_id=tablet, epoch=epoch, schema_version=schema)
+def target(tablet: int, epoch: int = 1, schema: int = 1) -> pb.TabletTarget:
+    return pb.TabletTarget(tablet_id=tablet, epoch=epoch, schema_version=schema)
 
 
-def put(tablet: int, *rows: bytes, epoch: int = 1, value: bytes = b"v") -> wire.MutationBatch:
+def put(tablet: int, *rows: bytes, epoch: int = 1, value: bytes = b"v") -> pb.MutationBatch:
     """Unconditional commits."""
     record = WriteRecord(START, RecordKind.PUT, value).encode()
-    change = wire.Change(
-        kind=wire.Change.KIND_PUT, space=cells_pb2.SPACE_WRITE, timestamp=COMMIT, value=record
+    change = pb.Change(
+        kind=pb.Change.KIND_PUT, space=cells_pb2.SPACE_WRITE, timestamp=COMMIT, value=record
     )
-    return wire.MutationBatch(
+    return pb.MutationBatch(
         target=target(tablet, epoch),
-        mutations=[wire.Mutation(row=row, column=COLUMN, changes=[change]) for row in rows],
+        mutations=[pb.Mutation(row=row, column=COLUMN, changes=[change]) for row in rows],
     )
 
 
-def outcomes(result: wire.MutationBatchResult) -> list[str]:
-    return [wire.Outcome.Name(one.outcome).removeprefix("OUTCOME_") for one in result.results]
+def outcomes(result: pb.MutationBatchResult) -> list[str]:
+    return [pb.Outcome.Name(one.outcome).removeprefix("OUTCOME_") for one in result.results]
 
 
 def disk_full() -> StoreUnusable:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.tablet import keys
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from services.tabletserver.dump import _entry, as_line
 from tests.unit.tabletserver.memory_store import COLUMN, COMMIT, START, Machine, put, target
 
 LATER = COMMIT + 10
 
 
-async def scanned(machine: Machine, tablet: int, epoch: int = 1) -> wire.ScanChangesResponse:
-    request = wire.ScanChangesRequest(target=target(tablet, epoch), until=LATER)
+async def scanned(machine: Machine, tablet: int, epoch: int = 1) -> pb.ScanChangesResponse:
+    request = pb.ScanChangesRequest(target=target(tablet, epoch), until=LATER)
     *_, last = [page async for page in machine.handler.scan_changes(request)]
     return last
 
 
-def with_schema(batch: wire.MutationBatch, schema: int) -> wire.MutationBatch:
+def with_schema(batch: pb.MutationBatch, schema: int) -> pb.MutationBatch:
     batch.target.schema_version = schema
     return batch
 
@@ -55,10 +55,10 @@ async def test_looks_are_answered_tablet_by_tablet() -> None:
     await machine.open(2, start=b"m", change_feed=True)
     await machine.open(3)
     await machine.mutate(put(1, b"a"))
-    looks = [wire.ChangesLook(target=target(number), until=LATER) for number in (1, 2, 3, 4)]
-    looks.append(wire.ChangesLook(target=target(1, epoch=9), until=LATER))
-    looks.append(wire.ChangesLook(target=target(1)))
-    request = wire.LookForChangesRequest(looks=looks)
+    looks = [pb.ChangesLook(target=target(number), until=LATER) for number in (1, 2, 3, 4)]
+    looks.append(pb.ChangesLook(target=target(1, epoch=9), until=LATER))
+    looks.append(pb.ChangesLook(target=target(1)))
+    request = pb.LookForChangesRequest(looks=looks)
     found = (await machine.handler.look_for_changes(request)).looks
     assert [(one.reached, one.newest) for one in found[:2]] == [(LATER, COMMIT), (LATER, 0)]
     assert found[2].error.invalid_argument.field == "looks[2].target"

@@ -5,37 +5,35 @@ from __future__ import annotations
 import asyncio
 
 from percolator.v1 import cells_pb2
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE
 from services.tabletserver.handler import RequestLimits
 from tests.unit.tabletserver.memory_store import COLUMN, COMMIT, Machine, outcomes, target
 
 
-def notified(tablet: int, *rows: bytes) -> wire.MutationBatch:
-    change = wire.Change(
-        kind=wire.Change.KIND_PUT,
+def notified(tablet: int, *rows: bytes) -> pb.MutationBatch:
+    change = pb.Change(
+        kind=pb.Change.KIND_PUT,
         space=cells_pb2.SPACE_NOTIFY,
         timestamp=COMMIT,
         qualifier=b"f",
     )
-    return wire.MutationBatch(
+    return pb.MutationBatch(
         target=target(tablet),
-        mutations=[wire.Mutation(row=row, column=COLUMN, changes=[change]) for row in rows],
+        mutations=[pb.Mutation(row=row, column=COLUMN, changes=[change]) for row in rows],
     )
 
 
-async def scan(
-    machine: Machine, *scans: wire.NotificationScan
-) -> list[wire.NotificationScanResult]:
-    request = wire.ScanNotificationsRequest(scans=scans)
+async def scan(machine: Machine, *scans: pb.NotificationScan) -> list[pb.NotificationScanResult]:
+    request = pb.ScanNotificationsRequest(scans=scans)
     return list((await machine.handler.scan_notifications(request)).scans)
 
 
-def of(tablet: int, start: bytes = b"", end: bytes = b"") -> wire.NotificationScan:
-    return wire.NotificationScan(target=target(tablet), range={"start": start, "end": end})
+def of(tablet: int, start: bytes = b"", end: bytes = b"") -> pb.NotificationScan:
+    return pb.NotificationScan(target=target(tablet), range={"start": start, "end": end})
 
 
-def rows(result: wire.NotificationScanResult) -> list[bytes]:
+def rows(result: pb.NotificationScanResult) -> list[bytes]:
     return [one.row for one in result.notifications]
 
 
@@ -66,7 +64,7 @@ async def test_a_watcher_hears_of_every_tablet_of_its_tables_also_of_those_that_
     machine = Machine()
     await machine.open(1, end=b"m")
     watched = [{"table_id": 3, "observers": [b"f"]}]
-    request = wire.WatchNotificationsRequest(watched=watched)
+    request = pb.WatchNotificationsRequest(watched=watched)
     stream = machine.handler.watch_notifications(request)
     assert not (await anext(stream)).notifications
     await machine.open(2, start=b"m")

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tabletserver.memory_store import COMMIT, Machine, put, target
 
 OF_A_TABLET_SERVER = ("percolator.tablet", "percolator.v1.tabletserver", "services.tabletserver")
@@ -43,7 +43,7 @@ async def test_mutations_reads_and_scans_are_freed_at_once() -> None:
         await machine.mutate(put(1, *rows), put(2, b"refused"))
         await machine.value(1, rows[0])
         for reverse in (False, True):
-            scan = wire.ScanRequest(
+            scan = pb.ScanRequest(
                 target=target(1), all_columns=True, timestamp=COMMIT, reverse=reverse
             )
             pages = [page async for page in machine.handler.scan(scan)]

@@ -10,7 +10,7 @@ import structlog
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, TabletMoved
 from percolator.tablet import opening
 from percolator.tablet.memory.state import TabletState
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from services.chassis.store.epoch_directory import EPOCH_MAX
 from services.tabletserver.served_tablet import REOPEN_SECONDS_MAX
 from tests.unit.tabletserver.memory_store import (
@@ -49,9 +49,9 @@ async def test_nothing_is_kept_of_tablets_that_have_left() -> None:
     machine = Machine()
     for tablet in range(1, 11):
         await machine.open(tablet)
-        await machine.handler.close_tablet(wire.CloseTabletRequest(tablet_id=tablet, epoch=1))
+        await machine.handler.close_tablet(pb.CloseTabletRequest(tablet_id=tablet, epoch=1))
     for unknown in range(100, 110):
-        await machine.handler.close_tablet(wire.CloseTabletRequest(tablet_id=unknown, epoch=1))
+        await machine.handler.close_tablet(pb.CloseTabletRequest(tablet_id=unknown, epoch=1))
     assert len(machine.tablets._orders) == 0
     assert machine.tablets.all() == []
 
@@ -69,7 +69,7 @@ async def test_the_same_epoch_with_another_range_is_refused() -> None:
 )
 async def test_an_impossible_order_names_its_field(field: str, value: int) -> None:
     machine = Machine()
-    request = wire.OpenTabletRequest(table_id=1, tablet_id=1, epoch=1)
+    request = pb.OpenTabletRequest(table_id=1, tablet_id=1, epoch=1)
     if field == "range":
         request.range.start, request.range.end = b"b", b"a"
     else:

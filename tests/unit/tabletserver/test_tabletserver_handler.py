@@ -11,7 +11,7 @@ from percolator.errors import StoreUnusable as UnusableStore
 from percolator.formats.records import KIND_PUT
 from percolator.protocol import steps
 from percolator.tablet.limits import TabletLimits
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
 from services.chassis.serving.rpc import Exposed
 from services.tabletserver.handler import RequestLimits
@@ -27,7 +27,7 @@ from tests.unit.tabletserver.memory_store import (
 )
 
 
-def wide(number: int, *, cells: int, value: bytes = b"v") -> wire.MutationBatch:
+def wide(number: int, *, cells: int, value: bytes = b"v") -> pb.MutationBatch:
     """Writes many cells of one row, which has the name of its tablet."""
     batch = put(number, *[b"%d" % number] * cells, value=value)
     for column, mutation in enumerate(batch.mutations):
@@ -35,8 +35,8 @@ def wide(number: int, *, cells: int, value: bytes = b"v") -> wire.MutationBatch:
     return batch
 
 
-def whole_row(number: int) -> wire.RowRead:
-    return wire.RowRead(row=b"%d" % number, all_columns=True, timestamp=COMMIT)
+def whole_row(number: int) -> pb.RowRead:
+    return pb.RowRead(row=b"%d" % number, all_columns=True, timestamp=COMMIT)
 
 
 async def test_every_batch_has_its_own_answer() -> None:
@@ -65,7 +65,7 @@ async def test_an_answer_does_not_grow_with_the_number_of_tablets(whole_rows: bo
         rows = [b"%d%d" % (number, row) for row in range(4)]
         await machine.mutate(put(number, *rows, value=bytes(10_000)))
     reads = {
-        (number, row): wire.RowRead(
+        (number, row): pb.RowRead(
             row=b"%d%d" % (number, row),
             columns=[] if whole_rows else [COLUMN],
             all_columns=whole_rows,
@@ -78,11 +78,11 @@ async def test_an_answer_does_not_grow_with_the_number_of_tablets(whole_rows: bo
     while reads:
         asked = [[key for key in reads if key[0] == number] for number in tablets]
         batches = [
-            wire.ReadBatch(target=target(number), reads=[reads[key] for key in keys])
+            pb.ReadBatch(target=target(number), reads=[reads[key] for key in keys])
             for number, keys in zip(tablets, asked, strict=True)
             if keys
         ]
-        answer = await machine.handler.read(wire.ReadRequest(batches=batches))
+        answer = await machine.handler.read(pb.ReadRequest(batches=batches))
         assert answer.ByteSize() < 40_000
         for keys, result in zip(filter(None, asked), answer.batches, strict=True):
             refused = {one.read for one in result.refused}
@@ -103,9 +103,9 @@ async def test_rows_of_many_cells_in_many_tablets_are_not_all_in_one_answer() ->
     wanted, answered = list(tablets), []
     while wanted:
         batches = [
-            wire.ReadBatch(target=target(number), reads=[whole_row(number)]) for number in wanted
+            pb.ReadBatch(target=target(number), reads=[whole_row(number)]) for number in wanted
         ]
-        answer = await machine.handler.read(wire.ReadRequest(batches=batches))
+        answer = await machine.handler.read(pb.ReadRequest(batches=batches))
         assert answer.ByteSize() < 40_000
         found = [len(result.found.values) for result in answer.batches]
         assert set(found) <= {0, 10}
@@ -120,10 +120,10 @@ async def test_a_tablet_that_is_closed_while_its_read_waits_for_others_refuses_i
     for number in (1, 2):
         await machine.open(number)
         await machine.mutate(wide(number, cells=100))
-        batches.append(wire.ReadBatch(target=target(number), reads=[whole_row(number)]))
-    reading = asyncio.ensure_future(machine.handler.read(wire.ReadRequest(batches=batches)))
+        batches.append(pb.ReadBatch(target=target(number), reads=[whole_row(number)]))
+    reading = asyncio.ensure_future(machine.handler.read(pb.ReadRequest(batches=batches)))
     await asyncio.sleep(0)
-    await machine.handler.close_tablet(wire.CloseTabletRequest(tablet_id=2, epoch=1))
+    await machine.handler.close_tablet(pb.CloseTabletRequest(tablet_id=2, epoch=1))
     assert not reading.done()
     first, second = (await reading).batches
     assert len(first.found.values) == 100
@@ -134,14 +134,14 @@ async def test_reads_answer_batch_by_batch_too() -> None:
     machine = Machine()
     await machine.open(1, end=b"m")
     await machine.mutate(put(1, b"a"))
-    read = wire.RowRead(row=b"a", all_columns=True, timestamp=COMMIT)
-    outside = wire.RowRead(row=b"z", all_columns=True, timestamp=COMMIT)
+    read = pb.RowRead(row=b"a", all_columns=True, timestamp=COMMIT)
+    outside = pb.RowRead(row=b"z", all_columns=True, timestamp=COMMIT)
     batches = [
-        wire.ReadBatch(target=target(1), reads=[read]),
-        wire.ReadBatch(target=target(1), reads=[read, outside]),
-        wire.ReadBatch(target=target(2), reads=[read]),
+        pb.ReadBatch(target=target(1), reads=[read]),
+        pb.ReadBatch(target=target(1), reads=[read, outside]),
+        pb.ReadBatch(target=target(2), reads=[read]),
     ]
-    found, wrong, moved = (await machine.handler.read(wire.ReadRequest(batches=batches))).batches
+    found, wrong, moved = (await machine.handler.read(pb.ReadRequest(batches=batches))).batches
     assert list(found.found.values) == [b"v"]
     assert wrong.error.invalid_argument.field == "batches[1].reads[1].row"
     assert moved.error.HasField("tablet_moved")
@@ -149,10 +149,10 @@ async def test_reads_answer_batch_by_batch_too() -> None:
 
 async def test_a_scan_of_a_tablet_that_is_not_here_ends_with_its_error() -> None:
     machine = Machine()
-    scan = wire.ScanRequest(target=target(1), all_columns=True, timestamp=COMMIT)
+    scan = pb.ScanRequest(target=target(1), all_columns=True, timestamp=COMMIT)
     (page,) = [page async for page in machine.handler.scan(scan)]
     assert page.error.HasField("tablet_moved")
-    cells = wire.ScanCellsRequest(target=target(1))
+    cells = pb.ScanCellsRequest(target=target(1))
     (cell_page,) = [page async for page in machine.handler.scan_cells(cells)]
     assert cell_page.error.HasField("tablet_moved")
 
@@ -161,7 +161,7 @@ async def test_a_scan_gives_the_rows_of_its_tablet() -> None:
     machine = Machine()
     await machine.open(1)
     await machine.mutate(put(1, b"a", b"b"))
-    scan = wire.ScanRequest(target=target(1), all_columns=True, timestamp=COMMIT)
+    scan = pb.ScanRequest(target=target(1), all_columns=True, timestamp=COMMIT)
     pages = [page async for page in machine.handler.scan(scan)]
     assert [row for page in pages for row in page.found.rows] == [b"a", b"b"]
     assert machine.handler.counts.pages == len(pages)
@@ -173,9 +173,7 @@ async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads() -> 
     await machine.mutate(put(1, b"row"))
     machine.free_bytes = 999
     await machine.disk.check()
-    question = wire.MutationBatch(
-        target=target(1), mutations=[wire.Mutation(row=b"row", column=b"c")]
-    )
+    question = pb.MutationBatch(target=target(1), mutations=[pb.Mutation(row=b"row", column=b"c")])
     refused, answered = await machine.mutate(put(1, b"row"), question)
     assert refused.error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
     assert refused.error.retry == RETRY_SAFETY_SAFE
@@ -189,27 +187,25 @@ async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads() -> 
 async def test_the_master_is_told_that_writes_are_refused_and_why() -> None:
     machine = Machine()
     await machine.disk.check()
-    assert not (await machine.handler.report(wire.ReportRequest())).HasField("writes_refused")
+    assert not (await machine.handler.report(pb.ReportRequest())).HasField("writes_refused")
     machine.free_bytes = 999
     await machine.disk.check()
-    refused = (await machine.handler.report(wire.ReportRequest())).writes_refused
+    refused = (await machine.handler.report(pb.ReportRequest())).writes_refused
     assert refused.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
     assert "kept in reserve" in refused.message
     machine.free_bytes = 1000
     await machine.disk.check()
-    assert not (await machine.handler.report(wire.ReportRequest())).HasField("writes_refused")
+    assert not (await machine.handler.report(pb.ReportRequest())).HasField("writes_refused")
     machine.store_trouble = "the store hangs"
-    refused = (await machine.handler.report(wire.ReportRequest())).writes_refused
+    refused = (await machine.handler.report(pb.ReportRequest())).writes_refused
     assert refused.message == "the store hangs"
 
 
 async def test_half_of_the_reserve_is_for_roll_backs() -> None:
     machine = Machine()
     await machine.open(1)
-    rolled_back = wire.MutationBatch(
-        target=target(1), mutations=[steps.roll_back(b"x", b"c", START)]
-    )
-    stuffed = wire.MutationBatch()
+    rolled_back = pb.MutationBatch(target=target(1), mutations=[steps.roll_back(b"x", b"c", START)])
+    stuffed = pb.MutationBatch()
     stuffed.CopyFrom(rolled_back)
     stuffed.mutations[0].changes[-1].value = b"much"
     mixed = put(1, b"row")
@@ -255,7 +251,7 @@ async def test_more_rows_than_a_request_may_hold_are_refused_as_a_whole() -> Non
 async def test_more_weak_notifications_than_a_request_may_hold_are_refused_as_a_whole() -> None:
     machine = Machine(limits=RequestLimits(rows_max=3))
     await machine.open(1)
-    batch = wire.TransactionBatch(
+    batch = pb.TransactionBatch(
         target=target(1),
         start_timestamps=[START],
         cells=[1],
@@ -267,7 +263,7 @@ async def test_more_weak_notifications_than_a_request_may_hold_are_refused_as_a_
     for number in range(4):
         batch.notifications.add(row=b"%d" % number, column=b"w", observers=[b"f"])
     with pytest.raises(InvalidArgument, match="at most 3 in total, found 4") as refused:
-        await machine.handler.commit_transactions(wire.CommitTransactionsRequest(batches=[batch]))
+        await machine.handler.commit_transactions(pb.CommitTransactionsRequest(batches=[batch]))
     assert refused.value.field == "batches.notifications"
     assert await machine.value(1, b"a") is None
 
@@ -275,9 +271,9 @@ async def test_more_weak_notifications_than_a_request_may_hold_are_refused_as_a_
 async def test_batches_of_nothing_are_counted_too() -> None:
     machine = Machine(limits=RequestLimits(rows_max=3))
     with pytest.raises(InvalidArgument, match="batches: expected at most 3, found 4"):
-        await machine.mutate(*[wire.MutationBatch()] * 4)
+        await machine.mutate(*[pb.MutationBatch()] * 4)
     with pytest.raises(InvalidArgument, match="batches: expected at most 3, found 4"):
-        await machine.handler.read(wire.ReadRequest(batches=[wire.ReadBatch()] * 4))
+        await machine.handler.read(pb.ReadRequest(batches=[pb.ReadBatch()] * 4))
 
 
 async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
@@ -326,7 +322,7 @@ async def test_a_slow_request_is_counted() -> None:
 async def test_a_split_is_proposed_between_two_rows_and_not_within_one() -> None:
     machine = Machine()
     await machine.open(1)
-    request = wire.ProposeSplitRequest(target=target(1))
+    request = pb.ProposeSplitRequest(target=target(1))
     assert not (await machine.handler.propose_split(request)).HasField("row")
     await machine.mutate(put(1, *(b"%03d" % n for n in range(100)), value=b"x" * 100))
     proposed = await machine.handler.propose_split(request)
@@ -337,9 +333,9 @@ async def test_a_split_of_another_epoch_or_schema_is_not_proposed() -> None:
     machine = Machine()
     await machine.open(1)
     with pytest.raises(TabletMoved):
-        await machine.handler.propose_split(wire.ProposeSplitRequest(target=target(1, epoch=2)))
+        await machine.handler.propose_split(pb.ProposeSplitRequest(target=target(1, epoch=2)))
     with pytest.raises(SchemaChanged):
-        await machine.handler.propose_split(wire.ProposeSplitRequest(target=target(1, schema=2)))
+        await machine.handler.propose_split(pb.ProposeSplitRequest(target=target(1, schema=2)))
 
 
 async def test_a_report_names_this_process_and_what_fails_here() -> None:
@@ -348,7 +344,7 @@ async def test_a_report_names_this_process_and_what_fails_here() -> None:
     machine.store.open_fails = disk_full()
     with pytest.raises(UnusableStore):
         await machine.open(2)
-    report = await machine.handler.report(wire.ReportRequest())
+    report = await machine.handler.report(pb.ReportRequest())
     assert report.server_id == "server"
     served, failed = report.tablets
     assert (served.tablet_id, served.epoch, served.schema_version) == (1, 4, 2)
@@ -360,14 +356,14 @@ async def test_a_report_tells_the_tablets_what_time_it_is() -> None:
     machine = Machine()
     await machine.open(1)
     ahead = COMMIT + (1 << 60)
-    read = wire.RowRead(row=b"row", columns=[COLUMN], timestamp=ahead)
-    request = wire.ReadRequest(batches=[wire.ReadBatch(target=target(1), reads=[read])])
+    read = pb.RowRead(row=b"row", columns=[COLUMN], timestamp=ahead)
+    request = pb.ReadRequest(batches=[pb.ReadBatch(target=target(1), reads=[read])])
     [refused] = (await machine.handler.read(request)).batches
     assert refused.error.invalid_argument.field == "batches[0].reads[0].timestamp"
-    await machine.handler.report(wire.ReportRequest(newest_timestamp=ahead))
+    await machine.handler.report(pb.ReportRequest(newest_timestamp=ahead))
     [answered] = (await machine.handler.read(request)).batches
     assert not answered.HasField("error")
 
 
 async def test_every_method_of_the_service_is_there() -> None:
-    Exposed(wire.DESCRIPTOR.services_by_name["TabletServerService"], Machine().handler)
+    Exposed(pb.DESCRIPTOR.services_by_name["TabletServerService"], Machine().handler)

@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from percolator.errors import StoreUnusable
 from percolator.tablet.keys import NOTIFY, encode
-from percolator.v1 import tabletserver_pb2 as wire
+from percolator.v1 import tabletserver_pb2 as pb
 from services.tabletserver.metrics import TabletServerMetrics
 from tests.unit.tabletserver.memory_store import Machine, disk_full, put
 
@@ -32,7 +32,7 @@ async def test_the_figures_follow_what_happened() -> None:
     machine.store_trouble = "the store hangs"
     assert figure("store_trouble") == 1
     await machine.open(1)
-    request = wire.WatchNotificationsRequest(watched=[{"table_id": 3, "observers": [b"f"]}])
+    request = pb.WatchNotificationsRequest(watched=[{"table_id": 3, "observers": [b"f"]}])
     stream = machine.handler.watch_notifications(request)
     await anext(stream)
     machine.tablets.watch.tell(3, [notification(b"a", b"f"), notification(b"a", b"g")])

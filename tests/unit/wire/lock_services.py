@@ -10,7 +10,7 @@ from typing import Any
 
 from percolator.errors import PercolatorError, Unavailable
 from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import (
     RequestT,
@@ -95,7 +95,7 @@ class LockServices:
         for address in list(self._living):
             self.stop(address)
 
-    def alive(self, address: str) -> list[wire.Session]:
+    def alive(self, address: str) -> list[pb.Session]:
         """The sessions that this service knows."""
         handler = self.handlers[address]
         sessions, _ = handler.sessions.page(0, 100)

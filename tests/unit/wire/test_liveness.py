@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.liveness import Liveness
 from tests.unit.wire.lock_services import ROUND_TRIP_SECONDS, A, B, client, lock_services
 
@@ -56,7 +56,7 @@ async def test_an_answer_is_never_older_than_its_lookup() -> None:
         assert session_id is not None
         first = asyncio.create_task(asker.liveness([session_id]))
         await asyncio.sleep(ROUND_TRIP_SECONDS * 0.75)
-        await services.handlers[A].end_session(wire.EndSessionRequest(session_id=session_id))
+        await services.handlers[A].end_session(pb.EndSessionRequest(session_id=session_id))
         second = asyncio.create_task(asker.liveness([session_id]))
         assert await first == [Liveness.ALIVE]
         assert await second == [Liveness.DEAD]

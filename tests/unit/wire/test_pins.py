@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.sessions import SessionSettings
 from tests.unit.wire.lock_services import A, B, client, held, lock_services
 
@@ -18,7 +18,7 @@ async def test_a_pin_sends_the_same_with_every_renewal() -> None:
         await sessions.current()
         await asyncio.sleep(100)
         (session,) = services.alive(A)
-        assert session.info == wire.SessionInfo(
+        assert session.info == pb.SessionInfo(
             description="a backup", ttl_milliseconds=30_000, oldest_start_timestamp=42, pin=True
         )
         await sessions.close()

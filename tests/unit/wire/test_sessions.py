@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, Unavailable, UsageError
-from percolator.v1 import lockservice_pb2 as wire
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.liveness import Liveness
 from percolator.wire.lock_service import LockServiceCalls
 from percolator.wire.sessions import Sessions, SessionSettings
@@ -230,7 +230,7 @@ async def test_an_error_in_the_owners_callback_does_not_stop_the_renewals() -> N
     async with lock_services(A) as services:
         sessions = client(services, on_expired=fail)
         first = await sessions.current()
-        await services.handlers[A].end_session(wire.EndSessionRequest(session_id=first))
+        await services.handlers[A].end_session(pb.EndSessionRequest(session_id=first))
         await asyncio.sleep(60)
         assert held(sessions) is not None
         assert [str(context["exception"]) for context in complaints] == ["the owner's own bug"]
@@ -415,7 +415,7 @@ async def test_an_address_that_left_the_cluster_is_dialled_anew_when_it_comes_ba
     async with lock_services(A, B) as services:
         addresses = [A]
         calls = LockServiceCalls(services, addresses)
-        request = wire.CheckSessionsRequest(session_ids=[bytes(16)])
+        request = pb.CheckSessionsRequest(session_ids=[bytes(16)])
         for address in (A, B, A, A):
             addresses[:] = [address]
             await calls.call(lambda stub: stub.check_sessions, request, 1.0)
