@@ -88,7 +88,7 @@ def _as_text(described: DescribeCollectionResponse) -> Group:
         lines.append("no round has completed since this master began to lead")
     if described.held_by:
         at = Timestamp(described.held_at).describe()
-        # Only operators are told the session: who knows it can end it.
+        # Only admins are told the session: who knows it can end it.
         told = described.held_by_session_id.hex()
         who = f"{described.held_by} (session {told})" if told else described.held_by
         lines.append(plain(f"held back by {who}, which needs history since {at}"))
