@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from percolator.testing.simulator.network_faults import PERFECT
+from percolator.testing.simulator.network_faults import NetworkFaults
 from tests.simulation.ambush import aimed
 from tests.simulation.scenario import PAGE_ROWS_MAX, Kind, Scenario, harsh, in_bursts, scenario_of
 
@@ -41,8 +41,9 @@ class Bug:
     """Whether it is a bug of the way to a row store."""
     after_seconds: float = 0.0
     """Strikes wait this long, and there is work for as long: history has to be collected first."""
-    perfect_network: bool = False
-    """Whether no message is lost: one that is lost keeps a collector from work for 30 s."""
+    network: NetworkFaults | None = None
+    """If given, the one of each seed. A message that is lost keeps a collector from work for 30 s,
+    and some bugs need copies of messages more often than a seed has them."""
     lone_strike_seconds: float = 0.0
     """If not 0, there is only one strike, and it lasts this long: others would end it early."""
     aim: str | None = None
@@ -73,8 +74,8 @@ class Bug:
                 for strike in found.strikes
             )
             found = replace(found, strikes=tuple(late), transactions=_LONG_TRANSACTIONS)
-        if self.perfect_network:
-            found = replace(found, network=PERFECT)
+        if self.network is not None:
+            found = replace(found, network=self.network)
         if self.sessions_per_client:
             found = replace(found, sessions_per_client=self.sessions_per_client, burst_seconds=0.0)
         if self.aim is not None:

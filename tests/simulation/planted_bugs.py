@@ -11,6 +11,7 @@ import re
 
 import pytest
 
+from percolator.testing.simulator.network_faults import PERFECT, NetworkFaults
 from tests.simulation import planted_baton_bugs as baton_bugs
 from tests.simulation import planted_clock_bugs as clock_bugs
 from tests.simulation import planted_collection_bugs as collection_bugs
@@ -302,6 +303,13 @@ BUGS = (
         )
         for plant, kinds, workload, quickly in row_bugs.ALL
     ),
+    Bug(
+        row_bugs.an_unexplained_refusal_was_not_executed,
+        workload="bank",
+        on_rows=True,
+        network=NetworkFaults(slow_seconds_max=0.01, duplicate=0.2, drop_reply=0.1),
+        is_quickly_caught=True,
+    ),
     *(
         Bug(
             row_collection_bugs.eagerly(plant),
@@ -355,7 +363,7 @@ BUGS = (
         workload="chains",
         on_rows=True,
         with_master=True,
-        perfect_network=True,
+        network=PERFECT,
         in_bursts=True,
         seeds_max=300,
         is_quickly_caught=True,
@@ -369,7 +377,7 @@ BUGS = (
             with_master=True,
             aim="commit of others",
             in_bursts=True,
-            perfect_network=True,
+            network=PERFECT,
             # A table is collected when retention has passed since it was dropped.
             after_seconds=1.5,
             seeds_max=300,

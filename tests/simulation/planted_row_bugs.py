@@ -22,7 +22,15 @@ from percolator.routing.cells import APPLIED, Refused, RowRequest, RowResult
 from percolator.rowstore import common_steps, judging, mapping, mutating, reading, selecting
 from percolator.rowstore.exclusion import OtherSide, other_sides
 from percolator.rowstore.gathering import Gathering
-from percolator.rowstore.layout import COLLECTED, LOCK_ONLY, LOCKS, ROLLBACKS, WRITES, column_bounds
+from percolator.rowstore.layout import (
+    COLLECTED,
+    LOCK_ONLY,
+    LOCKS,
+    ROLLBACKS,
+    WRITES,
+    column_bounds,
+    row_key,
+)
 from percolator.rowstore.mapping import Step
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import Change, Check, Selection, SetCell, StoredCell, StoredRow
@@ -167,6 +175,26 @@ def no_answer_is_taken_for_not_executed(patch: Patch) -> None:
         await correct(self, problem, is_read=is_read)
 
     patch.setattr(Patience, "outlast", wrong)
+
+
+def an_unexplained_refusal_was_not_executed(patch: Patch) -> None:
+    """Of a call that arrived twice, the second copy is refused because of what the first has made:
+    the transaction is reported as aborted, and is committed."""
+    correct = mutating.RowMutations._look
+
+    async def wrong(
+        self: Any, group: Any, selections: Sequence[Selection], patience: Patience
+    ) -> list[StoredCell]:
+        if not patience._was_refused:
+            return await correct(self, group, selections, patience)
+        key, seconds = row_key(group.row), patience.attempt_seconds
+        try:
+            rows = await self._store.read(group.table_id, [key], selections, seconds)
+        except PercolatorError as error:
+            raise NotExecuted(error.message) from error
+        return rows[0].cells if rows else []
+
+    patch.setattr(mutating.RowMutations, "_look", wrong)
 
 
 def reads_pass_locks(patch: Patch) -> None:
