@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -53,15 +53,20 @@ async def test_imported_exports_of_one_key_have_different_numbers_in_order(
     assert [one.value for one in sent if one.key == "bob"] == list(range(0, 10, 2))
 
 
+async def exported(mails: ExportQueue[str, int], values: Iterable[int], path: Path) -> None:
+    """Exports the queue after so many transactions, each of which has put one value."""
+    async with percolator.testing.connect_async() as database:
+        await mails.create(database)
+        for value in values:
+            async with database.transaction() as tx:
+                await mails.put(tx, "ann", value)
+        await export(database, path)
+
+
 async def test_what_is_put_while_they_get_their_numbers_comes_after_them(tmp_path: Path) -> None:
     """Its commit is older than that of the run that gives the numbers."""
     mails = ExportQueue("mails", key=codecs.text, value=codecs.integer, buckets=1)
-    async with percolator.testing.connect_async() as database:
-        await mails.create(database)
-        for number in range(4):
-            async with database.transaction() as tx:
-                await mails.put(tx, "ann", number)
-        await export(database, tmp_path / "export")
+    await exported(mails, range(4), tmp_path / "export")
 
     sent: list[Export[str, int]] = []
     async with loading() as at:
@@ -88,12 +93,7 @@ async def test_what_is_put_while_they_get_their_numbers_comes_after_them(tmp_pat
 async def test_queues_that_are_imported_twice_keep_their_order(tmp_path: Path) -> None:
     """The second time when only some of the entries have got their numbers."""
     mails = ExportQueue("mails", key=codecs.text, value=codecs.integer, buckets=1)
-    async with percolator.testing.connect_async() as database:
-        await mails.create(database)
-        for number in range(5):
-            async with database.transaction() as tx:
-                await mails.put(tx, "ann", number)
-        await export(database, tmp_path / "first")
+    await exported(mails, range(5), tmp_path / "first")
 
     bucket = mails._rows.bucket(mails.key_bytes("ann"))
     async with loading() as at:
