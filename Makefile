@@ -161,7 +161,7 @@ compose-test: $(READY) ## Disturb a cluster of containers from outside, and chec
 # ------------------------------------------------------------------------------ benchmarks
 
 .PHONY: bench
-bench: bench-oracle bench-tablet bench-transactions bench-small bench-contention bench-observers bench-gc bench-gateway bench-failover ## Run all cluster benchmarks one after another (not Spark, not the simulation)
+bench: bench-loads bench-oracle bench-tablet bench-transactions bench-small bench-contention bench-observers bench-gc bench-gateway bench-failover ## Run all cluster benchmarks one after another (not Spark, not the simulation)
 
 .PHONY: bench-oracle
 bench-oracle: $(READY) ## Measure timestamps per second
@@ -195,6 +195,10 @@ bench-gateway: $(READY) ## Measure the cost of forwarding calls, and of transact
 bench-bigtable: $(READY) emulator ## Measure transactions and observers on a row store, next to tablet servers (about 8 minutes)
 	$(BIN)/python -m benchmarks.bigtable
 	$(BIN)/python -m benchmarks.row_observers
+
+.PHONY: bench-loads
+bench-loads: $(READY) ## Measure the loads that people have, next to PostgreSQL: transfers and observed changes (about 6 minutes)
+	$(BIN)/python -m benchmarks.loads
 
 .PHONY: bench-moving
 bench-moving: $(READY) emulator ## Move a million cells from tablet servers into Bigtable's emulator, and compare (about 2 minutes)

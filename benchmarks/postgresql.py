@@ -1,8 +1,9 @@
 """The same transactions in PostgreSQL on the same machine, as a point of comparison.
 
 PostgreSQL runs in its own cluster in a temporary directory, with Debian's defaults: every commit is
-synced. Each transaction reads one row by its primary key and writes it back, at PostgreSQL's
-snapshot isolation level. Each connection runs one transaction at a time. The connections are those
+synced. Transactions run at PostgreSQL's snapshot isolation level, and conflicts are retried. There
+are two kinds (`Work`): one reads a row by its primary key and writes it back, the other transfers
+between two random rows. Each connection runs one transaction at a time. The connections are those
 of pgbench, which is written in C, or of psycopg in threads of this process: then both sides of a
 comparison are programs in Python.
 
@@ -19,7 +20,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -27,18 +28,30 @@ from pathlib import Path
 
 import psutil
 import psycopg
+from psycopg import errors
 
 _SETTINGS = "-c listen_addresses= -c max_connections=200 -c synchronous_commit=on -c fsync=on"
-_TRANSACTION = """\
+_READ_WRITE_SCRIPT = """\
 \\set id random(1, {rows})
 BEGIN ISOLATION LEVEL REPEATABLE READ;
 SELECT balance FROM accounts WHERE id = :id \\gset
 UPDATE accounts SET balance = :balance + 1 WHERE id = :id;
 COMMIT;
 """
+_TRANSFER_SCRIPT = """\
+\\set source random(1, {rows})
+\\set target 1 + (:source - 1 + random(1, {rows} - 1)) % {rows}
+BEGIN ISOLATION LEVEL REPEATABLE READ;
+SELECT balance AS source_balance FROM accounts WHERE id = :source \\gset
+SELECT balance AS target_balance FROM accounts WHERE id = :target \\gset
+UPDATE accounts SET balance = :source_balance - 1 WHERE id = :source;
+UPDATE accounts SET balance = :target_balance + 1 WHERE id = :target;
+COMMIT;
+"""
 _READ = "SELECT balance FROM accounts WHERE id = %s"
 _WRITE = "UPDATE accounts SET balance = %s WHERE id = %s"
 _FILL = """\
+DROP TABLE IF EXISTS accounts;
 CREATE TABLE accounts (id bigint PRIMARY KEY, balance bigint NOT NULL);
 INSERT INTO accounts SELECT id, 0 FROM generate_series(1, {rows}) AS id;
 VACUUM ANALYZE accounts;
@@ -59,6 +72,8 @@ class PostgresqlCost:
     seconds: float
     server_seconds: float
     client_seconds: float
+    latencies: tuple[float, ...] = ()
+    """Seconds of each transaction, its retries included."""
 
     @property
     def rate(self) -> float:
@@ -69,6 +84,16 @@ class PostgresqlCost:
         return (self.server_seconds + self.client_seconds) / self.transactions * 1e6
 
 
+@dataclass(frozen=True)
+class Work:
+    """One kind of transaction: as a script of pgbench, and as a function for psycopg."""
+
+    script: str
+    rows_each: int
+    run: Callable[[psycopg.Connection, Sequence[int]], None]
+    """Runs it once, on `rows_each` distinct rows. The caller retries it after a conflict."""
+
+
 class Postgresql:
     """A running server with a table of accounts."""
 
@@ -76,7 +101,6 @@ class Postgresql:
         self._binaries = binaries
         self._directory = directory
         self._postmaster = psutil.Process(postmaster)
-        self._script = directory / "transaction.sql"
         self._rows = 0
 
     @property
@@ -86,60 +110,65 @@ class Postgresql:
 
     def fill(self, rows: int) -> None:
         self._rows = rows
-        self._script.write_text(_TRANSACTION.format(rows=rows))
         self._run("psql", "-q", "-v", "ON_ERROR_STOP=1", text=_FILL.format(rows=rows))
 
     def create_pairs(self) -> None:
         """An empty table `pairs` of key and value, instead of the last one."""
         self._run("psql", "-q", "-v", "ON_ERROR_STOP=1", text=_PAIRS)
 
-    def read_write(self, count: int, connections: int) -> PostgresqlCost:
+    def run_pgbench(self, work: Work, count: int, connections: int) -> PostgresqlCost:
         """Runs at least `count` transactions."""
         each = -(-count // connections)
-        arguments = ["-n", "-M", "prepared", "--max-tries", "100", "-f", str(self._script)]
-        arguments += ["-c", str(connections), "-t", str(each)]
+        script, logs = self._directory / "transaction.sql", self._directory / "pgbench"
+        script.write_text(work.script.format(rows=self._rows))
+        arguments = ["-n", "-M", "prepared", "--max-tries", "1000", "-f", str(script)]
+        arguments += ["-c", str(connections), "-t", str(each), "-l", "--log-prefix", str(logs)]
         server, client, began = self.server_seconds(), _ended_children_seconds(), time.monotonic()
         self._run("pgbench", *arguments)
+        seconds = time.monotonic() - began
+        latencies = []
+        for log in self._directory.glob("pgbench.*"):
+            # client, transaction, microseconds, and when it ended
+            latencies += [int(line.split()[2]) / 1e6 for line in log.read_text().splitlines()]
+            log.unlink()
         return PostgresqlCost(
             each * connections,
-            time.monotonic() - began,
+            seconds,
             self.server_seconds() - server,
             _ended_children_seconds() - client,
+            tuple(latencies),
         )
 
-    def psycopg_read_write(self, count: int, threads: int) -> PostgresqlCost:
+    def run_psycopg(self, work: Work, count: int, threads: int, seed: int = 1) -> PostgresqlCost:
         """Runs `count` transactions in `threads` threads of this process, each with a connection.
-        All rows are distinct, as in our own slices, so nothing conflicts."""
-        rows = random.Random(1).sample(range(1, self._rows + 1), count)
+
+        The rows of transactions that read and write one row are distinct, as in our own slices.
+        """
+        chance = random.Random(seed)
+        everything = range(1, self._rows + 1)
+        rows: list[tuple[int, ...]]
+        if work.rows_each == 1:
+            rows = [(row,) for row in chance.sample(everything, count)]
+        else:
+            rows = [tuple(chance.sample(everything, work.rows_each)) for _ in range(count)]
         with ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
             connections = [stack.enter_context(self._connection()) for _ in range(threads)]
             for connection in connections:
-                _add_one(connection, rows[0])
+                _retried(work, connection, rows[0])
             server, client = self.server_seconds(), time.process_time()
             began = time.monotonic()
             shares = [
-                pool.submit(_add_to_each, connection, rows[first::threads])
+                pool.submit(_timed, work, connection, rows[first::threads])
                 for first, connection in enumerate(connections)
             ]
-            for share in shares:
-                share.result()
+            latencies = [seconds for share in shares for seconds in share.result()]
             return PostgresqlCost(
                 count,
                 time.monotonic() - began,
                 self.server_seconds() - server,
                 time.process_time() - client,
+                tuple(latencies),
             )
-
-    def psycopg_latencies(self, count: int) -> list[float]:
-        """Seconds taken by each of `count` transactions of psycopg, one after another."""
-        rows = random.Random(2).sample(range(1, self._rows + 1), count + 1)
-        seconds = []
-        with self._connection() as connection:
-            for row in rows:
-                began = time.perf_counter()
-                _add_one(connection, row)
-                seconds.append(time.perf_counter() - began)
-        return seconds[1:]
 
     @contextmanager
     def _connection(self) -> Iterator[psycopg.Connection]:
@@ -182,6 +211,17 @@ def found() -> Path | None:
 
 
 @contextmanager
+def running_if_installed() -> Iterator[Postgresql | None]:
+    binaries = found()
+    if binaries is None:
+        print("PostgreSQL is not installed (Debian: apt-get install postgresql); skipping its rows")
+        yield None
+    else:
+        with running(binaries) as server:
+            yield server
+
+
+@contextmanager
 def running(binaries: Path) -> Iterator[Postgresql]:
     """A new server that leaves nothing behind."""
     directory = Path(tempfile.mkdtemp(prefix="bench-postgresql-"))
@@ -204,17 +244,51 @@ def running(binaries: Path) -> Iterator[Postgresql]:
         shutil.rmtree(directory)
 
 
-def _add_to_each(connection: psycopg.Connection, rows: list[int]) -> None:
-    for row in rows:
-        _add_one(connection, row)
+def _timed(
+    work: Work, connection: psycopg.Connection, portions: Sequence[Sequence[int]]
+) -> list[float]:
+    """Seconds of each transaction, one after another."""
+    latencies = []
+    for rows in portions:
+        began = time.perf_counter()
+        _retried(work, connection, rows)
+        latencies.append(time.perf_counter() - began)
+    return latencies
 
 
-def _add_one(connection: psycopg.Connection, row: int) -> None:
+def _retried(work: Work, connection: psycopg.Connection, rows: Sequence[int]) -> None:
+    while True:
+        try:
+            work.run(connection, rows)
+        except (errors.SerializationFailure, errors.DeadlockDetected):
+            continue  # the transaction was rolled back: another one committed first
+        else:
+            return
+
+
+def _add_one(connection: psycopg.Connection, rows: Sequence[int]) -> None:
+    (row,) = rows
     with connection.transaction(), connection.cursor() as cursor:
-        found = cursor.execute(_READ, (row,)).fetchone()
-        if found is None:
-            raise RuntimeError(f"the benchmark measures nothing: there is no row {row}")
-        cursor.execute(_WRITE, (found[0] + 1, row))
+        cursor.execute(_WRITE, (_balance(cursor, row) + 1, row))
+
+
+def _transfer(connection: psycopg.Connection, rows: Sequence[int]) -> None:
+    source, target = rows
+    with connection.transaction(), connection.cursor() as cursor:
+        from_source, from_target = _balance(cursor, source), _balance(cursor, target)
+        cursor.execute(_WRITE, (from_source - 1, source))
+        cursor.execute(_WRITE, (from_target + 1, target))
+
+
+def _balance(cursor: psycopg.Cursor, row: int) -> int:
+    found = cursor.execute(_READ, (row,)).fetchone()
+    if found is None:
+        raise RuntimeError(f"the benchmark measures nothing: there is no row {row}")
+    return int(found[0])
+
+
+READ_WRITE = Work(_READ_WRITE_SCRIPT, 1, _add_one)
+TRANSFER = Work(_TRANSFER_SCRIPT, 2, _transfer)
 
 
 def _ended_children_seconds() -> float:

@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks import postgresql
-from benchmarks.postgresql import Postgresql, PostgresqlCost
+from benchmarks.postgresql import READ_WRITE, PostgresqlCost
 from benchmarks.report import Report
 from benchmarks.transaction_cost import KINDS, TABLET_SERVERS, Costs, Meter
 from benchmarks.transaction_traffic import Accounts, Traffic, lone_latencies, threads_read_write
@@ -163,7 +163,10 @@ async def _fill_one(address: str, meter: Meter) -> None:
 
 def run(directory: Path, measured: Measurements) -> None:
     """Runs all measurements."""
-    with LocalCluster(directory, tablet_servers=SERVERS) as cluster, _postgresql() as other:
+    with (
+        LocalCluster(directory, tablet_servers=SERVERS) as cluster,
+        postgresql.running_if_installed() as other,
+    ):
         meter = Meter(cluster)
         print("filling 1,210,000 rows", flush=True)
         asyncio.run(prepare(cluster.address, meter, measured))
@@ -177,10 +180,14 @@ def run(directory: Path, measured: Measurements) -> None:
             measured.costs["threads"].add(cost)
             measured.latencies += lone_latencies(cluster.address, ONE, LONE)
             if other is not None:
-                measured.postgresql[THREADS].append(other.read_write(POSTGRESQL, THREADS))
-                measured.postgresql[1].append(other.read_write(LONE, 1))
-                measured.psycopg.append(other.psycopg_read_write(POSTGRESQL, THREADS))
-                measured.psycopg_latencies += other.psycopg_latencies(LONE)
+                measured.postgresql[THREADS].append(
+                    other.run_pgbench(READ_WRITE, POSTGRESQL, THREADS)
+                )
+                measured.postgresql[1].append(other.run_pgbench(READ_WRITE, LONE, 1))
+                measured.psycopg.append(other.run_psycopg(READ_WRITE, POSTGRESQL, THREADS))
+                measured.psycopg_latencies += other.run_psycopg(
+                    READ_WRITE, LONE, 1, seed=2
+                ).latencies
 
 
 @contextmanager
@@ -193,17 +200,6 @@ def _default_collector() -> Iterator[None]:
     gc.set_threshold(*DEFAULT_COLLECTOR)
     yield
     tune_garbage_collector()
-
-
-@contextmanager
-def _postgresql() -> Iterator[Postgresql | None]:
-    binaries = postgresql.found()
-    if binaries is None:
-        print("PostgreSQL is not installed (Debian: apt-get install postgresql); skipping its rows")
-        yield None
-    else:
-        with postgresql.running(binaries) as server:
-            yield server
 
 
 # ---------------------------------------------------------------------------------- report
