@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from percolator.errors import InvalidArgument, SchemaError
+from percolator.row_text import quoted
 from percolator.schema import COLUMN_BYTES_MAX
 from percolator.v1 import master_pb2 as pb
 
@@ -115,7 +116,7 @@ def _check(field: str, columns: Iterable[pb.ColumnCodec]) -> None:
                 f"expected 1 to {COLUMN_BYTES_MAX} bytes, of which the first is not zero",
             )
         if one.column in seen:
-            raise InvalidArgument(f"{where}.column", f"{one.column!r} appears twice")
+            raise InvalidArgument(f"{where}.column", f"{quoted(one.column)} appears twice")
         seen.add(one.column)
         if one.codec:
             _check_codec(f"{where}.codec", one.codec)

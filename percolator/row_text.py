@@ -31,3 +31,8 @@ def row_text(row: bytes) -> str:
     except UnicodeDecodeError:
         return HEX + row.hex()
     return text if text.isprintable() and not text.startswith(HEX) else HEX + row.hex()
+
+
+def quoted(name: bytes) -> str:
+    """A row key or a column name in an error message: 'o4', or 'hex:00ff'; never b'o4'."""
+    return repr(row_text(name))

@@ -103,10 +103,18 @@ class Timestamp(int):
         """The physical part as a time in UTC."""
         return _EPOCH + self.physical_milliseconds * _MILLISECOND
 
+    def time_text(self) -> str:
+        """The physical part as the command line and JSON show it: "2027-01-15T08:00:00.123Z"."""
+        return utc_text(self.to_datetime())
+
     def describe(self) -> str:
         """The timestamp for people: "2027-01-15T08:00:00.123Z+42"."""
-        moment = self.to_datetime().replace(tzinfo=None)
-        return f"{moment.isoformat(timespec='milliseconds')}Z+{self.sequence}"
+        return f"{self.time_text()}+{self.sequence}"
+
+
+def utc_text(time: datetime) -> str:
+    """A time in UTC to the millisecond, in the one form in which Percolator prints times."""
+    return f"{time.astimezone(UTC).replace(tzinfo=None).isoformat(timespec='milliseconds')}Z"
 
 
 def _parsed(text: str) -> int | datetime:

@@ -23,6 +23,7 @@ from percolator import codecs
 from percolator.aio.database import Database
 from percolator.errors import InvalidArgument, SchemaChanged, TabletLocation, UsageError
 from percolator.routing.tablet_walk import TabletWalk
+from percolator.row_text import quoted
 from percolator.schema import Table
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -66,7 +67,7 @@ class NotEmpty(UsageError):
     def __init__(self, table: str, obstacle: cells_pb2.Cell) -> None:
         super().__init__(
             f"table {table!r} is not empty where rows are to be loaded: there is row "
-            f"{obstacle.row!r}, or it was deleted recently"
+            f"{quoted(obstacle.row)}, or it was deleted recently"
         )
         self.commit_timestamp = obstacle.timestamp
         """The commit timestamp of the newest version of the first cell found."""

@@ -156,7 +156,7 @@ def _bar(what: str) -> Iterator[Callable[..., None]]:
 def _as_data(export: Export) -> dict[str, object]:
     return {
         "timestamp": in_json(export.at),
-        "time": Timestamp(export.at).to_datetime().isoformat(),
+        "time": Timestamp(export.at).time_text(),
         "cells": export.cells,
         "bytes": sum(part.bytes for part in export.parts),
         "tables": {table.name: table.cells for table in export.tables},

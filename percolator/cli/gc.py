@@ -33,7 +33,7 @@ def status(context: typer.Context) -> None:
 
 def moment(timestamp: int) -> str | None:
     """The time of a timestamp, for programs; None for timestamp 0."""
-    return Timestamp(timestamp).to_datetime().isoformat() if timestamp else None
+    return Timestamp(timestamp).time_text() if timestamp else None
 
 
 def _as_data(described: DescribeCollectionResponse) -> dict[str, object]:

@@ -74,7 +74,7 @@ def history(
             {
                 "column": row_text(shown_column(name)),
                 "commit_timestamp": in_json(committed),
-                "committed": moment.to_datetime().isoformat(),
+                "committed": moment.time_text(),
                 "start_timestamp": in_json(record.start_timestamp),
                 "kind": _kind(name, record),
                 "value": None if value is None else forms.value_data(name, value),

@@ -50,13 +50,13 @@ class Shown(NamedTuple):
         }
 
     def as_text(self) -> list[Text | str]:
-        oldest = Timestamp(self.timestamps[-1]).to_datetime()
+        oldest = Timestamp(self.timestamps[-1])
         return [
             plain(self.table),
             plain(self.observer),
             plain(self.column),
             plain(self.forms.row_text(self.row)),
-            oldest.isoformat(" ", "milliseconds"),
+            oldest.time_text(),
         ]
 
 
@@ -205,7 +205,7 @@ def _print(here: Connection, shown: Shown) -> None:
     if here.as_json:
         typer.echo(json.dumps(shown.as_data()))
         return
-    moment = Timestamp(shown.timestamps[0]).to_datetime().isoformat(" ", "milliseconds")
+    moment = Timestamp(shown.timestamps[0]).time_text()
     row = shown.forms.row_text(shown.row)
     line = f"{moment}  {shown.table}  {shown.observer}  {shown.column}  {row}"
     console.print(plain(line), soft_wrap=True)

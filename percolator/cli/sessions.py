@@ -79,7 +79,7 @@ def _as_table(listed: list[Session]) -> Table | str:
     )
     for session in listed:
         oldest = session.info.oldest_start_timestamp
-        snapshot = Timestamp(oldest).to_datetime().isoformat(" ") if oldest else "-"
+        snapshot = Timestamp(oldest).time_text() if oldest else "-"
         table.add_row(
             session.session_id.hex(),
             plain(session.info.description),

@@ -60,13 +60,13 @@ def decode(
         fail(error)
     table = Table(show_header=False, box=None)
     table.add_row("timestamp", str(int(found)))
-    table.add_row("time", found.to_datetime().isoformat())
+    table.add_row("time", found.time_text())
     table.add_row("physical milliseconds", str(found.physical_milliseconds))
     table.add_row("sequence", str(found.sequence))
     connection(context).show(
         {
             "timestamp": in_json(found),
-            "time": found.to_datetime().isoformat(),
+            "time": found.time_text(),
             "physical_milliseconds": found.physical_milliseconds,
             "sequence": found.sequence,
         },

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from percolator.cli.connection import Connection, console, plain
 from percolator.errors import PercolatorError
+from percolator.timestamps import utc_text
 from percolator.wire.channels import GrpcNetwork
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ def keep_showing(
                 sys.stdout.flush()
         elif not console.is_terminal:
             for found in _moments(here, fetch, every, times):
-                console.print(datetime.now(UTC).isoformat(" ", "seconds"), highlight=False)
+                console.print(utc_text(datetime.now(UTC)), highlight=False)
                 console.print(text(found), "")
                 sys.stdout.flush()
         else:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from percolator.observers.watched import Watched
 from percolator.protocol.contention.hot_cells import Contender
+from percolator.row_text import quoted
 
 TIMESTAMPS_MAX = 2_048
 """The most timestamps kept for one work item. Those above it are found again by scans, a few at a
@@ -86,4 +87,4 @@ class Work:
             known.add(timestamp)
 
     def __repr__(self) -> str:
-        return f"Work({self.watched.observer.name!r}, {self.row!r}, {self.column!r})"
+        return f"Work({self.watched.observer.name!r}, {quoted(self.row)}, {quoted(self.column)})"

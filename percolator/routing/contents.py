@@ -8,6 +8,7 @@ from typing import Protocol
 from percolator.errors import NotReady, TabletLocation
 from percolator.routing.catalog import Catalog
 from percolator.routing.table_info import TableInfo
+from percolator.row_text import quoted
 from percolator.v1.cells_pb2 import Cell, Space
 from percolator.v1.tabletserver_pb2 import ScanCellsRequest, TabletTarget
 from percolator.wire.methods import SCAN_CELLS
@@ -54,7 +55,7 @@ class TabletContents:
             if not tablet.address:
                 raise NotReady(
                     f"no server has tablet {tablet.tablet_id} of table {table.name!r}, from row "
-                    f"{tablet.start!r} on, at the moment"
+                    f"{quoted(tablet.start)} on, at the moment"
                 )
             target = TabletTarget(
                 tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=table.schema.version

@@ -13,6 +13,7 @@ from percolator.errors import ExecutionUnknown, NotExecuted, PercolatorError, Un
 from percolator.routing.dispatcher import RETRY_SECONDS_MIN, Dispatcher
 from percolator.routing.lanes import Queued
 from percolator.routing.tablet_map import EVERYTHING, Searched, TabletMap
+from percolator.row_text import quoted
 from percolator.wire.backoff import Backoff
 from percolator.wire.by_address import ByAddress
 from percolator.world import World
@@ -67,7 +68,8 @@ class Placing:
                     left = self._hand_over(left)  # now: the next search may take seconds
             if left and pending.last_problem is None:
                 pending.last_problem = Unavailable(
-                    f"no tablet is known to hold row {left[0].row!r} of table {left[0].table_id}"
+                    f"no tablet is known to hold row {quoted(left[0].row)} "
+                    f"of table {left[0].table_id}"
                 )
             if left and not await backoff.pause(pending.deadline):
                 pending.expire()

@@ -19,6 +19,7 @@ from percolator.errors import (
     TabletLocation,
     Unavailable,
 )
+from percolator.row_text import quoted
 from percolator.tasks import Tasks, outlasting
 
 Finder = Callable[[int, bytes], Awaitable[Sequence[TabletLocation]]]
@@ -136,7 +137,7 @@ class TabletMap:
             await self.refresh(table_id, row)
             location = self.locate(table_id, row)
         if location is None:
-            raise Unavailable(f"no tablet is known to hold row {row!r} of table {table_id}")
+            raise Unavailable(f"no tablet is known to hold row {quoted(row)} of table {table_id}")
         return location
 
     async def refresh(self, table_id: int, row: bytes) -> Searched:

@@ -8,6 +8,7 @@ from typing import Final
 
 from percolator.errors import InvariantViolation
 from percolator.routing.table_info import TableInfo
+from percolator.row_text import quoted
 from percolator.rowstore.layout import (
     DATA,
     LOCK_ONLY,
@@ -101,7 +102,9 @@ def _decoded(row: bytes, cell: StoredCell, times: Times) -> Cell:
     space = _SPACES[cell.family]
     if cell.family == LOCKS:
         if cell.value[:8] != timestamp.to_bytes(8, "big"):
-            raise InvariantViolation(f"row {row!r} has a lock that is not at its start timestamp")
+            raise InvariantViolation(
+                f"row {quoted(row)} has a lock that is not at its start timestamp"
+            )
         timestamp = 0
     return Cell(
         space=space,

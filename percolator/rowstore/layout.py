@@ -21,6 +21,7 @@ from __future__ import annotations
 from typing import Final
 
 from percolator.errors import InvariantViolation
+from percolator.row_text import quoted
 
 LOCKS: Final = "l"
 WRITES: Final = "w"
@@ -60,15 +61,15 @@ def stored_column(column: bytes) -> bytes:
 
 def column_of(stored: bytes) -> bytes:
     if stored[:1] not in (_COLUMN, _HIDDEN):
-        raise InvariantViolation(f"the row store has a column {stored!r}, which nobody wrote")
+        raise InvariantViolation(f"the row store has a column {quoted(stored)}, which nobody wrote")
     return stored[1:]
 
 
 def written_by_others(row: bytes, error: Exception) -> InvariantViolation:
     """The error for a row with a cell that makes no sense: a store has other users, too."""
     return InvariantViolation(
-        f"row {row!r} has a cell that no transaction writes ({error}): another program has changed "
-        "the table in the store"
+        f"row {quoted(row)} has a cell that no transaction writes ({error}): another program has "
+        "changed the table in the store"
     )
 
 

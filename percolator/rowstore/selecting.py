@@ -24,6 +24,7 @@ from percolator.formats.records import (
     WRITE_HEADER_BYTES,
 )
 from percolator.routing.cells import FoundCell, wants
+from percolator.row_text import quoted
 from percolator.rowstore.collected import newest_note, reads_collected_above
 from percolator.rowstore.layout import (
     ALL_COLUMNS,
@@ -195,7 +196,8 @@ def add_data(
         value = values.get((stored_column(column), times.time(start)))
         if value is None:
             raise InvariantViolation(
-                f"row {row!r} has a commit at {commit} in column {column!r} without its value"
+                f"row {quoted(row)} has a commit at {commit} in column {quoted(column)} "
+                "without its value"
             )
         result.found[column] = FoundCell(commit, value)
     result.in_data = {}

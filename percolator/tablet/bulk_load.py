@@ -27,6 +27,7 @@ from dataclasses import replace
 from itertools import islice
 
 from percolator.errors import InvalidArgument
+from percolator.row_text import quoted
 from percolator.tablet import keys, opening
 from percolator.tablet.keys import (
     LOAD_FLOOR_KEY,
@@ -97,8 +98,8 @@ async def _raise(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
             return pb.FenceResponse(obstacle=obstacle)
     elif (present.start, present.end) != (asked.start, asked.end):
         raise InvalidArgument(
-            "fence.range", f"the load {asked.name!r} was begun for {present.start!r} to "
-            f"{present.end!r}"
+            "fence.range", f"the load {asked.name!r} was begun for {quoted(present.start)} to "
+            f"{quoted(present.end)}"
         )  # fmt: skip
     elif present.commit_timestamp:
         return pb.FenceResponse()

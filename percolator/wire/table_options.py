@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from percolator.errors import InvalidArgument, UsageError
+from percolator.row_text import quoted
 from percolator.schema import INTERNAL_PREFIX, INTERNAL_TABLES, TABLE_BYTES_MAX
 from percolator.v1.master_pb2 import CreateTableRequest, Table, TableOptions
 from percolator.v1.tabletserver_pb2 import ColumnTtl
@@ -56,7 +57,7 @@ def require_splits(field: str, splits: Sequence[bytes]) -> None:
             raise InvalidArgument(where, f"is longer than {SPLIT_ROW_BYTES_MAX} bytes")
         if row <= before:
             raise InvalidArgument(
-                where, f"{row!r} is not above {before!r}: expected ascending rows"
+                where, f"{quoted(row)} is not above {quoted(before)}: expected ascending rows"
             )
         before = row
 
@@ -138,7 +139,7 @@ def require_ttls(field: str, ttls: Sequence[ColumnTtl], *, may_be_zero: bool = F
                 f"{where}.column", f"expected 1 to {_COLUMN_BYTES_MAX} bytes, the first not 00"
             )
         if one.column in seen:
-            raise InvalidArgument(f"{where}.column", f"{one.column!r} is named twice")
+            raise InvalidArgument(f"{where}.column", f"{quoted(one.column)} is named twice")
         seen.add(one.column)
         if not int(not may_be_zero) <= one.ttl_milliseconds <= TTL_MILLISECONDS_MAX:
             raise InvalidArgument(

@@ -13,6 +13,7 @@ from percolator.protocol.read_locks import locked_cell, read_lock_of
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.cells import RangeRequest
 from percolator.routing.table_info import TableInfo
+from percolator.row_text import quoted
 from percolator.v1 import gateway_pb2 as pb
 
 _LENGTH_BYTES = 8
@@ -105,7 +106,7 @@ class Requests:
         if known is None or cell.column not in known.weak_observers:
             known = await schemas.refresh(cell.table_id, deadline)
         if cell.column not in known.weak_observers:
-            raise InvalidArgument(field, f"column {cell.column!r} has no weak observer")
+            raise InvalidArgument(field, f"column {quoted(cell.column)} has no weak observer")
 
     async def primary(self, request: pb.ResolveRequest, deadline: float) -> CellAddress:
         """The primary of the transaction whose outcome is asked about."""

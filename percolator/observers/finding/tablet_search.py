@@ -23,6 +23,7 @@ from percolator.errors import (
 )
 from percolator.observers.port import FoundWork, Waiting, WorkRequest
 from percolator.routing.tablet_map import TabletMap
+from percolator.row_text import quoted
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.backoff import Backoff
@@ -121,7 +122,7 @@ class _Search:
             return None
         location = self._tablets.locate(table_id, row)
         if location is None:
-            part.problem = Unavailable(f"no tablet is known to hold row {row!r}")
+            part.problem = Unavailable(f"no tablet is known to hold row {quoted(row)}")
         return location
 
     async def _ask(self, address: str, parts: list[_Part]) -> list[_Part]:

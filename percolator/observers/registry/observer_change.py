@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from percolator.errors import InvalidArgument
+from percolator.row_text import quoted
 from percolator.schema import COLUMN_BYTES_MAX, OBSERVER_BYTES_MAX
 from percolator.v1 import master_pb2 as pb
 
@@ -54,7 +55,8 @@ def changed_observers(
         if count > OBSERVERS_PER_COLUMN_MAX:
             raise InvalidArgument(
                 "add",
-                f"column {column!r} would have more than {OBSERVERS_PER_COLUMN_MAX} observers",
+                f"column {quoted(column)} would have more than "
+                f"{OBSERVERS_PER_COLUMN_MAX} observers",
             )
     raises_version = before.keys() != after.keys() or any(
         not notified_alike(before[name], after[name]) for name in after
@@ -96,7 +98,7 @@ def _checked(observers: Sequence[pb.Observer]) -> list[pb.Observer]:
                 )
             if column[0] == 0:
                 raise InvalidArgument(
-                    f"{field}.columns", f"{column!r} is reserved: it begins with a zero byte"
+                    f"{field}.columns", f"{quoted(column)} is reserved: it begins with a zero byte"
                 )
         columns = sorted(set(observer.columns))
         found[observer.name] = pb.Observer(name=observer.name, columns=columns, weak=observer.weak)

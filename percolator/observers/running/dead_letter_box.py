@@ -21,6 +21,7 @@ from percolator.protocol.read import read_rows
 from percolator.protocol.scan import scan_pages
 from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
+from percolator.row_text import quoted
 from percolator.timestamps import in_json
 from percolator.v1.master_pb2 import Table
 from percolator.v1.tabletserver_pb2 import RowRead
@@ -179,7 +180,7 @@ def _opened(row: bytes, stored: bytes | None) -> DeadLetter:
         return DeadLetter.of(DEAD_LETTERS.key.decode(row), LETTER.codec.decode(stored or b""))
     except (SchemaError, KeyError, TypeError, binascii.Error) as error:
         raise InvariantViolation(
-            f"row {row!r} of {DEAD_LETTERS.name} is not a dead letter: {error}"
+            f"row {quoted(row)} of {DEAD_LETTERS.name} is not a dead letter: {error}"
         ) from error
 
 

@@ -23,6 +23,7 @@ from pyspark.sql.types import (
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.routing.cells import CellPage
 from percolator.routing.joined_page import JoinedBytes, JoinedPage, SentPage
+from percolator.row_text import quoted
 from percolator.spark.catalog.frame_catalog import FrameCatalog, ValueField
 from percolator.spark.shapes.fields import (
     Cell,
@@ -156,7 +157,7 @@ class TypedRows:
                 self._key_codec.decode(row)
             except SchemaError:
                 names = ", ".join(self.key_fields)
-                return SchemaError(f"key {names!r}: {error.message}, in row {row!r}")
+                return SchemaError(f"key {names!r}: {error.message}, in row {quoted(row)}")
         return error
 
     def _keys(self, rows: list[bytes] | JoinedBytes, target: pa.Schema) -> dict[str, pa.Array]:
@@ -246,7 +247,7 @@ def _array(
             try:
                 _decoded(field, [value], target)
             except SchemaError:
-                where = f", in row {row!r}"
+                where = f", in row {quoted(row)}"
                 break
         raise SchemaError(f"field {field.name!r}: {error.message}{where}") from None
 

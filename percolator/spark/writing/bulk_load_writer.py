@@ -15,6 +15,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadedCell, LoadPlan
 from percolator.errors import InvalidArgument, SchemaError
+from percolator.row_text import quoted
 from percolator.spark.connections import Connection, checked
 from percolator.spark.options import WriteOptions
 from percolator.spark.shapes.fields import Cell
@@ -115,8 +116,8 @@ def _sorted(cells: list[Cell]) -> list[LoadedCell]:
     for row, column, value in cells:
         if value is None:
             raise SchemaError(
-                f"row {row!r}, column {column!r}: a bulk load cannot load a null, since there is "
-                "nothing to delete yet; set the option nulls to skip"
+                f"row {quoted(row)}, column {quoted(column)}: a bulk load cannot load a null, "
+                "since there is nothing to delete yet; set the option nulls to skip"
             )
     loaded = cast(list[LoadedCell], cells)
     rows = [row for row, _, _ in loaded]
@@ -146,12 +147,13 @@ def _require_within(options: WriteOptions, cells: list[LoadedCell]) -> None:
         return
     first, last = cells[0][0], cells[-1][0]
     if first < start:
-        raise InvalidArgument("load_from", f"row {first!r} of the frame is below it")
+        raise InvalidArgument("load_from", f"row {quoted(first)} of the frame is below it")
     if end and last >= end:
-        raise InvalidArgument("load_to", f"row {last!r} of the frame is not below it")
+        raise InvalidArgument("load_to", f"row {quoted(last)} of the frame is not below it")
 
 
 def _twice(row: bytes) -> SchemaError:
     return SchemaError(
-        f"row {row!r} appears twice in the frame, and a bulk load cannot tell which one to keep"
+        f"row {quoted(row)} appears twice in the frame, and a bulk load cannot tell which one to "
+        "keep"
     )

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from percolator.errors import SchemaError
 from percolator.garbage_collector import MIDDLE_COLLECTIONS, NEW_OBJECTS, YOUNG_COLLECTIONS
+from percolator.row_text import quoted
 from percolator.spark.connections import DRAIN_SECONDS, checked
 from percolator.spark.options import MERGE, WriteOptions
 from percolator.spark.shapes.fields import Cell, column_of
@@ -102,7 +103,7 @@ def _once(cells: list[Cell], who: str) -> list[Cell]:
     if len(set(addresses)) < len(addresses):
         row, _ = next(one for one, times in Counter(addresses).items() if times > 1)
         raise SchemaError(
-            f"a key appears twice in the frame, and {who} needs each key once: row {row!r}"
+            f"a key appears twice in the frame, and {who} needs each key once: row {quoted(row)}"
         )
     return cells
 

@@ -16,6 +16,7 @@ from functools import partial
 import structlog
 
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, StoreUnusable
+from percolator.row_text import quoted
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.table_options import SPLIT_ROW_BYTES_MAX
@@ -264,7 +265,7 @@ def _is_inside(row: bytes, tablet: Tablet) -> bool:
 def _checked(row: bytes, tablet: Tablet) -> bytes:
     if not _is_inside(row, tablet):
         raise InvalidArgument(
-            "row", f"{row!r} is not inside tablet {tablet.tablet_id}, above its first row"
+            "row", f"{quoted(row)} is not inside tablet {tablet.tablet_id}, above its first row"
         )
     if len(row) > SPLIT_ROW_BYTES_MAX:
         raise InvalidArgument("row", f"is longer than {SPLIT_ROW_BYTES_MAX} bytes")

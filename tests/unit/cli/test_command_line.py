@@ -30,7 +30,7 @@ def test_a_timestamp_is_decoded_to_its_time_and_sequence() -> None:
     assert result.exit_code == 0
     assert json.loads(result.output) == {
         "timestamp": str((1_800_000_000_000 << 18) | 7),
-        "time": "2027-01-15T08:00:00+00:00",
+        "time": "2027-01-15T08:00:00.000Z",
         "physical_milliseconds": 1_800_000_000_000,
         "sequence": 7,
     }

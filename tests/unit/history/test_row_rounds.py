@@ -80,7 +80,7 @@ async def test_a_row_that_was_changed_by_hand_does_not_keep_other_tables_from_be
         changed = RowChange(b"b", (SetCell(WRITES, b"cvalue", time, b"short"),))
         await here.store.write(await here.table_id(ONE), [changed], SECONDS)
         decided = await here.decided(await here.now())
-        with pytest.raises(InvariantViolation, match="row b'b' has a cell that no transaction"):
+        with pytest.raises(InvariantViolation, match="row 'b' has a cell that no transaction"):
             await here.history.collect(decided)
         assert await here.cells(OTHER, SPACE_WRITE) == 1
         progress = here.history.tables

@@ -286,7 +286,7 @@ async def test_the_tablets_of_a_new_table_begin_with_its_times_to_live() -> None
         ([ColumnTtl(column=b"c" * 256, ttl_milliseconds=1)], r"ttls\[0\].column"),
         (
             [ColumnTtl(column=b"a", ttl_milliseconds=1)] * 2,
-            r"ttls\[1\].column: b'a' is named twice",
+            r"ttls\[1\].column: 'a' is named twice",
         ),
     ],
 )

@@ -33,5 +33,5 @@ async def test_a_tablet_without_a_server_is_named() -> None:
     catalog = Catalog(cluster.world, ["m:1"], cluster.tablets, versions)
     contents = TabletContents(cluster.world, catalog)
     table = TableInfo(1, "accounts", NO_OBSERVERS)
-    with pytest.raises(NotReady, match=r"tablet 2 of table 'accounts', from row b'm' on"):
+    with pytest.raises(NotReady, match=r"tablet 2 of table 'accounts', from row 'm' on"):
         [cell async for cell in contents.cells(table, Space.SPACE_LOCK, b"", b"", 5.0)]

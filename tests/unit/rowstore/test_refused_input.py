@@ -121,7 +121,7 @@ def test_a_cell_of_another_program_is_an_error_that_names_its_row(family: str) -
         table = model.tables[MODEL.table(1)]
         (time,) = (time for at, _, time in table.rows[b"row"] if at == "w")
         table.put(b"row", {(family, b"cc", time): b"junk"})
-        says = "row b'row' has a cell that no transaction writes"
+        says = "row 'row' has a cell that no transaction writes"
         with pytest.raises(InvariantViolation, match=says):
             db.get(b"row", COLUMN)
         with pytest.raises(InvariantViolation, match=says), db.snapshot() as snapshot:
@@ -136,5 +136,5 @@ async def test_whoever_collects_names_it_too() -> None:
     )
     collector = RowCollector(rows.store, model_store.TIMES, rows.world, rows.limits)
     bounds = Bounds(model_store.at(5), model_store.at(5))
-    with pytest.raises(InvariantViolation, match="row b'row' has a cell that no transaction"):
+    with pytest.raises(InvariantViolation, match="row 'row' has a cell that no transaction"):
         await collector.collect(model_store.TABLE, bounds, Collected())
