@@ -23,6 +23,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    __version__: str
+    """The version of the installed distribution."""
     from percolator import aio, codecs, errors, recipes
     from percolator.aio.tickets import Receipt, Ticket
     from percolator.aio.transaction import Outcome
@@ -164,6 +166,13 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
 
         if name in _MODULES:
             return import_module(f"percolator.{name}")
+        if name == "__version__":
+            from importlib.metadata import PackageNotFoundError, version
+
+            try:
+                return version("percolator-store")
+            except PackageNotFoundError:
+                raise AttributeError("percolator is not installed here, only copied") from None
         home = _HOMES.get(name)
         if home is None:
             raise AttributeError(f"module 'percolator' has no attribute {name!r}")
@@ -172,4 +181,4 @@ if not TYPE_CHECKING:  # otherwise a type checker would accept any name
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*globals(), *__all__})
+        return sorted({*globals(), *__all__, "__version__"})

@@ -78,7 +78,11 @@ def connect(
     async def start() -> aio.Database:
         return await connecting()
 
-    return Database.over(start)
+    try:
+        return Database.over(start)
+    except PercolatorError as error:
+        # Twelve frames of the library between the caller and the error would hide both.
+        raise error.with_traceback(None) from None
 
 
 class Database:

@@ -6,13 +6,13 @@ import errno
 import sys
 from collections.abc import Sequence
 from gc import freeze
-from importlib.metadata import version
 from io import TextIOWrapper
 from itertools import takewhile
 from typing import Annotated
 
 import typer
 
+import percolator
 from percolator.cli import (
     backup,
     cells,
@@ -59,7 +59,7 @@ app = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(version("percolator-store"))
+        typer.echo(percolator.__version__)
         raise typer.Exit
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -10,7 +11,6 @@ from rich.table import Table as Screen
 from rich.text import Text
 
 from percolator import aio
-from percolator.cli.cells import TableName
 from percolator.cli.connection import Connection, connection, plain, tell_of_limit
 from percolator.cli.given import require_row
 from percolator.cli.sessions import list_sessions
@@ -27,6 +27,9 @@ from percolator.v1.lockservice_pb2 import Session
 class Held:
     """One locked cell."""
 
+    table: str
+    forms: Forms
+    """How rows of its table are shown."""
     row: bytes
     column: bytes
     lock: LockRecord
@@ -36,7 +39,9 @@ class Held:
 
 def locks(
     context: typer.Context,
-    table: TableName,
+    table: Annotated[
+        str | None, typer.Argument(help="Only this table [default: all].", show_default=False)
+    ] = None,
     row: Annotated[
         str | None,
         typer.Argument(
@@ -49,37 +54,43 @@ def locks(
     """Show locks and their owners, and whether these are alive."""
     here = connection(context)
     require_row("row", row)
-    forms, held = here.run_with_database(
-        lambda database: _held(here, database, table, row, limit + 1)
-    )
+    held = here.run_with_database(lambda database: _held(here, database, table, row, limit + 1))
     if len(held) > limit:
         tell_of_limit(limit, "locks")
         del held[limit:]
     sessions = {}
     if held:
         sessions = {one.session_id: one for one in here.run(lambda net: list_sessions(here, net))}
-    here.show([_as_data(one, sessions, forms) for one in held], _as_text(held, sessions, forms))
+    here.show([_as_data(one, sessions) for one in held], _as_text(held, sessions))
 
 
 async def _held(
-    here: Connection, database: aio.Database, table: str, row: str | None, limit: int
-) -> tuple[Forms, list[Held]]:
-    engine = database.internal.engine
-    info = await engine.catalog.table(table, engine.now() + here.timeout_seconds)
-    forms = Forms(info.codecs.names)
-    start = forms.row("row", row) if row is not None else b""
-    end = start + b"\0" if row is not None else b""
+    here: Connection, database: aio.Database, table: str | None, row: str | None, limit: int
+) -> list[Held]:
+    """The first locks, table by table and in row order."""
+    catalog, deadline = database.internal.engine.catalog, here.timeout_seconds
+    deadline += database.internal.engine.now()
+    if table is None:
+        tables = sorted(await catalog.tables(deadline), key=lambda info: info.name)
+    else:
+        tables = [await catalog.table(table, deadline)]
     now = await database.timestamp(timeout=here.timeout_seconds)
     found: list[Held] = []
-    cells = stored_cells(database, info, [Space.SPACE_LOCK], start, end, here.timeout_seconds)
-    async for cell in cells:
-        lock = LockRecord.decode(cell.value)
-        began = Timestamp(lock.start_timestamp)
-        age = (now.physical_milliseconds - began.physical_milliseconds) / 1000
-        found.append(Held(cell.row, cell.column, lock, max(age, 0.0)))
-        if len(found) >= limit:
-            break
-    return forms, found
+    for info in tables:
+        forms = Forms(info.codecs.names)
+        start = forms.row("row", row) if row is not None else b""
+        end = start + b"\0" if row is not None else b""
+        async with aclosing(
+            stored_cells(database, info, [Space.SPACE_LOCK], start, end, here.timeout_seconds)
+        ) as cells:
+            async for cell in cells:
+                lock = LockRecord.decode(cell.value)
+                began = Timestamp(lock.start_timestamp)
+                age = (now.physical_milliseconds - began.physical_milliseconds) / 1000
+                found.append(Held(info.name, forms, cell.row, cell.column, lock, max(age, 0.0)))
+                if len(found) >= limit:
+                    return found
+    return found
 
 
 def _state(one: Held, sessions: dict[bytes, Session]) -> str:
@@ -90,10 +101,11 @@ def _state(one: Held, sessions: dict[bytes, Session]) -> str:
     return "expired" if left <= 0 else "unknown"
 
 
-def _as_data(one: Held, sessions: dict[bytes, Session], forms: Forms) -> dict[str, object]:
+def _as_data(one: Held, sessions: dict[bytes, Session]) -> dict[str, object]:
     session = sessions.get(one.lock.session)
     return {
-        "row": forms.row_data(one.row),
+        "table": one.table,
+        "row": one.forms.row_data(one.row),
         "column": row_text(shown_column(one.column)),
         "kind": kind_of(one.column, one.lock.kind),
         "start_timestamp": in_json(one.lock.start_timestamp),
@@ -110,17 +122,18 @@ def _as_data(one: Held, sessions: dict[bytes, Session], forms: Forms) -> dict[st
     }
 
 
-def _as_text(held: list[Held], sessions: dict[bytes, Session], forms: Forms) -> Screen | str:
+def _as_text(held: list[Held], sessions: dict[bytes, Session]) -> Screen | str:
     if not held:
         return "no locks"
-    screen = Screen("row", "column", "kind", "held for", "by", "", "primary", box=None)
+    screen = Screen("table", "row", "column", "kind", "held for", "by", "", "primary", box=None)
     for one in held:
         session = sessions.get(one.lock.session)
         state = _state(one, sessions)
         owner = session.info.description if session else one.lock.session.hex() or "no session"
         is_primary = (one.lock.primary.row, one.lock.primary.column) == (one.row, one.column)
         screen.add_row(
-            plain(forms.row_text(one.row)),
+            plain(one.table),
+            plain(one.forms.row_text(one.row)),
             plain(column_text(one.column)),
             kind_of(one.column, one.lock.kind),
             f"{one.age_seconds:.1f} s",

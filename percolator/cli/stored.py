@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 
 from percolator.aio.database import Database
@@ -34,7 +34,7 @@ async def stored_cells(
     start: bytes = b"",
     end: bytes = b"",
     timeout_seconds: float = 10.0,
-) -> AsyncIterator[Cell]:
+) -> AsyncGenerator[Cell, None]:
     """Yields cells, one space after the other.
 
     Only the cells of one page are read at the same moment.

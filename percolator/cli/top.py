@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 
 _SHOWN_MAX = 10
+_FIRST_SECONDS = 2.0
+"""Programs report their counts about once a second."""
 
 
 @dataclass
@@ -87,19 +90,26 @@ def top(
 ) -> None:
     """Show live what observers and programs do, and the cells where their transactions conflict.
 
-    All figures are per second, since the previous refresh; `backlog` is what workers have found and
+    All figures are per second, since the previous refresh (the first one comes after 2 s at the
+    latest); `backlog` is what workers have found and
     not yet handled, `latency` the mean time from a change to the commit of its run.
     """
     here = connection(context)
     before: tuple[float, Activities] | None = None
 
+    async def look(network: GrpcNetwork) -> tuple[float, Activities]:
+        found = Activities.of(await list_sessions(here, network, activity=True, tell=_refuse))
+        return time.monotonic(), found
+
     async def fetch(network: GrpcNetwork) -> Moment:
         nonlocal before
+        if before is None:
+            # A single look has no rates: all of them would be shown as 0.
+            before = await look(network)
+            await asyncio.sleep(min(every, _FIRST_SECONDS))
         listed = await answer_of_leader(here, network, methods.LIST_TABLES, ListTablesRequest())
-        now = Activities.of(await list_sessions(here, network, activity=True, tell=_refuse))
-        moment = time.monotonic()
-        then, activities = before or (moment - every, now)
-        before = moment, now
+        moment, now = await look(network)
+        (then, activities), before = before, (moment, now)
         tables = named_tables(listed.tables)
         return Moment(now, tables, activities, max(moment - then, 0.001))
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -62,9 +63,7 @@ def worker(
         fail(error)
     except OSError as error:
         fail(InvalidArgument("--trace", str(error)))
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    _log_in_utc()
     limits = WorkerLimits(concurrency_max=concurrency, threads_max=threads)
 
     try:
@@ -78,6 +77,17 @@ def worker(
         ended = False
     if not ended:
         raise typer.Exit(1)
+
+
+def _log_in_utc() -> None:
+    """Times in logs have the form that the other commands print."""
+    lines = logging.Formatter(
+        "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%S"
+    )
+    lines.converter = time.gmtime
+    handler = logging.StreamHandler()
+    handler.setFormatter(lines)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
 
 
 async def _run(

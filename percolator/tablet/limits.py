@@ -32,8 +32,10 @@ class TabletLimits:
     answer_bytes_max: int = 8 * MEBIBYTE
     """The response to one call that reads, or the cells that made mutations of one batch fail: what
     does not fit is refused, and has to be requested again."""
-    read_bytes_max: int = 16 * MEBIBYTE
-    """The result of one read. The last one in a response may exceed `answer_bytes_max`."""
+    read_bytes_max: int = 31 * MEBIBYTE
+    """The result of one read, which is as much as a scan can return of one row: messages end at 32
+    MiB. The last read in a response may exceed `answer_bytes_max`; one that does not fit beside the
+    others has to be requested again."""
     columns_max: int = 10_000
     """The number of columns that one read can name."""
     column_prefixes_max: int = 100

@@ -60,7 +60,12 @@ async def described_by(
             raise
         except PercolatorError as error:
             problems.append(f"{address}: {error.message}")
-    raise Unavailable(f"no master or gateway answered: {'; '.join(problems)}", where="Describe")
+    hint = ""
+    if all(parse_host_port(address, "address").is_loopback() for address in addresses):
+        hint = "; if no cluster is running, start one with `percolator dev`"
+    raise Unavailable(
+        f"no master or gateway answered: {'; '.join(problems)}{hint}", where="Describe"
+    )
 
 
 def addresses_of(cluster: DescribeResponse, kind: ServiceKind) -> list[str]:

@@ -17,7 +17,10 @@ from services.local import directory
 from services.local.link import Link
 from services.local.process import LocalClusterError, ServiceProcess
 
-START_SECONDS = 30.0
+START_SECONDS = 300.0
+"""The longest start of one process: far more than any takes that works."""
+IDLE_SECONDS = 30.0
+"""A process that starts and does nothing for so long is not waited for any longer."""
 """How long a process may take until it serves, by default."""
 
 Program = Callable[[str, str], Sequence[str]]
@@ -58,8 +61,8 @@ class LocalCluster:
 
         With a directory of `make certs`, everything uses mutual TLS, and clients need tokens.
         Workers run the lists of observers that `observers` names, as soon as their tables exist.
-        A process that does not serve within `start_seconds` is an error: on a machine with much
-        else to do, allow more.
+        A process that does not serve within `start_seconds`, or that does nothing for 30 s before
+        it serves, is an error.
         """
         if not 0 < start_seconds < inf:
             raise LocalClusterError(f"start_seconds: expected more than 0, got {start_seconds}")
@@ -273,7 +276,7 @@ class LocalCluster:
             self._progress(f"starting {process.name}")
             process.start()
         for process in processes:
-            process.wait_ready(self._start_seconds)
+            process.wait_ready(self._start_seconds, idle_seconds=IDLE_SECONDS, say=self._progress)
 
     def write_state(self) -> None:
         """Tells other programs which process runs where, and which has ended."""

@@ -23,7 +23,7 @@ from services.local.cluster import START_SECONDS
 from services.local.control import ask
 from services.local.directory import DEFAULT_DATA
 from services.local.launching import Plan
-from services.local.process import LocalClusterError
+from services.local.process import STOP_SECONDS, LocalClusterError
 
 app = typer.Typer(
     add_completion=False,
@@ -113,6 +113,15 @@ def up(
         Path | None, typer.Option(help="Directory of `make certs`; all calls use mutual TLS.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start in the background.")] = False,
+    start_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Most seconds that one process may take to start. One that does nothing for "
+            "30 s is given up earlier.",
+            min=0.1,
+            max=86_400,
+        ),
+    ] = START_SECONDS,
 ) -> None:
     """Start a cluster."""
     if context.invoked_subcommand is not None:
@@ -131,11 +140,12 @@ def up(
         observers=observers or (),
         port=port,
         certificates=certificates,
+        start_seconds=start_timeout,
     )
     if detach:
         where = data or DEFAULT_DATA
         stop = f"`percolator dev down{directory.data_option(where)}` stops it; the data stays."
-        _show(launching.detach(where, plan), where, stop)
+        _show(launching.detach(where, plan, _say), where, stop)
     elif temporary:
         where = Path(tempfile.mkdtemp(prefix="percolator-"))
         try:
@@ -185,7 +195,7 @@ def down(data: DataOption = DEFAULT_DATA) -> None:
         _fail(f"the cluster on {data} is starting or stopping right now")
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGTERM)
-    deadline = time.monotonic() + START_SECONDS * 2
+    deadline = time.monotonic() + 2 * STOP_SECONDS
     while directory.running(data) is not None:
         if time.monotonic() > deadline:
             _fail(f"the launcher, process {pid}, did not exit")

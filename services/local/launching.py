@@ -13,8 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.local import directory
-from services.local.cluster import LocalCluster
-from services.local.process import LocalClusterError, environment
+from services.local.cluster import START_SECONDS, LocalCluster
+from services.local.process import (
+    STILL_STARTING,
+    LocalClusterError,
+    NotReadyInTime,
+    environment,
+)
 from services.local.session import Session
 
 _POLL_SECONDS = 0.05
@@ -33,6 +38,7 @@ class Plan:
     observers: Sequence[str]
     port: int
     certificates: Path | None
+    start_seconds: float = START_SECONDS
 
     def __post_init__(self) -> None:
         for reference in self.observers:
@@ -50,6 +56,7 @@ class Plan:
         options += [f"--observers={reference}" for reference in self.observers]
         if self.certificates is not None:
             options += ["--certificates", str(self.certificates)]
+        options += ["--start-timeout", str(self.start_seconds)]
         return options
 
 
@@ -71,10 +78,14 @@ def run(
         port=plan.port,
         certificates=plan.certificates,
         progress=say,
+        start_seconds=plan.start_seconds,
     )
     # Registered before anything starts: Ctrl-C while starting must stop what was started.
     leave = _told_to_leave(cluster)
-    cluster.start()
+    try:
+        cluster.start()
+    except NotReadyInTime as error:
+        raise LocalClusterError(f"{error}; --start-timeout allows more time") from None
     show(directory.read_state(cluster.data))
     try:
         Session(cluster, plan.observers, say).run(leave)
@@ -85,7 +96,7 @@ def run(
     return {name: code for name, code in codes.items() if name not in ended}
 
 
-def detach(data: Path, plan: Plan) -> directory.State:
+def detach(data: Path, plan: Plan, say: Callable[[str], None]) -> directory.State:
     """Starts it with a launcher in the background. Returns its state once all of it serves."""
     if directory.running(data) is not None:
         raise LocalClusterError(directory.already_running(data))
@@ -101,11 +112,16 @@ def detach(data: Path, plan: Plan) -> directory.State:
             start_new_session=True,
             env=environment(),
         )
+    told = 0
     # It gives up by itself if a service does not start in time.
     while launcher.poll() is None:
         state = directory.read_state(data)
         if state.get("pid") == launcher.pid:
             return state
+        waiting = [line for line in log_file.read_text().splitlines() if STILL_STARTING in line]
+        for line in waiting[told:]:
+            say(line)
+        told = len(waiting)
         time.sleep(_POLL_SECONDS)
     words = log_file.read_text().strip().splitlines()
     last = words[-1] if words else "the launcher exited"

@@ -13,8 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from percolator.errors import PercolatorError
@@ -24,12 +25,19 @@ _ROOT = Path(__file__).parents[2]
 """Where this very package `services` is."""
 
 POLL_SECONDS = 0.01
+TELL_SECONDS = 5.0
+"""How often a start that takes long is reported."""
+STILL_STARTING = "is still starting"
 STOP_SECONDS = 30.0
 """Longer than a service takes with default settings: at most 20 s to drain and 6 s to close."""
 
 
 class LocalClusterError(PercolatorError):
     """A process of a local cluster did not start, or did not stop, as it should."""
+
+
+class NotReadyInTime(LocalClusterError):
+    """A process runs, but does not serve yet."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +134,52 @@ class ServiceProcess:
                 env=environment(),
             )
 
-    def wait_ready(self, seconds: float) -> Ready:
-        """Waits until it serves; an early exit is reported with the last line of its log."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
+    def wait_ready(
+        self,
+        seconds: float,
+        *,
+        idle_seconds: float = inf,
+        say: Callable[[str], None] = lambda _: None,
+    ) -> Ready:
+        """Waits until it serves; an early exit is reported with the last line of its log.
+
+        It has at most `seconds`, and less if it neither used the processor nor logged anything for
+        `idle_seconds`: on a busy machine, a process that works needs time, and one that hangs needs
+        none. A start that takes long is reported every few seconds.
+        """
+        began = worked = told = time.monotonic()
+        progress = self._progress()
+        while (now := time.monotonic()) < began + seconds:
             if self.exit_code is not None:
                 raise LocalClusterError(
                     f"{self.name} exited with {self.exit_code} while starting: {self.last_words()}"
                 )
             if self.is_ready() and self.ready is not None:
                 return self.ready
+            if (newest := self._progress()) != progress:
+                progress, worked = newest, now
+            elif now - worked > idle_seconds:
+                raise NotReadyInTime(
+                    f"{self.name} is not ready, and has done nothing for {idle_seconds:g} s: "
+                    f"{self.last_words()}"
+                )
+            if now - told > TELL_SECONDS:
+                told = now
+                say(
+                    f"{self.name} {STILL_STARTING} after {now - began:.0f} s, "
+                    f"{progress[0]:.1f} s of them on the processor: {self.last_words()}"
+                )
             time.sleep(POLL_SECONDS)
-        raise LocalClusterError(
-            f"{self.name} was not ready within {seconds:g} s: {self.last_words()}"
-        )
+        raise NotReadyInTime(f"{self.name} was not ready within {seconds:g} s: {self.last_words()}")
+
+    def _progress(self) -> tuple[float, int]:
+        """CPU seconds to the hundredth, and the size of its log."""
+        size = self.log.stat().st_size if self.log.exists() else 0
+        try:
+            # The Linux clock of another process's CPU time.
+            return round(time.clock_gettime((~self.pid << 3) | 2), 2), size
+        except OSError:
+            return 0.0, size  # it has ended, which its exit code tells
 
     def is_ready(self) -> bool:
         """Whether it serves by now. A predecessor's readiness does not count."""

@@ -15,9 +15,10 @@ from typing import Any
 import psutil
 import pytest
 
+from services.local import process as process_module
 from services.local.cluster import START_SECONDS, LocalCluster
 from services.local.directory import Ownership, running
-from services.local.process import LocalClusterError, ServiceProcess
+from services.local.process import LocalClusterError, NotReadyInTime, ServiceProcess
 from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration
@@ -76,6 +77,29 @@ def test_while_a_process_is_dead_no_other_one_gets_its_ports(tmp_path: Path) -> 
         master.wait_stopped()
     assert after.address == before.address
     assert after.metrics_address == before.metrics_address
+
+
+def test_a_start_is_waited_for_while_the_process_works_and_no_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_module, "TELL_SECONDS", 0.05)
+    arguments = ["--store", str(tmp_path / "store")]
+    master = ServiceProcess("master", "services.master", arguments, logs=tmp_path, run=tmp_path)
+    master.start()
+    master.pause()
+    said: list[str] = []
+    try:
+        with pytest.raises(NotReadyInTime, match=r"has done nothing for 0\.5 s: it logged nothing"):
+            master.wait_ready(START_SECONDS, idle_seconds=0.5, say=said.append)
+        assert said
+        assert said[0].startswith("master is still starting after 0 s, ")
+        with pytest.raises(NotReadyInTime, match=r"was not ready within 0\.1 s: it logged nothing"):
+            master.wait_ready(0.1)
+        master.resume()
+        master.wait_ready(START_SECONDS, idle_seconds=30.0)
+    finally:
+        master.ask_to_stop()
+        master.wait_stopped()
 
 
 def test_a_launcher_that_cannot_start_everything_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -122,16 +122,22 @@ def test_versions_that_the_limit_leaves_out_are_not_taken_for_collected(
 def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted(cluster: LocalCluster) -> None:
     pictures = Table("attic", key=codecs.text).family("picture:", codecs.raw)
     with percolator.connect(cluster.address) as db:
-        for number in range(5):
-            db.run(lambda tx, at=number: tx.set("bob", pictures.column(f"{at}"), bytes(4 << 20)))
+        for number in range(8):
+            picture = bytes(4 << 20 if number < 7 else 7 << 19)  # all of them: 31.5 MiB
+            db.run(lambda tx, at=number, of=picture: tx.set("bob", pictures.column(f"{at}"), of))
+            if number == 6:
+                with db.snapshot() as snapshot:
+                    (row,) = snapshot.get_many(pictures.table, ["bob"])
+                assert row is not None
+                assert len(row.family(pictures)) == 7, "28 MiB, as a scan returns"
         db.run(lambda tx: tx.set("bobby", pictures.column("1"), b"of another row"))
     assert "read fewer columns" in refused(cluster, "get", "attic", "bob", code=2)
-    some = [f"picture:{number}" for number in range(4)]
-    assert asked(cluster, "delete", "attic", "bob", *some, "picture:none") == {"deleted": 4}
+    some = [f"picture:{number}" for number in range(7)]
+    assert asked(cluster, "delete", "attic", "bob", *some, "picture:none") == {"deleted": 7}
     with percolator.connect(cluster.address) as db:
-        for number in range(4):
+        for number in range(7):
             db.run(lambda tx, at=number: tx.set("bob", pictures.column(f"{at}"), bytes(4 << 20)))
-    assert asked(cluster, "delete", "attic", "bob") == {"deleted": 5}
+    assert asked(cluster, "delete", "attic", "bob") == {"deleted": 8}
     assert [one["row"] for one in asked(cluster, "scan", "attic", "--prefix=bob")] == ["bobby"]
 
 
@@ -248,11 +254,15 @@ async def test_a_lock_is_shown_with_its_owner_and_whether_it_is_alive(
         ask = ("--json", "locks", "shop", "lamp")
         held = json.loads(await asyncio.to_thread(run_apart, cluster, *ask))
         shown = await asyncio.to_thread(run_apart, cluster, "locks", "shop")
+        everywhere = json.loads(await asyncio.to_thread(run_apart, cluster, "--json", "locks"))
         await owner.close()
         after = json.loads(await asyncio.to_thread(run_apart, cluster, *ask))
     assert [(one["row"], one["column"], one["kind"]) for one in held] == [("lamp", "price", "put")]
     assert (held[0]["owner"], held[0]["state"]) == ("the till", "alive")
     assert "the till" in shown
+    assert ("shop", "lamp", "the till") in [
+        (one["table"], one["row"], one["owner"]) for one in everywhere
+    ]
     assert (after[0]["owner"], after[0]["state"]) == (None, "gone")
 
 

@@ -280,16 +280,18 @@ class RunPool:
         work.attempts += 1
         text = summary_of(error)[:_ERROR_CHARACTERS_MAX]
         cell = CellAddress(work.watched.table_id, work.row, work.column)
+        is_last = work.attempts >= observer.attempts
         _log.warning(
-            "observer %s failed for %s, attempt %d of %d: %s",
+            "observer %s failed for %s, attempt %d of %d%s: %s",
             observer.name,
             self._context.env.described(cell),
             work.attempts,
             observer.attempts,
+            ", and the change becomes a dead letter" if is_last else "",
             text,
             exc_info=error if work.attempts == 1 else None,
         )
-        if work.attempts < observer.attempts:
+        if not is_last:
             self._repeat(work, _FAILED_SECONDS)
             return
         if not (self._closing or self._is_cancelled()):

@@ -238,6 +238,9 @@ class PointReads:
                 await self._read_cells(cursor, wanted)
             finally:
                 cursor.close()
+            if self._bytes > self._bytes_max and self._admitted >= 0:
+                # Its last cell has not been counted yet: it may be as large as a value can be.
+                self._has_room(self._admitted)
         return whole_rows
 
     async def _read_cells(self, cursor: Cursor, wanted: list[_Wanted]) -> None:
@@ -282,7 +285,7 @@ class PointReads:
                     continue
                 values.append(apart)
                 size += len(apart)
-            size += len(value)
+            size += len(value) + len(column)
             reads.append(index)
             columns.append(column)
             commits.append(int.from_bytes(key[-8:], "big") ^ TIMESTAMP_MAX)
@@ -321,10 +324,15 @@ class PointReads:
                 self._refused.setdefault(index, self._full)
                 return False
             self._admitted, self._began = index, size
-        if size - self._began > limits.read_bytes_max:
-            self._refused[index] = InvalidArgument(
-                f"reads[{index}]",
-                f"its answer exceeds {limits.read_bytes_max} bytes; read fewer columns",
+        others = self._room.taken_bytes - self._taken + self._began
+        if others + size - self._began > limits.read_bytes_max:
+            self._refused[index] = (
+                self._full
+                if others
+                else InvalidArgument(
+                    f"reads[{index}]",
+                    f"its answer exceeds {limits.read_bytes_max} bytes; read fewer columns",
+                )
             )
             return False
         return True
@@ -367,7 +375,10 @@ class PointReads:
                     return
                 await asyncio.sleep(0)
                 self._state.require_open()
-            self._bytes = before
+            self._bytes = before + cells.bytes
+            if not self._has_room(index):
+                self._bytes = before
+                return
         except InvariantViolation:
             if not self._is_too_old(index):
                 raise
@@ -382,7 +393,6 @@ class PointReads:
         self._values.extend(cells.values)
         self._deletes.extend(offset + at for at in cells.deletes)
         self._skipped += cells.skipped
-        self._bytes += cells.bytes
 
     def _may_expire(self, columns: Sequence[bytes]) -> bool:
         """Whether values of these columns expire; no columns mean all of the row."""

@@ -6,10 +6,12 @@ import asyncio
 import math
 import pickle
 import random
+import traceback
 from typing import Any, NoReturn
 
 import pytest
 
+import percolator
 from percolator import (
     InvalidArgument,
     Limits,
@@ -163,6 +165,24 @@ async def test_an_address_that_does_not_answer_is_reported_at_once() -> None:
     world = World(clock, InProcessNetwork(), random.Random(1))
     with pytest.raises(Unavailable, match="no master or gateway answered"):
         await connect_to(world, ["nowhere:1"], Limits(), RetryPolicy())
+
+
+@pytest.mark.parametrize(("address", "is_said"), [("localhost:1", True), ("nowhere:1", False)])
+async def test_without_a_cluster_on_this_machine_the_error_says_how_to_start_one(
+    address: str, is_said: bool
+) -> None:
+    world = World(VirtualClock(asyncio.get_running_loop()), InProcessNetwork(), random.Random(1))
+    with pytest.raises(Unavailable) as caught:
+        await connect_to(world, [address], Limits(), RetryPolicy())
+    assert ("start one with `percolator dev`" in str(caught.value)) is is_said
+
+
+def test_a_blocking_program_without_a_cluster_gets_a_short_traceback() -> None:
+    with pytest.raises(Unavailable, match="start one with `percolator dev`") as caught:
+        percolator.connect("127.0.0.1:1")
+    frames = traceback.extract_tb(caught.value.__traceback__)
+    assert [frame.name for frame in frames][1:] == ["connect"]
+    assert caught.value.__suppress_context__
 
 
 def test_a_database_belongs_to_its_event_loop() -> None:

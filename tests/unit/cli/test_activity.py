@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from percolator import codecs
+from percolator.cli import top
 from percolator.cli.activity import Activities, LostCell
+from percolator.cli.app import app
 from percolator.cli.observer_stats import cell_data, cell_text
 from percolator.cli.overview import Overview
 from percolator.cli.top import Moment
@@ -12,6 +18,8 @@ from percolator.codec_names import CodecNames
 from percolator.formats.hidden_cells import acknowledgement_column, read_lock_column
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.lockservice_pb2 import Activity, ContendedCell, ObserverActivity, Session
+from percolator.v1.master_pb2 import ListTablesResponse
+from tests.command_line import CliRunner
 
 TEA = LostCell(1, b"tea", b"stock")
 
@@ -103,3 +111,28 @@ def test_dead_letters_and_servers_that_are_gone_are_problems() -> None:
         "observer count of table orders has 2 dead letters: see `percolator dead-letters list`",
         "observer settle of table orders has 1 dead letter: see `percolator dead-letters list`",
     ]
+
+
+def test_the_first_refresh_of_top_has_rates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a single look has none, the command looks twice before it shows anything."""
+    looks = iter([[_session("a", 10, 2)], [_session("a", 30, 6)]])
+    slept: list[float] = []
+
+    async def sessions(*_: object, **__: object) -> list[Session]:
+        return next(looks)
+
+    async def tables(*_: object) -> ListTablesResponse:
+        return ListTablesResponse()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    monkeypatch.setattr(top, "list_sessions", sessions)
+    monkeypatch.setattr(top, "answer_of_leader", tables)
+    monkeypatch.setattr("percolator.cli.top.asyncio.sleep", sleep)
+    result = CliRunner().invoke(app, ["--json", "top", "--times", "1", "--every", "3600"])
+    assert result.exit_code == 0, result.output
+    (program,) = json.loads(result.output)["programs"]
+    assert program["commits_per_second"] > 0
+    assert program["conflicts_per_second"] > 0
+    assert slept == [2.0]

@@ -245,10 +245,11 @@ def test_the_next_steps_have_options_only_where_needed() -> None:
 
 
 def test_a_plan_survives_the_way_to_the_background() -> None:
-    plan = launching.Plan("", 2, 0, 3, ["shop:a", "shop:b"], 0, Path("c"))
+    plan = launching.Plan("", 2, 0, 3, ["shop:a", "shop:b"], 0, Path("c"), 90.0)
     assert plan.options() == [
         *("--tablet-servers", "2", "--gateways", "0", "--workers", "3", "--port", "0"),
         *("--observers=shop:a", "--observers=shop:b", "--certificates", "c"),
+        *("--start-timeout", "90.0"),
     ]
 
 

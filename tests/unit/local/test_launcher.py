@@ -125,7 +125,7 @@ def test_a_process_has_the_time_to_start_that_the_cluster_was_given(
 ) -> None:
     waited: list[float] = []
 
-    def wait(self: ServiceProcess, seconds: float) -> None:
+    def wait(self: ServiceProcess, seconds: float, **more: object) -> None:
         waited.append(seconds)
         raise Stopped
 

@@ -112,6 +112,21 @@ async def test_whatever_ends_an_observer_is_its_own_failure_and_the_worker_conti
         assert (letter.row, letter.error) == (b"bad", said)
 
 
+async def test_the_log_line_of_the_last_failed_attempt_names_the_dead_letter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @observes(source, name="failing", attempts=2)
+    async def failing(tx: Any, row: str) -> None:
+        raise ValueError("no")
+
+    async with observed() as world, world.db.run_observers([failing]):
+        await world.put("bad", 13)
+        await world.until_nothing_waits()
+    first, last = [one.getMessage() for one in caplog.records if "failed" in one.getMessage()]
+    assert first.endswith("attempt 1 of 2: ValueError: no")
+    assert last.endswith("attempt 2 of 2, and the change becomes a dead letter: ValueError: no")
+
+
 async def test_a_worker_stops_even_if_an_observer_ignores_cancellation() -> None:
     may_end = asyncio.Event()
 

@@ -7,6 +7,8 @@ import tomllib
 from datetime import date
 from pathlib import Path
 
+import percolator
+
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 VERSION = str(PROJECT["version"])
@@ -18,6 +20,11 @@ def test_the_newest_section_of_the_changelog_is_this_version_with_a_date() -> No
     version, _, day = sections[1].partition(" - ")
     assert version == VERSION
     assert date.fromisoformat(day) >= date(2026, 11, 23)
+
+
+def test_the_package_knows_its_version() -> None:
+    assert percolator.__version__ == VERSION
+    assert "__version__" in dir(percolator)
 
 
 def test_the_kept_wheel_is_of_the_minor_version_before() -> None:

@@ -210,6 +210,26 @@ async def test_one_read_cannot_ask_for_more_than_an_answer_may_hold() -> None:
     assert len(result.found.values) == 4
 
 
+@pytest.mark.parametrize("whole_row", [False, True])
+async def test_a_read_that_only_fits_alone_is_asked_for_again(whole_row: bool) -> None:
+    """As the row of a scan's page, it may be nearly as large as a message."""
+    rig = await Rig(answer_bytes_max=250, read_bytes_max=500, slice_entries=3).open()
+    columns = [b"%02d" % number for number in range(4)]
+    value = put(WRITE, write_record(5, b"v" * 100), 6)
+    await rig.apply(*(mutation(b"wide", value, column=column) for column in columns))
+    await rig.apply(written(b"row", 5, 6, b"v" * 100))
+    small = pb.RowRead(row=b"row", columns=[COLUMN], timestamp=30)
+    wide = pb.RowRead(row=b"wide", columns=columns, timestamp=30)
+    if whole_row:
+        wide = pb.RowRead(row=b"wide", all_columns=True, timestamp=30)
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[small, wide]))
+    assert list(result.found.reads) == [0]
+    (refused,) = result.refused
+    assert (refused.read, refused.error.retry) == (1, 1)  # SAFE
+    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[wide]))
+    assert len(result.found.values) == 4
+
+
 async def test_a_read_of_too_many_columns_is_refused_by_the_name_of_its_field() -> None:
     rig = await Rig(columns_max=3).open()
     with pytest.raises(InvalidArgument, match=r"^reads\[0\]\.columns: 4 entries"):
