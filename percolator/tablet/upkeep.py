@@ -70,22 +70,27 @@ class Upkeep:
     async def set_schema_version(
         self, schema_version: int, *, change_feed: bool = False, ttls: Ttls = ()
     ) -> None:
-        """Judges under this version from now on; returns once everything judged under an older
-        one is durable and answered, and the change feed is on or off, durably. Never goes back: an
-        older version is ignored."""
-        state = self._state
-        if schema_version > state.schema_version:
-            state.schema_version = schema_version
-            self._change_feed = change_feed
-            if ttls != state.lifetimes.ttls:
-                state.lifetimes = Lifetimes(ttls)
-                state.collected = replace(state.collected, more_at=0)
-        await self._tasks.run_to_the_end(self._follow_schema())
+        """Returns once the tablet judges and reads under this version, everything judged under an
+        older one is durable and answered, and the change feed is on or off, durably. Never goes
+        back: an older version is ignored.
 
-    async def _follow_schema(self) -> None:
+        The version and its times to live take effect between two writes. If readers went by longer
+        ones while a deletion judged under the shorter ones is on its way to the disk, they would
+        see the record of a value that is gone a moment later.
+        """
+        work = self._follow_schema(schema_version, change_feed=change_feed, ttls=ttls)
+        await self._tasks.run_to_the_end(work)
+
+    async def _follow_schema(self, schema_version: int, *, change_feed: bool, ttls: Ttls) -> None:
         state = self._state
         async with self._commit.between_batches():
             state.require_open()
+            if schema_version > state.schema_version:
+                state.schema_version = schema_version
+                self._change_feed = change_feed
+                if ttls != state.lifetimes.ttls:
+                    state.lifetimes = Lifetimes(ttls)
+                    state.collected = replace(state.collected, more_at=0)
             try:
                 await self.switch_feed()
             except state.storage.failures as error:

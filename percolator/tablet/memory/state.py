@@ -77,7 +77,8 @@ class TabletState:
         self.identity = identity
         self.schema_version = schema_version
         self.lifetimes = lifetimes
-        """Who reads takes them once, together with its cursor."""
+        """Who reads takes them once, together with its cursor. They are replaced together with the
+        schema's version, and while nothing is being written (upkeep.py)."""
         self.storage = storage
         self.clock = clock
         self.limits = limits
@@ -185,6 +186,13 @@ class TabletState:
         return TabletMoved(
             f"{identity} was {how}", tablet_id=identity.tablet_id, epoch=identity.epoch
         )
+
+    def require_lifetimes(self, lifetimes: Lifetimes) -> None:
+        """Call this if a value that lies apart from its record is missing, with the times to live
+        by which it was visible. If shorter ones have replaced them since, it may have expired and
+        been collected, and has to be asked for again."""
+        if lifetimes is not self.lifetimes:
+            raise self.schema_changed()
 
     def schema_changed(self) -> SchemaChanged:
         return SchemaChanged(

@@ -398,6 +398,7 @@ class _Found:
         state, after = self._state, self._after
         if after < state.safe_points.reads:
             return too_old(after, state.safe_points.reads)
+        state.require_lifetimes(self._lifetimes)
         return InvariantViolation(
             f"{state.identity} has a change at {commit} in its feed whose value is missing"
         )

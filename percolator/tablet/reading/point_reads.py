@@ -280,7 +280,7 @@ class PointReads:
                 try:
                     apart = value_in_data(self._state.storage.get, prefix[1:], value)
                 except InvariantViolation:
-                    if not self._is_too_old(index):
+                    if not self._is_gone(index):
                         raise
                     continue
                 values.append(apart)
@@ -356,6 +356,7 @@ class PointReads:
             self._report(index, row, column, record)
         storage, before = self._state.storage, self._bytes
         cursor = storage.cursor()
+        self._lifetimes = self._state.lifetimes
         try:
             cells = VisibleCells(
                 cursor,
@@ -364,7 +365,7 @@ class PointReads:
                 wanted=wanted,
                 hidden=locks.cells,
                 report_deletes=read.report_deletes,
-                lifetimes=self._state.lifetimes,
+                lifetimes=self._lifetimes,
             )
             start = W + component(row)
             cells.seek(start)
@@ -380,7 +381,7 @@ class PointReads:
                 self._bytes = before
                 return
         except InvariantViolation:
-            if not self._is_too_old(index):
+            if not self._is_gone(index):
                 raise
             self._bytes = before
             return
@@ -408,10 +409,15 @@ class PointReads:
         self._result.locks.add(read=index, lock=lock)
         self._bytes += len(record)
 
-    def _is_too_old(self, index: int) -> bool:
+    def _is_gone(self, index: int) -> bool:
         """Whether what this read has not found may have been collected since its cursor was
-        created: values that lie apart are read as they are now. It is refused at the end."""
-        return self._asked[index].timestamp < self._state.safe_points.reads
+        created: values that lie apart are read as they are now. It is refused at the end. Raises
+        `SchemaChanged` if it may have expired under times to live that are newer than the cursor.
+        """
+        if self._asked[index].timestamp < self._state.safe_points.reads:
+            return True
+        self._state.require_lifetimes(self._lifetimes)
+        return False
 
     def _refuse_too_old(self) -> None:
         safe_point = self._state.safe_points.reads

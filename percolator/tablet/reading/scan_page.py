@@ -72,7 +72,7 @@ class ScanPage:
         self._full_before = b""
         # The mirror comes first, and there must be no await between it and the cursor.
         self._cursor = state.storage.cursor()
-        self._lifetimes = state.lifetimes
+        self.lifetimes = state.lifetimes
         self._cells = VisibleRuns(
             self._cursor,
             state.storage.get,
@@ -80,7 +80,7 @@ class ScanPage:
             wanted=plan.wanted,
             hidden=self._locks.cells,
             report_deletes=plan.report_deletes,
-            lifetimes=self._lifetimes,
+            lifetimes=self.lifetimes,
         )
 
     async def read(self) -> pb.ScanResponse:
@@ -224,7 +224,7 @@ class ScanPage:
             found.deletes.extend(cells.deletes)
         for row, column, record in self._locks.records:
             if self.rest is None or not _contains(self.rest, row):
-                response.locks.add(lock=lock_cell(row, column, record, self._lifetimes))
+                response.locks.add(lock=lock_cell(row, column, record, self.lifetimes))
         if self.rest is not None:
             response.rest.CopyFrom(cells_pb2.RowRange(start=self.rest[0], end=self.rest[1]))
         counters = self._state.counters

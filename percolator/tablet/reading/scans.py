@@ -73,7 +73,9 @@ async def pages(
         try:
             response = await page.read()
         except InvariantViolation:
-            _require_kept(state, plan)  # a value that lies apart from its record may be gone
+            # A value that lies apart from its record may be gone.
+            _require_kept(state, plan)
+            state.require_lifetimes(page.lifetimes)
             raise
         # Check after reading, since versions may have been collected in the meantime.
         _require_kept(state, plan)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
 
-from percolator.errors import InvalidArgument, NotReady
+from percolator.errors import InvalidArgument, NotReady, SchemaChanged
 from percolator.tablet.collection import collection
 from percolator.tablet.collection.sweep import Sweep
 from percolator.tablet.safe_points import SafePoints
@@ -15,6 +17,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.change_feeds import before, changes
 from tests.unit.tablet.collecting import (
     DELETE,
+    IN_DATA,
     LOCK_ONLY,
     collected,
     in_data,
@@ -247,6 +250,66 @@ async def test_a_time_to_live_that_changes_while_what_was_collected_is_compacted
         patch.setattr(collection, "compact_heavy", compacted)
         assert await collected(rig, ms(90)) == 1
     assert await collected(rig, ms(150)) == 1, "the expired one"
+
+
+async def test_a_longer_time_to_live_waits_for_the_deletion_that_is_being_written() -> None:
+    """Readers would go by it at once, and find the record of a value that is gone with it."""
+    rig = await _rig()
+    await rig.apply(in_data(b"a", ms(1), ms(2), b"long"))
+    await rig.tablet.raise_safe_points(SafePoints(ms(150), ms(150)))
+    writes = rig.disk.writes  # type: ignore[attr-defined]
+    collecting = asyncio.ensure_future(rig.tablet.collect(ms(150)))
+    while rig.disk.writes < writes + 2:  # type: ignore[attr-defined]
+        await asyncio.sleep(0.1)  # the second write is the deletion
+    altering = asyncio.ensure_future(rig.tablet.set_schema_version(4, ttls=()))
+    await asyncio.sleep(0.1)
+    assert not altering.done()
+    assert rig.tablet.schema_version == 3
+    assert await rig.value(b"a", ms(200)) is None
+    target = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=4)
+    read = pb.ReadBatch(
+        target=target, reads=[pb.RowRead(row=b"a", columns=[COLUMN], timestamp=ms(200))]
+    )
+    with pytest.raises(SchemaChanged, match="at version 3"):
+        await rig.tablet.read(read)
+    await altering
+    assert (await collecting).cells == 2
+    assert not (await rig.tablet.read(read)).found.values
+
+
+Reading = Callable[[Rig], Coroutine[Any, Any, object]]
+
+
+def _scan(**fields: Any) -> Reading:
+    return lambda rig: rig.scan(ms(155), **fields)
+
+
+async def _whole_row(rig: Rig) -> object:
+    read = pb.RowRead(row=b"row", all_columns=True, timestamp=ms(155))
+    return await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))
+
+
+def _changes(rig: Rig) -> Coroutine[Any, Any, object]:
+    return changes(rig, ms(155), ms(200), before=True)
+
+
+@pytest.mark.parametrize("reading", [_scan(), _scan(reverse=True), _whole_row, _changes])
+async def test_a_reader_whose_values_are_collected_under_a_shorter_time_to_live_asks_again(
+    reading: Reading,
+) -> None:
+    """It began under the longer one, and values apart from their records are read as they are."""
+    rig = await Rig(slice_entries=4, change_feed=True).open()
+    columns = [b"c%02d" % number for number in range(20)]
+    for start, end in ((ms(1), ms(2)), (ms(160), ms(161))):
+        pointer = put(WRITE, write_record(start, b"", IN_DATA), end)
+        value = put(DATA, b"long", start)
+        await rig.apply(*(mutation(b"row", pointer, value, column=column) for column in columns))
+    begun = reading(rig)
+    begun.send(None)  # it has read some, and lets others go on
+    await rig.tablet.set_schema_version(4, ttls=tuple((column, TTL) for column in columns))
+    assert await collected(rig, ms(150)) == 2 * len(columns)
+    with pytest.raises(SchemaChanged, match="at version 4"):
+        await asyncio.ensure_future(begun)
 
 
 async def test_a_bad_column_of_a_read_is_still_named() -> None:

@@ -140,13 +140,17 @@ async def test_a_new_schema_is_acknowledged_only_after_what_was_judged_under_the
     await asyncio.sleep(0.5)
     changing = asyncio.ensure_future(rig.tablet.set_schema_version(4))
     await asyncio.sleep(0.1)
-    with pytest.raises(SchemaChanged):
-        await rig.commit(whole(11, {b"b": b"1"}))
-    later = rig.committing(whole(12, {b"c": b"1"}), schema_version=4)
+    waiting = rig.committing(whole(11, {b"b": b"1"}))
+    with pytest.raises(SchemaChanged, match="at version 3"):
+        await rig.commit(whole(12, {b"c": b"1"}), schema_version=4)
     assert not changing.done()
     await changing
     assert committing.done()
+    later = rig.committing(whole(12, {b"c": b"1"}), schema_version=4)
     assert list((await committing).commit_timestamps) == [100]
+    result = only(await waiting)
+    assert result.outcome == NOT_EXECUTED
+    assert result.error.schema_changed.schema_version == 4
     assert list((await later).commit_timestamps) == [200]
 
 
