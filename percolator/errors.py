@@ -3,6 +3,7 @@
     PercolatorError
     ├── TransactionError
     │   ├── ConflictError          another transaction wrote first; run this one again
+    │   ├── OtherDriverCommitted   of one shared transaction, without parts that this one named
     │   ├── OutcomeUnknown         committed or not: find out before you repeat anything
     │   │   └── OutcomeLost        ... and it can never be found out
     │   ├── RowChanged             computed from a row that was written since: read it again
@@ -36,6 +37,7 @@ Every error says what happened, where, and (in `retry`) whether the same call ma
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 from enum import Enum
@@ -154,6 +156,33 @@ class ConflictError(TransactionError):
         """The start timestamp of the other transaction; 0 if it is not known."""
         self.other_commit_timestamp = other_commit_timestamp
         """The commit timestamp of the other transaction; 0 if it had not committed."""
+
+
+_PARTS_NAMED = 5
+
+
+class OtherDriverCommitted(TransactionError):
+    """Another driver of the same shared transaction has committed it, without parts that this call
+    has named. They are rolled back, and never will be committed.
+
+    Only one driver may decide on a ticket. Let one of them do it, with the receipts of all tasks.
+    """
+
+    def __init__(
+        self, commit_timestamp: int, without: Sequence[str] = (), *, of: int = 0, where: str = ""
+    ) -> None:
+        """`of`: how many parts were named."""
+        named = ", ".join(without[:_PARTS_NAMED]) + ", ..." * (len(without) > _PARTS_NAMED)
+        super().__init__(
+            f"another driver has committed the shared transaction at {commit_timestamp}, "
+            + (f"without {len(without)} of the {of} parts named here ({named}), " if of else "")
+            + "and nothing more of it ever will be committed",
+            where=where,
+        )
+        self.commit_timestamp = commit_timestamp
+        """When the other driver has committed its parts."""
+        self.without = tuple(without)
+        """The parts that were named and are not committed."""
 
 
 class OutcomeUnknown(TransactionError):

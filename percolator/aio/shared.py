@@ -28,6 +28,7 @@ from percolator.aio.tickets import Receipt, Ticket
 from percolator.arguments import as_timestamp, require_seconds
 from percolator.errors import (
     InvalidArgument,
+    OtherDriverCommitted,
     OutcomeUnknown,
     PercolatorError,
     SchemaError,
@@ -55,6 +56,7 @@ ROLLBACK_SECONDS = 3.0
 """How long the rollback after a failed commit may take, even if the commit used up its time."""
 _ROW_BYTES = 16
 _LEFT = "was left to expire"
+_BY_ANOTHER = "was committed by another driver"
 
 
 class SharedTransaction:
@@ -68,8 +70,8 @@ class SharedTransaction:
         timeout_seconds: float,
         ticket: Ticket | None = None,
     ) -> None:
-        """`ticket`: of one that another process has begun, and leaves to this one to decide. Two
-        that decide on one transaction might commit different parts of it at two timestamps."""
+        """`ticket`: of one that another process has begun, and leaves to this one to decide. If two
+        decide on one transaction, the first to commit wins, and the other gets an error."""
         self._engine = engine
         self._groups: Groups = engine.groups
         self._unchanged_since = (
@@ -120,9 +122,10 @@ class SharedTransaction:
         """Makes everything that these attempts wrote visible at once; nothing else ever will be.
 
         Returns the commit timestamp, or None if nothing was written. Raises `ConflictError` if a
-        part was rolled back (then nothing is committed, and the tasks have to run again), and
-        `OutcomeUnknown` if it cannot find out: then the same call may be repeated. After any other
-        error it is rolled back, which may take a few seconds more than the time-out.
+        part was rolled back (then nothing is committed, and the tasks have to run again),
+        `OtherDriverCommitted` if another driver has committed it without some of these attempts,
+        and `OutcomeUnknown` if it cannot find out: then the same call may be repeated. After any
+        other error it is rolled back, which may take a few seconds more than the time-out.
         """
         self._require_open()
         deadline = self._deadline(timeout)
@@ -136,7 +139,9 @@ class SharedTransaction:
             self._announced = announced_by_all([one.announced for one in chosen])
             self._tables = frozenset(table for one in chosen for table in one.tables)
         if not self._named:
-            await self._abort(deadline)
+            commit = await self._abort(deadline)
+            if commit:
+                raise OtherDriverCommitted(commit)
             return None
         if self._whole is None:
             engine = self._engine
@@ -146,6 +151,9 @@ class SharedTransaction:
         try:
             commit = await self._whole.commit(deadline)
         except OutcomeUnknown:
+            raise
+        except OtherDriverCommitted:
+            self._end(_BY_ANOTHER)
             raise
         except PercolatorError as problem:
             # Not executed, and never to be: unless a marker says so, a late copy might still
@@ -162,7 +170,8 @@ class SharedTransaction:
 
     async def abort(self, *, timeout: float | None = None) -> Timestamp | None:
         """Rolls everything back. If the transaction turns out to be committed, nothing is undone,
-        and its commit timestamp is returned."""
+        and its commit timestamp is returned. Raises `OtherDriverCommitted` if another driver has
+        committed it without some of the attempts that were passed to `commit` here."""
         # The outcome of one that was left is not known yet: its last call may have been a commit.
         if (self._ended and self._ended != _LEFT) or self._ticket is None:
             return self.commit_timestamp
@@ -195,6 +204,8 @@ class SharedTransaction:
         to be committed."""
         try:
             return await self._abort(max(deadline, self._engine.now() + ROLLBACK_SECONDS))
+        except OtherDriverCommitted:
+            raise
         except PercolatorError as second:
             # The first problem is the cause, and may well be why this one failed.
             if not self._ended:
@@ -204,6 +215,9 @@ class SharedTransaction:
     async def _abort(self, deadline: float) -> int:
         try:
             commit = await roll_back_all(self._engine.env, self.ticket.job, self._named, deadline)
+        except OtherDriverCommitted:
+            self._end(_BY_ANOTHER)
+            raise
         except PercolatorError:
             # The marker that closes it is enough: no part can be committed after it. They expire.
             if self._engine.env.verdicts.get(self.ticket.began) == ROLLED_BACK:

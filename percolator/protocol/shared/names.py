@@ -41,6 +41,9 @@ class Job:
     def primary(self, name: PartName) -> CellAddress:
         return CellAddress(self.table_id, self.row, name.encode())
 
+    def primary_of(self, part: PartKey) -> CellAddress:
+        return CellAddress(self.table_id, self.row, part.column)
+
     def part_of(self, primary: CellAddress) -> PartName | None:
         """Which part the primary belongs to; None if that of another transaction."""
         if (primary.table_id, primary.row) != (self.table_id, self.row):
@@ -59,6 +62,9 @@ class PartName(NamedTuple):
     number: int
     """Its place among the attempt's parts."""
     task: str
+
+    def __str__(self) -> str:
+        return f"part {self.number} of task {self.task!r}"
 
     def encode(self) -> bytes:
         return f"{self.generation}.{self.attempt}.{self.number}.{self.task}".encode()

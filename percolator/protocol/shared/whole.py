@@ -5,6 +5,9 @@ them the transaction is closed (closing.py): that comes first in the group and i
 the group is unanswered, the only way on is the same group again: with another timestamp, parts of
 the transaction could end up at two. The one exception is as for other transactions: a part that a
 reader has pushed above the timestamp can never be committed at it, and so neither can the group.
+
+That the transaction is closed as committed says only that some driver has committed it. This one
+has succeeded if each of the parts that it has named is committed.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
     InvariantViolation,
+    OtherDriverCommitted,
     OutcomeUnknown,
     PercolatorError,
     Retry,
@@ -32,7 +36,7 @@ from percolator.protocol.environment import Environment
 from percolator.protocol.shared.announcing import Observed, announce_to_newer
 from percolator.protocol.shared.closing import close
 from percolator.protocol.shared.names import CLOSED, Job, PartKey
-from percolator.protocol.shared.rolling_back import roll_back_part
+from percolator.protocol.shared.rolling_back import require_committed, roll_back_part
 from percolator.routing.cells import APPLIED, Answer, Groups, Refused
 from percolator.v1.cells_pb2 import SPACE_LOCK
 from percolator.v1.tabletserver_pb2 import Mutation
@@ -63,16 +67,17 @@ class Whole:
 
     async def commit(self, deadline: float) -> int:
         """Returns the commit timestamp. Raises `ConflictError` when the transaction was rolled
-        back, and `OutcomeUnknown` when it is not known; then this may be called again."""
+        back, `OtherDriverCommitted` when it was committed without a part of these, and
+        `OutcomeUnknown` when it is not known; then this may be called again."""
         try:
             commit = await self._reach(deadline)
         except PercolatorError as problem:
-            if not self._sent or isinstance(problem, ConflictError):
+            if not self._sent or isinstance(problem, ConflictError | OtherDriverCommitted):
                 raise
             raise OutcomeUnknown(
                 f"could not find out whether the shared transaction has committed: {problem}",
                 start_timestamp=self._parts[0].start,
-                primary=self._primary(self._parts[0]),
+                primary=self._job.primary_of(self._parts[0]),
             ) from problem
         self._sent = False
         for part in self._parts:
@@ -103,8 +108,10 @@ class Whole:
             if all(answer is APPLIED for answer in answers):
                 return commit
             self._sent = sent_before
-            committed = self._sort_out(answers)
+            committed = self._committed_before(answers)
             if committed:
+                self._sent = False
+                await require_committed(env, self._job, self._parts, committed, deadline)
                 return committed
             self._require_open(answers[0])
             lost = self._lost(answers[1:], commit)
@@ -146,21 +153,18 @@ class Whole:
             found.append(steps.commit_part(self._job.row, part.column, part.start, commit, record))
         return found
 
-    def _sort_out(self, answers: Sequence[Answer]) -> int:
-        """The commit timestamp if an earlier attempt was applied, else 0."""
-        commits = set()
-        for answer in answers:
-            if isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
-                commits.add(answer.offender.timestamp)
-        if not commits:
-            return 0
-        refused = sum(isinstance(answer, Refused) for answer in answers)
-        if len(commits) > 1 or refused < len(answers):
+    def _committed_before(self, answers: Sequence[Answer]) -> int:
+        """The commit timestamp if the transaction, or a part of it, is committed, else 0."""
+        commits = {
+            answer.offender.timestamp
+            for answer in answers
+            if isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT
+        }
+        if len(commits) > 1:
             raise InvariantViolation(
-                f"parts of one shared transaction are committed at {sorted(commits)}, "
-                f"{refused} of {len(answers)} of them"
+                f"parts of one shared transaction are committed at {sorted(commits)}"
             )
-        return int(commits.pop())
+        return int(commits.pop()) if commits else 0
 
     def _require_open(self, answer: Answer) -> None:
         """Raises if the transaction was rolled back, or if sending this again is useless."""
@@ -193,16 +197,16 @@ class Whole:
 
     async def _give_up(self, lost: PartKey, deadline: float) -> int:
         """Makes sure that it is rolled back. The absence of a lock alone proves nothing."""
-        commit = await roll_back_part(self._env, self._primary(lost), lost.start, deadline)
+        primary = self._job.primary_of(lost)
+        commit = await roll_back_part(self._env, primary, lost.start, deadline)
         if commit:
+            self._sent = False
+            await require_committed(self._env, self._job, self._parts, commit, deadline)
             return commit
         self._sent = False
         raise ConflictError(
             f"a part of the shared transaction (begun at {lost.start}) was presumed dead, or "
             "replaced by a later attempt, and rolled back: none of it is committed",
-            cell=self._primary(lost),
+            cell=primary,
             start_timestamp=lost.start,
         )
-
-    def _primary(self, part: PartKey) -> CellAddress:
-        return CellAddress(self._job.table_id, self._job.row, part.column)

@@ -14,6 +14,7 @@ from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
     InvalidArgument,
+    OtherDriverCommitted,
     OutcomeUnknown,
     SchemaError,
     UsageError,
@@ -79,6 +80,84 @@ async def test_one_process_begins_it_and_another_decides() -> None:
                 await whole.begin()
             assert await whole.commit([receipt])
         assert ticket.ttl_seconds == 60.0
+        assert await values_of(db) == {"ann": 1}
+
+
+@on_both_engines
+@pytest.mark.parametrize("rolled_back_first", [False, True])
+async def test_a_driver_that_lost_to_another_is_told_which_parts_are_not_committed(
+    rolled_back_first: bool,
+) -> None:
+    """It was told the other driver's commit timestamp, and had tablets commit its own cells."""
+    async with connected() as (db, cluster):
+        one = db.shared_transaction()
+        await one.begin()
+        two = db.internal.shared_transaction(None, None, 30.0, one.ticket)
+        await two.begin()
+        of_one = await receipt_of(db, one.ticket, "1", ann=1)
+        of_both = await receipt_of(db, one.ticket, "2", bob=2)
+        of_two = await receipt_of(db, one.ticket, "3", joe=3)
+        commit = await one.commit([of_one, of_both])
+        if rolled_back_first:
+            await db.internal.engine.env.background.drain(10.0)
+        with pytest.raises(
+            OtherDriverCommitted, match=f"at {commit}, without 1 of the 2 parts.*task '3'"
+        ) as lost:
+            await two.commit([of_both, of_two])
+        assert lost.value.commit_timestamp == commit
+        assert lost.value.without == ("part 0 of task '3'",)
+        assert two.commit_timestamp is None
+        assert await two.abort() is None
+        with pytest.raises(UsageError, match="was committed by another driver"):
+            await two.commit([of_two])
+        await set_value(db, "joe", 7)  # nothing is in the way
+        assert await values_of(db) == {"ann": 1, "bob": 2, "joe": 7}
+
+
+@on_both_engines
+async def test_a_driver_whose_parts_another_one_has_committed_with_more_has_committed() -> None:
+    async with connected() as (db, _):
+        async with db.shared_transaction() as one:
+            two = db.internal.shared_transaction(None, None, 30.0, one.ticket)
+            await two.begin()
+            receipts = [
+                await receipt_of(db, one.ticket, "1", ann=1),
+                await receipt_of(db, one.ticket, "2", bob=2),
+            ]
+            commit = await one.commit(receipts)
+            assert await two.commit(receipts[1:]) == commit
+        assert await values_of(db) == {"ann": 1, "bob": 2}
+
+
+@on_both_engines
+async def test_a_driver_that_commits_nothing_is_told_of_one_that_has_committed() -> None:
+    async with connected() as (db, _):
+        async with db.shared_transaction() as one:
+            two = db.internal.shared_transaction(None, None, 30.0, one.ticket)
+            await two.begin()
+            commit = await one.commit([await receipt_of(db, one.ticket, "1", ann=1)])
+            with pytest.raises(OtherDriverCommitted, match=f"at {commit}, and nothing more"):
+                await two.commit([])
+        assert await values_of(db) == {"ann": 1}
+
+
+@on_both_engines
+async def test_a_driver_without_an_answer_that_lost_to_another_is_not_told_of_a_commit() -> None:
+    async with connected() as (db, cluster):
+        one = db.shared_transaction()
+        await one.begin()
+        two = db.internal.shared_transaction(None, None, 1.0, one.ticket)
+        await two.begin()
+        of_one = await receipt_of(db, one.ticket, "1", ann=1)
+        of_two = await receipt_of(db, one.ticket, "2", bob=2)
+        cluster.silent = True
+        with pytest.raises(OutcomeUnknown):
+            await two.commit([of_two])
+        cluster.silent = False
+        await one.commit([of_one])
+        with pytest.raises(OtherDriverCommitted, match="without 1 of the 1 parts"):
+            await two.abort()
+        assert two.commit_timestamp is None
         assert await values_of(db) == {"ann": 1}
 
 
