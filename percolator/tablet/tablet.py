@@ -25,7 +25,7 @@ from percolator.tablet.keys import ColumnEncoder
 from percolator.tablet.lifetimes import FOREVER, Lifetimes, Ttls
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.notification_watch import NotificationWatch
-from percolator.tablet.memory.state import Collected, CommitTimestamps, TabletState
+from percolator.tablet.memory.state import Collected, Commits, CommitTimestamps, TabletState
 from percolator.tablet.memory.timestamp_guard import TimestampGuard, UnheardTimestamp
 from percolator.tablet.ownership import Ownership
 from percolator.tablet.reading import change_scan, scans
@@ -64,6 +64,7 @@ class Tablet:
         limits: TabletLimits = TabletLimits(),  # noqa: B008 - frozen
         watch: NotificationWatch | None = None,
         timestamps: CommitTimestamps | None = None,
+        commits: Commits | None = None,
         notifications_written: int = 0,
         change_feed: bool = False,
         ttls: Ttls = (),
@@ -73,7 +74,8 @@ class Tablet:
         `StoreUnusable` after a failed write (close this object, then open a new storage and a new
         tablet), with `TabletMoved` after a failed owner check (close only). `guard` is shared by
         all tablets of a server. `watch` receives notifications. `timestamps` asks the oracle for
-        commit timestamps; without it, no transaction commits in one round.
+        commit timestamps; without it, no transaction commits in one round. `commits` asks
+        primaries; without it, `roll_forward` does nothing.
         `notifications_written` is the counter's initial value: within an epoch it must never
         shrink. `change_feed` says whether the table has a change feed under this version of its
         schema, and `ttls` which values expire.
@@ -88,6 +90,7 @@ class Tablet:
             limits=limits,
             guard=guard,
             timestamps=timestamps,
+            commits=commits,
             lifetimes=Lifetimes(ttls) if ttls else FOREVER,
         )
         self._state.watch = watch

@@ -10,12 +10,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 
 from percolator.codec_names import CodecNames
-from percolator.errors import SchemaError
+from percolator.errors import CellAddress, SchemaError
 from percolator.formats.records import LockRecord
 from percolator.observers.registry.observer_change import changed_observers
+from percolator.protocol.resolving.primaries import commits_of
+from percolator.routing.cells import APPLIED, Answer, CellMutation
+from percolator.routing.lanes import unapplied
 from percolator.tablet import keys
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import ttls_of
@@ -25,6 +29,7 @@ from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import master_pb2
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire.table_options import (
@@ -245,6 +250,9 @@ class TablesInMemory(ABC):
 
     # ------------------------------------------------------------------ tablets
 
+    async def _commits(self, transactions: Sequence[tuple[CellAddress, int]]) -> list[int]:
+        return await commits_of(_AllCells(self), transactions, self._clock.monotonic_seconds() + 5)
+
     async def _open(self, identity: TabletIdentity, table: master_pb2.Table) -> None:
         tablet = Tablet(
             identity,
@@ -258,6 +266,7 @@ class TablesInMemory(ABC):
             change_feed=table.options.change_feed,
             ttls=ttls_of(table.options.ttls),
             timestamps=self._take_timestamps,
+            commits=self._commits,
         )
         await tablet.open()
         self.tablets[identity.tablet_id] = tablet
@@ -276,3 +285,26 @@ class TablesInMemory(ABC):
     def _tablets_of(self, table_id: int) -> list[Tablet]:
         found = [t for t in self.tablets.values() if t.identity.table_id == table_id]
         return sorted(found, key=lambda tablet: tablet.identity.start)
+
+
+class _AllCells:
+    """`percolator.routing.cells.Mutations`, also of deleted tables."""
+
+    def __init__(self, tables: TablesInMemory) -> None:
+        self._tables = tables
+
+    async def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        return [await self._answer(one, deadline) for one in mutations]
+
+    async def _answer(self, asked: CellMutation, deadline: float) -> Answer:
+        table_id, mutation = asked.table_id, asked.message()
+        for tablet in self._tables._tablets_of(table_id):
+            own = tablet.identity
+            if own.start <= mutation.row and (not own.end or mutation.row < own.end):
+                target = pb.TabletTarget(
+                    tablet_id=own.tablet_id, epoch=own.epoch, schema_version=tablet.schema_version
+                )
+                batch = pb.MutationBatch(target=target, mutations=(mutation,))
+                (result,) = (await tablet.mutate(batch, deadline_seconds=deadline)).results
+                return APPLIED if result.outcome == pb.OUTCOME_APPLIED else unapplied(result)
+        return self._tables._no_table("", table_id)

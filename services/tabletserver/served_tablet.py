@@ -19,7 +19,7 @@ from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import Ttls
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.notification_watch import NotificationWatch
-from percolator.tablet.memory.state import CommitTimestamps
+from percolator.tablet.memory.state import Commits, CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.ownership import Ownership
 from percolator.tablet.tablet import Tablet
@@ -75,6 +75,7 @@ class SharedByTablets:
     watch: NotificationWatch
     guard: TimestampGuard
     timestamps: CommitTimestamps | None = None
+    commits: Commits | None = None
     events: TabletEvents = field(default_factory=TabletEvents)
     trimming: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held to trim a tablet, one at a time: each takes its share of this process's time."""
@@ -227,6 +228,7 @@ class ServedTablet:
             guard=self._shared.guard,
             watch=self._shared.watch,
             timestamps=self._shared.timestamps,
+            commits=self._shared.commits,
             notifications_written=self._notifications_written,
         )
         try:

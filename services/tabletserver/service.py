@@ -16,6 +16,7 @@ from services.tabletserver.drain import hand_over
 from services.tabletserver.handler import TabletServerHandler
 from services.tabletserver.metrics import TabletServerMetrics
 from services.tabletserver.oracle_word import OracleWord
+from services.tabletserver.primaries_elsewhere import PrimariesElsewhere
 from services.tabletserver.settings import TabletServerSettings
 from services.tabletserver.tablet_store import TabletStore
 from services.tabletserver.tablets import Tablets
@@ -41,6 +42,7 @@ async def tablet_server(
     oracle = OracleWord(host.world, settings.masters)
     # A server that runs alone has no oracle to ask.
     alone = not settings.masters
+    primaries = PrimariesElsewhere(host.world, settings.masters)
     tablets = Tablets(
         store,
         clock,
@@ -50,6 +52,7 @@ async def tablet_server(
         log,
         guard=TimestampGuard.by_own_clock(clock) if alone else TimestampGuard(oracle, clock),
         timestamps=None if alone else oracle.take,
+        commits=None if alone else primaries.commits,
         tablets_warn=settings.tablets_warn,
     )
     limits = settings.request_limits()
@@ -75,4 +78,5 @@ async def tablet_server(
         yield [Exposed(service, handler)]
     finally:
         await tablets.close_all()
+        await primaries.close()
         await oracle.close()

@@ -15,7 +15,7 @@ from percolator.errors import InvalidArgument, StoreUnusable, TabletMoved
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.notification_watch import NotificationWatch
-from percolator.tablet.memory.state import CommitTimestamps
+from percolator.tablet.memory.state import Commits, CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.tasks import Tasks
@@ -47,6 +47,7 @@ class Tablets:
         *,
         guard: TimestampGuard,
         timestamps: CommitTimestamps | None = None,
+        commits: Commits | None = None,
         tablets_warn: int,
     ) -> None:
         self._served: dict[int, ServedTablet] = {}
@@ -78,6 +79,7 @@ class Tablets:
             self.watch,
             guard,
             timestamps,
+            commits,
         )
 
     @property

@@ -14,6 +14,7 @@ from tests.simulation.rows import ON_ROWS, WHOLLY_ON_ROWS
 from tests.simulation.scenario import Kind
 from tests.simulation.sessions import BEGUN_ANEW, EARLY
 from tests.simulation.tablet_log import TORN
+from tests.simulation.workloads.deciders import LOST_TO_ANOTHER
 from tests.simulation.workloads.expiring_index import ENTRIES_STAY
 from tests.simulation.workloads.renewals import RENEWED
 
@@ -55,6 +56,7 @@ EXPECTED = (
     JOINED,
     ENTRIES_STAY,
     RENEWED,
+    LOST_TO_ANOTHER,
     ON_ROWS,
     WHOLLY_ON_ROWS,
     MASTERS_REPLACED,

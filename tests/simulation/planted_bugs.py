@@ -291,6 +291,14 @@ BUGS = (
         )
         for plant, kinds, quickly in shared_bugs.ALL
     ),
+    Bug(
+        shared_bugs.a_driver_takes_the_commit_of_another_one_for_its_own,
+        workload="deciders",
+        with_master=True,
+        seconds_max=3.0,
+        seeds_max=50,
+        is_quickly_caught=True,
+    ),
     *(
         Bug(
             plant,

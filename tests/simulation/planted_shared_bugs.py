@@ -21,6 +21,7 @@ from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.pushing import Pushing
 from percolator.protocol.resolving.rolling import Rolling
 from percolator.protocol.resolving.rolling_in_bulk import tell_of_commits
+from percolator.protocol.shared import rolling_back, whole
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.keeping import locks_of
 from percolator.protocol.shared.kept_cells import KEPT
@@ -187,8 +188,28 @@ def kept_cells_are_locked_whatever_was_committed(patch: Patch) -> None:
     patch.setattr(Attempt, "_prewrite", wrong)
 
 
+def tablets_believe_what_they_are_told(patch: Patch) -> None:
+    """Then a mistake of a driver becomes a commit."""
+
+    async def wrong(self: RollingForward, order: _Order) -> bool:
+        return True
+
+    patch.setattr(RollingForward, "_are_proven", wrong)
+
+
+def a_driver_takes_the_commit_of_another_one_for_its_own(patch: Patch) -> None:
+    """Its parts are rolled back, and it is told a commit timestamp."""
+
+    async def wrong(*_: object) -> None:
+        pass
+
+    patch.setattr(whole, "require_committed", wrong)
+    patch.setattr(rolling_back, "require_committed", wrong)
+
+
 def tablets_roll_any_lock_forward(patch: Patch) -> None:
     """A tablet that was told of one transaction's commit takes all locks that it has for its."""
+    tablets_believe_what_they_are_told(patch)
     correct = RollingForward._gather
 
     def wrong(
@@ -201,7 +222,7 @@ def tablets_roll_any_lock_forward(patch: Patch) -> None:
         commit = next(iter(order.fates.values())).commit
         headers = self._state.mirror.headers.values()
         all_starts = {header[:START_TIMESTAMP_BYTES] for header in headers}
-        fates = {start: _Fate(start, commit) for start in all_starts}
+        fates = {start: _Fate(int.from_bytes(start, "big"), commit) for start in all_starts}
         return correct(self, order._replace(fates=fates), first, stop, found)
 
     patch.setattr(RollingForward, "_gather", wrong)
@@ -226,6 +247,7 @@ def tablets_roll_forward_what_has_lost_its_lock(patch: Patch) -> None:
 
 def tablets_are_told_of_what_was_not_chosen(patch: Patch) -> None:
     """The driver names all parts that it finds, and not those that it has committed."""
+    tablets_believe_what_they_are_told(patch)
     correct = SharedTransaction._tell_tablets
 
     async def wrong(self: SharedTransaction, commit: int) -> None:
@@ -240,6 +262,7 @@ def tablets_are_told_of_what_was_not_chosen(patch: Patch) -> None:
 
 def tablets_are_told_before_the_commit(patch: Patch) -> None:
     """They take the timestamp that the driver tries, which need not be the one that it gets."""
+    tablets_believe_what_they_are_told(patch)
     correct = Whole._new_timestamp
 
     async def wrong(self: Whole, deadline: float) -> int:

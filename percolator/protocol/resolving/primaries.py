@@ -8,9 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from percolator.errors import SchemaError
+from percolator.errors import CellAddress, SchemaError
+from percolator.protocol import steps
 from percolator.protocol.environment import Environment
-from percolator.routing.cells import Answer, CellMutation
+from percolator.routing.cells import Answer, CellMutation, Mutations, Refused
+
+
+async def commits_of(
+    cells: Mutations, transactions: Sequence[tuple[CellAddress, int]], deadline: float
+) -> list[int]:
+    """When these transactions have committed, as the primaries say that are given with their start
+    timestamps; 0 for each that is not known to have. Changes nothing."""
+    asked = [
+        CellMutation(primary.table_id, steps.status(primary.row, primary.column, start))
+        for primary, start in transactions
+    ]
+    return [
+        answer.offender.timestamp
+        if isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT
+        else 0
+        for answer in await cells.mutate(asked, deadline)
+    ]
 
 
 class Primaries:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from percolator.errors import (
+    CellAddress,
     PercolatorError,
     SchemaChanged,
     StoreUnusable,
@@ -56,6 +57,10 @@ class Collected:
 CommitTimestamps = Callable[[int], Awaitable[int]]
 """Fetches that many consecutive timestamps, all handed out after the call; returns the first."""
 
+Commits = Callable[[Sequence[tuple[CellAddress, int]]], Awaitable[Sequence[int]]]
+"""Asks the primaries of transactions, given with their start timestamps, when these have committed;
+0 for each that is not known to have."""
+
 
 class TabletState:
     """One tablet's environment, its memory, and its reasons to refuse requests."""
@@ -72,6 +77,7 @@ class TabletState:
         limits: TabletLimits,
         guard: TimestampGuard,
         timestamps: CommitTimestamps | None = None,
+        commits: Commits | None = None,
         lifetimes: Lifetimes = FOREVER,
     ) -> None:
         self.identity = identity
@@ -92,6 +98,8 @@ class TabletState:
         self.guard = guard
         self.timestamps = timestamps
         """Without it, no transaction commits in one round."""
+        self.commits = commits
+        """Without it, no locks are rolled forward on the word of a client."""
         self.is_loaded = False
         """Memory has what the storage has. Until then, its counts are not those of the tablet."""
         self.counted_rows = (b"", b"")

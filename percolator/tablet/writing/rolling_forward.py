@@ -11,7 +11,10 @@ prevents:
   by a transaction whose commit it has.
 * The value is that of the lock in the store, of the transaction that the caller has named. While
   the step waits for its batch, the lock can only go; then the step is refused.
-* The caller has seen the commit on the primary: a tablet takes its word, as it does for each step.
+* The caller says that it has seen the commit on the primary. A tablet looks for itself, once for
+  each transaction of which it has a lock: on the word of a caller that is mistaken it would commit
+  cells of a transaction that was rolled back, up to millions. Where the primary does not say the
+  same, or does not answer, the locks are left to those who meet them.
 * The observers are those of the caller's schema. When the tablet gets another version, the rest is
   left, and its locks wait for a caller that knows better.
 * Nothing is stored about an order. A tablet that is closed forgets it, and those who meet the locks
@@ -27,12 +30,13 @@ from collections.abc import Mapping
 from itertools import islice
 from typing import NamedTuple
 
-from percolator.errors import InvalidArgument, Overloaded, PercolatorError
+from percolator.errors import CellAddress, InvalidArgument, Overloaded, PercolatorError
 from percolator.formats.records import (
     KIND_LOCK_ONLY,
     LOCK_HEADER_BYTES,
     LOCK_KIND_OFFSET,
     START_TIMESTAMP_BYTES,
+    LockRecord,
     timestamp_bytes,
     value_offset,
 )
@@ -68,24 +72,35 @@ COLUMNS_MAX = 1_024
 BATCH_SECONDS = 60.0
 """How long one batch of locks may wait for its turn."""
 
+_NONE = CellAddress(0, b"", b"")
+
 _log = logging.getLogger(__name__)
 
 
 class _Fate:
     """What becomes of the locks of one transaction."""
 
-    __slots__ = ("commit", "conditions", "shared")
+    __slots__ = ("commit", "conditions", "primary", "shared", "start")
 
-    def __init__(self, start: bytes, commit: int) -> None:
+    def __init__(self, start: int, commit: int) -> None:
+        own = timestamp_bytes(start)
+        self.start = start
         self.commit = commit
-        self.conditions: list[CheckedCondition] = [(SPACE_LOCK, PRESENT, 0, 0, start, b"", b"")]
+        self.primary = _NONE
+        """The cell that decides, as its first lock names it."""
+        self.conditions: list[CheckedCondition] = [(SPACE_LOCK, PRESENT, 0, 0, own, b"", b"")]
         self.shared: bytes | None = None
         """What its locks have between their headers and their values, as the last one had it."""
 
-    def value(self, lock: bytes) -> bytes:
-        """The value in one of its locks."""
+    def value(self, lock: bytes) -> bytes | None:
+        """The value in one of its locks; None if that names another primary than the first one."""
         shared = self.shared
         if shared is None or not lock.startswith(shared, LOCK_HEADER_BYTES):
+            primary = LockRecord.decode(lock).primary
+            if self.primary is _NONE:
+                self.primary = primary
+            elif primary != self.primary:
+                return None
             shared = self.shared = lock[LOCK_HEADER_BYTES : value_offset(lock)]
         return lock[LOCK_HEADER_BYTES + len(shared) :]
 
@@ -103,8 +118,11 @@ class _Columns(dict[bytes, bytes]):
 class _Order(NamedTuple):
     """The transactions that one caller has named."""
 
-    fates: Mapping[bytes, _Fate]
-    """By the beginning of their locks, the start timestamp."""
+    fates: dict[bytes, _Fate]
+    """By the beginning of their locks, the start timestamp. Those that are not committed as the
+    caller says are removed."""
+    unproven: list[_Fate]
+    """Those of which a lock was found, and whose primaries have not been looked at yet."""
     observed: Mapping[bytes, tuple[bytes, ...]]
     schema_version: int
     row: bytes
@@ -165,10 +183,9 @@ class RollingForward:
             if not 0 < start < commit:
                 refuse_listed("commit_timestamps", at, f"{commit} is not above {start}")
             self._state.guard.admit(commit, "commit_timestamps[%d]", at)
-            own = timestamp_bytes(start)
-            fates[own] = _Fate(own, commit)
+            fates[timestamp_bytes(start)] = _Fate(start, commit)
         observed = self._cells.observed("observed", request.observed)
-        return _Order(fates, observed, request.target.schema_version, request.row)
+        return _Order(fates, [], observed, request.target.schema_version, request.row)
 
     async def _run(self) -> None:
         while self._orders:
@@ -203,7 +220,7 @@ class RollingForward:
         at: bytes | None = first
         while at is not None:
             found: list[CheckedMutation] = []
-            weight = 0
+            begin, weight = at, 0
             while at is not None and len(found) < limits.commit_mutations_max:
                 self._state.require_open()
                 at, more = self._gather(order, at, stop, found)
@@ -211,8 +228,31 @@ class RollingForward:
                 await asyncio.sleep(0)
                 if weight > limits.commit_bytes_max // 2:
                     break
-            if found:
+            if found and not await self._are_proven(order):
+                at = begin
+            elif found:
                 await self._write(order, found, weight)
+
+    async def _are_proven(self, order: _Order) -> bool:
+        """Looks at the primaries of the transactions of which locks were found for the first time.
+        Removes those that are not known to be committed as the caller says; False if there are any.
+        """
+        fates = order.unproven[:]
+        order.unproven.clear()
+        ask, asked = self._state.commits, [(fate.primary, fate.start) for fate in fates]
+        commits = await ask(asked) if asked and ask is not None else [0] * len(asked)
+        wrong = [fate for fate, commit in zip(fates, commits, strict=True) if commit != fate.commit]
+        for fate in wrong:
+            del order.fates[timestamp_bytes(fate.start)]
+        if wrong:
+            _log.warning(
+                "%s leaves the locks of %d transactions, the first of which began at %d: their "
+                "primaries do not say that they were committed as a client has told it",
+                self._state.identity,
+                len(wrong),
+                wrong[0].start,
+            )
+        return not wrong
 
     def _gather(
         self, order: _Order, first: bytes, stop: bytes | None, found: list[CheckedMutation]
@@ -234,7 +274,12 @@ class RollingForward:
             if lock is None or not lock.startswith(start):
                 continue
             kind = lock[LOCK_KIND_OFFSET : LOCK_KIND_OFFSET + 1]
-            record = start + kind + fate.value(lock)
+            if fate.primary is _NONE:
+                order.unproven.append(fate)
+            value = fate.value(lock)
+            if value is None:
+                continue
+            record = start + kind + value
             row, behind_row = keys.split_component(cell, 0)
             column = columns[cell[behind_row:]]
             changes: list[CheckedChange] = [

@@ -9,6 +9,7 @@ from tests.simulation.workloads.blind import Blind
 from tests.simulation.workloads.chains import Chains
 from tests.simulation.workloads.counters import Counters
 from tests.simulation.workloads.crowd import Crowd
+from tests.simulation.workloads.deciders import Deciders
 from tests.simulation.workloads.drops import Drops
 from tests.simulation.workloads.expiring import Expiring
 from tests.simulation.workloads.expiring_index import ExpiringIndex
@@ -36,11 +37,11 @@ ON_ROWS: dict[str, MakeWorkload] = {
 """What workloads are on a row store, if it differs."""
 
 WITH_MASTER: dict[str, MakeWorkload] = {
-    "expiring": lambda: Mixed([Expiring(), ExpiringIndex(), Renewals()]),
+    "expiring": lambda: Mixed([Expiring(), ExpiringIndex(), Renewals(), Deciders()]),
 }
 """What workloads are on tablets under the real master, if it differs."""
 
-UNDRAWN: dict[str, MakeWorkload] = {"blind": Blind, "drops": Drops}
+UNDRAWN: dict[str, MakeWorkload] = {"blind": Blind, "deciders": Deciders, "drops": Drops}
 """Workloads that no seed draws, as they are part of others. Bugs are planted in them."""
 
 WORKLOADS: dict[str, MakeWorkload] = {

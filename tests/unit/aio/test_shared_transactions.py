@@ -89,7 +89,7 @@ async def test_a_driver_that_lost_to_another_is_told_which_parts_are_not_committ
     rolled_back_first: bool,
 ) -> None:
     """It was told the other driver's commit timestamp, and had tablets commit its own cells."""
-    async with connected() as (db, cluster):
+    async with connected() as (db, _):
         one = db.shared_transaction()
         await one.begin()
         two = db.internal.shared_transaction(None, None, 30.0, one.ticket)

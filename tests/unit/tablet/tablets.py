@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from percolator.errors import CellAddress, PercolatorError
@@ -86,7 +86,17 @@ class Rig:
             change_feed=change_feed,
             ttls=ttls,
             timestamps=timestamps,
+            commits=self._commits_of,
         )
+        self.commits: dict[int, int] = {}
+        """By start timestamp: what primaries say when they are asked."""
+        self.asked: list[Sequence[tuple[CellAddress, int]]] = []
+        """What was asked of primaries."""
+
+    async def _commits_of(self, transactions: Sequence[tuple[CellAddress, int]]) -> list[int]:
+        self.asked.append(transactions)
+        await asyncio.sleep(0.01)
+        return [self.commits.get(start, 0) for _, start in transactions]
 
     def _still_owner(self) -> bool:
         self.owner_checks += 1

@@ -43,9 +43,12 @@ async def _told(
     commits: dict[int, int] | None = None,
     *,
     target: pb.TabletTarget = TARGET,
+    primaries_say: dict[int, int] | None = None,
     **fields: Any,
 ) -> None:
+    """`primaries_say`: when transactions have committed; as the tablet is told, if not given."""
     commits = {START: COMMIT} if commits is None else commits
+    rig.commits |= commits if primaries_say is None else primaries_say
     await rig.tablet.roll_forward(
         pb.RollForwardRequest(
             target=target,
@@ -72,15 +75,14 @@ async def _locked(rig: Rig) -> list[bytes]:
 async def test_every_kind_of_lock_becomes_the_commit_that_its_owner_would_have_written() -> None:
     rig = await Rig().open()
     primary = CellAddress(9, b"job", b"part" * 20)
-    with_session = lock_record(START, b"d", session=b"s" * 16)
+    apart = lock_record(START, kind=RecordKind.PUT_IN_DATA, primary=primary)
+    with_session = lock_record(START, b"d", session=b"s" * 16, primary=primary)
     await rig.apply(
         prewrite(b"a", START, b"new", primary=primary),
         prewrite(b"b", START, kind=RecordKind.DELETE, primary=primary),
         prewrite(b"c", START, kind=RecordKind.LOCK_ONLY, primary=primary),
         mutation(b"d", put(LOCK, with_session)),
-        mutation(
-            b"e", put(LOCK, lock_record(START, kind=RecordKind.PUT_IN_DATA)), put(DATA, b"e", START)
-        ),
+        mutation(b"e", put(LOCK, apart), put(DATA, b"e", START)),
     )
     await _told(rig)
     await _done(rig)
@@ -106,6 +108,55 @@ async def test_only_the_locks_of_the_named_transactions_go_each_to_its_own_commi
     assert await _locked(rig) == [b"b"]
     stored = {cell.row: cell.timestamp for cell in await rig.cells(WRITE)}
     assert stored == {b"a": 20, b"c": 25}
+
+
+@pytest.mark.parametrize("committed", [{}, {START: LATER}])
+async def test_locks_stay_if_their_primary_does_not_say_what_the_caller_says(
+    committed: dict[int, int],
+) -> None:
+    """A driver that took another one's commit for its own had its cells committed."""
+    rig = await Rig().open()
+    await rig.apply(prewrite(b"a", START, b"1"), prewrite(b"b", 11, b"2"), prewrite(b"c", START))
+    await _told(rig, {START: COMMIT, 11: 21}, primaries_say={11: 21, **committed})
+    await _done(rig)
+    assert await _locked(rig) == [b"a", b"c"]
+    assert [cell.row for cell in await rig.cells(WRITE)] == [b"b"]
+    await _told(rig)  # by a caller that knows better
+    await _done(rig)
+    assert await _locked(rig) == []
+
+
+async def test_each_primary_is_asked_once_and_only_for_transactions_with_a_lock_here() -> None:
+    rig = await Rig(slice_rows=4, commit_mutations_max=8).open()
+    first, second = CellAddress(9, b"job", b"1"), CellAddress(9, b"job", b"2")
+    await rig.apply(*(prewrite(row, START, primary=first) for row in _rows(20)))
+    await rig.apply(prewrite(b"z1", 11, primary=second), prewrite(b"z2", 11, primary=second))
+    await _told(rig, {START: COMMIT, 11: 21, 12: 22})
+    await _done(rig)
+    assert await _locked(rig) == []
+    assert rig.asked == [[(first, START)], [(second, 11)]]
+
+
+async def test_a_lock_that_names_another_primary_than_the_first_one_stays() -> None:
+    rig = await Rig().open()
+    job, other = CellAddress(9, b"job", b"1"), CellAddress(9, b"job", b"2")
+    await rig.apply(
+        prewrite(b"a", START, primary=job),
+        prewrite(b"b", START, primary=other),
+        prewrite(b"c", START, primary=job),
+    )
+    await _told(rig)
+    await _done(rig)
+    assert await _locked(rig) == [b"b"]
+
+
+async def test_a_tablet_that_can_ask_nobody_leaves_all_locks() -> None:
+    rig = await Rig().open()
+    rig.tablet._state.commits = None
+    await rig.apply(prewrite(b"a", START))
+    await _told(rig)
+    await _done(rig)
+    assert await _locked(rig) == [b"a"]
 
 
 async def test_many_locks_go_in_synced_batches() -> None:
