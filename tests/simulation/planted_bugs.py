@@ -218,6 +218,12 @@ BUGS = (
         )
         for plant, with_master in expiry_bugs.ALL
     ),
+    Bug(
+        expiry_bugs.readers_do_not_notice_that_a_ttl_has_become_shorter,
+        workload="changing ttls",
+        with_master=True,
+        seeds_max=100,
+    ),
     *(
         Bug(plant, kinds, workload="loads", is_quickly_caught=quickly)
         for plant, kinds, quickly in load_bugs.ALL

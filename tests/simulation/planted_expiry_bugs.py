@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +15,12 @@ from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.tablet.collection.collection import _WalkOfVersions
 from percolator.tablet.lifetimes import Lifetimes
+from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.point_reads import PointReads
+from percolator.tablet.reading.scan_page import ScanPage
 from percolator.timestamps import is_expired
 from percolator.v1.cells_pb2 import Cell
+from services.tabletserver.settings import TabletServerSettings
 from tests.simulation.planted_collection_bugs import collect_eagerly
 
 Patch = pytest.MonkeyPatch
@@ -92,6 +97,27 @@ def index_entries_that_stay_are_never_written_again(patch: Patch) -> None:
 def kept_cells_are_judged_by_the_clients_own_schema(patch: Patch) -> None:
     """It may have been learned before another client set the ttl."""
     patch.setattr(Environment, "schema_of_reads", Environment.schema)
+
+
+def readers_do_not_notice_that_a_ttl_has_become_shorter(patch: Patch) -> None:
+    """What they have seen under the longer one is collected before they have read it."""
+    patch.setattr(TabletState, "require_lifetimes", lambda self, lifetimes: None)
+    _read_slowly(patch)
+
+
+def _read_slowly(patch: Patch) -> None:
+    """Servers do something else after each row of a page. Otherwise a page takes no time at all."""
+    limits = TabletServerSettings.limits
+
+    async def pause(self: ScanPage) -> None:
+        await asyncio.sleep(0.02)
+        self._state.require_open()
+
+    patch.setattr(ScanPage, "_pause", pause)
+    patch.setattr(
+        TabletServerSettings, "limits", lambda self: replace(limits(self), slice_entries=1)
+    )
+    collect_eagerly(patch, round_seconds=0.1)
 
 
 ALL: tuple[tuple[Callable[[Patch], None], bool], ...] = (

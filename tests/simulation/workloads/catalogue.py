@@ -7,6 +7,7 @@ from tests.simulation.workloads.arrivals import Arrivals
 from tests.simulation.workloads.bank import Bank
 from tests.simulation.workloads.blind import Blind
 from tests.simulation.workloads.chains import Chains
+from tests.simulation.workloads.changing_ttls import ChangingTtls
 from tests.simulation.workloads.counters import Counters
 from tests.simulation.workloads.crowd import Crowd
 from tests.simulation.workloads.deciders import Deciders
@@ -37,11 +38,18 @@ ON_ROWS: dict[str, MakeWorkload] = {
 """What workloads are on a row store, if it differs."""
 
 WITH_MASTER: dict[str, MakeWorkload] = {
-    "expiring": lambda: Mixed([Expiring(), ExpiringIndex(), Renewals(), Deciders()]),
+    "expiring": lambda: Mixed(
+        [Expiring(), ExpiringIndex(), Renewals(), ChangingTtls(), Deciders()]
+    ),
 }
 """What workloads are on tablets under the real master, if it differs."""
 
-UNDRAWN: dict[str, MakeWorkload] = {"blind": Blind, "deciders": Deciders, "drops": Drops}
+UNDRAWN: dict[str, MakeWorkload] = {
+    "blind": Blind,
+    "changing ttls": ChangingTtls,
+    "deciders": Deciders,
+    "drops": Drops,
+}
 """Workloads that no seed draws, as they are part of others. Bugs are planted in them."""
 
 WORKLOADS: dict[str, MakeWorkload] = {
