@@ -110,7 +110,7 @@ class Whole:
             self._sent = sent_before
             committed = self._committed_before(answers)
             if committed:
-                self._sent = False
+                self._sent = True  # until each part has been asked for, this may be its commit
                 await require_committed(env, self._job, self._parts, committed, deadline)
                 return committed
             self._require_open(answers[0])
@@ -200,7 +200,7 @@ class Whole:
         primary = self._job.primary_of(lost)
         commit = await roll_back_part(self._env, primary, lost.start, deadline)
         if commit:
-            self._sent = False
+            self._sent = True
             await require_committed(self._env, self._job, self._parts, commit, deadline)
             return commit
         self._sent = False

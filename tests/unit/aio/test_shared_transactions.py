@@ -264,6 +264,28 @@ async def test_a_commit_without_an_answer_may_be_repeated() -> None:
 
 
 @on_both_engines
+async def test_a_commit_is_unknown_until_all_of_its_parts_have_been_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def late(*_: object) -> None:
+        raise DeadlineExceeded("no answer in time")
+
+    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        cluster.answers_lost = True
+        with pytest.raises(OutcomeUnknown):
+            await whole.commit([receipt])
+        cluster.answers_lost = False
+        whole._whole._sent = False  # type: ignore[union-attr]  # as for a copy of the first message
+        with monkeypatch.context() as patch:
+            patch.setattr("percolator.protocol.shared.whole.require_committed", late)
+            with pytest.raises(OutcomeUnknown, match="no answer in time"):
+                await whole.commit([receipt])
+        assert await whole.commit([receipt])
+        assert await values_of(db) == {"ann": 1}
+
+
+@on_both_engines
 async def test_an_unknown_outcome_that_is_resolved_first_is_an_abort() -> None:
     async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
         receipts = [
