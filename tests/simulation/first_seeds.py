@@ -74,6 +74,7 @@ FIRST_SEEDS = {
     "read locks pass newer commits": 4,
     "read locks pass writers": 4,
     "read passes the note": 12,
+    "readers do not notice that a ttl has become shorter": 3,
     "readers of changes ignore locks behind those that are reported": 16,
     "reads do not wait": 6,
     "refusal answered before its batch is durable": 42,
