@@ -155,6 +155,7 @@ recovery: $(READY) ## Record how soon everything worked again in chaos runs, in 
 
 .PHONY: compose-test
 compose-test: $(READY) ## Disturb a cluster of containers from outside, and check it (needs Docker)
+	@tests/containers/ensure-engine
 	$(MAKE) --no-print-directory image image-emulator BASE_IMAGE=$$(tests/containers/base-image)
 	$(BIN)/python -m pytest -q -s -p no:cacheprovider tests/containers
 
@@ -263,6 +264,7 @@ wheel: $(READY) ## Build dist/percolator_store-*.whl, and try it where nothing e
 .PHONY: release
 release: wheel ## Build and check wheel, source distribution and image of a release (needs Docker)
 	$(BIN)/python -c 'from setuptools import build_meta; build_meta.build_sdist("dist")' > /dev/null
+	@tests/containers/ensure-engine
 	$(MAKE) --no-print-directory image BASE_IMAGE=$$(tests/containers/base-image)
 	$(PYTEST) tests/release tests/compatibility
 	@ls dist
