@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from percolator import codecs
+from percolator import codecs, private_files
 from percolator.aio.database import Database
 from percolator.aio.pin import Pin
 from percolator.arguments import as_timestamp
@@ -112,7 +112,7 @@ def _check_directory(directory: Path) -> None:
     if layout.is_there(directory / layout.MANIFEST):
         raise InvalidArgument("directory", f"{directory} already contains a complete export")
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
         names = {path.name for path in directory.iterdir()}
     except OSError as error:
         raise InvalidArgument("directory", f"{directory} cannot be used: {error}") from error

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from percolator import private_files
 from percolator.aio.bulk_load import LoadTimestamps
 from percolator.backup import layout
 
@@ -124,7 +125,7 @@ def open_log(directory: Path) -> Iterator[ImportLog]:
     path = directory / NAME
     try:
         # Unbuffered, so that what could not be written is not tried again when it is closed.
-        file = path.open("a+b", buffering=0)
+        file = open(path, "a+b", buffering=0, opener=private_files.opener)  # noqa: SIM115
     except OSError as error:
         _log.warning(
             "the import's progress cannot be written down, so it cannot be resumed if it is "

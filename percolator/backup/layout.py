@@ -23,6 +23,7 @@ from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from percolator import private_files
 from percolator.backup.exported import Export, ExportFormat, ExportPart, file_of
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
 from percolator.model_fields import model_form
@@ -99,8 +100,11 @@ def durable(path: Path) -> Iterator[Path]:
 def being_written(path: Path) -> Iterator[Path]:
     """As `durable`, but the block has to `publish` the file, which may take long."""
     try:
-        path.parent.mkdir(exist_ok=True)
-        yield unfinished(path)
+        path.parent.mkdir(mode=private_files.DIRECTORY_MODE, exist_ok=True)
+        partial = unfinished(path)
+        partial.unlink(missing_ok=True)
+        partial.touch(mode=private_files.FILE_MODE)
+        yield partial
     except OSError as error:
         raise InvalidArgument("directory", f"{path} cannot be written: {error}") from error
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from percolator import private_files
 from percolator.cli.connection import connection, fail
 from percolator.errors import InvalidArgument
 from percolator.wire.tokens import ROLES, new_token, token_entry
@@ -48,8 +48,8 @@ def new(
 
 def _write_secret(path: Path, token: str) -> None:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        file = open(path, "x", encoding="ascii", opener=private_files.opener)  # noqa: SIM115
     except OSError as error:
         raise InvalidArgument("--file", f"{path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "w") as file:
+    with file:
         file.write(token + "\n")

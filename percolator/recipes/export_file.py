@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from percolator import private_files
 from percolator.errors import InvalidArgument
 from percolator.recipes.export_queue import Export
 
@@ -68,7 +69,7 @@ class ExportFile:
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         """The file, while no other process appends to it."""
-        with self._path.open("ab+") as file:
+        with open(self._path, "ab+", opener=private_files.opener) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 

@@ -55,7 +55,9 @@ from services.chassis.serving.server import CannotListen, Server, listening_metr
 from services.chassis.serving.server_tls import ServerTls
 from services.chassis.serving.tokens import Tokens
 from services.chassis.settings.environment import unknown_variables
+from services.chassis.settings.service_settings import StoreSettings
 from services.chassis.store.cluster_identity import STORE_FORMAT
+from services.chassis.store.private_root import close_root, limit_new_files
 from services.chassis.store.real_files import RealFiles
 from services.chassis.version import version
 
@@ -188,10 +190,18 @@ class _Process(Generic[SettingsT]):
         membership = Membership(world, settings.masters)
         await membership.find_cluster()
         announced = self._announced(world, bound, metrics_bound)
-        host = self._host(stack, world, membership.cluster_id, announced, registry)
+        files = RealFiles()
+        stack.callback(files.close)
+        host = self._host(files, world, membership.cluster_id, announced, registry)
+        stack.push_async_callback(host.cancel_background)
+        root = settings.directory if isinstance(settings, StoreSettings) else None
+        if root is not None:
+            await files.waiting(limit_new_files, root)
         if tokens is not None:
             host.background("follow the tokens", tokens.follow(world.clock))
         exposed = await stack.enter_async_context(self._build(host))
+        if root is not None:
+            await files.waiting(close_root, root, self.log)
         collect_seldom()
         server.expose(exposed, host.server_id, host.forwarder)
         if settings.masters:
@@ -228,14 +238,12 @@ class _Process(Generic[SettingsT]):
 
     def _host(
         self,
-        stack: AsyncExitStack,
+        files: RealFiles,
         world: World,
         cluster_id: str,
         announced: cluster.Server,
         registry: CollectorRegistry,
     ) -> Host[SettingsT]:
-        files = RealFiles()
-        stack.callback(files.close)
         host = Host(
             settings=self._settings,
             world=world,
@@ -246,7 +254,6 @@ class _Process(Generic[SettingsT]):
             log=self.log,
             metrics_registry=registry,
         )
-        stack.push_async_callback(host.cancel_background)
         host.background("event loop lag", metrics.watch_event_loop(registry, world.clock))
         return host
 

@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+from percolator import private_files
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.addresses import HostPort
 
@@ -35,7 +36,8 @@ class ReadyFile:
             "pid": os.getpid(),
         }
         temporary = self._path.with_name(self._path.name + ".new")
-        temporary.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        with open(temporary, "w", encoding="utf-8", opener=private_files.opener) as file:
+            file.write(json.dumps(content) + "\n")
         temporary.replace(self._path)
 
     def remove(self) -> None:

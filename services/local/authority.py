@@ -13,7 +13,6 @@ signed before is refused.
 from __future__ import annotations
 
 import datetime
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from percolator import private_files
 from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
 from percolator.wire.roles import Role
 from percolator.wire.tls import CLUSTER_NAME, Tls
@@ -30,8 +30,6 @@ from percolator.wire.tokens import new_token, token_entry
 
 CLIENT_NAME = "percolator.client"
 _DAYS = 365
-_SECRET = 0o600
-_PUBLIC = 0o644
 _CLOCKS_APART = datetime.timedelta(minutes=5)
 
 
@@ -74,30 +72,29 @@ class Authority:
             )
             .sign(self.key, hashes.SHA256())
         )
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
         files = files_in(directory)
-        _write(Path(files.ca), _pem(self.certificate), _PUBLIC)
-        _write(Path(files.certificate), _pem(certificate), _PUBLIC)
-        _write(Path(files.key), _key_pem(key), _SECRET)
+        _write(Path(files.ca), _pem(self.certificate))
+        _write(Path(files.certificate), _pem(certificate))
+        _write(Path(files.key), _key_pem(key))
         return files
 
 
 def make_all(directory: Path) -> None:
     """Everything that a cluster and its clients need."""
+    directory.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
     authority = Authority()
     authority.issue(directory / "cluster", CLUSTER_NAME)
     authority.issue(directory / "client", CLIENT_NAME)
-    (directory / "authority").mkdir(exist_ok=True)
-    _write(directory / "authority" / "key.pem", _key_pem(authority.key), _SECRET)
+    (directory / "authority").mkdir(mode=private_files.DIRECTORY_MODE, exist_ok=True)
+    _write(directory / "authority" / "key.pem", _key_pem(authority.key))
     entries = []
     for role in (Role.CLIENT, Role.ADMIN):
         name, token = role.name.lower(), new_token()
-        _write(directory / "client" / f"{name}.token", f"{token}\n".encode(), _SECRET)
+        _write(directory / "client" / f"{name}.token", f"{token}\n".encode())
         entries.append(token_entry(name, role, token))
-    _write(directory / "cluster" / "tokens.toml", "\n".join(entries).encode(), _SECRET)
-    _write(
-        directory / "client.env", _environment(directory.absolute() / "client").encode(), _PUBLIC
-    )
+    _write(directory / "cluster" / "tokens.toml", "\n".join(entries).encode())
+    _write(directory / "client.env", _environment(directory.absolute() / "client").encode())
 
 
 def _environment(client: Path) -> str:
@@ -136,10 +133,10 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write(path: Path, content: bytes, mode: int) -> None:
-    """Replaces the file; the new one has its mode from the moment it exists."""
+def _write(path: Path, content: bytes) -> None:
+    """Replaces the file; the new one is private from the moment it exists."""
     path.unlink(missing_ok=True)
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+    with open(path, "xb", opener=private_files.opener) as file:
         file.write(content)
 
 

@@ -17,9 +17,11 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
+from percolator import private_files
 from services.local.process import STOP_SECONDS, LocalClusterError
 
 State = dict[str, Any]
@@ -132,7 +134,7 @@ def write_state(data: Path, state: State) -> None:
     """Writes the state, which appears at once with its whole content."""
     state_file = data / "run" / "local.json"
     temporary = state_file.with_name("local.json.tmp")
-    temporary.write_text(json.dumps(state, indent=2) + "\n")
+    _write(temporary, json.dumps(state, indent=2) + "\n")
     temporary.rename(state_file)
 
 
@@ -184,7 +186,7 @@ def make_data_directory(data: Path) -> None:
     if not data.exists():
         _make_directory(data)
         # A cluster in the folder of a project is not a part of it.
-        (data / _GITIGNORE).write_text(_NOTHING)
+        _write(data / _GITIGNORE, _NOTHING)
     is_own = (data / "run" / "lock").exists() or (data / "store" / "cluster.json").is_file()
     for part in _PARTS:
         if not is_own and (data / part).is_dir() and any((data / part).iterdir()):
@@ -193,21 +195,29 @@ def make_data_directory(data: Path) -> None:
             )
     for part in _PARTS:
         _make_directory(data / part)
+        # Earlier releases made them for everybody. One of another user is used as it is.
+        with suppress(OSError):
+            private_files.tighten(data / part)
     _open_lock(data / "run" / "lock").close()
 
 
 def _make_directory(path: Path) -> None:
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise LocalClusterError(
             f"--data: cannot make {path}: {error.strerror}; pass a directory that you may write to"
         ) from None
 
 
+def _write(path: Path, text: str) -> None:
+    with open(path, "w", encoding="utf-8", opener=private_files.opener) as file:
+        file.write(text)
+
+
 def _open_lock(path: Path) -> IO[str]:
     try:
-        return path.open("a+")
+        return open(path, "a+", opener=private_files.opener)
     except OSError as error:
         raise LocalClusterError(
             f"--data: cannot open {path}: {error.strerror}; pass a directory that you may write to"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from percolator import private_files
 from services.local import directory
 from services.local.cluster import START_SECONDS, LocalCluster
 from services.local.process import (
@@ -103,7 +104,7 @@ def detach(data: Path, plan: Plan, say: Callable[[str], None]) -> directory.Stat
     directory.make_data_directory(data)
     log_file = data / "logs" / "launcher.log"
     command = [sys.executable, "-P", "-m", "services.local", "--data", str(data), *plan.options()]
-    with log_file.open("wb") as log:
+    with open(log_file, "wb", opener=private_files.opener) as log:
         launcher = subprocess.Popen(  # noqa: S603 - our own module, and no shell
             command,
             stdin=subprocess.DEVNULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -20,6 +21,7 @@ from services.local.cluster import START_SECONDS, LocalCluster
 from services.local.directory import Ownership, running
 from services.local.process import LocalClusterError, NotReadyInTime, ServiceProcess
 from tests.integration.command_line import CommandLine
+from tests.unit.percolator.test_private_files import wider_than_private
 
 pytestmark = pytest.mark.integration
 
@@ -58,6 +60,31 @@ def test_a_restarted_cluster_keeps_its_identity_and_no_second_launcher_runs_on_i
         with pytest.raises(LocalClusterError, match="already running on"):
             LocalCluster(stopped.data, tablet_servers=0).start()
         assert again.processes["master"].exit_code is None
+
+
+def test_whatever_the_umask_a_cluster_and_its_exports_are_for_their_owner_only(
+    tmp_path: Path,
+) -> None:
+    """Also what LevelDB makes, which knows no modes."""
+    data, out = tmp_path / "cluster", tmp_path / "out"
+    before = os.umask(0)
+    try:
+        with LocalCluster(data, tablet_servers=1, gateways=1) as cluster:
+            operator = CommandLine(cluster.address)
+            operator.run("tables", "create", "notes")
+            operator.run("set", "notes", "row", "column=value")
+            operator.run("export", str(out))
+            assert wider_than_private(tmp_path) == {}
+        # As an earlier release made it, and then with a group for somebody who copies the store.
+        for given, kept in ((0o755, 0o700), (0o750, 0o750)):
+            (data / "store").chmod(given)
+            with LocalCluster(data, tablet_servers=1) as cluster:
+                CommandLine(cluster.address).run("set", "notes", "row", f"column={given}")
+            assert stat.S_IMODE((data / "store").stat().st_mode) == kept
+    finally:
+        os.umask(before)
+    found = {path.stat().st_mode & 0o077 for path in (data / "store").rglob("*")}
+    assert found == {0o000, 0o040, 0o050}, "made before and after the group was given"
 
 
 def test_while_a_process_is_dead_no_other_one_gets_its_ports(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import time
 from enum import StrEnum
 from pathlib import Path
 
+from percolator import private_files
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.observers.running.run import ObserverRun
 from percolator.observers.work import Work
@@ -65,6 +66,7 @@ def note(run: ObserverRun, work: Work, ended: Ended, seconds: float) -> None:
 
 def trace_to(path: Path) -> None:
     """Appends the trace of all workers of this process to a file. Raises `OSError`."""
+    path.touch(mode=private_files.FILE_MODE)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)

@@ -20,7 +20,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
 
-from percolator import aio
+from percolator import aio, private_files
 from percolator.aio.tickets import Receipt, Ticket
 from percolator.arguments import require_seconds
 from percolator.blocking.shared import SharedTransaction
@@ -51,7 +51,8 @@ class PartOfJob:
                 "job has to run on the driver's machine, and be in its block"
             )
         made = directory / f"{self.name}.new"
-        made.write_bytes(pickle.dumps(list(receipts)))
+        with open(made, "wb", opener=private_files.opener) as file:
+            pickle.dump(list(receipts), file)
         made.rename(directory / f"{self.name}{_SUFFIX}")
 
 

@@ -226,6 +226,11 @@ class StoreSettings(ServiceSettings):
         """The row store that is named; None if it is a directory."""
         return parse_place(self.store) if self.store.startswith(SCHEME) else None
 
+    @property
+    def directory(self) -> Path | None:
+        """The directory that is named; None if it is a row store."""
+        return self.store_root if self.place is None else None
+
 
 class FramedSettings(StoreSettings):
     """The settings of a service that the library also calls in frames (docs/frames.md)."""
