@@ -37,15 +37,16 @@ $(SPARK_CLASSES): $(SPARK_READY) tests/spark/class_archive.py
 	@tests/spark/ensure-java
 	$(BIN)/python -m tests.spark.class_archive $@ > $@.log 2>&1 || { cat $@.log; exit 1; }
 
-COMPILE := $(BIN)/python -m uv pip compile pyproject.toml --universal --python-version 3.11 \
+COMPILE := $(BIN)/python -m uv pip compile --universal --python-version 3.11 \
   --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet
 
 .PHONY: lock
 lock: $(READY) ## Resolve the dependencies into requirements*.lock
 	$(BIN)/python -m pip install --quiet uv
-	$(COMPILE) --extra dev -o requirements.lock
-	$(COMPILE) --extra dev --extra spark -c requirements.lock -o requirements-spark.lock
-	$(COMPILE) --extra server -c requirements.lock -o requirements-services.lock
+	$(COMPILE) pyproject.toml --extra dev -o requirements.lock
+	$(COMPILE) pyproject.toml --extra dev --extra spark -c requirements.lock -o requirements-spark.lock
+	$(COMPILE) pyproject.toml --extra server -c requirements.lock -o requirements-services.lock
+	$(COMPILE) --group pyproject.toml:image -c requirements.lock -o requirements-image.lock
 
 .PHONY: protos
 protos: $(READY) ## Generate percolator/v1 from protos/

@@ -66,6 +66,20 @@ class Container:
             return f"{self.service} {self.id}: {failed}"
         return ""
 
+    def require_contained(self) -> None:
+        """Checks that it has limits, and that not even root can write outside its volumes."""
+        host = self.state()["HostConfig"]
+        if not (host["ReadonlyRootfs"] and host["Memory"] > 0 and host["PidsLimit"] > 0):
+            raise ContainersFailed(f"{self.service} {self.id} is not contained: {host}")
+        for path in ("/", "/opt/percolator/app", "/usr/local/bin"):
+            try:
+                run(["docker", "exec", "--user", "0", self.id, "touch", f"{path}/made-by-a-test"])
+            except ContainersFailed as failed:
+                if "Read-only file system" not in str(failed):
+                    raise
+            else:
+                raise ContainersFailed(f"{self.service} {self.id} can write to {path}")
+
     def networks(self) -> list[str]:
         return list(self.state()["NetworkSettings"]["Networks"])
 

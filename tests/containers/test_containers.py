@@ -69,6 +69,9 @@ async def test_whatever_container_is_lost_nothing_else_is(
     recovery: dict[str, float] = {}
     faults = all_faults(TABLET_SERVERS)
     await until_described(cluster.address, dict.fromkeys(set(KINDS) - {"worker"}, 1))
+    for container in cluster.containers():
+        if container.service != "certificates":  # it has ended
+            await asyncio.to_thread(container.require_contained)
     async with supervising(cluster, "bank", tmp_path) as supervisor:
         # From now on, processes that are started are clients, not operators.
         monkeypatch.setenv(TOKEN_VARIABLE, str(certificates / "client" / "client.token"))

@@ -20,7 +20,7 @@ from markdown_it.token import Token
 ROOT = Path(__file__).parents[2]
 
 PROGRAMS = {"python", "sh"}
-DATA = {"toml"}
+DATA = {"toml", "yaml"}
 """Languages that a test only parses, to check that they are well-formed."""
 SHOWN = {"text", "output", "{toctree}"}
 """Drawings, listings, output of the previous block (`output`), and input for `make docs` only."""

@@ -6,6 +6,7 @@ import re
 import tomllib
 
 import pytest
+import yaml
 
 from tests.documents.blocks import DATA, PROGRAMS, ROOT, SHOWN, Block, all_blocks, documents
 from tests.documents.commands import problems
@@ -90,3 +91,5 @@ def test_data_is_well_formed() -> None:
     for block in BLOCKS:
         if block.language == "toml":
             tomllib.loads(block.text)
+        elif block.language == "yaml":
+            assert isinstance(yaml.safe_load(block.text), dict)

@@ -1,15 +1,118 @@
-"""tests/containers/ensure-engine, with programs in the place of Docker's."""
+"""Images and containers as their files describe them, and tests/containers/ensure-engine with
+programs in the place of Docker's."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[3]
 ENSURE_ENGINE = ROOT / "tests" / "containers" / "ensure-engine"
+COMPOSE_FILES = sorted(path.name for path in ROOT.glob("compose*.yaml"))
+DOCKERFILES = sorted((ROOT / "deploy").glob("*Dockerfile"))
+PINNED = re.compile(r"[a-z0-9./-]+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}")
+BUILT_HERE = re.compile(r"percolator(-emulator)?:\$\{PERCOLATOR_TAG:-local\}")
+
+
+def services(file: str) -> dict[str, dict[str, Any]]:
+    """The services of a compose file that say what they are: the others only change those of
+    compose.yaml."""
+    described = yaml.safe_load((ROOT / file).read_text())["services"]
+    return {name: one for name, one in described.items() if "image" in one}
+
+
+SERVICES = [(file, name) for file in COMPOSE_FILES for name in services(file)]
+
+
+def test_all_compose_files_are_found() -> None:
+    assert {"compose.yaml", "compose.bigtable.yaml", "compose.tls.yaml"} <= set(COMPOSE_FILES)
+    assert {"master", "tabletserver", "prometheus", "grafana"} <= {name for _, name in SERVICES}
+
+
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_a_container_may_do_no_more_than_it_must(file: str, name: str) -> None:
+    service = services(file)[name]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert re.fullmatch(r"[1-9]\d*[mg]", service["mem_limit"])
+    assert 0 < service["pids_limit"] <= 512
+    assert not {"privileged", "devices", "pid", "ipc", "userns_mode"} & service.keys()
+    assert ("cap_add" in service) == (name == "certificates"), "it copies files of another user"
+    # A file in the place of a whole list would drop what the list protects.
+    for changing in COMPOSE_FILES:
+        changed = yaml.safe_load((ROOT / changing).read_text())["services"].get(name, {})
+        if "image" not in changed:
+            assert not changed.keys() & {"read_only", "cap_add", "mem_limit", "pids_limit"}
+
+
+@pytest.mark.parametrize(("file", "name"), SERVICES)
+def test_an_image_is_pinned_by_its_digest_or_built_here(file: str, name: str) -> None:
+    service = services(file)[name]
+    if "build" in service:
+        assert BUILT_HERE.fullmatch(service["image"])
+    else:
+        assert PINNED.fullmatch(service["image"])
+
+
+def _bases(dockerfile: Path) -> Iterator[str]:
+    """The images that stages begin with, except those of this file and the empty one."""
+    text = dockerfile.read_text()
+    arguments = dict(re.findall(r"^ARG (\w+)=(\S+)$", text, re.MULTILINE))
+    stages = {"scratch"}
+    for base, _, stage in re.findall(r"^FROM (\S+)( AS (\w+))?$", text, re.MULTILINE):
+        if base not in stages:
+            yield re.sub(r"\$\{(\w+)\}", lambda found: arguments[found[1]], base)
+        stages.add(stage)
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_a_stage_begins_with_a_pinned_image(dockerfile: Path) -> None:
+    assert dockerfile.read_text().count("\nFROM ")
+    assert [base for base in _bases(dockerfile) if not PINNED.fullmatch(base)] == []
+
+
+def test_compose_builds_on_the_base_of_the_dockerfile() -> None:
+    (base,) = set(_bases(ROOT / "deploy" / "Dockerfile"))
+    named = [
+        services(file)[name]["build"]["args"]["BASE_IMAGE"]
+        for file, name in SERVICES
+        if "args" in services(file)[name].get("build", {})
+    ]
+    assert set(named) == {f"${{PERCOLATOR_BASE_IMAGE:-{base}}}"}
+
+
+@pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=lambda path: path.name)
+def test_nothing_is_installed_but_from_a_lock_with_hashes(dockerfile: Path) -> None:
+    lines = dockerfile.read_text().replace("\\\n", " ").splitlines()
+    steps = [step for line in lines if not line.startswith("#") for step in line.split("&&")]
+    installing = [step for step in steps if re.search(r"\b(pip|apt-get|npm|curl|wget)\b", step)]
+    locked = re.compile(r"--require-hashes -r /build/requirements-\w+\.lock\s*$")
+    own = re.compile(r"--no-deps --no-build-isolation \.\s*$")
+    unlocked = [
+        step
+        for step in installing
+        if "pip uninstall" not in step and not locked.search(step) and not own.search(step)
+    ]
+    assert unlocked == []
+
+
+def test_nobody_logs_in_to_grafana_with_a_default_password() -> None:
+    grafana = services("compose.yaml")["grafana"]
+    version = re.findall(r"\d+", grafana["image"].partition("@")[0])
+    assert tuple(map(int, version)) > (11, 6, 9)
+    environment = grafana["environment"]
+    assert environment["GF_SECURITY_DISABLE_INITIAL_ADMIN_CREATION"] == "true"
+    assert environment["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+    assert environment["GF_AUTH_BASIC_ENABLED"] == "false"
+
 
 # `docker version` answers when this file is there.
 ENGINE = "engine-answers"
