@@ -2,8 +2,20 @@
 
 What each rule prevents:
 
-* The fence is raised between two group commits, and only over rows without cells and locks. So no
-  transaction can still commit behind it, and no cell can be above or below the loaded ones.
+* The fence is raised when no transaction holds cells, and only over rows without cells and locks. A
+  transaction that holds a row in memory was judged before the fence, and would be written behind it
+  later: above or below the loaded cells, and lost to a reader or to whoever clears the range.
+* Until it is durable and in memory, no transaction takes cells. Judged while the fence is on its
+  way to the disk, it would commit behind it in the same way.
+* From then on no transaction holds a row behind the fence. So all that comes after (rows, clearing,
+  completing, lifting) only keeps batches away, and transactions on other rows go on. If it kept
+  them away too, loaders of which one always waits would stop all commits of the tablet that take
+  one round, for as long as the load takes.
+* Batches are kept away: two writes at a time would each store counts without the other's, and a
+  load that is written while its run loses the fence would put rows where nobody clears them.
+* A batch comes between any two such writes, however many loaders there are (write_latch.py), also
+  when one request clears a range in many writes. Each of these finds out whether the run still has
+  the fence: otherwise it would delete what a run that has taken over meanwhile has loaded.
 * It is durable before the request is answered. The loader takes its timestamps after that, so any
   reader that saw the range before the load has a snapshot below the load.
 * Reads and mutations in the range are refused while it stands; reads do not skip the range: a
@@ -60,22 +72,28 @@ _CLEARED_SPACES = (W, D, N)
 async def fence(
     state: TabletState, latch: WriteLatch, request: pb.FenceRequest
 ) -> pb.FenceResponse:
-    """`latch` is held during writes: `GroupCommit.between_batches`.
-
-    Raises `InvalidArgument`, `StoreUnusable`, `TabletMoved`.
-    """
+    """`latch` is held during writes. Raises `InvalidArgument`, `StoreUnusable`, `TabletMoved`."""
     asked = _asked(request.fence)
+    if request.action == pb.FenceRequest.ACTION_CLEAR:
+        return await _clear(state, latch, asked)
     action = _ACTIONS.get(request.action)
     if action is None:
         raise InvalidArgument("action", f"{request.action} is not an action")
-    async with latch:
+    raises = request.action == pb.FenceRequest.ACTION_RAISE
+    async with latch if raises else latch.between_batches():
         state.require_open()
-        response = await action(state, asked)
-        await state.require_ownership()
-        present = state.load_fences.get(asked.name)
-        if present is not None:
-            response.fence.CopyFrom(present.message())
-        return response
+        return await _with_fence(state, asked, await action(state, asked))
+
+
+async def _with_fence(
+    state: TabletState, asked: LoadFence, response: pb.FenceResponse
+) -> pb.FenceResponse:
+    """The response, with the fence as it is now."""
+    await state.require_ownership()
+    present = state.load_fences.get(asked.name)
+    if present is not None:
+        response.fence.CopyFrom(present.message())
+    return response
 
 
 async def _raise(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
@@ -108,20 +126,26 @@ async def _raise(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     return pb.FenceResponse(obstacle=_first_cell(state, asked))
 
 
-async def _clear(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
-    present = _of_run(state, asked)
-    if present.commit_timestamp:
-        raise InvalidArgument(
-            "action", f"the load {present.name!r} is complete, so it cannot be cleared"
-        )
-    entries = _entries(state, present, _CLEARED_SPACES)
-    for _ in range(WRITES_PER_CALL):
-        # One walk for all writes: each new walk would first pass everything already deleted.
-        some = await _next_of(state, entries)
-        if not some:
-            return pb.FenceResponse(remains=False)
-        await _delete(state, some)
-    return pb.FenceResponse(remains=True)
+async def _clear(state: TabletState, latch: WriteLatch, asked: LoadFence) -> pb.FenceResponse:
+    entries: Iterator[tuple[bytes, bytes]] | None = None
+    async with latch.between:
+        for _ in range(WRITES_PER_CALL):
+            async with latch.writing:
+                state.require_open()
+                present = _of_run(state, asked)
+                if present.commit_timestamp:
+                    raise InvalidArgument(
+                        "action",
+                        f"the load {present.name!r} is complete, so it cannot be cleared",
+                    )
+                # One walk for all writes: each new walk would first pass all that is deleted.
+                # Nobody else adds or deletes rows there meanwhile: that takes `between`, too.
+                entries = entries or _entries(state, present, _CLEARED_SPACES)
+                some = await _next_of(state, entries)
+                if not some:
+                    return await _with_fence(state, asked, pb.FenceResponse(remains=False))
+                await _delete(state, some)
+        return await _with_fence(state, asked, pb.FenceResponse(remains=True))
 
 
 async def _next_of(
@@ -211,7 +235,6 @@ async def _look(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
 
 _ACTIONS = {
     pb.FenceRequest.ACTION_RAISE: _raise,
-    pb.FenceRequest.ACTION_CLEAR: _clear,
     pb.FenceRequest.ACTION_FINISH: _finish,
     pb.FenceRequest.ACTION_LIFT: _lift,
     pb.FenceRequest.ACTION_LOOK: _look,
@@ -227,7 +250,7 @@ async def load(
     start, commit = request.start_timestamp, request.commit_timestamp
     if not 0 < start < commit:
         raise InvalidArgument("commit_timestamp", f"expected {start} < {commit}, and both above 0")
-    async with latch:
+    async with latch.between_batches():
         if request.target.schema_version:
             # Check under this version, or a new observer would miss some changes.
             state.require_target(request.target)

@@ -334,7 +334,7 @@ class Tablet:
             try:
                 result = NotificationLook(state, scan).answer()
             except LockVanished:
-                async with self._commit.between_batches():
+                async with self._commit.latch.between_batches():
                     state.require_open()
                     result = NotificationLook(state, scan).answer()
         except state.storage.failures as error:

@@ -46,7 +46,7 @@ class Upkeep:
 
     async def _close(self) -> None:
         state = self._state
-        async with self._commit.between_batches():
+        async with self._commit.latch:
             served_until_now = state.is_loaded and state.closed_because is None
             state.closed_because = state.closed_because or state.moved("closed here")
             self._commit.abandon()
@@ -63,7 +63,7 @@ class Upkeep:
         self, mutations: Sequence[CheckedMutation], schema_version: int, deadline_seconds: float
     ) -> list[pb.MutationResult]:
         """See `Tablet.mutate_together`."""
-        latch = self._commit.between_batches()
+        latch = self._commit.latch
         work = apply_together(self._state, latch, mutations, schema_version, deadline_seconds)
         return await self._tasks.run_to_the_end(work)
 
@@ -83,7 +83,7 @@ class Upkeep:
 
     async def _follow_schema(self, schema_version: int, *, change_feed: bool, ttls: Ttls) -> None:
         state = self._state
-        async with self._commit.between_batches():
+        async with self._commit.latch:
             state.require_open()
             if schema_version > state.schema_version:
                 state.schema_version = schema_version
@@ -122,7 +122,7 @@ class Upkeep:
 
     async def _note_safe_points(self) -> None:
         state = self._state
-        async with self._commit.between_batches():
+        async with self._commit.latch:
             state.require_open()
             await self._note(SAFE_POINT_KEY, opening.safe_points_record(state.safe_points))
             await state.require_ownership()
@@ -139,7 +139,7 @@ class Upkeep:
         try:
             state.collected = await collect(
                 state,
-                self._commit.between_batches(),
+                self._commit.latch,
                 below,
                 ended_below,
                 before_deleting=lambda: self.raise_safe_points(
@@ -160,7 +160,7 @@ class Upkeep:
         state = self._state
         state.require_open()
         try:
-            return await trimming.trim(state, self._commit.between_batches())
+            return await trimming.trim(state, self._commit.latch)
         except state.storage.failures as error:
             raise self._state.unreadable(error) from error
 
@@ -174,7 +174,7 @@ class Upkeep:
         self._state.require_tablet(request.target)
         try:
             return await self._tasks.run_to_the_end(
-                bulk_load.fence(self._state, self._commit.between_batches(), request)
+                bulk_load.fence(self._state, self._commit.latch, request)
             )
         except self._state.storage.failures as error:
             raise self._state.unreadable(error) from error
@@ -184,7 +184,7 @@ class Upkeep:
         `SchemaChanged`."""
         await self._state.guard.require(request.commit_timestamp, "commit_timestamp")
         self._state.require_tablet(request.target)
-        latch = self._commit.between_batches()
+        latch = self._commit.latch
         await self._tasks.run_to_the_end(bulk_load.load(self._state, latch, request, self._columns))
         return pb.LoadResponse()
 

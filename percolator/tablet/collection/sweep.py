@@ -30,8 +30,8 @@ class Sweep:
     def __init__(
         self, state: TabletState, latch: WriteLatch, lifetimes: Lifetimes | None = None
     ) -> None:
-        """`latch` is held during writes: `GroupCommit.between_batches`. `lifetimes`: those under
-        which nobody can see what is named; None if nobody can under any."""
+        """`latch` is held during writes. `lifetimes`: those under which nobody can see what is
+        named; None if nobody can under any."""
         self._state = state
         self._latch = latch
         self._lifetimes = lifetimes

@@ -47,13 +47,14 @@ class GroupCommit:
 
     def __init__(self, state: TabletState) -> None:
         self._state = state
-        self._latch = WriteLatch(state.held, self._admit)
+        self.latch = WriteLatch(state.held, self._admit_waiting)
+        """Held by whatever else writes to the tablet."""
         self._lines = Lines(state.held, state.read_locks)
         self._mutations = MutationQueue(state, self._lines, on_answered=self._answered)
         self._transactions = HeldTransactions(
             state,
             self._lines,
-            may_hold=lambda: not self._latch.is_wanted,
+            may_hold=lambda: not self.latch.is_wanted,
             stir=self._stir,
             on_answered=self._answered,
         )
@@ -90,16 +91,12 @@ class GroupCommit:
                 retry_after_seconds=limits.overload_retry_seconds,
             )
 
-    def between_batches(self) -> WriteLatch:
-        """`async with` it: no batch is in progress, and what was judged is answered."""
-        return self._latch
-
     def abandon(self) -> None:
-        """Answers all that waits, once the tablet is closed. Call it only between two batches."""
+        """Answers all that waits, once the tablet is closed. Call it only with the latch held."""
         self._conclude(None)
 
-    def _admit(self) -> None:
-        self._transactions.admit()
+    def _admit_waiting(self) -> None:
+        self._transactions.admit_waiting()
 
     def _answered(self, weight: int) -> None:
         self.queued_bytes -= weight
@@ -115,7 +112,7 @@ class GroupCommit:
     async def _run(self) -> None:
         try:
             while self._has_work:
-                async with self._latch.writing:
+                async with self.latch.writing:
                     # Nothing is left if the tablet was closed meanwhile, with its storage.
                     if self._has_work:
                         await self._commit()

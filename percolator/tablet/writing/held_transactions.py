@@ -17,10 +17,15 @@ fetched, so neither the disk nor the oracle waits for the other. What each rule 
 * Without a timestamp nothing is written: the transaction is definitely not executed. Nor are those
   that wait for cells: while the oracle is silent, each of them in turn would wait for it, and the
   mutations behind them for all of them.
+* What waits for its cells is answered at its deadline, as not executed, and leaves their lines.
+  Left without an answer, its client would have to report an unknown outcome. Left in the lines, it
+  would stop the marker by which its client makes sure of that. What is ready is not written after
+  its deadline, either.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -65,7 +70,7 @@ class HeldTransactions:
         self._on_answered = on_answered
         self._judge = Judge.of(state)
         self._lines = lines
-        self._waiting: dict[WholeTransaction, None] = {}
+        self._waiting: dict[WholeTransaction, Place[WholeTransaction]] = {}
         """Those in lines."""
         self._called: deque[Place[WholeTransaction]] = deque()
         """Those of them that are the next to have all their cells."""
@@ -79,13 +84,24 @@ class HeldTransactions:
 
     # ------------------------------------------------------------------ judging
 
-    def arrive(self, transactions: Iterable[WholeTransaction]) -> None:
-        """Judges those whose cells are open; the others wait."""
+    def arrive(self, transactions: Sequence[WholeTransaction]) -> None:
+        """Judges those of one request whose cells are open; the others wait."""
         self._judge_all(self._open(transactions))
+        waiting = [one for one in transactions if one in self._waiting] if self._waiting else []
+        if waiting:
+            work = waiting[0].work
+            left = work.deadline_seconds - self._state.clock.monotonic_seconds()
+            work.timer = asyncio.get_running_loop().call_later(left, self._too_late, waiting)
 
     def admit(self) -> None:
+        """Judges those that have waited, and have all their cells now, unless none may hold cells
+        at present."""
+        if self._may_hold():
+            self.admit_waiting()
+
+    def admit_waiting(self) -> None:
         """Judges those that have waited, and have all their cells now."""
-        if self._called and self._may_hold():
+        if self._called:
             self._judge_all(self._next_called())
 
     def _open(self, transactions: Iterable[WholeTransaction]) -> Iterator[WholeTransaction]:
@@ -94,18 +110,17 @@ class HeldTransactions:
             if may_hold and lines.are_open(transaction.cells, transaction.read_locked):
                 yield transaction
             else:
-                self._waiting[transaction] = None
-                cells, read_locked = transaction.cells, transaction.read_locked
-                lines.join(transaction, cells, self._called, read_locked)
+                self._waiting[transaction] = lines.join(
+                    transaction, transaction.cells, self._called, transaction.read_locked
+                )
 
     def _next_called(self) -> Iterator[WholeTransaction]:
         lines, called = self._lines, self._called
         while called:
             place = called.popleft()
             transaction = place.waiter
-            if transaction not in self._waiting:
-                lines.leave(place)  # it was given up
-            elif lines.still_has_its_cells(place):
+            # Otherwise it was given up after it was called.
+            if transaction in self._waiting and lines.still_has_its_cells(place):
                 del self._waiting[transaction]
                 yield transaction
                 lines.leave(place)
@@ -159,7 +174,7 @@ class HeldTransactions:
         if work.schema_version != state.schema_version:
             return state.schema_changed()
         if state.clock.monotonic_seconds() >= work.deadline_seconds:
-            return NotExecuted("the deadline passed while the transaction waited for its cells")
+            return NotExecuted("the deadline passed before the transaction was judged")
         if work.done.cancelled():
             return NotExecuted("the caller has cancelled the request")
         return None
@@ -250,8 +265,22 @@ class HeldTransactions:
 
     def _without_timestamps(self, held: Sequence[WholeTransaction], why: str) -> None:
         waiting = list(self._waiting)
-        self._waiting.clear()
+        self._stop_waiting(waiting)
         self._give_up(held, waiting, not_executed(NotExecuted(f"no commit timestamp: {why}")))
+
+    def _too_late(self, transactions: Sequence[WholeTransaction]) -> None:
+        """Gives up those of a request that still wait, because its deadline has passed."""
+        late = [one for one in transactions if one in self._waiting]
+        self._stop_waiting(late)
+        found = "other transactions hold its cells"
+        if not self._may_hold():
+            found = "the tablet waits for all cells to be let go, to be changed or closed"
+        why = f"the deadline passed while the transaction waited: {found}"
+        self._give_up((), late, not_executed(NotExecuted(why)))
+
+    def _stop_waiting(self, transactions: Iterable[WholeTransaction]) -> None:
+        for transaction in transactions:
+            self._lines.give_up(self._waiting.pop(transaction))
 
     def _give_up(
         self,
@@ -275,8 +304,13 @@ class HeldTransactions:
     ) -> None:
         """Adds what is ready to the batch, and to `taken`, as far as there is room."""
         ready = self._ready
+        now = self._state.clock.monotonic_seconds()
+        late: list[WholeTransaction] = []
         while ready and cells_max > 0 and batch.bytes < bytes_max:
             transaction = ready.popleft()
+            if transaction.refusal is None and transaction.work.deadline_seconds <= now:
+                late.append(transaction)
+                continue
             taken.append(transaction)
             if transaction.refusal is not None:
                 batch.refused += 1
@@ -285,6 +319,9 @@ class HeldTransactions:
                 batch.add(mutation)
             batch.applied += len(transaction.cells)
             cells_max -= len(transaction.cells) + len(transaction.weak)
+        if late:
+            why = "the deadline passed while the transaction waited for its batch"
+            self._give_up(late, (), not_executed(NotExecuted(why)))
 
     def conclude(self, taken: Sequence[WholeTransaction], result: pb.MutationResult | None) -> None:
         """Ends the transactions of a batch; `result`, if given, replaces how they ended."""

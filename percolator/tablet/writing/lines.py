@@ -81,7 +81,7 @@ class Lines:
         cells: Sequence[bytes],
         called: deque[Place[T]],
         read_locked: Sequence[bytes] = (),
-    ) -> None:
+    ) -> Place[T]:
         """Puts it into the lines of these cells. Its place goes to `called` when it has them all,
         which may be at once."""
         place = Place(waiter, cells, read_locked, called)
@@ -89,6 +89,7 @@ class Lines:
         for cell in place.cells:
             self._lines.setdefault(cell, deque()).append(place)
             self._offer(cell)
+        return place
 
     def still_has_its_cells(self, place: Place[Any]) -> bool:
         """Whether a place that was called has all its cells still. If not, it is called again: a
@@ -98,6 +99,20 @@ class Lines:
                 self._offered.discard(cell)
                 place.lacks += 1
         return not place.lacks
+
+    def give_up(self, place: Place[Any]) -> None:
+        """Ends a place wherever it stands: its waiter no longer waits. Whoever called it has to
+        ignore the call."""
+        for cell in place.cells:
+            line = self._lines[cell]
+            was_first = line[0] is place
+            line.remove(place)
+            if not line:
+                del self._lines[cell]
+                self._offered.discard(cell)
+            elif was_first:
+                self._offered.discard(cell)
+                self._offer(cell)
 
     def leave(self, place: Place[Any]) -> None:
         """Ends a place that was called: its cells are taken now, or no longer needed."""

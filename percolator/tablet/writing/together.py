@@ -12,7 +12,9 @@ the tablet is checked, and after a failed write the outcome is unknown.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 from percolator.errors import ExecutionUnknown, InvalidArgument, NotExecuted
 from percolator.formats.reach import too_old
@@ -40,12 +42,18 @@ async def apply_together(
 
     Raises the error because of which nothing was executed, and `ExecutionUnknown`.
     """
-    async with latch:
+    async with AsyncExitStack() as turn:
+        late = NotExecuted("the deadline passed while the mutations waited for their turn")
+        try:
+            async with asyncio.timeout(deadline_seconds - state.clock.monotonic_seconds()):
+                await turn.enter_async_context(latch)
+        except TimeoutError:
+            raise late from None
         state.require_open()
         if schema_version != state.schema_version:
             raise state.schema_changed()
         if state.clock.monotonic_seconds() >= deadline_seconds:
-            raise NotExecuted("the deadline passed while the mutations waited for their turn")
+            raise late
         judge = Judge.of(state)
         batch = JudgedBatch(state, judge.last_change)
         try:

@@ -50,6 +50,8 @@ class TransactionWork:
         self.uncommitted: list[tuple[int, pb.MutationResult]] = []
         self.followed: list[int] = []
         self.left = transactions
+        self.timer: asyncio.TimerHandle | None = None
+        """Ends those of its transactions that wait for cells at the deadline."""
         self.refusal_bytes = 0
         """The size of the cells that made conditions fail."""
         self.done: asyncio.Future[pb.TransactionBatchResult] = (
@@ -69,6 +71,8 @@ class TransactionWork:
         self.left -= 1
         if self.left:
             return False
+        if self.timer is not None:
+            self.timer.cancel()
         if not self.done.done():
             answer = pb.TransactionBatchResult(
                 commit_timestamps=self.commit_timestamps, followed=sorted(self.followed)

@@ -1,37 +1,74 @@
-"""Who may write to a tablet: a batch of the group commit, or what writes between two batches."""
+"""Who may write to a tablet: a batch of the group commit, or what writes between two batches.
+
+There are two ways to write between two batches:
+
+* `async with latch.between_batches()`: no batch is in progress, and what was judged in one is
+  durable and answered. Transactions may hold cells (held_cells.py), and go on to take cells. This
+  is enough for writes that no transaction in memory can meet: those behind the fence of a bulk
+  load (bulk_load.py).
+* `async with latch`: no cell is held, either. It is for what changes the rules under which
+  transactions are judged (a version of the schema, a fence, a safe point), or what they are judged
+  by. A transaction judged before the change would be written after it.
+
+Nobody starves. What each rule prevents:
+
+* While somebody waits for all cells to be let go, no more are held. Otherwise a steady stream of
+  transactions would keep a load, a split or a new schema out forever.
+* When one of them has finished, the transactions that have waited are judged and hold their cells
+  before the next one has its turn. Otherwise writers that overlap, such as the parts of shared
+  transactions beside a collection, would keep all transactions of the tablet out until the last of
+  them has finished.
+* Of those that write between two batches, one at a time waits for `writing`, so a batch comes
+  between two of them. Otherwise each batch would wait for all loaders of the tablet in turn, and
+  four of them would leave commits a quarter of what one does.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
 
 from percolator.tablet.memory.held_cells import HeldCells
 
 
 class WriteLatch:
-    """`async with latch`: no batch is in progress, no cell held, and what was judged is answered.
+    """See the module's docstring."""
 
-    While it is held or waited for, no further transaction may hold cells: it would have been judged
-    under what is about to change (a version of the schema, a fence, a safe point), and be written
-    after the change. Batches take only `writing`: cells may be held while they write.
-    """
-
-    def __init__(self, held: HeldCells, free_again: Callable[[], None]) -> None:
-        """`free_again` is called when transactions may hold cells again."""
+    def __init__(self, held: HeldCells, admit_waiting: Callable[[], None]) -> None:
+        """`admit_waiting` judges the transactions that wait, and have them hold their cells."""
         self._held = held
-        self._free_again = free_again
+        self._admit_waiting = admit_waiting
         self._wanted = 0
+        self._turn = asyncio.Lock()
+        """Held by the one of those that need all cells to be let go that has its turn."""
+        self.between = asyncio.Lock()
+        """Held by the one of those that write between two batches that has its turn. With more than
+        one write to do, it holds this throughout, and `writing` for each of them."""
         self.writing = asyncio.Lock()
         """Held by a batch from judging to answering, and by every other write: only one is in
         flight at a time."""
 
     @property
     def is_wanted(self) -> bool:
+        """Whether transactions have to wait before they hold cells."""
         return self._wanted > 0
+
+    @asynccontextmanager
+    async def between_batches(self) -> AsyncIterator[None]:
+        async with self.between, self.writing:
+            yield
 
     async def __aenter__(self) -> None:
         self._wanted += 1
+        try:
+            await self._turn.acquire()
+        except BaseException:
+            self._wanted -= 1
+            if not self._wanted:
+                self._admit_waiting()
+            raise
         try:
             await self._held.none_left()
             await self.writing.acquire()
@@ -50,5 +87,7 @@ class WriteLatch:
 
     def _leave(self) -> None:
         self._wanted -= 1
-        if not self._wanted:
-            self._free_again()
+        try:
+            self._admit_waiting()
+        finally:
+            self._turn.release()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from percolator.errors import InvalidArgument, NotReady, SchemaChanged
+from percolator.errors import InvalidArgument, NotReady, SchemaChanged, TabletMoved
 from percolator.tablet import bulk_load, keys
 from percolator.tablet.collection import collection
 from percolator.tablet.identity import TabletIdentity
@@ -37,6 +37,7 @@ from tests.unit.tablet.tablets import (
     roll_back,
     written,
 )
+from tests.unit.tablet.whole_transactions import OneRoundRig, only, whole
 
 RAISE, CLEAR = pb.FenceRequest.ACTION_RAISE, pb.FenceRequest.ACTION_CLEAR
 FINISH, LIFT = pb.FenceRequest.ACTION_FINISH, pb.FenceRequest.ACTION_LIFT
@@ -471,3 +472,162 @@ async def test_looking_changes_nothing_and_only_the_run_that_holds_the_fence_get
     await rig.tablet.fence(fence(LIFT))
     with pytest.raises(InvalidArgument, match="no fence of run 50"):
         await rig.tablet.fence(fence(LOOK))
+
+
+# ---------------------------------------------------------------- beside transactions
+
+
+@pytest.mark.parametrize("loaders", [1, 2, 4])
+async def test_commits_of_other_rows_go_on_beside_any_number_of_loaders(loaders: int) -> None:
+    """Each write takes a second, and at most one load comes before a batch."""
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.seconds = 0.01
+    await rig.tablet.fence(fence(RAISE))
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + 100.0
+
+    async def load_all_the_time(number: int) -> int:
+        count = 0
+        while loop.time() < ends:
+            await rig.tablet.load(load([b"c%d-%06d" % (number, count)]))
+            count += 1
+            await asyncio.sleep(0.2)
+        return count
+
+    loading = [asyncio.ensure_future(load_all_the_time(number)) for number in range(loaders)]
+    await asyncio.sleep(3.3)
+    commits = 0
+    while loop.time() < ends:
+        begun = loop.time()
+        await rig.apply(written(b"z-%d" % commits, 60, 61))
+        assert loop.time() - begun < 3.5
+        begun = loop.time()
+        result = await rig.commit(whole(70, {b"y-%d" % commits: b"1"}))
+        assert loop.time() - begun < 3.5
+        assert not result.uncommitted
+        commits += 1
+    counts = await asyncio.gather(*loading)
+    # Nor do the commits stop the loads, or one loader another.
+    assert sum(counts) > 30
+    assert min(counts) > 30 // loaders - 2
+
+
+async def test_a_stream_of_commits_does_not_keep_a_load_out() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + 60.0
+    running: list[asyncio.Task[pb.TransactionBatchResult]] = []
+
+    async def commit_all_the_time() -> None:
+        while loop.time() < ends:
+            running.append(rig.committing(whole(10, {b"z%d" % len(running): b"1"})))
+            await asyncio.sleep(0.1)
+
+    committing = asyncio.ensure_future(commit_all_the_time())
+    await asyncio.sleep(5)
+    for action in (RAISE, LOOK, FINISH, LIFT):
+        begun = loop.time()
+        await rig.tablet.fence(fence(action, commit_timestamp=COMMIT))
+        if action == LOOK:
+            await rig.tablet.load(load([b"c"]))
+        assert loop.time() - begun < 10.0
+    await committing
+    assert not any(result.uncommitted for result in await asyncio.gather(*running))
+    assert await rig.value(b"c", 99) == b"v"
+
+
+@pytest.mark.parametrize("row", [b"c", b"z"])
+async def test_a_range_is_not_closed_while_a_transaction_holds_cells(row: bytes) -> None:
+    """Judged before the fence, it would be written after it: behind the fence, if it is there."""
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {row: b"1"}))
+    await asyncio.sleep(0.1)
+    closing = asyncio.ensure_future(rig.tablet.fence(fence(RAISE, run=150)))
+    await asyncio.sleep(0.1)
+    behind = rig.committing(whole(20, {b"d": b"2"}))
+    assert list((await committing).commit_timestamps) == [100]
+    assert (await closing).HasField("obstacle") == (row == b"c")
+    if row == b"c":
+        assert list((await behind).commit_timestamps) == [200]
+    else:
+        # It came while the fence was on its way, and was judged behind it.
+        assert isinstance(from_detail(only(await behind).error), NotReady)
+
+
+async def test_a_transaction_on_other_rows_is_held_and_written_while_rows_are_loaded() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.gate = asyncio.Event()
+    await rig.tablet.fence(fence(RAISE))
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.1)
+    await rig.tablet.load(load([b"c"]))
+    await finish(rig)
+    rig.oracle.gate.set()
+    assert list((await committing).commit_timestamps) == [100]
+    assert await rig.value(b"a", 100) == b"1"
+    assert await rig.value(b"c", 100) == b"v"
+    # What began before either commit must not overwrite it.
+    refused = only(await rig.commit(whole(40, {b"c": b"2"})))
+    assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
+    refused = only(await rig.commit(whole(60, {b"a": b"2"})))
+    assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
+
+
+async def test_batches_come_between_the_writes_that_clear_a_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk_load, "CLEARED_PER_WRITE", 1)
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c%02d" % number for number in range(12)]))
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    clearing = asyncio.ensure_future(rig.tablet.fence(fence(CLEAR)))
+    again = asyncio.ensure_future(rig.tablet.fence(fence(CLEAR)))
+    await asyncio.sleep(0.1)
+    await rig.apply(written(b"z", 60, 61))
+    assert list((await rig.commit(whole(70, {b"y": b"1"}))).commit_timestamps) == [100]
+    assert loop.time() - begun < 8.0
+    assert not clearing.done()
+    assert not (await clearing).remains
+    assert not (await again).remains
+    # What two requests met was counted once.
+    assert rig.tablet.statistics().cells == 2
+
+
+async def test_a_run_that_takes_over_between_two_writes_that_clear_a_range_loses_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk_load, "CLEARED_PER_WRITE", 1)
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c%02d" % number for number in range(4)]))
+    clearing = asyncio.ensure_future(rig.tablet.fence(fence(CLEAR)))
+    await asyncio.sleep(0.1)
+    taken_over = await rig.tablet.fence(fence(RAISE, LATER))
+    with pytest.raises(InvalidArgument, match="another run has taken the load over"):
+        await clearing
+    assert taken_over.obstacle.row.startswith(b"c")
+    await rig.tablet.load(load([b"c03"], LATER))
+    assert {cell.timestamp for cell in await rig.cells(WRITE)} == {COMMIT, LATER + 1}
+
+
+async def test_a_tablet_is_closed_between_two_writes_that_clear_a_range(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bulk_load, "CLEARED_PER_WRITE", 1)
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c%02d" % number for number in range(12)]))
+    clearing = asyncio.ensure_future(rig.tablet.fence(fence(CLEAR)))
+    await asyncio.sleep(0.1)
+    begun = asyncio.get_running_loop().time()
+    await rig.tablet.close()
+    assert asyncio.get_running_loop().time() - begun < 4.0
+    with pytest.raises(TabletMoved):
+        await clearing

@@ -8,7 +8,10 @@ import pytest
 
 from percolator.errors import Overloaded
 from percolator.formats.records import KIND_PUT_IN_DATA, WriteRecord
+from percolator.tablet.safe_points import SafePoints
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
+    APPLIED,
     COLUMN,
     DATA,
     LOCK,
@@ -20,6 +23,7 @@ from tests.unit.tablet.tablets import (
     own,
     prewrite,
     roll_back,
+    started,
     written,
 )
 from tests.unit.tablet.whole_transactions import (
@@ -221,3 +225,135 @@ async def test_two_transactions_of_one_cell_follow_each_other() -> None:
     result = await rig.commit(whole(10, {b"a": b"1"}), whole(11, {b"a": b"2"}))
     assert list(result.commit_timestamps) == [100, 0]
     assert result.uncommitted[0].result.failed_condition == 3
+
+
+# ---------------------------------------------------------------- what changes the tablet
+
+
+async def test_what_needs_all_cells_let_go_has_its_turn_among_a_stream_of_transactions() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    done = asyncio.ensure_future(rig.tablet.set_schema_version(4))
+    begun = asyncio.get_running_loop().time()
+    stream = asyncio.ensure_future(_commit_all_the_time(rig, until=begun + 60))
+    await asyncio.sleep(0.5)
+    for number in range(5):
+        await rig.tablet.raise_safe_points(SafePoints(reads=1 + number))
+    assert asyncio.get_running_loop().time() < begun + 30
+    await asyncio.gather(done, stream)
+
+
+async def _commit_all_the_time(rig: OneRoundRig, until: float) -> None:
+    running: set[asyncio.Future[pb.TransactionBatchResult]] = set()
+    number = 0
+    while asyncio.get_running_loop().time() < until:
+        number += 1
+        request = together([whole(10 + number, {b"row-%d" % number: b"x"})], schema_version=4)
+        running.add(asyncio.ensure_future(rig.tablet.commit(request, deadline_seconds=1e9)))
+        await asyncio.sleep(0.1)
+    results = await asyncio.gather(*running)
+    assert all(list(result.commit_timestamps) != [0] for result in results)
+
+
+@pytest.mark.parametrize("others", [1, 2, 4])
+async def test_a_transaction_has_its_turn_among_those_that_need_all_cells_let_go(
+    others: int,
+) -> None:
+    """They overlap: while one of them writes, the others wait."""
+    rig = OneRoundRig()
+    await rig.open()
+    loop = asyncio.get_running_loop()
+    ends = loop.time() + 300.0
+
+    async def raise_all_the_time(number: int) -> None:
+        while loop.time() < ends:
+            number += others
+            await rig.tablet.raise_safe_points(SafePoints(collected=number))
+
+    raising = [asyncio.ensure_future(raise_all_the_time(number)) for number in range(others)]
+    await asyncio.sleep(3.3)
+    for number in range(5):
+        begun = loop.time()
+        result = await rig.commit(whole(1_000_000 + number, {b"row-%d" % number: b"x"}))
+        assert loop.time() - begun < 10.0, result
+    await asyncio.gather(*raising)
+
+
+# ---------------------------------------------------------------- deadlines
+
+
+async def test_a_transaction_that_waits_for_a_cell_is_answered_at_its_deadline() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.gate = asyncio.Event()
+    holding = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0)
+    begun = asyncio.get_running_loop().time()
+    result = only(await rig.commit(whole(20, {b"a": b"2", b"b": b"2"}), within_seconds=3.0))
+    assert asyncio.get_running_loop().time() - begun == pytest.approx(3.0)
+    assert result.outcome == NOT_EXECUTED
+    assert "deadline passed" in result.error.message
+    assert "other transactions hold its cells" in result.error.message
+    # It has left the lines, so its marker does not wait for it.
+    assert [one.outcome for one in await rig.mutate(roll_back(b"b", 20))] == [APPLIED]
+    rig.oracle.gate.set()
+    assert list((await holding).commit_timestamps) == [100]
+    assert [one.outcome for one in await rig.mutate(roll_back(b"a", 20))] == [APPLIED]
+
+
+async def test_a_transaction_kept_out_by_a_change_is_answered_at_its_deadline() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.gate = asyncio.Event()
+    holding = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0)
+    changing = asyncio.ensure_future(rig.tablet.raise_safe_points(SafePoints(collected=1)))
+    await asyncio.sleep(0.1)
+    late = rig.committing(whole(20, {b"b": b"2"}), within_seconds=3.0)
+    in_time = rig.committing(whole(30, {b"b": b"3"}), within_seconds=60.0)
+    result = only(await late)
+    assert result.outcome == NOT_EXECUTED
+    assert "the tablet waits for all cells to be let go" in result.error.message
+    marking = asyncio.ensure_future(rig.mutate(roll_back(b"b", 20)))
+    rig.oracle.gate.set()
+    assert list((await holding).commit_timestamps) == [100]
+    assert list((await in_time).commit_timestamps) == [200]
+    assert [one.outcome for one in await marking] == [APPLIED]
+    await changing
+    assert await rig.value(b"b", 300) == b"3"
+
+
+async def test_a_marker_does_not_wait_for_its_own_transaction_after_the_deadline() -> None:
+    """No transaction may hold cells, and still its place in the line is free."""
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.gate = asyncio.Event()
+    holding = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0)
+    changing = asyncio.ensure_future(rig.tablet.raise_safe_points(SafePoints(collected=1)))
+    await asyncio.sleep(0.1)
+    assert only(await rig.commit(whole(20, {b"b": b"2"}), within_seconds=3.0)).outcome == (
+        NOT_EXECUTED
+    )
+    assert [one.outcome for one in await rig.mutate(roll_back(b"b", 20))] == [APPLIED]
+    assert not changing.done()
+    rig.oracle.gate.set()
+    await asyncio.gather(holding, changing)
+
+
+async def test_a_transaction_is_not_written_after_its_deadline() -> None:
+    """Its cells are let go: nothing else waits for it, and a reader sees what was there before."""
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.seconds = 0.1
+    writing = started(rig, written(b"z", 5, 6))
+    await asyncio.sleep(0)
+    late = rig.committing(whole(10, {b"a": b"1"}), within_seconds=0.5)
+    in_time = rig.committing(whole(11, {b"b": b"1"}), within_seconds=5.0)
+    result = only(await late)
+    assert result.outcome == NOT_EXECUTED
+    assert "waited for its batch" in result.error.message
+    assert list((await in_time).commit_timestamps) == [200]
+    assert await rig.value(b"a", 300) is None
+    assert [one.outcome for one in await rig.mutate(roll_back(b"a", 10))] == [APPLIED]
+    await writing

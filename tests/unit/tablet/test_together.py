@@ -122,6 +122,13 @@ async def test_what_cannot_be_judged_is_not_executed() -> None:
         await _together(rig)
     with pytest.raises(NotExecuted, match="deadline"):
         await _together(rig, _commit(b"a"), seconds=0.0)
+    writing = started(rig, prewrite(b"b", 10))
+    await asyncio.sleep(0.1)
+    begun = asyncio.get_running_loop().time()
+    with pytest.raises(NotExecuted, match="deadline"):
+        await _together(rig, _commit(b"a"), seconds=0.5)
+    assert asyncio.get_running_loop().time() - begun == pytest.approx(0.5)
+    await writing
     assert not await rig.cells(WRITE)
     await rig.tablet.set_schema_version(4)
     with pytest.raises(SchemaChanged):
