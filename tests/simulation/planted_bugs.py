@@ -229,6 +229,10 @@ BUGS = (
         for plant, kinds, quickly in load_bugs.ALL
     ),
     *(
+        Bug(plant, kinds, workload="loaders", one_round_share=0.8, is_quickly_caught=quickly)
+        for plant, kinds, quickly in load_bugs.BESIDE_TRANSACTIONS
+    ),
+    *(
         Bug(plant, workload="loads", on_rows=True, seeds_max=300, is_quickly_caught=True)
         for plant in row_load_bugs.ALL
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from percolator.tablet import bulk_load
 from percolator.tablet.memory.load_fences import LoadFence, LoadFences
 from percolator.tablet.memory.recent_writes import RecentWrites
 from percolator.tablet.memory.state import TabletState
+from percolator.tablet.writing.write_latch import WriteLatch
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.methods import FENCE
@@ -112,6 +115,87 @@ def the_judge_does_not_learn_of_loads(patch: Patch) -> None:
     """A transaction that began before the load writes over it."""
     patch.setattr(RecentWrites, "forget", lambda self, newest_commit: None)
 
+
+def loads_keep_all_transactions_out(patch: Patch) -> None:
+    """Of several loaders one always waits, and no transaction of other rows holds cells."""
+
+    @asynccontextmanager
+    async def wrong(self: WriteLatch) -> AsyncIterator[None]:
+        async with self:
+            yield
+
+    patch.setattr(WriteLatch, "between_batches", wrong)
+    transactions_have_no_turn(patch)
+
+
+def transactions_have_no_turn(patch: Patch) -> None:
+    """Whoever needs all cells to be let go follows the one before at once."""
+
+    def wrong(self: WriteLatch) -> None:
+        self._wanted -= 1
+        if not self._wanted:
+            self._admit_waiting()
+        self._turn.release()
+
+    patch.setattr(WriteLatch, "_leave", wrong)
+
+
+def each_loader_comes_before_the_next_batch(patch: Patch) -> None:
+    """Commits wait for as many loads as there are loaders."""
+
+    @asynccontextmanager
+    async def wrong(self: WriteLatch) -> AsyncIterator[None]:
+        async with self.writing:
+            yield
+
+    patch.setattr(WriteLatch, "between_batches", wrong)
+
+
+def a_range_is_closed_beside_transactions_that_hold_its_rows(patch: Patch) -> None:
+    """They were judged before the fence, and are written behind it."""
+
+    async def not_waited_for(self: WriteLatch) -> None:
+        await self.between.acquire()
+        await self.writing.acquire()
+
+    async def left(self: WriteLatch, *error: object) -> None:
+        self.writing.release()
+        self.between.release()
+
+    patch.setattr(WriteLatch, "__aenter__", not_waited_for)
+    patch.setattr(WriteLatch, "__aexit__", left)
+
+
+def transactions_hold_rows_while_their_range_is_being_closed(patch: Patch) -> None:
+    """They are judged while the fence is on its way to the disk."""
+    patch.setattr(WriteLatch, "is_wanted", property(lambda self: False))
+
+
+def a_range_is_cleared_by_a_run_that_has_lost_it(patch: Patch) -> None:
+    """It looks for its fence only before the first of its writes."""
+    correct = bulk_load._of_run
+    looked: set[int] = set()
+
+    def wrong(state: TabletState, asked: LoadFence) -> LoadFence:
+        present = state.load_fences.get(asked.name)
+        if asked.run in looked and present is not None and asked.start:
+            return replace(present, commit_timestamp=0)
+        looked.add(asked.run)
+        return correct(state, asked)
+
+    patch.setattr(bulk_load, "CLEARED_PER_WRITE", 1)
+    patch.setattr(bulk_load, "_of_run", wrong)
+
+
+BESIDE_TRANSACTIONS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
+    (loads_keep_all_transactions_out, (), True),
+    (transactions_have_no_turn, (), True),
+    (each_loader_comes_before_the_next_batch, (), True),
+    (a_range_is_closed_beside_transactions_that_hold_its_rows, (), True),
+    (transactions_hold_rows_while_their_range_is_being_closed, (Kind.SLOW_DISK,), True),
+    (a_range_is_cleared_by_a_run_that_has_lost_it, (Kind.CLIENT_STEP,), True),
+)
+"""The same, for the workload in which loaders and transactions meet."""
 
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (scans_pass_the_fence, (), True),

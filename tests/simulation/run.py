@@ -244,6 +244,7 @@ class _Run:
             self._cluster.stop_workers()
 
     async def _rest_workload(self, world: World) -> None:
+        self._cluster.chronicle.left["rester"] = 1_000
         database = await self._cluster.connected(world)
         session = Session(self._cluster.chronicle, "rester", 1, database, Random("rester"))
         await self._workload.rest(session)

@@ -18,6 +18,7 @@ from tests.simulation.workloads.feeds import Feeds
 from tests.simulation.workloads.hubs import Hubs
 from tests.simulation.workloads.jobs import Jobs
 from tests.simulation.workloads.large import Large
+from tests.simulation.workloads.loaders import Loaders
 from tests.simulation.workloads.loads import Loads
 from tests.simulation.workloads.lock_order import LockOrder
 from tests.simulation.workloads.long_fork import LongFork
@@ -41,6 +42,7 @@ WITH_MASTER: dict[str, MakeWorkload] = {
     "expiring": lambda: Mixed(
         [Expiring(), ExpiringIndex(), Renewals(), ChangingTtls(), Deciders()]
     ),
+    "loads": lambda: Mixed([Loads(), Loaders()]),
 }
 """What workloads are on tablets under the real master, if it differs."""
 
@@ -49,6 +51,7 @@ UNDRAWN: dict[str, MakeWorkload] = {
     "changing ttls": ChangingTtls,
     "deciders": Deciders,
     "drops": Drops,
+    "loaders": Loaders,
 }
 """Workloads that no seed draws, as they are part of others. Bugs are planted in them."""
 

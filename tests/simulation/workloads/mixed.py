@@ -17,6 +17,7 @@ class Mixed(Workload):
         self._parts = parts
         self.cells = parts[0].cells
         self.ttls = {column: ttl for part in parts for column, ttl in part.ttls.items()}
+        self.leaves_behind = any(part.leaves_behind for part in parts)
 
     @property
     def tables(self) -> tuple[Cells, ...]:
@@ -29,6 +30,10 @@ class Mixed(Workload):
     async def load(self, session: Session) -> None:
         for part in self._parts:
             await part.load(session)
+
+    async def rest(self, session: Session) -> None:
+        for part in self._parts:
+            await part.rest(session)
 
     async def step(self, session: Session) -> None:
         await session.random.choice(self._parts).step(session)
