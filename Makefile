@@ -173,6 +173,10 @@ bench-oracle: $(READY) ## Measure timestamps per second
 bench-tablet: $(READY) ## Measure what a row costs a tablet server and its client (about 3 minutes)
 	$(BIN)/python -m benchmarks.tablet
 
+.PHONY: bench-bulk-loads
+bench-bulk-loads: $(READY) ## Measure commits of other rows while a range of their tablet is loaded (about a minute)
+	$(BIN)/python -m benchmarks.bulk_loads
+
 .PHONY: bench-changes
 bench-changes: $(READY) ## Measure what a change feed costs, and that its reading does not depend on the table (about 8 minutes)
 	$(BIN)/python -m benchmarks.change_feed

@@ -22,6 +22,7 @@ from pathlib import Path
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.tablet.identity import TabletIdentity
+from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_ownership import MemoryOwnership
@@ -119,7 +120,13 @@ def encoded(mutations: list[pb.Mutation]) -> bytes:
 class Bench:
     """One tablet on LevelDB in a fresh directory."""
 
-    def __init__(self, directory: Path, *, change_feed: bool = False) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        change_feed: bool = False,
+        commit_timestamps: CommitTimestamps | None = None,
+    ) -> None:
         self.pool = DiskThreads(1, "leveldb")
         directory.mkdir(exist_ok=True)
         self.storage = LevelDBStorage(directory, self.pool, create=True)
@@ -134,6 +141,7 @@ class Bench:
             on_closed=self._closed,
             guard=TimestampGuard.by_own_clock(self.clock),
             change_feed=change_feed,
+            timestamps=commit_timestamps,
         )
         self.timestamps = Timestamps()
 

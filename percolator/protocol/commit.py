@@ -49,7 +49,7 @@ from percolator.protocol.statistics import Statistics
 from percolator.protocol.two_phases import TwoPhases
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.cells import CommitAnswer
+from percolator.routing.cells import CommitAnswer, waiting_seconds
 
 _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""
@@ -192,7 +192,11 @@ class Commit:
                 if not commit:
                     point, prewriting = self._begin_two_phases()
                     self._heartbeats.add(point)
-                    commit = 0 if prewritten else await prewriting.run(deadline)
+                    if not prewritten:
+                        until = deadline
+                        if one_round.is_out:  # if this fails, a marker is necessary
+                            until = env.now() + waiting_seconds(deadline - env.now())
+                        commit = await prewriting.run(until)
                     commit = commit or await point.reach(deadline)
             except AnotherWriteSet:
                 raise  # what is stored is not ours: rolling it back might hit the other write set

@@ -270,6 +270,16 @@ class NotInOneRound(NotSent):
     release that does not know such messages."""
 
 
+_SETTLING_SECONDS = 1.0
+_SETTLING_SHARE = 0.2
+
+
+def waiting_seconds(left: float) -> float:
+    """How long a transaction that has this much time left may wait to be executed. The rest is for
+    its marker, without which its caller cannot know that no late copy will be executed."""
+    return left - min(left * _SETTLING_SHARE, _SETTLING_SECONDS)
+
+
 class FollowedCommit(int):
     """A commit timestamp. The one directly above it was set aside, as the start of a transaction of
     this client that had begun before the commit was sent."""

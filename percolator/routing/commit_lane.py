@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from percolator.errors import PercolatorError, UsageError
-from percolator.routing.cells import FollowedCommit
+from percolator.routing.cells import FollowedCommit, waiting_seconds
 from percolator.routing.lanes import (
     Lane,
     Problem,
@@ -21,15 +21,18 @@ from percolator.routing.schema_versions import SchemaVersions
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.methods import COMMIT_TRANSACTIONS
 from percolator.wire.status import from_detail
-from percolator.world import Network
+from percolator.world import Clock, Network
 
 
 class CommitLane(Lane):
     """The transactions for one server."""
 
-    def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
+    def __init__(
+        self, address: str, network: Network, versions: SchemaVersions, clock: Clock
+    ) -> None:
         super().__init__(address, versions)
         self._commit = network.unary(address, COMMIT_TRANSACTIONS)
+        self._now = clock.monotonic_seconds
 
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
         groups = by_target(entries, self._versions)
@@ -38,6 +41,9 @@ class CommitLane(Lane):
             batch = request.batches.add()
             fill_target(batch.target, target)
             _fill(batch, group)
+        left = min(entry.pending.deadline for entry in entries) - self._now()
+        if left < timeout_seconds:
+            request.wait_milliseconds = max(int(waiting_seconds(left) * 1000), 1)
         try:
             response = await self._commit(request, timeout_seconds)
         except UsageError:

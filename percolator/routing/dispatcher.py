@@ -41,7 +41,7 @@ from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
 from percolator.routing.read_lane import ReadLane
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.wire.backoff import asked_pause_seconds
-from percolator.world import Network, Random
+from percolator.world import World
 
 RETRY_SECONDS_MIN = 0.02
 """A tablet that could not serve is left alone at least this long, whatever it asks for."""
@@ -74,8 +74,7 @@ class Dispatcher:
     def __init__(
         self,
         address: str,
-        network: Network,
-        random: Random,
+        world: World,
         limits: Limits,
         versions: SchemaVersions,
         on_problem: Callable[[list[Queued], PercolatorError], None],
@@ -83,13 +82,13 @@ class Dispatcher:
         """`on_problem` receives the rows that this server did not answer. Those whose caller still
         waits are its responsibility: they may be sent again, here or elsewhere."""
         self.address = address
-        self._random = random
+        self._random = world.random
         self._limits = limits
         self._on_problem = on_problem
         self._loop = asyncio.get_running_loop()
-        self._mutations = MutationLane(address, network, versions)
-        self._reads = ReadLane(address, network, versions)
-        self._commits = CommitLane(address, network, versions)
+        self._mutations = MutationLane(address, world.network, versions)
+        self._reads = ReadLane(address, world.network, versions)
+        self._commits = CommitLane(address, world.network, versions, world.clock)
         self._lanes: tuple[Lane, ...] = (self._mutations, self._commits, self._reads)
         self._calls = 0
         self._in_flight: dict[_Call, None] = {}

@@ -232,14 +232,7 @@ class Router:
         return True
 
     def _new_dispatcher(self, address: str) -> Dispatcher:
-        return Dispatcher(
-            address,
-            self._world.network,
-            self._world.random,
-            self._limits,
-            self.schema_versions,
-            self._problem,
-        )
+        return Dispatcher(address, self._world, self._limits, self.schema_versions, self._problem)
 
     def _left(self, dispatcher: Dispatcher) -> None:
         self._calls_sent += dispatcher.calls_sent

@@ -36,7 +36,7 @@ INLINE_BYTES_MAX = 1_024
 
 
 class LoadedCells:
-    """One request. `fill` puts its cells into `batch`; `publish` once that is durable."""
+    """Some cells of one request. `fill` puts them into `batch`; `publish` once that is durable."""
 
     def __init__(
         self,
@@ -59,19 +59,27 @@ class LoadedCells:
         self._cells = 0
         self._bytes = 0
 
-    async def fill(self) -> None:
-        """Raises `InvalidArgument`."""
+    async def check(self) -> None:
+        """Checks all cells of the request. Raises `InvalidArgument`."""
         request, size = self._request, self._state.limits.slice_rows
         for at in range(0, len(request.rows), size):
             some = slice(at, at + size)
-            self._put(at, request.rows[some], request.columns[some], request.values[some])
+            self._check(at, request.rows[some], request.columns[some], request.values[some])
+            await asyncio.sleep(0)
+            self._state.require_open()
+
+    async def fill(self, first: int, stop: int) -> None:
+        """Takes the cells of the request from `first` to `stop`, which were checked."""
+        request, size = self._request, self._state.limits.slice_rows
+        for at in range(first, stop, size):
+            some = slice(at, min(at + size, stop))
+            self._put(request.rows[some], request.columns[some], request.values[some])
             await asyncio.sleep(0)
             self._state.require_open()
 
     def _put(
-        self, at: int, rows: Sequence[bytes], columns: Sequence[bytes], values: Sequence[bytes]
+        self, rows: Sequence[bytes], columns: Sequence[bytes], values: Sequence[bytes]
     ) -> None:
-        self._check(at, rows, columns, values)
         put, apart = self.batch.put, self._put_apart
         if b"\0" in b"".join(rows):
             rows = [component(row)[: -len(END)] for row in rows]

@@ -260,10 +260,12 @@ class WeakNotification(_message.Message):
     def __init__(self, transaction: _Optional[int] = ..., row: _Optional[bytes] = ..., column: _Optional[bytes] = ..., observers: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class CommitTransactionsRequest(_message.Message):
-    __slots__ = ("batches",)
+    __slots__ = ("batches", "wait_milliseconds")
     BATCHES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[TransactionBatch]
-    def __init__(self, batches: _Optional[_Iterable[_Union[TransactionBatch, _Mapping]]] = ...) -> None: ...
+    wait_milliseconds: int
+    def __init__(self, batches: _Optional[_Iterable[_Union[TransactionBatch, _Mapping]]] = ..., wait_milliseconds: _Optional[int] = ...) -> None: ...
 
 class UncommittedTransaction(_message.Message):
     __slots__ = ("transaction", "result")

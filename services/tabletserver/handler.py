@@ -38,6 +38,10 @@ from services.tabletserver.tablet_store import Ancestry
 from services.tabletserver.tablets import Tablets
 
 OVERLOAD_RETRY_SECONDS = 0.1
+_ANSWER_SECONDS = 0.5
+_ANSWER_SHARE = 0.1
+"""What is reserved of the caller's deadline for the answer: a caller without one has to take for
+unknown what was never executed."""
 
 _ANSWER_FULL = NotExecuted("the response is full; request the rest again")
 
@@ -135,6 +139,8 @@ class TabletServerHandler:
     ) -> pb.CommitTransactionsResponse:
         started = self._now()
         deadline = self._deadline(started)
+        if request.wait_milliseconds:
+            deadline = min(deadline, started + request.wait_milliseconds / 1000)
         batches = request.batches
         self._check_rows(len(batches), sum(len(batch.rows) for batch in batches))
         self._check_notifications(sum(len(batch.notifications) for batch in batches))
@@ -338,9 +344,12 @@ class TabletServerHandler:
             return pb.TransactionBatchResult(error=detail)
 
     def _deadline(self, started: float) -> float:
-        """When the caller of a request that begins now stops waiting."""
+        """Until when a request that begins now may wait to be executed. It is counted from now on,
+        so it does not matter what the caller's clock says."""
         remaining = remaining_seconds()
-        return started + (self._limits.request_seconds_max if remaining is None else remaining)
+        if remaining is None:
+            return started + self._limits.request_seconds_max
+        return started + remaining - min(remaining * _ANSWER_SHARE, _ANSWER_SECONDS)
 
     def _require_disk(self) -> None:
         """Refuses what needs space on the disk while there is none."""

@@ -113,6 +113,7 @@ class GroupCommit:
         try:
             while self._has_work:
                 async with self.latch.writing:
+                    self.latch.note_batch()
                     # Nothing is left if the tablet was closed meanwhile, with its storage.
                     if self._has_work:
                         await self._commit()

@@ -28,9 +28,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from types import TracebackType
 
 from percolator.tablet.memory.held_cells import HeldCells
+
+_LATELY_SECONDS = 1.0
 
 
 class WriteLatch:
@@ -41,6 +44,7 @@ class WriteLatch:
         self._held = held
         self._admit_waiting = admit_waiting
         self._wanted = 0
+        self._last_batch = -inf
         self._turn = asyncio.Lock()
         """Held by the one of those that need all cells to be let go that has its turn."""
         self.between = asyncio.Lock()
@@ -49,6 +53,15 @@ class WriteLatch:
         self.writing = asyncio.Lock()
         """Held by a batch from judging to answering, and by every other write: only one is in
         flight at a time."""
+
+    def note_batch(self) -> None:
+        """Called at the beginning of each batch."""
+        self._last_batch = asyncio.get_running_loop().time()
+
+    @property
+    def has_batches(self) -> bool:
+        """Whether there was a batch lately, so that another one may wait soon."""
+        return asyncio.get_running_loop().time() - self._last_batch < _LATELY_SECONDS
 
     @property
     def is_wanted(self) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import figures, report
+from benchmarks import bulk_loads, figures, report
 from benchmarks.report import RUNS, Report
 
 ROOT = Path(__file__).parents[3]
@@ -79,3 +79,13 @@ def test_no_recorded_verdict_is_about_an_absolute_figure() -> None:
         if one["must"] is not None and one["unit"] not in report.JUDGED_UNITS
     ]
     assert judged == []
+
+
+@pytest.mark.real_time
+async def test_commits_beside_bulk_loads_are_measured(tmp_path: Path) -> None:
+    found = await bulk_loads.measure(tmp_path / "tablet", rounds=1, seconds=0.3)
+    assert set(found.beside) == set(found.cells) == {1, bulk_loads.LOADERS}
+    assert not found.failed, found
+    assert min(found.alone, found.loads, *found.cells.values()) > 0
+    assert min(found.beside.values()) > 0, "a loader keeps all transactions out"
+    assert f"{found.expected:,.0f} commits per CPU second are expected" in str(found)
