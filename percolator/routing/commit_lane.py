@@ -43,7 +43,7 @@ class CommitLane(Lane):
             _fill(batch, group)
         left = min(entry.pending.deadline for entry in entries) - self._now()
         if left < timeout_seconds:
-            request.wait_milliseconds = max(int(waiting_seconds(left) * 1000), 1)
+            request.wait_milliseconds = max(round(waiting_seconds(left) * 1000), 1)
         try:
             response = await self._commit(request, timeout_seconds)
         except UsageError:

@@ -241,6 +241,11 @@ def the_first_in_line_does_not_wait_for_the_cell(patch: Patch) -> None:
     patch.setattr(Lines, "_is_free", lambda self, cell, place: True)
 
 
+def what_gives_up_stays_in_its_lines(patch: Patch) -> None:
+    """Nothing that comes to its cells later is ever judged."""
+    patch.setattr(Lines, "give_up", lambda self, place: None)
+
+
 def write_latch_does_not_wait_for_held_cells(patch: Patch) -> None:
     """What was judged under an older schema lands after the new one was acknowledged."""
 
@@ -267,6 +272,7 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
     (mutations_of_held_cells_do_not_wait, (), None, True),
     (judged_while_a_batch_changes_the_cell, (Kind.SLOW_DISK,), None, True),
     (the_first_in_line_does_not_wait_for_the_cell, (), None, True),
+    (what_gives_up_stays_in_its_lines, (Kind.CRASH_ORACLE,), "counters", True),
 )
 """The bugs, with the strikes that bring them to light, the workload if it has to be that one, and
 whether they are caught in seconds."""

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from percolator.errors import (
     CellAddress,
     ConflictError,
+    DeadlineExceeded,
     InvalidArgument,
+    NotExecuted,
     NotReady,
     OutcomeUnknown,
     Overloaded,
     PercolatorError,
+    Retry,
     SchemaError,
     SnapshotTooOld,
     Unavailable,
@@ -25,7 +28,14 @@ from percolator.protocol.commit import Commit
 from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_steps import Write
-from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, WholeCommit
+from percolator.routing.cells import (
+    Answer,
+    CellMutation,
+    CommitAnswer,
+    NotInOneRound,
+    NotSent,
+    WholeCommit,
+)
 
 from .cells_and_steps import PATIENT, A, B, C, left_behind, locked, put, puts, settled, world
 from .naive_cells import LOCK, NOTIFY, ROLLBACK
@@ -115,6 +125,28 @@ async def test_two_phases_follow_what_was_not_executed() -> None:
     assert any(puts(step, LOCK) for step in client.network.steps)
     await settled(client)
     assert [here.store.commits(cell)[0][0] for cell in WRITES] == [at, at]
+
+
+async def test_there_is_time_for_the_marker_if_its_prewrites_are_not_answered_either() -> None:
+    """Otherwise the outcome would be unknown, of what was never executed."""
+    here = world()
+    client = here.client(PATIENT)
+    _answer_with(client, lambda _: NotExecuted("the deadline passed while it waited"))
+    answered = client.network.mutate
+
+    async def mutate(steps: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        if puts(steps[0], LOCK):
+            await asyncio.sleep(deadline - here.clock.monotonic_seconds())
+            return [DeadlineExceeded("no answer") for _ in steps]
+        return await answered(steps, deadline)
+
+    setattr(client.network, "mutate", mutate)  # noqa: B010 - a method is replaced
+    commit, deadline = await _commit(client), client.deadline(2.0)
+    with pytest.raises(DeadlineExceeded) as caught:
+        await commit.run(deadline)
+    assert caught.value.retry is Retry.SAFE
+    assert here.clock.monotonic_seconds() < deadline
+    assert (ROLLBACK, b"", commit._write.start) in here.store.cells[A]
 
 
 # ---------------------------------------------------------------- without an answer

@@ -110,6 +110,18 @@ async def test_who_is_followed_is_told_whether_a_timestamp_was_set_aside() -> No
     assert not isinstance(answer, FollowedCommit)
 
 
+async def test_a_server_is_told_how_long_transactions_may_wait() -> None:
+    """Some of their time is kept for the marker that follows if they are not executed. What counts
+    is the time that is left, so the server's clock does not matter."""
+    server = Commits()
+    cluster = _cluster(server, Limits(attempt_seconds_max=5.0))
+    for left in ((10.0,), (2.0,), (4.0, 1.0)):
+        await asyncio.gather(
+            *(cluster.router.commit(whole(20, b"a"), cluster.deadline(one)) for one in left)
+        )
+    assert [call.wait_milliseconds for call in server.commit_calls] == [0, 1600, 800]
+
+
 @pytest.mark.parametrize(
     "commit",
     [

@@ -294,6 +294,43 @@ async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
     assert await machine.value(1, b"late") is None
 
 
+@pytest.mark.parametrize(
+    ("remaining", "milliseconds", "seconds"),
+    [(5.0, 0, 4.5), (2.0, 0, 1.8), (5.0, 800, 0.8), (2.0, 10_000, 1.8), (None, 700, 0.7)],
+)
+async def test_a_transaction_that_waits_is_answered_while_its_caller_still_waits(
+    remaining: float | None,
+    milliseconds: int,
+    seconds: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine()
+    await machine.open(1)
+    gate = machine.store.disks[1].gate = asyncio.Event()
+    writing = asyncio.create_task(machine.mutate(put(1, b"row")))
+    await asyncio.sleep(0.01)
+    monkeypatch.setattr("services.tabletserver.handler.remaining_seconds", lambda: remaining)
+    batch = pb.TransactionBatch(
+        target=target(1),
+        start_timestamps=[START],
+        cells=[1],
+        rows=[b"row"],
+        columns=[COLUMN],
+        kinds=[KIND_PUT],
+        values=[b"v"],
+    )
+    request = pb.CommitTransactionsRequest(batches=[batch], wait_milliseconds=milliseconds)
+    begun = machine.clock.monotonic_seconds()
+    response = await machine.handler.commit_transactions(request)
+    assert machine.clock.monotonic_seconds() - begun == pytest.approx(seconds)
+    (uncommitted,) = response.batches[0].uncommitted
+    assert uncommitted.result.outcome == pb.OUTCOME_NOT_EXECUTED
+    assert uncommitted.result.error.retry == RETRY_SAFETY_SAFE
+    assert "the deadline passed" in uncommitted.result.error.message
+    gate.set()
+    await writing
+
+
 async def test_a_caller_that_gives_up_neither_undoes_its_write_nor_stops_the_tablet() -> None:
     machine = Machine()
     await machine.open(1)
