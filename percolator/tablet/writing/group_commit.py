@@ -113,10 +113,10 @@ class GroupCommit:
         try:
             while self._has_work:
                 async with self.latch.writing:
-                    self.latch.note_batch()
                     # Nothing is left if the tablet was closed meanwhile, with its storage.
                     if self._has_work:
                         await self._commit()
+                        self.latch.note_batch()
         finally:
             self._task = None
 

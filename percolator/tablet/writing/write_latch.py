@@ -55,7 +55,7 @@ class WriteLatch:
         flight at a time."""
 
     def note_batch(self) -> None:
-        """Called at the beginning of each batch."""
+        """Called at the end of each batch."""
         self._last_batch = asyncio.get_running_loop().time()
 
     @property

@@ -631,3 +631,91 @@ async def test_a_tablet_is_closed_between_two_writes_that_clear_a_range(
     assert asyncio.get_running_loop().time() - begun < 4.0
     with pytest.raises(TabletMoved):
         await clearing
+
+
+# ---------------------------------------------------------------- in many writes
+
+
+def _many(count: int) -> list[bytes]:
+    return [b"c%05d" % number for number in range(count)]
+
+
+async def _closed_beside_batches() -> OneRoundRig:
+    """A tablet with a closed range that has just written a batch of other rows."""
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.apply(written(b"z", 60, 61))
+    return rig
+
+
+async def test_a_load_that_has_the_tablet_to_itself_is_one_write_per_request() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.tablet.fence(fence(RAISE))
+    before = rig.slow_disk.writes
+    await rig.tablet.load(load(_many(3_000)))
+    assert rig.slow_disk.writes == before + 1
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "writes"), [(3_000, 1, 3), (1_024, 1, 1), (10, 100_000, 5), (0, 0, 1)]
+)
+async def test_beside_batches_a_load_is_many_short_writes(
+    count: int, size: int, writes: int
+) -> None:
+    rig = await _closed_beside_batches()
+    before = rig.slow_disk.writes
+    loading = asyncio.ensure_future(rig.tablet.load(load(_many(count), value=b"x" * size)))
+    await asyncio.sleep(0.5)
+    # So a batch comes between, and what follows knows that there are batches.
+    batches = 0
+    while not loading.done():
+        await rig.apply(written(b"y%d" % batches, 60, 61))
+        batches += 1
+    await loading
+    assert rig.slow_disk.writes - before - batches == writes
+    assert batches >= writes - 1
+    assert rig.tablet.statistics().cells == 1 + batches + count * (2 if size > 1_024 else 1)
+    await finish(rig)
+    assert len(await rig.cells(WRITE, range=RowRange(start=b"c", end=b"d"))) == count
+
+
+async def test_a_bad_cell_at_the_end_of_a_request_leaves_nothing_of_it() -> None:
+    rig = await _closed_beside_batches()
+    with pytest.raises(InvalidArgument, match=r"rows\[2999\]: not behind the fence"):
+        await rig.tablet.load(load([*_many(2_999), b"z"]))
+    assert not await rig.cells(WRITE, range=RowRange(start=b"c", end=b"d"))
+
+
+async def test_a_run_that_takes_over_between_two_writes_of_a_load_keeps_the_rest_out() -> None:
+    rig = await _closed_beside_batches()
+    loading = asyncio.ensure_future(rig.tablet.load(load(_many(5_000))))
+    await asyncio.sleep(0.5)
+    assert (await rig.tablet.fence(fence(RAISE, LATER))).HasField("obstacle")
+    with pytest.raises(InvalidArgument, match="another run has taken the load over"):
+        await loading
+    while (await rig.tablet.fence(fence(CLEAR, LATER))).remains:
+        pass
+    assert rig.tablet.statistics().cells == 1
+
+
+async def test_a_schema_that_changes_between_two_writes_of_a_load_refuses_the_rest() -> None:
+    """Otherwise an observer that was registered with it would miss some of the cells."""
+    rig = await _closed_beside_batches()
+    loading = asyncio.ensure_future(rig.tablet.load(load(_many(5_000))))
+    await asyncio.sleep(0.5)
+    await rig.tablet.set_schema_version(4)
+    with pytest.raises(SchemaChanged):
+        await loading
+
+
+async def test_a_tablet_that_is_closed_between_two_writes_of_a_load_ends_it() -> None:
+    rig = await _closed_beside_batches()
+    loading = asyncio.ensure_future(rig.tablet.load(load(_many(9_000))))
+    await asyncio.sleep(0.5)
+    begun = asyncio.get_running_loop().time()
+    await rig.tablet.close()
+    assert asyncio.get_running_loop().time() - begun < 4.0
+    with pytest.raises(TabletMoved):
+        await loading
