@@ -103,6 +103,7 @@ FIRST_SEEDS = {
     "unknown run taken for committed": 11,
     "values are collected before the safe point has seen their end": 22,
     "weak notification not written again": 8,
+    "what gives up stays in its lines": 3,
     "write after a delete handled with it": 70,
     "write latch does not wait for held cells": 99,
     "writers pass committed read locks": 1,

@@ -272,7 +272,7 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
     (mutations_of_held_cells_do_not_wait, (), None, True),
     (judged_while_a_batch_changes_the_cell, (Kind.SLOW_DISK,), None, True),
     (the_first_in_line_does_not_wait_for_the_cell, (), None, True),
-    (what_gives_up_stays_in_its_lines, (Kind.CRASH_ORACLE,), "counters", True),
+    (what_gives_up_stays_in_its_lines, (Kind.CRASH_ORACLE,), "loaders", False),
 )
 """The bugs, with the strikes that bring them to light, the workload if it has to be that one, and
 whether they are caught in seconds."""
