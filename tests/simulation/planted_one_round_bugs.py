@@ -226,7 +226,7 @@ def judged_while_a_batch_changes_the_cell(patch: Patch) -> None:
 
     correct = HeldTransactions.arrive
 
-    def wrong(self: HeldTransactions, transactions: Iterable[WholeTransaction]) -> None:
+    def wrong(self: HeldTransactions, transactions: Sequence[WholeTransaction]) -> None:
         touched, self._lines.touched = self._lines.touched, {}
         try:
             correct(self, transactions)
