@@ -17,8 +17,10 @@ of the previous run, which were computed from values that have changed.
 from __future__ import annotations
 
 import functools
+import sys
 from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Coroutine
+from inspect import iscoroutine
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
 
 from percolator.arguments import require_function
@@ -85,7 +87,10 @@ def _transactional(
     @functools.wraps(function)
     def call(first: Any, /, *arguments: Any, **keywords: Any) -> Any:  # noqa: ANN401 - as the function
         if getattr(first, "joins_transactions", False):
-            return function(first, *arguments, **keywords)
+            made = function(first, *arguments, **keywords)
+            if iscoroutine(made) and hasattr(first, "_note_function"):
+                first._note_function(made, sys._getframe())
+            return made
         # An object of the program, such as a method's `self`, may have a method `run`, too.
         if not hasattr(first, "run_observers"):
             name = getattr(function, "__qualname__", repr(function))  # a partial has none
@@ -131,7 +136,7 @@ def observes(
 
     >>> @observes(contents)
     ... async def index(tx, row):
-    ...     await tx.set(row, words, len(await tx.get(row, contents, default="")))
+    ...     tx.set(row, words, len(await tx.get(row, contents, default="")))
     """
     check_choices(
         columns,

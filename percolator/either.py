@@ -18,6 +18,7 @@ check the kind, and raise `UsageError` for anything else.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -103,7 +104,9 @@ def on_transaction(
         return tx.call_inside(body, *arguments, **keywords)
     if not isinstance(tx, aio.Transaction):
         raise UsageError(f"expected a transaction, got {type(tx).__name__}")
-    return body(tx, *arguments, **keywords)
+    call = body(tx, *arguments, **keywords)
+    tx._note_function(call, sys._getframe(1))
+    return call
 
 
 def on_reads(
@@ -117,7 +120,9 @@ def on_reads(
         return reads.call_inside(body, *arguments, **keywords)
     if not isinstance(reads, AsyncReads):
         raise UsageError(f"expected a snapshot or a transaction, got {type(reads).__name__}")
-    return body(reads, *arguments, **keywords)
+    call = body(reads, *arguments, **keywords)
+    reads._note_function(call, sys._getframe(1))
+    return call
 
 
 def on_database(

@@ -1,15 +1,17 @@
-"""Percolator for asyncio: the same names as in `percolator`, with `await`.
+"""Percolator for asyncio: the same names as in `percolator`; `await` what is not a plain write.
 
     async with percolator.aio.connect("localhost:7100") as db:
         async with db.transaction() as tx:
             left = await tx.get("bob", balance, default=0)
-            await tx.set("bob", balance, left - 7)
+            tx.set("bob", balance, left - 7)
 
 A database belongs to the event loop in which it was opened.
 
 Open `database.py` first, then `transaction.py`. A transaction is a chain of classes, each of which
 adds one thing: `moment.py` (one timestamp), `scanning.py`, `reading.py` (so far, `snapshot.py` is
 the same), `reading_in_turn.py`, `writing.py`, and `one_message.py` (how most of them commit).
+
+`awaiting.py` says which calls have to be awaited.
 
 `engine.py` wires together what all transactions of a database use, and `connecting.py` finds the
 parts of a cluster. Besides transactions there are `changes.py` (on `following.py`), `shared.py`

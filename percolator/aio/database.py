@@ -78,7 +78,7 @@ class Database:
 
     >>> async with percolator.aio.connect("localhost:7100") as db:
     ...     async with db.transaction() as tx:
-    ...         await tx.set("bob", balance, 10)
+    ...         tx.set("bob", balance, 10)
     """
 
     def __init__(self, engine: Engine, retry: RetryPolicy) -> None:
@@ -250,7 +250,7 @@ class Database:
         The time-out applies to each call in it, and to its commit.
 
         >>> async with db.transaction() as tx:
-        ...     await tx.set("bob", balance, 10)
+        ...     tx.set("bob", balance, 10)
         """
         self._engine.require_usable()
         return self.internal.transaction(timeout)

@@ -6,6 +6,7 @@ import asyncio
 from asyncio import get_running_loop
 from typing import Any
 
+from percolator.aio.awaiting import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
 from percolator.arguments import require_seconds, require_table
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, UsageError, harmless
@@ -23,7 +24,7 @@ async def fresh_timestamp(engine: Engine, timeout_seconds: float) -> int:
         raise harmless(error)  # noqa: B904 - it has its cause already
 
 
-class Moment:
+class Moment(Awaits):
     """One instant of the store. From its first use to its end, it keeps history from collection."""
 
     _kind = "transaction"
@@ -50,6 +51,7 @@ class Moment:
         self.statistics = Statistics()
         """The cost so far: round trips, retries, and the locks waited for, with their owners."""
 
+    @must_be_awaited
     async def timestamp(self) -> Timestamp:
         """The timestamp at which it reads. It is fetched now if nothing was read yet."""
         deadline = self._deadline(None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
+from percolator.aio.awaiting import must_be_awaited
 from percolator.aio.named_cells import Columns, stored_names
 from percolator.aio.scanning import Scanning
 from percolator.arguments import (
@@ -60,6 +61,7 @@ class Reading(Scanning):
     async def get(
         self, row: K, column: Readable[T, K], default: D, *, timeout: float | None = None
     ) -> T | D: ...
+    @must_be_awaited
     async def get(
         self, row: K, column: Readable[T, K], default: Any = None, *, timeout: float | None = None
     ) -> Any:
@@ -69,6 +71,8 @@ class Reading(Scanning):
         """
         deadline = self._deadline(timeout)
         address = self._known_address(row, column) or await self._address(row, column, deadline)
+        if self._late:
+            await self._late.settle(deadline)
         if self._own is not None and self._own.cells:
             written = own_value(self._own, address)
             if written is not None:
@@ -122,6 +126,7 @@ class Reading(Scanning):
         *,
         timeout: float | None = None,
     ) -> list[Row[K]]: ...
+    @must_be_awaited
     async def get_many(
         self,
         table: Table[Any] | Iterable[tuple[object, Readable[Any]]],
@@ -150,6 +155,8 @@ class Reading(Scanning):
     ) -> list[Any]:
         deadline = self._deadline(timeout)
         pairs = listed_cells(cells, self._cells_max)
+        if self._late:
+            await self._late.settle(deadline)
         found: dict[CellAddress, bytes | None] = {}
         addresses: list[CellAddress] = []
         wanted: dict[tuple[int, bytes], dict[bytes, None]] = {}
@@ -200,6 +207,8 @@ class Reading(Scanning):
         encoded = [self._row(table, key) for key in keys]
         if not (names is None or names or prefixes):
             return [Row(table, key, {}, columns, info.codecs) for key in keys]
+        if self._late:
+            await self._late.settle(deadline)
         start = self._start or await self._begin(deadline)
         known = known_rows(self._known, info.table_id, encoded, None if prefixes else names)
         requests = [

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from percolator.aio.awaiting import LateWrites
 from percolator.aio.moment import Moment
 from percolator.aio.named_cells import Columns, stored_names, stored_range
 from percolator.arguments import listed_columns, require_bool, require_table, require_whole
@@ -24,6 +25,8 @@ class Scanning(Moment):
 
     _own: WriteSet | None = None
     """The transaction's own writes, overlaid on what it reads."""
+    _late: LateWrites | None = None
+    """Those that have not taken effect yet, but must before anything is read."""
 
     def scan(
         self,
@@ -122,6 +125,8 @@ class Scanning(Moment):
             raise InvalidArgument("columns", "is empty; omit it to read all columns")
         info = await self._info(table, deadline)
         info.codecs.require(table, columns)
+        if self._late:
+            await self._late.settle(deadline)
         if limit == 0 or (last and first >= last):
             return
         request = RangeRequest(

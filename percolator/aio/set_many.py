@@ -128,4 +128,4 @@ def _pair(taken: object) -> BulkRow:
 
 async def _set(tx: Transaction, row: object, values: Mapping[Any, Any]) -> None:
     for column, value in values.items():
-        await tx.set(row, column, value)
+        tx.set(row, column, value)

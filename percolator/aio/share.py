@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
+from percolator.aio.awaiting import DONE, Awaits, Later, LateWrites, Written, must_be_awaited
 from percolator.aio.engine import Engine
 from percolator.aio.tickets import Receipt, Ticket
 from percolator.errors import (
@@ -34,8 +36,10 @@ FLUSH_CELLS = 4_096
 FLUSH_BYTES = 4 << 20
 
 
-class Share:
+class Share(Awaits):
     """What one attempt at one task writes. Leaving its block without `finish` rolls it back."""
+
+    _called = "share"
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class Share:
         self._is_open = False
         self._ending = ""
         """Why nothing more can be written, once the attempt is about to end."""
+        self._late = LateWrites()
         self._turn = asyncio.Lock()
         """Held by the one call that uses the attempt."""
 
@@ -92,38 +97,39 @@ class Share:
         self._engine.beats.add(self._attempt)
         self._engine.beats.add(self._keeper)
 
-    async def set(self, row: K, column: Column[T, K], value: T) -> None:
-        """Writes a value. It is locked now or later, and visible when the driver has committed."""
+    def set(self, row: K, column: Column[T, K], value: T) -> Written:
+        """Writes a value. It is locked now or later, and visible when the driver has committed.
+
+        It takes effect at the call. Whoever writes much should await it: when much is waiting to be
+        locked, it is locked then, and otherwise stays in memory until `finish`.
+        """
         _require_column(column)
         data = encoded_value(column, row, value)
         if len(data) > self._engine.limits.value_bytes_max:
             raise InvalidArgument(
                 "value", f"has {len(data)} bytes, at most {self._engine.limits.value_bytes_max}"
             )
-        with self._one_failure_ends_it():
-            info = await self._table(column)
-            if not info.codecs.is_declared(column):
-                await self._engine.catalog.declare(info, column, self._deadline())
-        await self._write(self._address(info, row, column), (KIND_PUT, data))
+        return self._write(row, column, (KIND_PUT, data))
 
-    async def delete(self, row: K, column: Column[Any, K]) -> None:
-        """Deletes the cell, if it exists."""
+    def delete(self, row: K, column: Column[Any, K]) -> Written:
+        """Deletes the cell, if it exists. It takes effect at the call, as `set` does."""
         _require_column(column)
-        with self._one_failure_ends_it():
-            info = await self._table(column)
-        info.codecs.require_key(column.table)
-        await self._write(self._address(info, row, column), (KIND_DELETE, b""))
+        return self._write(row, column, (KIND_DELETE, b""))
 
     async def write(self, cells: Mapping[CellAddress, Write]) -> None:
         """Locks cells of known tables: for other parts of the library."""
         self._require_open()
+        await self._late.settle(self._deadline())
         async with self._turn:
             await self._lock_buffered()
             await self._attempt.prewrite(cells, self._deadline())
 
+    @must_be_awaited
     async def finish(self) -> Receipt:
         """Locks what is left, and returns what the driver needs to commit it. Nothing can be
         written afterwards. Raises `ConflictError` if another attempt has replaced this one."""
+        self._require_open()
+        await self._late.settle(self._deadline())
         self._require_open()
         # Before anything is awaited: a write that came later would succeed, and be lost.
         self._ending = "is being finished, or could not be finished: begin a new attempt"
@@ -151,16 +157,42 @@ class Share:
                 self._leave()
                 await self._attempt.abandon(self._deadline())
 
-    async def _write(self, address: CellAddress, write: Write) -> None:
+    def _write(self, row: object, column: Column[Any], write: Write) -> Written:
+        stored = encoded_key(column.table, row, column=column)
+        self._engine.require_row("row", stored)
         self._require_open()
+        info = self._tables.get(column.table.name)
+        if (
+            info is None
+            or self._late
+            or (write[0] == KIND_PUT and not info.codecs.is_declared(column))
+        ):
+            find = partial(self._found, column, stored, write[0])
+            return self._late.add(find, partial(self._keep, write=write), self._deadline_of_write)
+        info.codecs.require_key(column.table)
+        self._keep(CellAddress(info.table_id, stored, column.name), write)
+        if len(self._buffer) >= FLUSH_CELLS or self._buffer_bytes >= FLUSH_BYTES:
+            return Later(self._flush)
+        return DONE
+
+    async def _found(
+        self, column: Column[Any], row: bytes, kind: int, deadline: float
+    ) -> CellAddress:
+        with self._one_failure_ends_it():
+            info = await self._table(column)
+            if kind == KIND_PUT and not info.codecs.is_declared(column):
+                await self._engine.catalog.declare(info, column, deadline)
+        info.codecs.require_key(column.table)
+        self._require_open()
+        return CellAddress(info.table_id, row, column.name)
+
+    def _keep(self, address: CellAddress, write: Write) -> None:
         known = self._buffer.get(address)
         if known is not None and known != write:
             cell = self._engine.env.described(address)
             raise WrittenTwice(f"task {self._task!r} writes {cell} twice", cell=address)
         self._buffer[address] = write
         self._buffer_bytes += len(write[1])
-        if len(self._buffer) >= FLUSH_CELLS or self._buffer_bytes >= FLUSH_BYTES:
-            await self._flush()
 
     async def _flush(self) -> None:
         async with self._turn:
@@ -190,11 +222,6 @@ class Share:
             self._tables[name] = info
         return info
 
-    def _address(self, info: TableInfo, row: object, column: Column[Any]) -> CellAddress:
-        stored = encoded_key(column.table, row, column=column)
-        self._engine.require_row("row", stored)
-        return CellAddress(info.table_id, stored, column.name)
-
     def _leave(self) -> None:
         self._is_open = False
         self._engine.beats.discard(self._attempt)
@@ -207,6 +234,10 @@ class Share:
             raise UsageError("the attempt has not begun, or is over")
         if self._ending:
             raise UsageError(f"the attempt {self._ending}")
+
+    def _deadline_of_write(self) -> float:
+        self._require_open()
+        return self._deadline()
 
     def _deadline(self) -> float:
         return self._engine.now() + self._timeout_seconds
@@ -221,11 +252,23 @@ class Share:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        forgotten = None
+        try:
+            if kind is None:
+                forgotten = await self._forgotten()
+        finally:
+            await self._left(kind)
+        if forgotten is not None:
+            raise forgotten
+
+    async def _left(self, kind: type[BaseException] | None) -> None:
         try:
             await self.abandon()
         except PercolatorError:
             if kind is None:  # otherwise the first error says more; the parts expire by themselves
                 raise
+        finally:
+            self._forget_calls(self._engine.loop)
 
 
 def _require_column(column: object) -> None:

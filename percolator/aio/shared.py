@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from types import TracebackType
 
+from percolator.aio.awaiting import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
 from percolator.aio.tickets import Receipt, Ticket
 from percolator.arguments import as_timestamp, require_seconds
@@ -59,8 +60,10 @@ _LEFT = "was left to expire"
 _BY_ANOTHER = "was committed by another driver"
 
 
-class SharedTransaction:
+class SharedTransaction(Awaits):
     """The driver's side of a shared transaction. Leaving its block without a commit aborts it."""
+
+    _called = "shared_transaction"
 
     def __init__(
         self,
@@ -116,6 +119,7 @@ class SharedTransaction:
         self._keeper = Keeper(engine.env, self._ticket.job)
         engine.beats.add(self._keeper)
 
+    @must_be_awaited
     async def commit(
         self, receipts: Sequence[Receipt], *, timeout: float | None = None
     ) -> Timestamp | None:
@@ -265,6 +269,16 @@ class SharedTransaction:
     ) -> None:
         if self._ended:
             return
+        forgotten = None
+        try:
+            if kind is None:
+                forgotten = await self._forgotten()
+        finally:
+            await self._left(kind)
+        if forgotten is not None:
+            raise forgotten
+
+    async def _left(self, kind: type[BaseException] | None) -> None:
         try:
             await self.abort()
         except PercolatorError:
@@ -275,6 +289,7 @@ class SharedTransaction:
             # One that has not begun yet, after Ctrl-C while it did, still can.
             if self._keeper is not None and not self._ended:
                 self._end(_LEFT)
+            self._forget_calls(self._engine.loop)
 
 
 async def new_ticket(

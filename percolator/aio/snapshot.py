@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import AsyncGenerator, Sequence, Set
 from contextlib import aclosing
 from datetime import datetime
@@ -30,7 +31,8 @@ class Snapshot(Reading):
     ...     print(await snapshot.get("bob", balance))
     """
 
-    _kind = "snapshot"
+    _kind = _called = "snapshot"
+    _end_of_unfinished = "nothing was read"
 
     def __init__(
         self, engine: Engine, at: Timestamp | datetime | None, timeout_seconds: float | None
@@ -166,8 +168,15 @@ class Snapshot(Reading):
         return schema is not None and cell.column in schema.expiring
 
     async def close(self) -> None:
-        """Ends the snapshot: from now on, the history that it needed may be collected."""
+        """Ends the snapshot: from now on, the history that it needed may be collected.
+
+        Raises `UsageError` if a read was not awaited.
+        """
         self._end()
+        forgotten = await self._forgotten()
+        self._forget_calls(self._engine.loop)
+        if forgotten is not None and sys.exc_info()[1] is None:  # else that error says more
+            raise forgotten
 
     def _end(self) -> None:
         self._ended = "is closed"
@@ -185,7 +194,11 @@ class Snapshot(Reading):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._end()
+        if kind is None and self._calls is not None:
+            await self.close()
+        else:
+            self._end()
+            self._forget_calls(self._engine.loop)
 
     def __del__(self) -> None:
         if self._start and not self._ended:

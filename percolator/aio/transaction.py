@@ -6,9 +6,11 @@ import asyncio
 import warnings
 from collections.abc import Coroutine, Mapping
 from enum import Enum
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
+from percolator.aio.awaiting import DONE, Written, must_be_awaited
 from percolator.aio.engine import Engine
 from percolator.aio.one_message import OneMessage
 from percolator.aio.outcomes import settled
@@ -58,7 +60,7 @@ class Transaction(OneMessage):
 
     >>> async with db.transaction() as tx:
     ...     left = await tx.get("bob", balance, default=0)
-    ...     await tx.set("bob", balance, left - 7)
+    ...     tx.set("bob", balance, left - 7)
     """
 
     joins_transactions = True
@@ -93,46 +95,60 @@ class Transaction(OneMessage):
     # ------------------------------------------------------------------ writes
 
     @overload
-    async def set(self, row: K, column: Mapping[Column[Any, K], Any]) -> None: ...
+    def set(self, row: K, column: Mapping[Column[Any, K], Any]) -> Written: ...
     @overload
-    async def set(self, row: K, column: Column[T, K], value: T) -> None: ...
-    async def set(self, row: object, column: Any, value: Any = ...) -> None:
-        """Writes a value, or all values of a mapping from columns. A value may be empty."""
-        if value is ...:
-            return await self._set_row(row, column)
+    def set(self, row: K, column: Column[T, K], value: T) -> Written: ...
+    def set(self, row: object, column: Any, value: Any = ...) -> Written:
+        """Writes a value, or all values of a mapping from columns. A value may be empty.
+
+        It takes effect at the call, awaited or not. What only the cluster knows, such as that there
+        is no such table, is raised where it is awaited, or else by the next read or the commit.
+        """
         self._require_open()
+        if value is ...:
+            return self._set_row(row, column)
         address = self._known_target(row, column)
-        if address is None:
-            address = await self._target(row, column, self._deadline(None))
-        self._put(address, row, column, value)
+        if address is not None and not self._late:
+            self._put(address, row, column, value)
+            return DONE
+        write = partial(self._writes.put, value=self._encoded(row, column, value))
+        return self._write(address, partial(self._target, row, column), write)
 
-    async def delete(self, row: K, column: Column[Any, K]) -> None:
-        """Deletes the cell, if it exists."""
-        deadline = self._deadline(None)
-        self._writes.delete(await self._written_address(row, column, deadline))
+    def delete(self, row: K, column: Column[Any, K]) -> Written:
+        """Deletes the cell, if it exists. It takes effect at the call, as `set` does."""
+        self._require_open()
+        address = self._known_written(row, column)
+        find = partial(self._written_address, row, column)
+        return self._write(address, find, self._writes.delete)
 
-    async def lock(self, row: K, column: Column[Any, K], *, shared: bool = False) -> None:
+    def lock(self, row: K, column: Column[Any, K], *, shared: bool = False) -> Written:
         """Conflicts with every other writer of the cell, without changing it.
 
         Snapshots allow *write skew*: two transactions that each read what the other writes may both
         commit. Locking the cells that a decision is based on rules it out. With `shared`, it is a
         read lock: any number of transactions may hold one on the same cell.
+
+        The commit takes the lock. So this takes effect at the call, as `set` does.
         """
+        self._require_open()
         require_bool(shared, "shared")
-        deadline = self._deadline(None)
-        address = await self._written_address(row, column, deadline)
-        (self._writes.read_lock if shared else self._writes.lock)(address)
+        address = self._known_written(row, column)
+        find = partial(self._written_address, row, column)
+        return self._write(address, find, self._writes.read_lock if shared else self._writes.lock)
 
     # ------------------------------------------------------------------ the end
 
+    @must_be_awaited
     async def commit(self, *, timeout: float | None = None) -> Timestamp | None:
         """Makes all writes visible at once. Returns when they are durable.
 
         Returns the commit timestamp, or None if there was nothing to write: then nothing is sent.
-        Raises `ConflictError` if another transaction was first, and `OutcomeUnknown` if it cannot
-        find out whether it committed.
+        Raises `ConflictError` if another transaction was first, `OutcomeUnknown` if it cannot find
+        out whether it committed, and `UsageError` if a call was not awaited that must be.
         """
         deadline = self._deadline(timeout)
+        if self._late or self._unfinished() is not None:
+            await self._complete(deadline)
         if not self._writes.cells and not self._weak:
             self._end(Outcome.COMMITTED)
             return None
@@ -175,6 +191,21 @@ class Transaction(OneMessage):
             # At once, rather than when the caller's thread has woken up.
             self._attempts.end(Baton.after(commit, self._writes.cells))
         return self.commit_timestamp
+
+    async def _complete(self, deadline: float) -> None:
+        """Has all writes take effect. Refuses calls that have done nothing so far, or not all."""
+        error: BaseException | None
+        try:
+            error = await self._forgotten()
+            if error is None and self._late:
+                await self._late.settle(deadline)
+        except BaseException as refused:  # noqa: BLE001 - raised below
+            error = refused
+        if error is not None:
+            if not self._ended:
+                self.rollback()
+            raise error
+        self._require_open()
 
     def _end_uncommitted(self, first: FirstMessage | None, *, is_cancelled: bool) -> None:
         """If it was cancelled or interrupted in the middle, the outcome is not known here;
@@ -267,6 +298,8 @@ class Transaction(OneMessage):
         self._ended = _ENDINGS[outcome]
         self._finished = True
         self._engine.open_starts.discard(self)
+        self._late = None
+        self._forget_calls(self._engine.loop)
         seconds = self._engine.now() - self._begun_seconds
         if seconds >= self._engine.limits.slow_transaction_seconds:
             self._engine.slow_log.note(
@@ -305,9 +338,10 @@ class Transaction(OneMessage):
     def __del__(self) -> None:
         """A transaction dropped without an end is rolled back: nothing has left the program."""
         # `_own` is None if it was refused when it was made.
-        if not self._ended and self._own is not None and self._own.cells:
+        if not self._ended and self._own is not None and (self._own.cells or self._late):
+            lost = len(self._own.cells) + len(self._late or ())
             warnings.warn(
-                f"the writes of a dropped transaction are lost (cells: {len(self._own.cells)}): "
+                f"the writes of a dropped transaction are lost (cells: {lost}): "
                 "leave its block, or call commit() or rollback()",
                 RuntimeWarning,  # Python shows it by default, as for what nobody has awaited
                 stacklevel=2,

@@ -32,12 +32,17 @@ class TransactionInternals:
         self.writes = transaction._writes
 
     def known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
-        """The cell's address, if its table was used before. Works in any thread."""
+        """The cell's address, if its table was used before, and no earlier write waits for a table.
+        Works in any thread."""
+        if self._transaction._late:
+            return None
         return self._transaction._known_address(row, column)
 
     def known_target(self, row: object, column: Column[Any]) -> CellAddress | None:
         """As `known_address`, for a cell that is to be set: None also if the column's codec has to
         be declared first."""
+        if self._transaction._late:
+            return None
         return self._transaction._known_target(row, column)
 
     def put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, TypeVar
 
+from percolator.aio.awaiting import DONE, LateWrites, Written, must_be_awaited
 from percolator.aio.reading_in_turn import ReadingInTurn
 from percolator.errors import CellAddress, InvalidArgument, SchemaError, UsageError
 from percolator.protocol.weak_notifying import notify_weak_observers
@@ -15,6 +17,7 @@ from percolator.schema import Column, Table, encoded_value
 
 K = TypeVar("K")
 T = TypeVar("T")
+A = TypeVar("A")
 
 
 class Writing(ReadingInTurn):
@@ -35,6 +38,7 @@ class Writing(ReadingInTurn):
             self._update_lock = asyncio.Lock()
         return self._update_lock
 
+    @must_be_awaited
     async def delete_row(self, table: Table[K], row: K, *, timeout: float | None = None) -> None:
         """Deletes all cells that the row has in this snapshot, or that the transaction has set.
 
@@ -69,6 +73,7 @@ class Writing(ReadingInTurn):
                 for name in cells
             ]
 
+    @must_be_awaited
     async def increment(
         self, row: K, column: Column[int, K], by: int = 1, *, timeout: float | None = None
     ) -> int:
@@ -92,23 +97,46 @@ class Writing(ReadingInTurn):
             self._put(address, row, column, old + by)
             return old + by
 
-    async def _set_row(self, row: object, values: object) -> None:
+    def _set_row(self, row: object, values: object) -> Written:
         """Sets all the values, or none if one of them is refused."""
         if not isinstance(values, Mapping):
             raise InvalidArgument(
                 "value", "is missing: expected set(row, column, value) or set(row, {column: value})"
             )
-        checked = [await self._checked(row, column, value) for column, value in values.items()]
-        if len({address.table_id for address, _ in checked}) > 1:
+        found, data = list[CellAddress](), list[bytes]()
+        for column, value in values.items():
+            address = self._known_target(row, column)
+            if address is not None:
+                found.append(address)
+            data.append(self._encoded(row, column, value))
+        if len({column.table.name for column in values}) > 1:
             raise InvalidArgument("column", "expected columns of one table: the row is in one")
-        self._writes.write_together(checked)
 
-    async def _checked(self, row: object, column: Column[T], value: T) -> tuple[CellAddress, bytes]:
-        """The cell and what it would hold. Raises if either is refused; writes nothing."""
-        deadline = self._deadline(None)
-        address = self._known_target(row, column) or await self._target(row, column, deadline)
-        return address, self._encoded(row, column, value)
+        async def find(deadline: float) -> list[CellAddress]:
+            return [await self._target(row, column, deadline) for column in values]
 
+        def write(addresses: list[CellAddress]) -> None:
+            self._writes.write_together(list(zip(addresses, data, strict=True)))
+
+        return self._write(found if len(found) == len(data) else None, find, write)
+
+    def _write(
+        self,
+        found: A | None,
+        find: Callable[[float], Awaitable[A]],
+        write: Callable[[A], object],
+    ) -> Written:
+        """Writes at once, if it is known where, and nothing waits that was written before."""
+        if found is not None and not self._late:
+            write(found)
+            return DONE
+        if self._late is None:
+            self._late = LateWrites()
+        if found is not None:
+            find = partial(_known, found)
+        return self._late.add(find, write, partial(self._deadline, None), self._waits)
+
+    @must_be_awaited
     async def _write_together(
         self,
         puts: Sequence[tuple[object, Column[Any], Any]],
@@ -117,6 +145,8 @@ class Writing(ReadingInTurn):
         """Writes all, or nothing if one of them is refused."""
         checked: list[tuple[CellAddress, bytes | None]] = []
         deadline = self._deadline(None)
+        if self._late:
+            await self._late.settle(deadline)
         for row, column, value in puts:
             address = self._known_target(row, column) or await self._target(row, column, deadline)
             checked.append((address, self._encoded(row, column, value)))
@@ -130,13 +160,14 @@ class Writing(ReadingInTurn):
         if not isinstance(column, Column):
             raise UsageError(f"expected a Column, got {type(column).__name__}")
         table = column.table
+        stored = self._row(table, row, column)
         info = self._bound(table.name)
         if info is None:
             return None
         codecs = info.codecs
         if codecs.writable.get(column.name) is not column and not codecs.is_declared(column):
             return None
-        return CellAddress(info.table_id, self._row(table, row, column), column.name)
+        return CellAddress(info.table_id, stored, column.name)
 
     async def _target(self, row: object, column: Column[Any], deadline: float) -> CellAddress:
         """The address of a cell, whose column from now on has this codec."""
@@ -146,6 +177,13 @@ class Writing(ReadingInTurn):
             await self._engine.catalog.declare(info, column, deadline)
         # A commit that began meanwhile would leave the write out.
         self._require_open()
+        return address
+
+    def _known_written(self, row: object, column: Column[Any]) -> CellAddress | None:
+        """As `_known_address`, for a cell that is to be written: a bad key is refused at once."""
+        address = self._known_address(row, column)
+        if address is None:
+            self._row(column.table, row, column)
         return address
 
     async def _written_address(
@@ -173,19 +211,28 @@ class Writing(ReadingInTurn):
     # ------------------------------------------------------------------ weak notifications
     # They carry no data, take no lock, and decide nothing.
 
-    async def notify(self, row: K, column: Column[Any, K]) -> None:
-        """Notifies the column's weak observers of the row, once this transaction has committed."""
-        deadline = self._deadline(None)
+    def notify(self, row: K, column: Column[Any, K]) -> Written:
+        """Notifies the column's weak observers of the row, once this transaction has committed.
+
+        It takes effect at the call. Whoever awaits it is told if there is no weak observer; else
+        the commit is refused.
+        """
+        self._require_open()
+        address = self._known_written(row, column)
+        if address is not None:
+            schema = self._engine.env.schemas.get(address.table_id)
+            if schema is None or column.name not in schema.weak_observers:
+                address = None
+        return self._write(address, partial(self._notified, row, column), self._notify_cell)
+
+    async def _notified(self, row: object, column: Column[Any], deadline: float) -> CellAddress:
+        """A cell that has a weak observer: its first one may have been registered since."""
         address = await self._written_address(row, column, deadline)
-        schemas = self._engine.env.schemas
-        schema = schemas.get(address.table_id)
-        if schema is None or column.name not in schema.weak_observers:
-            # Its first one may have been registered since.
-            schema = await schemas.refresh(address.table_id, deadline)
+        schema = await self._engine.env.schemas.refresh(address.table_id, deadline)
         self._require_open()  # a commit that began meanwhile would leave it out
         if column.name not in schema.weak_observers:
             raise UsageError(f"{column!r} has no weak observer")
-        self._notify_cell(address)
+        return address
 
     def _notify_cell(self, address: CellAddress) -> None:
         if self._weak is None:
@@ -205,3 +252,8 @@ class Writing(ReadingInTurn):
         cells = sorted(self._weak or ())
         await notify_weak_observers(env, cells, now, deadline, self.statistics)
         return now
+
+
+async def _known(found: A, deadline: float) -> A:
+    """For a write that only waits for those before it."""
+    return found

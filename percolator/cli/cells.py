@@ -141,7 +141,7 @@ def set_cells(
 
         async def write(tx: aio.Transaction) -> None:
             for name, value in stored.items():
-                await tx.set(key, forms.to_write(rows, name), value)
+                tx.set(key, forms.to_write(rows, name), value)
 
         await database.run(write)
 
@@ -170,7 +170,7 @@ def delete(
             found = [row async for row in tx.scan(rows, start=key, end=key + b"\0", columns=chosen)]
             names = [name for row in found for name in row]
             for name in names:
-                await tx.delete(key, _column(rows, name))
+                tx.delete(key, _column(rows, name))
             return len(names)
 
         return await database.run(remove)

@@ -277,7 +277,7 @@ class CombineQueue(Queue[K, V]):
                     puts.append((value_row.key, self._value, new))
                 changes.append(KeyChange(self._rows.key(part), old, new))
         if is_cut:
-            await tx.notify(bucket, self._wake)
+            tx.notify(bucket, self._wake)
         # In one call: each call of an observer's transaction is timed.
         await tx.internal.write_together(puts, deletes)
         return changes

@@ -181,7 +181,7 @@ class ExportQueue(Queue[K, V]):
                 if is_cut:
                     break
         if is_cut:
-            await tx.notify(bucket, self._wake)
+            tx.notify(bucket, self._wake)
         # In one call: each call of an observer's transaction is timed.
         await tx.internal.write_together([], [(row, self._entry) for row in rows])
         return exports

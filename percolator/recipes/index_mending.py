@@ -121,7 +121,7 @@ class IndexMending(Generic[K, T, W]):
         for part, row in zip(parts[:done], found, strict=False):
             if not wanted[part] == recorded[part] == present[part]:
                 # Its writer must not change the column between this snapshot and the commit.
-                await tx.lock(row.key, self._column)
+                tx.lock(row.key, self._column)
                 await entries.write(tx, row.key, row.get(self._column), present[part])
         return done
 

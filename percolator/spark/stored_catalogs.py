@@ -43,7 +43,7 @@ def store(table: str, catalog: str, address: str | None) -> None:
                 CATALOGUES.name, (), TableOptions(), exist_ok=True, deadline=deadline
             )
         async with here.database.transaction() as tx:
-            await tx.set(table, CATALOGUE, catalog)
+            tx.set(table, CATALOGUE, catalog)
 
     here.call(keep)
 

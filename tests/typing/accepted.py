@@ -61,8 +61,23 @@ def of_any_table(tx: Transaction, row: object, column: Column[int]) -> int | Non
 @transactional
 async def transfer_async(tx: aio.Transaction, source: str, amount: int) -> int:
     left = await tx.get(source, balance, default=0) - amount
+    tx.set(source, balance, left)
+    tx.set(source, {balance: left, owner: "Bob"})
+    tx.delete(source, owner)
+    tx.lock(source, balance, shared=True)
+    tx.notify(source, balance)
     await tx.set(source, balance, left)
+    await asyncio.gather(tx.set(source, owner, "Bob"), tx.delete(source, owner))
+    await asyncio.create_task(tx.set(source, {balance: left}))
     return left
+
+
+async def sharing(db: aio.Database) -> None:
+    async with db.shared_transaction() as whole, db.share(whole.ticket, task="1") as share:
+        share.set("bob", balance, 1)
+        await share.set("bob", balance, 1)
+        share.delete("bob", owner)
+        await whole.commit([await share.finish()])
 
 
 def blocking(db: Database) -> int:

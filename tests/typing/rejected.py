@@ -29,6 +29,13 @@ def transfer(tx: Transaction, source: str, amount: int) -> int:
 @transactional
 async def transfer_async(tx: aio.Transaction, source: str) -> int:
     tx.get(source, balance) + 1  # rejected: not awaited
+    tx.get(source, balance)  # rejected: not awaited
+    tx.get_many(accounts, [source])  # rejected: not awaited
+    tx.increment(source, balance)  # rejected: not awaited
+    tx.delete_row(accounts, source)  # rejected: not awaited
+    tx.timestamp()  # rejected: not awaited
+    tx.set(source, balance, "10")  # rejected: a value of another type
+    tx.delete(7, balance)  # rejected: rows are str
     await tx.get(7, balance)  # rejected: rows are str
     await tx.set(7, balance, 1)  # rejected: rows are str
     return 1

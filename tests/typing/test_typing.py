@@ -23,6 +23,7 @@ def complaints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[int]]:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "mypy", "--strict", "--no-error-summary"),
+            *("--enable-error-code", "unused-awaitable"),
             *("--config-file", "", "--follow-untyped-imports", "--ignore-missing-imports"),
             *(str(copies / "accepted.py"), str(copies / "rejected.py")),
         ],

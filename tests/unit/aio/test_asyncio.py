@@ -57,7 +57,7 @@ async def test_ending_while_the_start_is_fetched_holds_back_no_history(kind: str
             reading.rollback()
         else:
             await reading.close()
-        with pytest.raises(UsageError):
+        with pytest.raises(UsageError, match="begin a new one"):
             await getting
         assert db._engine.open_starts.oldest() == 0
 

@@ -261,39 +261,6 @@ async def test_ctrl_c_before_the_message_leaves_has_sent_nothing_and_never_will(
         assert (tx.outcome, cluster.messages) == (Outcome.ABORTED, 0)
 
 
-async def test_a_read_that_goes_on_beside_the_commit_does_not_see_the_early_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has still been looking for its table when the commit began."""
-    async with stocked() as (db, cluster):
-        await db.create_table(_orders)
-        async with db.transaction() as setting:
-            await setting.set("b", _state, 3)
-        await asyncio.sleep(0.01)
-        async with db.transaction() as setting:
-            await setting.set("b", _state, (await setting.get("b", _state, default=0)) + 1)
-        tx = db.transaction()
-        await tx.set("a", balance, 1)
-        engine = db.internal.engine
-        correct, found = engine.table, asyncio.Event()
-
-        async def slow(*arguments: Any) -> Any:
-            await found.wait()
-            return await correct(*arguments)
-
-        monkeypatch.setattr(engine, "table", slow)
-        monkeypatch.setattr(engine.catalog, "known", lambda name: None)
-        reading = asyncio.ensure_future(tx.get("b", _state))
-        cluster.answers_commits.clear()
-        committing = asyncio.ensure_future(tx.commit())
-        await asyncio.sleep(0.01)
-        found.set()
-        assert await reading == 4
-        cluster.answers_commits.set()
-        assert await committing is not None
-        assert tx.statistics.round_trips == 3, "it has begun early"
-
-
 async def test_a_table_created_since_the_stock_came_is_written() -> None:
     async with stocked() as (db, _):
         await db.create_table(_orders)

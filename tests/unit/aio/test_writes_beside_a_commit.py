@@ -1,4 +1,4 @@
-"""Calls of one transaction may be gathered: what its commit leaves out has not succeeded."""
+"""Calls of one transaction may be gathered: a commit leaves out none that has succeeded."""
 
 from __future__ import annotations
 
@@ -49,20 +49,50 @@ class SlowMaster(Cluster):
     [
         lambda tx: tx.set("bob", visits, 1),
         lambda tx: tx.set("bob", {visits: 1}),
-        lambda tx: tx.increment("bob", visits),
         lambda tx: tx.delete("bob", number),
         lambda tx: tx.lock("bob", number),
-        lambda tx: tx.notify("bob", number),
     ],
 )
-async def test_a_write_that_is_under_way_when_the_commit_begins_is_refused(write: Write) -> None:
+async def test_a_commit_waits_until_earlier_writes_have_their_tables(write: Write) -> None:
     async with connected_to(SlowMaster) as (db, cluster):
         await cluster.create_table(master_pb2.CreateTableRequest(name="others"))
         tx = db.transaction()
         await tx.set("bob", balance, 1)
         writing = asyncio.ensure_future(write(tx))
         await cluster.asked.wait()
-        await tx.commit()
+        committing = asyncio.create_task(tx.commit())
+        await asyncio.sleep(0.1)
+        assert not writing.done()
+        assert not committing.done()
         cluster.may_answer.set()
-        with pytest.raises(UsageError, match="this transaction has committed; begin a new one"):
-            await writing
+        await writing
+        await committing
+        assert len(tx.internal.writes.cells) == 2
+
+
+async def test_a_notification_that_is_refused_while_it_is_awaited_is_left_out() -> None:
+    async with connected_to(SlowMaster) as (db, cluster):
+        await cluster.create_table(master_pb2.CreateTableRequest(name="others"))
+        tx = db.transaction()
+        await tx.set("bob", balance, 1)
+        notifying = asyncio.ensure_future(tx.notify("bob", number))
+        await cluster.asked.wait()
+        committing = asyncio.create_task(tx.commit())
+        cluster.may_answer.set()
+        with pytest.raises(UsageError, match="has no weak observer"):
+            await notifying
+        assert await committing is not None
+
+
+async def test_an_increment_that_is_under_way_when_the_commit_begins_fails_it() -> None:
+    async with connected_to(SlowMaster) as (db, cluster):
+        tx = db.transaction()
+        await tx.set("bob", balance, 1)
+        incrementing = asyncio.ensure_future(tx.increment("bob", visits))
+        await cluster.asked.wait()
+        with pytest.raises(UsageError, match=r"tx\.increment\(.*is still running, so nothing is"):
+            await tx.commit()
+        cluster.may_answer.set()
+        with pytest.raises(UsageError, match="this transaction was rolled back; begin a new one"):
+            await incrementing
+        assert await db.get("bob", balance) is None

@@ -239,13 +239,8 @@ async def test_a_deletion_that_was_put_aside_is_handled_even_after_it_was_collec
 @pytest.mark.parametrize(
     ("call", "name"),
     [
-        (lambda tx: tx.set("a", copy, 2), "set"),
-        (lambda tx: tx.set("a", {copy: 2}), "set"),
         (lambda tx: tx.increment("a", copy), "increment"),
-        (lambda tx: tx.delete("a", copy), "delete"),
         (lambda tx: tx.delete_row(source.table, "a"), "delete_row"),
-        (lambda tx: tx.lock("a", copy), "lock"),
-        (lambda tx: tx.notify("a", copy), "notify"),
         (lambda tx: tx.get("a", source), "get"),
         (lambda tx: tx.get_many(source.table, ["a"]), "get_many"),
     ],
@@ -256,9 +251,9 @@ async def test_a_call_that_an_observer_does_not_await_fails_the_run(call: Any, n
         await world.put("a", 1)
         run = world.run_of(await world.work_for(first))
         assert await run.begin()
-        await run.transaction.set("b", copy, 3)  # type: ignore[attr-defined]  # the observer's
+        run.transaction.set("b", copy, 3)  # type: ignore[attr-defined]  # the observer's
         call(run.transaction)
-        with pytest.raises(UsageError, match=rf"has called tx\.{name} without await"):
+        with pytest.raises(UsageError, match=rf"tx\.{name}\(.*was called without await"):
             await run.commit()
         again = world.run_of(await world.work_for(first))
         assert await again.begin()  # the change does not count as handled
@@ -273,7 +268,8 @@ async def test_calls_that_are_awaited_later_are_no_failure() -> None:
         run = world.run_of(await world.work_for(first))
         assert await run.begin()
         transaction: Any = run.transaction
-        await asyncio.gather(*[transaction.set(row, copy, 1) for row in "abc"])
+        transaction.set("a", copy, 1)
+        await asyncio.gather(*[transaction.set(row, copy, 1) for row in "bc"])
         later = transaction.increment("b", copy)
         await transaction.get("a", source)
         assert await later == 2
