@@ -83,7 +83,7 @@ class Overwriting:
             row = f"{self._random.randrange(CELLS):04}"
 
             async def write(tx: Transaction, row: str = row) -> None:
-                await tx.set(row, value, self._random.randbytes(VALUE_BYTES))
+                tx.set(row, value, self._random.randbytes(VALUE_BYTES))
 
             await self._db.run(write)
             self.commits += 1

@@ -118,7 +118,7 @@ async def _connections(
 
     async def increment(tx: aio.Transaction, row: str) -> None:
         waits.attempts += 1
-        await tx.set(row, count, await tx.get(row, count, default=0) + 1)
+        tx.set(row, count, await tx.get(row, count, default=0) + 1)
 
     async def client(run: Callable[..., Awaitable[None]], until: float) -> None:
         while (began := time.perf_counter()) < until:
@@ -141,10 +141,10 @@ def edges_at_a_hub(address: str, adders: int, *, shared: bool) -> int:
     async def add(tx: aio.Transaction, number: int) -> None:
         nonlocal runs
         runs += 1
-        await tx.lock(HUB, is_open, shared=shared)
+        tx.lock(HUB, is_open, shared=shared)
         if not await tx.get(HUB, is_open):
             raise RuntimeError("the node is closed")
-        await tx.set(f"{HUB}-{number}", weight, 1)
+        tx.set(f"{HUB}-{number}", weight, 1)
 
     async def add_all() -> None:
         async with aio.connect(address, retry=_POLICY, limits=_QUIET) as db:
@@ -162,7 +162,7 @@ async def create_graph(db: aio.Database) -> None:
 @observes(contents)
 async def add_up(tx: aio.Transaction, row: str) -> None:
     """Counts every document in one cell."""
-    await tx.set(TOTAL_ROW, total, await tx.get(TOTAL_ROW, total, default=0) + 1)
+    tx.set(TOTAL_ROW, total, await tx.get(TOTAL_ROW, total, default=0) + 1)
 
 
 observers = [add_up]

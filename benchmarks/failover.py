@@ -59,9 +59,9 @@ async def transfer_forever(db: aio.Database, traffic: Traffic, number: int) -> N
 
         async def move(tx: aio.Transaction, name: str, source: str, target: str) -> None:
             first, second = await tx.get_many(accounts, [source, target], [balance])
-            await tx.set(source, balance, first[balance] - 1)
-            await tx.set(target, balance, second[balance] + 1)
-            await tx.set(row_of(name), amount_of, 1)
+            tx.set(source, balance, first[balance] - 1)
+            tx.set(target, balance, second[balance] + 1)
+            tx.set(row_of(name), amount_of, 1)
 
         try:
             await db.run(move, name, source, target)

@@ -34,12 +34,12 @@ _TOTAL = "~total"
 
 
 async def _write_document(tx: aio.Transaction, number: int) -> None:
-    await tx.set(f"{number:06}", contents, number)
+    tx.set(f"{number:06}", contents, number)
 
 
 @observes(contents, name="add up")
 async def add_up(tx: aio.Transaction, row: str) -> None:
-    await tx.set(_TOTAL, total, await tx.get(_TOTAL, total, default=0) + 1)
+    tx.set(_TOTAL, total, await tx.get(_TOTAL, total, default=0) + 1)
 
 
 counter_strong = [add_up]
@@ -61,8 +61,8 @@ _WAKE = "~wake"
 
 @observes(contents, name="put in")
 async def put_in(tx: aio.Transaction, row: str) -> None:
-    await tx.set(row, waits, 1)
-    await tx.notify(_WAKE, waits)
+    tx.set(row, waits, 1)
+    tx.notify(_WAKE, waits)
 
 
 @observes(waits, weak=True, name="take out")
@@ -70,9 +70,9 @@ async def take_out(tx: aio.Transaction, wake: str) -> None:
     number = 0
     async for row in tx.scan(inbox, end=_WAKE, columns=[waits]):
         number += row[waits]
-        await tx.delete(row.key, waits)
+        tx.delete(row.key, waits)
     if number:
-        await tx.set(_TOTAL, total, await tx.get(_TOTAL, total, default=0) + number)
+        tx.set(_TOTAL, total, await tx.get(_TOTAL, total, default=0) + number)
 
 
 counter_by_hand = [put_in, take_out]
@@ -125,12 +125,12 @@ count = trie.column("count", codecs.integer)
 
 
 async def _wait_at(tx: aio.Transaction, node: tuple[int, int], number: int) -> None:
-    await tx.set(node, waiting, await tx.get(node, waiting, default=0) + number)
+    tx.set(node, waiting, await tx.get(node, waiting, default=0) + number)
 
 
 async def _see(tx: aio.Transaction, number: int) -> None:
     if await tx.get((LEVELS, number), count) is None:
-        await tx.set((LEVELS, number), count, 1)
+        tx.set((LEVELS, number), count, 1)
         await _wait_at(tx, (LEVELS - 1, number >> 4), 1)
 
 
@@ -139,8 +139,8 @@ async def climb(tx: aio.Transaction, node: tuple[int, int]) -> None:
     number = await tx.get(node, waiting, default=0)
     if not number:
         return
-    await tx.delete(node, waiting)
-    await tx.set(node, count, await tx.get(node, count, default=0) + number)
+    tx.delete(node, waiting)
+    tx.set(node, count, await tx.get(node, count, default=0) + number)
     if node[0]:
         await _wait_at(tx, (node[0] - 1, node[1] >> 4), number)
 
@@ -159,12 +159,12 @@ async def _root(snapshot: aio.Snapshot) -> int:
 
 async def _announce_at(tx: aio.Transaction, node: tuple[int, int], number: int) -> None:
     await _wait_at(tx, node, number)
-    await tx.notify(node, waiting)
+    tx.notify(node, waiting)
 
 
 async def _see_weakly(tx: aio.Transaction, number: int) -> None:
     if await tx.get((LEVELS, number), count) is None:
-        await tx.set((LEVELS, number), count, 1)
+        tx.set((LEVELS, number), count, 1)
         await _announce_at(tx, (LEVELS - 1, number >> 4), 1)
 
 
@@ -173,8 +173,8 @@ async def climb_weakly(tx: aio.Transaction, node: tuple[int, int]) -> None:
     number = await tx.get(node, waiting, default=0)
     if not number:
         return
-    await tx.delete(node, waiting)
-    await tx.set(node, count, await tx.get(node, count, default=0) + number)
+    tx.delete(node, waiting)
+    tx.set(node, count, await tx.get(node, count, default=0) + number)
     if node[0]:
         await _announce_at(tx, (node[0] - 1, node[1] >> 4), number)
 

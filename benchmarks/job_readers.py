@@ -58,7 +58,7 @@ async def plain(address: str, rows: int) -> None:
         async def some(first: int) -> None:
             async with db.transaction() as tx:
                 for row in range(first, first + PLAIN_ROWS):
-                    await tx.set(row, COLUMN, VALUE)
+                    tx.set(row, COLUMN, VALUE)
 
         for first in range(0, rows, 4 * PLAIN_ROWS):
             await asyncio.gather(*(some(first + n * PLAIN_ROWS) for n in range(4)))

@@ -169,8 +169,8 @@ async def transfers_in_flight(
     balance = accounts.balance
 
     async def transfer(tx: aio.Transaction, source: str, target: str) -> None:
-        await tx.set(source, balance, await tx.get(source, balance, default=0) - 1)
-        await tx.set(target, balance, await tx.get(target, balance, default=0) + 1)
+        tx.set(source, balance, await tx.get(source, balance, default=0) - 1)
+        tx.set(target, balance, await tx.get(target, balance, default=0) + 1)
 
     async with aio.connect(address) as db:
         latencies: list[float] = []
@@ -236,7 +236,7 @@ async def write(address: str, way: str, rows: list[int], writers: int) -> None:
         async def work() -> None:
             for number in numbers:
                 async with db.transaction() as tx:
-                    await tx.set(row_key(number), value, number)
+                    tx.set(row_key(number), value, number)
 
         await asyncio.gather(*(work() for _ in range(writers)))
 
@@ -246,7 +246,7 @@ async def write_alone(address: str, way: str, rows: list[int]) -> None:
     async with aio.connect(address) as db:
         for number in rows:
             async with db.transaction() as tx:
-                await tx.set(row_key(number), values[way], number)
+                tx.set(row_key(number), values[way], number)
             await asyncio.sleep(APART_SECONDS)
 
 

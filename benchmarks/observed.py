@@ -16,17 +16,17 @@ links = [chain.column(name, codecs.integer) for name in ("a", "b", "c", "d")]
 
 @observes(links[0], name="first")
 async def first(tx: Transaction, row: str) -> None:
-    await tx.set(row, links[1], (await tx.get(row, links[0]) or 0) + 1)
+    tx.set(row, links[1], (await tx.get(row, links[0]) or 0) + 1)
 
 
 @observes(links[1], name="second")
 async def second(tx: Transaction, row: str) -> None:
-    await tx.set(row, links[2], (await tx.get(row, links[1]) or 0) + 1)
+    tx.set(row, links[2], (await tx.get(row, links[1]) or 0) + 1)
 
 
 @observes(links[2], name="third")
 async def third(tx: Transaction, row: str) -> None:
-    await tx.set(row, links[3], (await tx.get(row, links[2]) or 0) + 1)
+    tx.set(row, links[3], (await tx.get(row, links[2]) or 0) + 1)
 
 
 observers = [first, second, third]
@@ -44,7 +44,7 @@ def copy(tx: BlockingTransaction, row: str) -> None:
 
 @observes(values["async-def"], name="copy_async")
 async def copy_async(tx: Transaction, row: str) -> None:
-    await tx.set(row, copies["async-def"], await tx.get(row, values["async-def"], default=0))
+    tx.set(row, copies["async-def"], await tx.get(row, values["async-def"], default=0))
 
 
 smallest = [copy, copy_async]

@@ -130,7 +130,7 @@ async def delays(
     async with aio.connect(address) as db:
         for number in range(changes):
             async with db.transaction() as tx:
-                await tx.set(row(first + number), links[0], number)
+                tx.set(row(first + number), links[0], number)
             await asyncio.sleep(1.0 / per_second)
         await asyncio.sleep(end_seconds)
         found: dict[bytes, dict[bytes, int]] = {}

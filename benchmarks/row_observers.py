@@ -137,7 +137,7 @@ class Finding:
         step = self.clean // _DIRTY
         async with db.transaction() as tx:
             for number in range(turn, self.clean, step):
-                await tx.set(b"%07d" % number, self.column, b"dirty")
+                tx.set(b"%07d" % number, self.column, b"dirty")
         self._left = _DIRTY
         self.handled.clear()
         await asyncio.sleep(0.2)  # what the commit leaves to the background

@@ -42,14 +42,14 @@ async def transfer(db: aio.Database, source: int, target: int) -> None:
     async with db.transaction() as tx:
         one, other = row_key(source), row_key(target)
         has, gets = await asyncio.gather(tx.get(one, BALANCE), tx.get(other, BALANCE))
-        await tx.set(one, BALANCE, (has or 0) - 1)
-        await tx.set(other, BALANCE, (gets or 0) + 1)
+        tx.set(one, BALANCE, (has or 0) - 1)
+        tx.set(other, BALANCE, (gets or 0) + 1)
 
 
 async def add_one(db: aio.Database, account: int) -> None:
     row = row_key(account)
     async with db.transaction() as tx:
-        await tx.set(row, BALANCE, (await tx.get(row, BALANCE) or 0) + 1)
+        tx.set(row, BALANCE, (await tx.get(row, BALANCE) or 0) + 1)
 
 
 async def transfers(
@@ -75,4 +75,4 @@ async def fill(db: aio.Database) -> None:
     for first in range(0, ACCOUNTS, 500):
         async with db.transaction() as tx:
             for number in range(first, first + 500):
-                await tx.set(row_key(number), BALANCE, 1_000)
+                tx.set(row_key(number), BALANCE, 1_000)

@@ -123,7 +123,7 @@ class Traffic:
 
         async def write(number: int) -> None:
             async with db.transaction() as tx:
-                await tx.set(row_key(number), balance, number)
+                tx.set(row_key(number), balance, number)
 
         return await self._measured(accounts, count, in_flight, write)
 
@@ -133,8 +133,8 @@ class Traffic:
 
         async def write(number: int) -> None:
             async with db.transaction() as tx:
-                await tx.set(row_key(number), balance, number)
-                await tx.set(row_key(number + half), balance, number)
+                tx.set(row_key(number), balance, number)
+                tx.set(row_key(number + half), balance, number)
 
         return await self._measured(replace(accounts, rows=half), count, in_flight, write)
 
@@ -144,7 +144,7 @@ class Traffic:
         async def add_one(number: int) -> None:
             row = row_key(number)
             async with db.transaction() as tx:
-                await tx.set(row, balance, (await tx.get(row, balance, default=0)) + 1)
+                tx.set(row, balance, (await tx.get(row, balance, default=0)) + 1)
 
         return await self._measured(accounts, count, in_flight, add_one)
 
@@ -181,9 +181,9 @@ class Traffic:
         """Round trips of a single transaction that only writes, and of one that reads first."""
         row, balance = row_key(0), accounts.balance
         async with self._db.transaction() as writing:
-            await writing.set(row, balance, 1)
+            writing.set(row, balance, 1)
         async with self._db.transaction() as reading:
-            await reading.set(row, balance, (await reading.get(row, balance, default=0)) + 1)
+            reading.set(row, balance, (await reading.get(row, balance, default=0)) + 1)
         return writing.statistics.round_trips, reading.statistics.round_trips
 
     # ------------------------------------------------------------------ slices

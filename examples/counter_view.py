@@ -67,10 +67,10 @@ def view(shards: int = SHARDS) -> Observer:
         if before is not None:
             await _add(tx, *before, sign=-1)
         if after is None:
-            await tx.delete(row, counted)
+            tx.delete(row, counted)
         else:
             await _add(tx, *after, sign=1)
-            await tx.set(row, counted, after)
+            tx.set(row, counted, after)
 
     return keep
 
@@ -82,8 +82,8 @@ observers: Sequence[Observer] = [view()]
 async def _add(tx: aio.Transaction, customer: str, value: int, shard: int, *, sign: int) -> None:
     for who in (customer, EVERYBODY):
         key = (who, shard)
-        await tx.set(key, number, await tx.get(key, number, default=0) + sign)
-        await tx.set(key, amount, await tx.get(key, amount, default=0) + sign * value)
+        tx.set(key, number, await tx.get(key, number, default=0) + sign)
+        tx.set(key, amount, await tx.get(key, amount, default=0) + sign * value)
 
 
 def shown(snapshot: Snapshot) -> dict[str, tuple[int, int]]:

@@ -22,7 +22,7 @@ async def count(tx: aio.Transaction, row: str) -> None:
     before, after = set(await tx.get(row, counted, [])), set(map(" ".join, pairwise(words)))
     for pair in sorted(before ^ after):
         await pairs.add(tx, pair, 1 if pair in after else -1)
-    await tx.set(row, counted, sorted(after))
+    tx.set(row, counted, sorted(after))
 
 
 @pairs.changed

@@ -19,7 +19,7 @@ async def count(tx: aio.Transaction, order: str) -> None:
     now, before = await tx.get(order, pieces, default=0), await tx.get(order, counted, default=0)
     if now != before:
         await sold.add(tx, await tx.get(order, product, default=""), now - before)
-        await tx.set(order, counted, now)
+        tx.set(order, counted, now)
 
 
 @sold.changed
@@ -28,9 +28,9 @@ async def rank(tx: aio.Transaction, changes: Sequence[KeyChange[str, int]]) -> N
     for name, old, new in changes:
         kind = await tx.get(name, category, default="other")
         if old:
-            await tx.delete((kind, -old, name), listed)
+            tx.delete((kind, -old, name), listed)
         if new:
-            await tx.set((kind, -new, name), listed, True)
+            tx.set((kind, -new, name), listed, True)
 
 
 def best_sellers(snapshot: Snapshot, kind: str, number: int = 3) -> list[tuple[str, int]]:

@@ -127,9 +127,9 @@ class Groups:
             Child(*row.key[4:]): Member.decode(row[tables.message]) for row in stored
         } | dict(mail)
         for row in stored:
-            await tx.delete(row.key, tables.message)
+            tx.delete(row.key, tables.message)
         if not mail and len(stored) == MESSAGES_MAX:
-            await tx.notify(group.row(), tables.state)
+            tx.notify(group.row(), tables.state)
         self._following[group.level].add(group)
         if news_by_child:
             await self._elect(group, await self._add_up(group, known, news_by_child))

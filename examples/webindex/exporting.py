@@ -21,15 +21,15 @@ async def export(tx: aio.Transaction, row: Row[str], page: Parsed | None, groups
         root = await groups.state(Group(ROOT, page.keys[ROOT]))
         if root.best is not None and root.best.url == url:
             if (row.get(tables.title), row.get(tables.size)) == (page.title, root.documents):
-                await tx.lock(url, tables.size)
+                tx.lock(url, tables.size)
                 return
             if row.get(tables.title) != page.title:
-                await tx.set(url, tables.title, page.title)
-            await tx.set(url, tables.size, root.documents)
-            await tx.set(url, tables.cause, root.cause)
+                tx.set(url, tables.title, page.title)
+            tx.set(url, tables.size, root.documents)
+            tx.set(url, tables.cause, root.cause)
             return
     if not row:
-        await tx.lock(url, tables.size)
+        tx.lock(url, tables.size)
         return
     for column in (tables.title, tables.size, tables.cause):
-        await tx.delete(url, column)
+        tx.delete(url, column)

@@ -88,10 +88,10 @@ async def place_links(
     hidden = await _place(tx, url, new, page.cause if page else 0)
     now = Linked(before.placed.difference(gone).union(new), frozenset(hidden))
     if hidden or now.placed != wanted:
-        await tx.set(url, tables.linked, now.encode())
-        await tx.notify(url, tables.canonical)
+        tx.set(url, tables.linked, now.encode())
+        tx.notify(url, tables.canonical)
     elif stored.linked is not None:
-        await tx.delete(url, tables.linked)
+        tx.delete(url, tables.linked)
 
 
 def _row(source: str, link: Link) -> LinkRow:
@@ -104,14 +104,14 @@ async def _place(tx: aio.Transaction, url: str, new: Sequence[Link], cause: int)
     for link, target in zip(new, await _targets(tx, [link.target for link in new]), strict=True):
         row, placed = _row(url, link), _Placed(link.anchor, cause=cause)
         if target.get(tables.moving) is None:
-            await tx.lock(link.target, tables.canonical, shared=True)
+            tx.lock(link.target, tables.canonical, shared=True)
             canonical = target.get(tables.canonical, "")
             await _show(tx, row, placed, canonical, cause)
             if canonical:
                 continue
         else:
             hidden.append(link)
-        await tx.set(row, tables.placed, placed)
+        tx.set(row, tables.placed, placed)
     return hidden
 
 
@@ -127,7 +127,7 @@ async def _show_fresh(tx: aio.Transaction, fresh: Sequence[Row[LinkRow]], cause:
     targets = await _targets(tx, [row.key[0] for row in fresh])
     for row, target in zip(fresh, targets, strict=True):
         if target.get(tables.moving) is None:
-            await tx.lock(target.key, tables.canonical, shared=True)
+            tx.lock(target.key, tables.canonical, shared=True)
         placed = _Placed(*row[tables.placed])
         await _show(tx, row.key, placed, target.get(tables.canonical, ""), cause)
 
@@ -135,7 +135,7 @@ async def _show_fresh(tx: aio.Transaction, fresh: Sequence[Row[LinkRow]], cause:
 async def _remove(tx: aio.Transaction, gone: Iterable[Row[LinkRow]]) -> None:
     for row in gone:
         await _show(tx, row.key, _Placed(*row[tables.placed]), "", 0)
-        await tx.delete(row.key, tables.placed)
+        tx.delete(row.key, tables.placed)
 
 
 async def _show(
@@ -147,11 +147,11 @@ async def _show(
         return False
     if placed.shown:
         old = (placed.shown, source, anchor_digest, digest(target))
-        await tx.delete(old, tables.anchor)
+        tx.delete(old, tables.anchor)
     if canonical:
         new = (canonical, source, anchor_digest, digest(target))
-        await tx.set(new, tables.anchor, placed.anchor)
-    await tx.set(row, tables.placed, _Placed(placed.anchor, canonical, cause))
+        tx.set(new, tables.anchor, placed.anchor)
+    tx.set(row, tables.placed, _Placed(placed.anchor, canonical, cause))
     return True
 
 
@@ -169,20 +169,20 @@ async def follow(tx: aio.Transaction, url: str, stored: StoredPage, groups: Grou
         # A group that does not know it yet visits the page once it does.
         learnt = (await groups.state(Group(0, page.keys[0]))).canonical or known
     if learnt == known:
-        await tx.lock(url, tables.canonical)
+        tx.lock(url, tables.canonical)
         return False
     found = await _links_to(tx, url, _FROM_THE_FIRST, AT_ONCE_MAX)
     at_once = len(found) <= AT_ONCE_MAX and stored.moving is None
     if not at_once:
-        await tx.set(url, tables.moving, _FROM_THE_FIRST)
-        await tx.notify(url, tables.canonical)
+        tx.set(url, tables.moving, _FROM_THE_FIRST)
+        tx.notify(url, tables.canonical)
         if stored.moving is None:  # announced by this, and written by the next run
-            await tx.lock(url, tables.canonical, shared=True)
+            tx.lock(url, tables.canonical, shared=True)
             return True
     if learnt is None:
-        await tx.delete(url, tables.canonical)
+        tx.delete(url, tables.canonical)
     else:
-        await tx.set(url, tables.canonical, learnt)
+        tx.set(url, tables.canonical, learnt)
     if at_once:
         await _move(tx, found, learnt or "", await _cause(groups, page))
     return True
@@ -196,10 +196,10 @@ async def move_links(tx: aio.Transaction, url: str, stored: StoredPage, groups: 
     cause = await _cause(groups, stored.parsed)
     await _move(tx, found[:LINKS_MAX], stored.canonical or "", cause)
     if len(found) > LINKS_MAX:
-        await tx.set(url, tables.moving, list(found[LINKS_MAX].key[1:]))
-        await tx.notify(url, tables.canonical)
+        tx.set(url, tables.moving, list(found[LINKS_MAX].key[1:]))
+        tx.notify(url, tables.canonical)
     else:
-        await tx.delete(url, tables.moving)
+        tx.delete(url, tables.moving)
 
 
 async def _links_to(
@@ -219,4 +219,4 @@ async def _move(
 ) -> None:
     for row in found:
         if not await _show(tx, row.key, _Placed(*row[tables.placed]), canonical, cause):
-            await tx.lock(row.key, tables.placed)
+            tx.lock(row.key, tables.placed)

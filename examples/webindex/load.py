@@ -52,10 +52,10 @@ async def write(db: aio.Database, url: str, body: str | None) -> None:
 
 async def _write(tx: aio.Transaction, url: str, body: str | None) -> None:
     if body is None:
-        await tx.delete(url, tables.body)
+        tx.delete(url, tables.body)
     else:
-        await tx.set(url, tables.body, body)
-    await tx.set(url, tables.crawled, int(await tx.timestamp()))
+        tx.set(url, tables.body, body)
+    tx.set(url, tables.crawled, int(await tx.timestamp()))
 
 
 def read_files(paths: Iterable[Path]) -> Iterator[Document]:

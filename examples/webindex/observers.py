@@ -47,9 +47,9 @@ async def parse(tx: aio.Transaction, url: str) -> None:
     before, cause = stored.parsed, crawled or int(await tx.timestamp())
     now = None if body is None else Parsed.of(documents.parse(Document(url, body)), cause)
     if now is not None:
-        await tx.set(url, tables.parsed, now.encode())
+        tx.set(url, tables.parsed, now.encode())
     elif before is not None:
-        await tx.delete(url, tables.parsed)
+        tx.delete(url, tables.parsed)
     groups = Groups(tx)
     if before is not None and (now is None or now.keys[0] != before.keys[0]):
         groups.tell(Group(0, before.keys[0]), Child(url), Member((), 0, cause))
