@@ -54,6 +54,10 @@ BUGS = (
     Bug(protocol_bugs.new_commit_timestamp_after_a_time_out),
     Bug(protocol_bugs.read_ignores_locks, is_quickly_caught=True),
     Bug(
+        protocol_bugs.commit_leaves_out_writes_whose_table_is_not_known_yet,
+        is_quickly_caught=True,
+    ),
+    Bug(
         server_bugs.oracle_without_persistence,
         (Kind.CRASH_ORACLE, Kind.CLOCK_BACK),
         is_quickly_caught=True,

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from percolator.aio.awaiting import LateWrites
 from percolator.errors import PercolatorError
 from percolator.protocol import commit, steps
 from percolator.protocol.commit_point import CommitPoint
@@ -41,6 +42,15 @@ def heartbeat_raises_the_lock_whatever_it_is(patch: Patch) -> None:
         )
 
     patch.setattr(WriteSteps, "heartbeat", wrong)
+
+
+def commit_leaves_out_writes_whose_table_is_not_known_yet(patch: Patch) -> None:
+    """The first writes of a client, of which nobody has awaited any, are lost."""
+
+    async def wrong(self: LateWrites, deadline: float) -> None:
+        self._waiting.clear()
+
+    patch.setattr(LateWrites, "settle", wrong)
 
 
 def no_rollback_marker(patch: Patch) -> None:

