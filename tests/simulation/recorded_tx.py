@@ -127,7 +127,8 @@ class RecordedTx:
         Some ranges are read as joined pages, too: before that, when locks may be in the way, and
         again after it.
         """
-        also_joined = self._joined.is_due() and not self._transaction.internal.writes.cells
+        has_written = self._transaction.internal.writes.cells or self._transaction._late
+        also_joined = self._joined.is_due() and not has_written
         if also_joined:
             await self._scan_joined(table, start, stop)
         found: list[Found] = []
