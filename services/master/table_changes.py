@@ -97,6 +97,8 @@ class TableChanges(ABC, Generic[MapT]):
             _log.info("table created", table=table.name, table_id=table.table_id)
         try:
             await self._until_current(table, deadline)
+            # Otherwise, others could still read a former table of this name, and write into it.
+            await self._until_out_of_use(table.name, deadline)
         except DeadlineExceeded as error:
             if not created:
                 raise
@@ -121,6 +123,14 @@ class TableChanges(ABC, Generic[MapT]):
     @abstractmethod
     async def _until_current(self, table: Table, deadline: float) -> None:
         """Returns when the table can be used, and everybody judges under its version."""
+
+    @abstractmethod
+    def _are_in_use(self, name: str) -> bool:
+        """Whether deleted tables of that name may still be used somewhere."""
+
+    @abstractmethod
+    async def _until_out_of_use(self, name: str, deadline: float) -> None:
+        """Returns when nothing of the deleted tables of that name can be read or acknowledged."""
 
     async def _prepared(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         """What has to be there before a table is created: a timestamp."""
@@ -157,18 +167,22 @@ class TableChanges(ABC, Generic[MapT]):
         table = replace(table, created_by=request.request_id)
         return changed.with_tables(table), (table, True)
 
-    async def delete(self, request: pb.DeleteTableRequest) -> bool:
-        """Takes a table out of use. What is left is removed later. False if there was none."""
+    async def delete(self, request: pb.DeleteTableRequest, deadline: float) -> bool:
+        """Returns when nothing of the table can be read or acknowledged any more. What is left of
+        it is removed later. False if there was none."""
         _require_request_id(request.request_id)
+        name = request.name
 
         def decide(current: MapT) -> tuple[MapT, tuple[bool, Table | None]]:
             if request.request_id in current.deletions:
                 return current, (True, None)  # by an earlier attempt, whose answer was lost
-            table = current.named(request.name)
+            table = current.named(name)
             if table is None:
+                if self._are_in_use(name):
+                    return current, (True, None)  # by a call that may have given up waiting
                 if request.missing_ok:
                     return current, (False, None)
-                raise SchemaError(f"there is no table {request.name!r}")
+                raise SchemaError(f"there is no table {name!r}")
             self._deletions += 1
             changed = replace(table, deleting=True, schema_version=table.schema_version + 1)
             noted = current.with_deletion(request.request_id)
@@ -177,6 +191,14 @@ class TableChanges(ABC, Generic[MapT]):
         deleted, table = await self._store.change(decide)
         if table is not None:
             _log.info("table being deleted", table=table.name, table_id=table.table_id)
+        try:
+            # Also if nothing changed: the call that made the change may have given up waiting.
+            await self._until_out_of_use(name, deadline)
+        except DeadlineExceeded as error:
+            raise DeadlineExceeded(
+                f"table {name!r} is dropped, but this is not in force everywhere yet: "
+                f"{error.message}; to wait for it, drop the table again"
+            ) from error
         return deleted
 
     async def change_observers(self, request: pb.ChangeObserversRequest, deadline: float) -> Table:

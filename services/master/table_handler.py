@@ -37,7 +37,7 @@ class TableHandler(Generic[MapT, TermT]):
 
     async def delete_table(self, request: pb.DeleteTableRequest) -> pb.DeleteTableResponse:
         async with self._master.leading() as leader:
-            deleted = await leader.tables.delete(request)
+            deleted = await leader.tables.delete(request, self._deadline())
         return pb.DeleteTableResponse(deleted=deleted)
 
     async def list_tables(self, request: pb.ListTablesRequest) -> pb.ListTablesResponse:

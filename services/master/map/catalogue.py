@@ -94,6 +94,14 @@ class Catalogue:
                 return table
         return None
 
+    def deleted(self, name: str) -> list[Table]:
+        """The tables that had that name, and of which something is left."""
+        return [
+            one
+            for one in self.tables.values()
+            if one.name == name and one.deleting and not one.is_hidden
+        ]
+
     def table(self, name: str) -> Table:
         """The table of that name. Raises `SchemaError` if there is none."""
         found = self.named(name)

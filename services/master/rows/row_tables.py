@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from percolator.codec_names import CodecNames
-from percolator.errors import InvalidArgument, NotReady, PercolatorError
+from percolator.errors import DeadlineExceeded, InvalidArgument, NotReady, PercolatorError
 from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock
 from services.chassis.store_kinds.row_cluster_store import RowClusterStore
@@ -21,8 +21,6 @@ from services.master.map.catalogue import Catalogue, Table
 from services.master.map.map_store import CatalogueStore
 from services.master.oracle_time import OracleTime
 from services.master.table_changes import Creation, TableChanges
-
-_TELL_SECONDS = 2.0
 
 
 class RowTables(TableChanges[Catalogue]):
@@ -40,6 +38,8 @@ class RowTables(TableChanges[Catalogue]):
         super().__init__(clock, store, oracle_time, retention_min_seconds=retention_min_seconds)
         self._rows = rows
         self._creating = asyncio.Lock()
+        self._told: set[int] = set()
+        """The deleted tables of whose deletion the oracle was told in this term."""
 
     async def create(self, request: pb.CreateTableRequest, deadline: float) -> tuple[Table, bool]:
         self._require_possible(request)
@@ -75,15 +75,6 @@ class RowTables(TableChanges[Catalogue]):
         await self._oracle_time.raise_epoch(deadline)
         return table
 
-    async def delete(self, request: pb.DeleteTableRequest) -> bool:
-        deleted = await super().delete(request)
-        if deleted:
-            # If the oracle does not answer, the next round of collection tells it.
-            with suppress(PercolatorError):
-                deadline = self._clock.monotonic_seconds() + _TELL_SECONDS
-                await self._oracle_time.raise_epoch(deadline)
-        return deleted
-
     async def _prepared(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         creation = await super()._prepared(request, deadline)
         table_id = await self._store.change(_with_id_used)
@@ -109,6 +100,23 @@ class RowTables(TableChanges[Catalogue]):
 
     async def _until_current(self, table: Table, deadline: float) -> None:
         """It can be used: the store's table was there before it."""
+
+    def _are_in_use(self, name: str) -> bool:
+        return bool(self._untold(name))
+
+    async def _until_out_of_use(self, name: str, deadline: float) -> None:
+        """Whoever gets a timestamp from then on learns that they are gone before it commits."""
+        untold = self._untold(name)
+        if not untold:
+            return
+        try:
+            await self._oracle_time.raise_epoch(deadline)
+        except PercolatorError as error:
+            raise DeadlineExceeded(error.message) from error
+        self._told |= untold
+
+    def _untold(self, name: str) -> set[int]:
+        return {one.table_id for one in self._store.current.deleted(name)} - self._told
 
 
 def require_not_loading(current: Catalogue, name: str, load: str = "") -> None:

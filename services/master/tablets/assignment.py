@@ -13,7 +13,9 @@ import asyncio
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -91,6 +93,8 @@ class Assignment:
         self._gathered_at: float | None = None
         """None while there is no server."""
         self._news = asyncio.Event()
+        self._woken = asyncio.Event()
+        """Set, and replaced, for calls that wait for a change."""
         self._ordered: set[tuple[int, int]] = set()
         """Orders to open that are in progress, by (tablet, epoch). One to a silent server may take
         long, but no longer matters once the tablet is given to another, at the next epoch."""
@@ -130,10 +134,22 @@ class Assignment:
 
     def is_taken_over(self, tablet: Tablet) -> bool:
         """Whether its owner reports it at this epoch, even if it cannot be opened: no former owner
-        accepts anything from then on."""
+        accepts anything from then on. One that has had no owner needs none."""
+        if not tablet.epoch:
+            return True
         server = self._watch.servers.get(tablet.server_id)
         reported = server.reported.get(tablet.tablet_id) if server is not None else None
         return reported is not None and reported.epoch == tablet.epoch
+
+    def used_by_former_owners(self, name: str) -> list[Tablet]:
+        """The tablets of deleted tables of that name that a former owner may still serve."""
+        current = self._store.current
+        return [
+            one
+            for table in current.deleted(name)
+            for one in current.of_tables[table.table_id]
+            if not self.is_taken_over(one)
+        ]
 
     def is_broken(self, tablet: Tablet) -> bool:
         """Whether its orders keep failing, so that it may not be served for a long time."""
@@ -157,25 +173,47 @@ class Assignment:
     async def until_served(self, tablet_ids: Collection[int], deadline: float) -> None:
         """Returns when all that still exist are served. `DeadlineExceeded` names one that is not:
         unlike after `NotReady`, the change that waits for them was made."""
-        self.wake()
-        while True:
+
+        def missing() -> list[Tablet]:
             tablets = self._store.current.tablets
-            missing = [
+            return [
                 one for key in tablet_ids if (one := tablets.get(key)) and not self.is_served(one)
             ]
-            if not missing:
-                return
-            if self._world.clock.monotonic_seconds() >= deadline:
-                reason = self.errors.get(missing[0].tablet_id, "no server has opened it yet")
-                raise DeadlineExceeded(
-                    f"{counted(len(missing), 'tablet is', 'tablets are')} not served, such as "
-                    f"{missing[0].tablet_id}: {reason}; opening continues in the background"
-                )
-            await self._world.clock.sleep(_POLL_SECONDS)
+
+        left = await self._until_none(missing, deadline)
+        if left:
+            reason = self.errors.get(left[0].tablet_id, "no server has opened it yet")
+            raise DeadlineExceeded(
+                f"{counted(len(left), 'tablet is', 'tablets are')} not served, such as "
+                f"{left[0].tablet_id}: {reason}; opening continues in the background"
+            )
+
+    async def until_out_of_use(self, name: str, deadline: float) -> None:
+        """Returns when no former owner accepts anything in the deleted tables of that name."""
+        left = await self._until_none(partial(self.used_by_former_owners, name), deadline)
+        if left:
+            reason = self.errors.get(left[0].tablet_id, "its server has not confirmed it")
+            raise DeadlineExceeded(
+                f"{counted(len(left), 'tablet', 'tablets')} may still be used at former owners, "
+                f"such as {left[0].tablet_id}: {reason}"
+            )
+
+    async def _until_none(
+        self, waited_for: Callable[[], list[Tablet]], deadline: float
+    ) -> list[Tablet]:
+        """Those that are left at the deadline."""
+        self.wake()
+        while (left := waited_for()) and self._world.clock.monotonic_seconds() < deadline:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await self._woken.wait()
+        return left
 
     def wake(self) -> None:
         """To be called when something has changed: the next comparison begins at once."""
         self._news.set()
+        self._woken.set()
+        self._woken = asyncio.Event()
 
     def hold(self, tablet_id: int) -> None:
         """Stops orders for a tablet while it is moved or split, which only one call may do."""
@@ -257,6 +295,8 @@ class Assignment:
 
     def _is_orphan(self, tablet: Tablet) -> bool:
         if tablet.tablet_id in self._held:
+            return False
+        if not tablet.epoch and self._store.current.tables[tablet.table_id].deleting:
             return False
         return (
             not tablet.server_id

@@ -35,12 +35,6 @@ class Tables(TableChanges[ClusterMap]):
         self._store_format = store_format
         self._tablets_max = tablets_max
 
-    async def delete(self, request: pb.DeleteTableRequest) -> bool:
-        deleted = await super().delete(request)
-        if deleted:
-            self._assignment.wake()
-        return deleted
-
     async def set_ttls(self, request: pb.SetTtlsRequest, deadline: float) -> Table:
         if any(one.ttl_milliseconds for one in request.ttls):
             self._store.current.table(request.table)  # raises if there is none
@@ -71,12 +65,20 @@ class Tables(TableChanges[ClusterMap]):
 
     def _taken_out(self, current: ClusterMap, table: Table) -> ClusterMap:
         """Its tablets get new epochs, which only callers that resolve locks are told. Calls with
-        the old epochs are refused, so nothing can begin in the table from now on."""
+        the old epochs are refused as soon as the tablets were taken over."""
         tablets = [
-            one.given_to(one.server_id, one.address) for one in current.of_tables[table.table_id]
+            one.given_to(one.server_id, one.address)
+            for one in current.of_tables[table.table_id]
+            if one.epoch
         ]
         return current.with_tables(table).with_tablets(tablets)
 
     async def _until_current(self, table: Table, deadline: float) -> None:
         tablets = self._store.current.of_tables.get(table.table_id, ())
         await self._assignment.until_served([one.tablet_id for one in tablets], deadline)
+
+    def _are_in_use(self, name: str) -> bool:
+        return bool(self._assignment.used_by_former_owners(name))
+
+    async def _until_out_of_use(self, name: str, deadline: float) -> None:
+        await self._assignment.until_out_of_use(name, deadline)

@@ -1,27 +1,30 @@
-"""Changes of observers, feeds and codecs return when every tablet has heard of them."""
+"""Changes of tables, and drops, return when every tablet has heard of them."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 
 import pytest
 
-from percolator.errors import DeadlineExceeded, InvalidArgument, SchemaError
+from percolator.errors import DeadlineExceeded, InvalidArgument, PercolatorError, SchemaError, TabletMoved
 from percolator.routing.catalog import Catalog
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.errors_pb2 import TabletLocation
 from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.table_options import by_column
 from services.master.map import map_record
-from tests.unit.master.cluster_world import cluster
+from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.tables_of_rows import (
     LEASE_SECONDS,
     addresses,
     create,
+    fill,
 )
 
 
@@ -303,3 +306,146 @@ async def test_bad_times_to_live_are_refused(ttls: list[ColumnTtl], field: str) 
 
 def _ttls(by_name: dict[bytes, int]) -> list[ColumnTtl]:
     return [ColumnTtl(column=column, ttl_milliseconds=ttl) for column, ttl in by_name.items()]
+
+
+# ---------------------------------------------------------------------- drops
+
+PATIENCE = 70.0
+"""Longer than a master waits for a change."""
+
+
+async def drop(
+    world: ModelCluster, *, name: str = "t", request_id: bytes = b"", missing_ok: bool = False
+) -> bool:
+    request = pb.DeleteTableRequest(name=name, request_id=request_id, missing_ok=missing_ok)
+    return (await world.ask(methods.DELETE_TABLE, request, PATIENCE)).deleted
+
+
+def still_served(world: ModelCluster, known: list[TabletLocation]) -> list[int]:
+    """The tablets that can be read by a client that has found them before they were dropped."""
+    found = []
+    for one in known:
+        try:
+            world.servers[one.address].read(one, one.range.start)
+        except TabletMoved:
+            continue
+        found.append(one.tablet_id)
+    return found
+
+
+async def test_a_drop_returns_within_milliseconds_when_every_owner_has_confirmed_it() -> None:
+    async with cluster("a:1", "b:1") as world:
+        known = await world.locate(await create(world))
+        assert len(still_served(world, known)) == 6
+        began = world.clock.monotonic_seconds()
+        assert await drop(world)
+        assert not still_served(world, known)
+        assert world.clock.monotonic_seconds() - began < 0.05
+
+
+async def test_a_drop_waits_until_a_silent_owner_was_replaced() -> None:
+    async with cluster("a:1", "b:1") as world:
+        known = await world.locate(await create(world))
+        world.network.silent.add("a:1")
+        began = world.clock.monotonic_seconds()
+        assert await drop(world)
+        assert not still_served(world, known)
+        assert LEASE_SECONDS - 0.5 < world.clock.monotonic_seconds() - began < LEASE_SECONDS + 2
+
+
+async def test_a_drop_that_waits_in_vain_says_so_and_succeeds_when_it_is_repeated() -> None:
+    """The owner is silent, and no other server could replace it."""
+    async with cluster("a:1") as world:
+        known = await world.locate(await create(world))
+        world.network.silent.add("a:1")
+        for missing_ok in (False, True):
+            with pytest.raises(DeadlineExceeded, match="'t' is dropped, but .* not in force") as of:
+                await drop(world, missing_ok=missing_ok)
+            assert "6 tablets may still be used" in of.value.message
+        assert len(still_served(world, known)) == 6
+        asyncio.get_running_loop().call_later(5, world.network.silent.clear)
+        assert await drop(world)
+        assert not still_served(world, known)
+        with pytest.raises(SchemaError, match="no table 't'"):
+            await drop(world)
+        assert not await drop(world, missing_ok=True)
+
+
+async def test_a_drop_begun_under_one_leader_is_waited_for_under_the_next() -> None:
+    async with cluster("a:1", "b:1") as world:
+        known = await world.locate(await create(world))
+        world.network.silent.update(("a:1", "b:1"))
+        waiting = asyncio.create_task(drop(world, request_id=b"one"))
+        await asyncio.sleep(1)
+        world.kill_master(world.masters[0])
+        world.start_master()
+        await asyncio.wait([waiting])
+        asyncio.get_running_loop().call_later(10, world.network.silent.clear)
+
+        async def repeated() -> bool:
+            return await drop(world, request_id=b"one")
+
+        await world.until(repeated)
+        assert not still_served(world, known)
+        with pytest.raises(DeadlineExceeded):
+            await waiting
+
+
+async def test_a_table_cannot_be_used_while_a_former_one_of_its_name_can() -> None:
+    async with cluster("a:1", "b:1") as world:
+        known = await world.locate(await create(world, splits=[]))
+        world.network.silent.add(known[0].address)
+        server = world.servers[known[0].address]
+        dropping = asyncio.create_task(drop(world))
+        await asyncio.sleep(0.5)
+        for exist_ok in (False, True):
+            request = pb.CreateTableRequest(name="t", exist_ok=exist_ok)
+            creating = asyncio.create_task(world.ask(methods.CREATE_TABLE, request, PATIENCE))
+            await asyncio.sleep(0.5)
+            assert still_served(world, known)
+            assert not creating.done()
+        await creating
+        assert not still_served(world, known)
+        assert await dropping
+        assert server is world.servers[known[0].address]
+
+
+async def test_a_table_without_any_server_can_be_dropped() -> None:
+    """No server was ever given one of its tablets: there is nobody to wait for."""
+    async with cluster() as world:
+        with pytest.raises(DeadlineExceeded):
+            await create(world)
+        began = world.clock.monotonic_seconds()
+        assert await drop(world)
+        assert world.clock.monotonic_seconds() - began < 0.05
+        world.start_server("a:1")
+        await asyncio.sleep(5)
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        assert not leader.store.current.tables
+        assert not world.servers["a:1"].open
+
+
+@pytest.mark.parametrize("change", ["split", "move"])
+async def test_a_table_whose_tablet_is_being_changed_is_dropped(change: str) -> None:
+    """Whichever comes first, nobody can read the former tablet, or its halves, after the drop."""
+    for seconds in (0.0, 0.002, 0.004, 0.006, 0.008, 0.011, 0.02):
+        async with cluster("a:1", "b:1") as world:
+            table = await create(world, splits=[])
+            await fill(world, table)
+            known = await world.locate(table)
+            tablet_id = known[0].tablet_id
+            changing = asyncio.create_task(
+                world.ask(methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=tablet_id))
+                if change == "split"
+                else world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=tablet_id))
+            )
+            await asyncio.sleep(seconds)
+            with suppress(PercolatorError):
+                known += await world.locate(table)
+            assert await drop(world)
+            assert not still_served(world, known)
+            await asyncio.wait([changing])
+            with suppress(PercolatorError):
+                changing.result()
+            assert not still_served(world, known)

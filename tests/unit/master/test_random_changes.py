@@ -103,7 +103,7 @@ def every_creation_with_an_id_is_ones_own(patch: Patch) -> None:
 MISTAKES: tuple[tuple[Callable[[Patch], None], int], ...] = (
     (the_leader_goes_on_with_its_own_map, 0),
     (what_is_stored_becomes_the_map_with_the_next_change_only, 0),
-    (a_change_takes_effect_before_it_is_durable, 4),
+    (a_change_takes_effect_before_it_is_durable, 10),
     (creations_are_known_to_their_leader_only, 0),
     (deletions_are_known_to_their_leader_only, 0),
     (a_deletion_that_is_repeated_is_another_one, 0),

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import pytest
 import structlog
 
-from percolator.errors import CellAddress
+from percolator.errors import CellAddress, DeadlineExceeded
 from percolator.formats.records import LockRecord, RecordKind
 from percolator.v1 import cells_pb2
 from percolator.v1 import master_pb2 as pb
@@ -99,7 +100,8 @@ async def test_a_deleted_table_stays_until_every_tablet_was_taken_over() -> None
         table = await create(world, "t")
         lost = (await world.locate(table))[0]
         world.store.tablets[lost.tablet_id].damaged = True
-        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
+        with pytest.raises(DeadlineExceeded, match="not in force everywhere yet.*nothing there"):
+            await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"), 90)
         leader = world.masters[0].master.leader
         assert leader is not None
         await asyncio.sleep(30)
