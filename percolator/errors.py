@@ -305,6 +305,10 @@ def not_picklable(what: str) -> UsageError:
 class SchemaError(PercolatorError):
     """An unknown table or column, or a value that does not fit its column."""
 
+    was_dropped = False
+    """Whether the table was dropped while a transaction or snapshot used it. A new one uses the
+    next table of that name, or is told that there is none."""
+
     def __init__(
         self, message: str, *, table: str = "", table_id: int = 0, where: str = ""
     ) -> None:

@@ -7,7 +7,7 @@ from copy import copy
 from dataclasses import dataclass
 
 from percolator.arguments import WHOLE_MAX, require_seconds, require_whole
-from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry
+from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry, SchemaError
 from percolator.protocol.contention.baton import Baton
 from percolator.protocol.contention.hot_cells import Contender, Loss
 from percolator.protocol.contention.nested_calls import Inside, outer_calls, warn_of_inner_call
@@ -43,7 +43,7 @@ class RetryPolicy:
 
     def allows(self, error: PercolatorError, attempts: int) -> bool:
         """Whether to run the transaction again: never if it may have committed."""
-        return error.retry is Retry.SAFE and attempts < self.attempts_max
+        return _is_repeatable(error) and attempts < self.attempts_max
 
 
 def require_policy(retry: object) -> None:
@@ -188,7 +188,7 @@ class Attempts:
     def exhausted(self, error: PercolatorError) -> PercolatorError | None:
         """The last error, with how often and how long it was tried. None if another attempt would
         have been useless or wrong, so that the number of attempts is not what it failed for."""
-        if error.retry is not Retry.SAFE:
+        if not _is_repeatable(error):
             return None
         seconds = self._env.now() - self._began
         tried = "1 attempt" if self._attempts == 1 else f"{self._attempts} attempts"
@@ -196,3 +196,8 @@ class Attempts:
         final.message = f"gave up after {tried} in {seconds:.1f} s; last error: {error.message}"
         final.args = (final.message, *error.args[1:])
         return final
+
+
+def _is_repeatable(error: PercolatorError) -> bool:
+    """Whether another attempt may succeed where this one has done nothing."""
+    return error.retry is Retry.SAFE or (isinstance(error, SchemaError) and error.was_dropped)

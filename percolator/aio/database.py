@@ -47,6 +47,7 @@ from percolator.errors import (
     InvalidArgument,
     OutcomeUnknown,
     PercolatorError,
+    SchemaError,
     UsageError,
     not_picklable,
 )
@@ -169,7 +170,12 @@ class Database:
     async def drop_table(
         self, table: Table[Any], *, missing_ok: bool = False, timeout: float | None = None
     ) -> None:
-        """Deletes a table with everything in it."""
+        """Deletes a table with everything in it.
+
+        Once this returns, nobody can read the table or commit into it. After `DeadlineExceeded`,
+        it may be dropped with some servers still using it: the error says so. To wait for them,
+        drop it again.
+        """
         deadline = self.internal.deadline(timeout)
         require_table(table)
         require_no_internal_name(table.name)
@@ -287,7 +293,16 @@ class Database:
 
         >>> await db.get("bob", balance, default=0)
         """
-        async with self.snapshot(timeout=timeout) as snapshot:
+        began = self._engine.now()
+        try:
+            async with self.snapshot(timeout=timeout) as snapshot:
+                return await snapshot._get_now(row, column, default)
+        except SchemaError as error:
+            if not error.was_dropped:
+                raise
+        # Another one may have its name.
+        left = (timeout or self._engine.limits.call_seconds) - (self._engine.now() - began)
+        async with self.snapshot(timeout=max(left, 0.001)) as snapshot:
             return await snapshot._get_now(row, column, default)
 
     def pin(

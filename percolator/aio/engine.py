@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Sequence
+from contextlib import AsyncExitStack, suppress
 from typing import Any, NamedTuple, Protocol
 
 from percolator.aio.activity import ProcessActivity
@@ -25,6 +25,7 @@ from percolator.protocol.newest import NewestReads
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.shared.beats import Beats
 from percolator.protocol.verdicts import Verdicts
+from percolator.protocol.weak_notifying import is_current, learn_schemas
 from percolator.routing.catalog import Catalog, with_remedy
 from percolator.routing.cells import Cells, Groups, RangeRequest
 from percolator.routing.contents import Contents, TabletContents
@@ -169,6 +170,8 @@ class Engine:
             self.intents = Intents(rows.store, rows.times, world, limits)
             self._use(rows, self.intents)
             self.timestamps = SpacedTimestamps(timestamps)
+        self.asks_for_drops = rows is not None
+        """Whether nobody refuses calls for tables that were dropped: a row store does not."""
         dropped = self._deleted_tables if rows is None else DroppedTables(self.catalog.refresh)
         self.open_starts = open_starts
         self.activity = activity
@@ -269,7 +272,20 @@ class Engine:
         if not in_own_loop:
             raise UsageError("a database belongs to the event loop in which it was connected")
 
+    def is_current(self, info: TableInfo) -> bool:
+        """Whether a table was there at the epoch of the catalogue that came with the newest
+        timestamp."""
+        return is_current(self.env, info.table_id)
+
+    async def require_tables(self, tables: Iterable[TableInfo], deadline: float) -> None:
+        """Raises `SchemaError` if one was dropped before the newest timestamp was handed out."""
+        await learn_schemas(self.env, [one.table_id for one in tables], deadline)
+
     async def table(self, table: Table[Any], deadline: float) -> TableInfo:
+        known = self.catalog.known(table.name)
+        if known is not None and self.asks_for_drops:
+            with suppress(SchemaError):  # another one may have its name
+                await self.require_tables((known,), deadline)
         try:
             return await self.catalog.table(table.name, deadline)
         except SchemaError as error:

@@ -86,6 +86,8 @@ class Moment(Awaits):
             if not self._start:
                 self._set_start(start)
             self._require_older_tables()
+            if self._engine.asks_for_drops:
+                await self._engine.require_tables(self._bound_tables.values(), deadline)
             return self._start
 
     async def _begin_in_the_past(self, at: Timestamp, deadline: float) -> int:
@@ -99,6 +101,8 @@ class Moment(Awaits):
             )
         self._set_start(at)
         self._require_older_tables()
+        if self._engine.asks_for_drops:
+            await self._engine.require_tables(self._bound_tables.values(), deadline)
         return at
 
     def _set_start(self, start: int) -> None:
@@ -115,7 +119,9 @@ class Moment(Awaits):
     def _bound(self, name: str) -> TableInfo | None:
         """The table that has this name here; None if a master has to be asked."""
         info = self._bound_tables.get(name) or self._engine.catalog.known(name)
-        return None if info is None else self._bind(info)
+        if info is None or (self._engine.asks_for_drops and not self._engine.is_current(info)):
+            return None
+        return self._bind(info)
 
     def _bind(self, info: TableInfo) -> TableInfo:
         """Gives the name its meaning, if it has none yet. Raises `SchemaError` if the table is
@@ -149,7 +155,14 @@ class Moment(Awaits):
 
     async def _info(self, table: Table[Any], deadline: float) -> TableInfo:
         require_table(table)
-        return self._bound(table.name) or self._bind(await self._engine.table(table, deadline))
+        found = self._bound(table.name)
+        if found is None:
+            used = self._bound_tables.get(table.name)
+            if used is not None:
+                await self._engine.require_tables((used,), deadline)
+                return used
+            found = self._bind(await self._engine.table(table, deadline))
+        return found
 
     def _row(self, table: Table[Any], key: object, column: Readable[Any] | None = None) -> bytes:
         row = encoded_key(table, key, column=column)

@@ -176,7 +176,12 @@ class Database:
     def drop_table(
         self, table: Table[Any], *, missing_ok: bool = False, timeout: float | None = None
     ) -> None:
-        """Deletes a table with everything in it."""
+        """Deletes a table with everything in it.
+
+        Once this returns, nobody can read the table or commit into it. After `DeadlineExceeded`,
+        it may be dropped with some servers still using it: the error says so. To wait for them,
+        drop it again.
+        """
         call = partial(self._database.drop_table, table, missing_ok=missing_ok, timeout=timeout)
         self._loop_thread.call(call)
 

@@ -50,8 +50,13 @@ async def notify_weak_observers(
 async def learn_schemas(env: Environment, table_ids: Iterable[int], deadline: float) -> None:
     """Asks for the schemas that may be older than the highest epoch of the catalogue that has come
     with a timestamp."""
-    epoch = env.catalogue_epoch()
     for table_id in set(table_ids):
-        if env.schemas_as_of.get(table_id, 0) < epoch:
+        if not is_current(env, table_id):
+            epoch = env.catalogue_epoch()
             await env.schemas.refresh(table_id, deadline)
             env.schemas_as_of[table_id] = max(epoch, env.schemas_as_of.get(table_id, 0))
+
+
+def is_current(env: Environment, table_id: int) -> bool:
+    """Whether the schema is as young as the highest epoch that has come with a timestamp."""
+    return env.schemas_as_of.get(table_id, 0) >= env.catalogue_epoch()

@@ -72,6 +72,8 @@ class Catalog:
         self.on_codec_refused: Callable[[int], None] | None = None
         """Called, in any thread, with the id of a table of which a program declares another codec
         than is known here."""
+        self._unanswered: dict[str, pb.DeleteTableRequest] = {}
+        """Deletions that ran out of time, by the table's name."""
         self._names: dict[int, str] = {}
         """Also those of tables that are gone, for errors."""
 
@@ -231,16 +233,33 @@ class Catalog:
         return response.table
 
     async def delete(self, name: str, *, missing_ok: bool, deadline: float) -> bool:
+        """Returns when nobody can use the table. False if there was none."""
         request = pb.DeleteTableRequest(
             name=name, missing_ok=missing_ok, request_id=self._random.randbytes(REQUEST_ID_BYTES)
         )
-        # As to create one: another attempt would find no table, or one created meanwhile.
-        response = await self._masters.call(
-            methods.DELETE_TABLE, request, deadline, attempt_seconds_max=inf
-        )
+        try:
+            deleted = await self._delete(request, deadline)
+        except SchemaError:
+            # There is none, perhaps because of an earlier call that has run out of time.
+            earlier = self._unanswered.get(name)
+            if earlier is None:
+                raise
+            deleted = await self._delete(earlier, deadline)
+        self._unanswered.pop(name, None)
         known = self._by_name.get(name)
         if known is not None:
             self.forget(known.table_id)
+        return deleted
+
+    async def _delete(self, request: pb.DeleteTableRequest, deadline: float) -> bool:
+        try:
+            # As to create one: another attempt would find no table, or one created meanwhile.
+            response = await self._masters.call(
+                methods.DELETE_TABLE, request, deadline, attempt_seconds_max=inf
+            )
+        except DeadlineExceeded:
+            self._unanswered[request.name] = request
+            raise
         return response.deleted
 
     # ------------------------------------------------------------------ bulk loads
@@ -306,12 +325,14 @@ class Catalog:
         name = self._names.get(table_id)
         if name is None:
             return error
-        return SchemaError(
+        gone = SchemaError(
             f"table {name!r} was dropped while it was in use; if it was created again, begin a new "
             "transaction or snapshot",
             table=name,
             table_id=table_id,
         )
+        gone.was_dropped = True
+        return gone
 
     def _learn_schema(
         self,

@@ -179,7 +179,8 @@ class TableChanges(ABC, Generic[MapT]):
             table = current.named(name)
             if table is None:
                 if self._are_in_use(name):
-                    return current, (True, None)  # by a call that may have given up waiting
+                    # Another call dropped it, and may have given up waiting.
+                    return current.with_deletion(request.request_id), (True, None)
                 if request.missing_ok:
                     return current, (False, None)
                 raise SchemaError(f"there is no table {name!r}")

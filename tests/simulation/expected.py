@@ -16,6 +16,7 @@ from tests.simulation.sessions import BEGUN_ANEW, EARLY
 from tests.simulation.tablet_log import TORN
 from tests.simulation.workloads.deciders import LOST_TO_ANOTHER
 from tests.simulation.workloads.expiring_index import ENTRIES_STAY
+from tests.simulation.workloads.recreations import DROP_REPEATED, DROPPED
 from tests.simulation.workloads.renewals import RENEWED
 
 SEEDS_FOR_EVERYTHING = 200
@@ -57,6 +58,8 @@ EXPECTED = (
     ENTRIES_STAY,
     RENEWED,
     LOST_TO_ANOTHER,
+    DROPPED,
+    DROP_REPEATED,
     ON_ROWS,
     WHOLLY_ON_ROWS,
     MASTERS_REPLACED,

@@ -82,6 +82,7 @@ FIRST_SEEDS = {
     "refusal speaks for an unanswered message": 487,
     "registration returns before tablets know": 5,
     "replaced lock does not have to be there": 3,
+    "report of an earlier epoch confirms a drop": 55,
     "rollback passes the own commit": 1,
     "rows that were not answered are taken for loaded": 20,
     "safe point checked before the read": 6,

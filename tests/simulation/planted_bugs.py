@@ -196,6 +196,18 @@ BUGS = (
     *(
         Bug(
             plant,
+            (Kind.PAUSE,),
+            workload="recreations",
+            with_master=True,
+            one_round_share=0.5,
+            seconds_max=3.0,
+            is_quickly_caught=True,
+        )
+        for plant in table_bugs.DROPS
+    ),
+    *(
+        Bug(
+            plant,
             kinds,
             workload=workload,
             one_round_share=0.8,

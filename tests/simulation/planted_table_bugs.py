@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
 
 import pytest
 
 from percolator.aio.moment import Moment
 from percolator.routing.table_info import TableInfo
+from percolator.v1 import master_pb2 as pb
+from services.master.map.cluster_map import Tablet
+from services.master.table_changes import TableChanges
+from services.master.tablets.assignment import Assignment
+from services.master.tablets.tables import Tables
 
 Patch = pytest.MonkeyPatch
 
@@ -24,6 +31,75 @@ def table_younger_than_the_snapshot_is_read(patch: Patch) -> None:
 
     patch.setattr(TableInfo, "require_older_than", lambda self, snapshot: None)
 
+
+def drop_does_not_wait(patch: Patch) -> None:
+    """Others read the table until its servers have heard that it was dropped."""
+
+    async def wrong(self: Tables, name: str, deadline: float) -> None:
+        pass
+
+    patch.setattr(Tables, "_until_out_of_use", wrong)
+
+
+def drop_waits_once(patch: Patch) -> None:
+    """When it is repeated after a time-out, it returns at once; so does the next creation."""
+    correct = Tables._until_out_of_use
+
+    async def wrong(self: Any, name: str, deadline: float) -> None:
+        if getattr(self, "_waited_for", 0) < self._deletions:
+            self._waited_for = self._deletions
+            await correct(self, name, deadline)
+
+    patch.setattr(Tables, "_until_out_of_use", wrong)
+
+
+def creation_does_not_wait_for_the_former_table(patch: Patch) -> None:
+    """Its drop has run out of time, and others still use it."""
+    is_creating = ContextVar("is_creating", default=False)
+    create, wait = TableChanges.create, Tables._until_out_of_use
+
+    async def created(self: Any, request: pb.CreateTableRequest, deadline: float) -> Any:
+        token = is_creating.set(True)
+        try:
+            return await create(self, request, deadline)
+        finally:
+            is_creating.reset(token)
+
+    async def wrong(self: Tables, name: str, deadline: float) -> None:
+        if not is_creating.get():
+            await wait(self, name, deadline)
+
+    patch.setattr(TableChanges, "create", created)
+    patch.setattr(Tables, "_until_out_of_use", wrong)
+
+
+def a_silent_owner_is_taken_for_gone(patch: Patch) -> None:
+    """Its lease has expired, but nobody has taken its tablets over yet: it may be only cut off from
+    the master."""
+    correct = Assignment.is_taken_over
+
+    def wrong(self: Assignment, tablet: Tablet) -> bool:
+        return self._watch.is_dead(tablet.server_id) or correct(self, tablet)
+
+    patch.setattr(Assignment, "is_taken_over", wrong)
+
+
+def report_of_an_earlier_epoch_confirms_a_drop(patch: Patch) -> None:
+    """It says that the tablet is still served as before."""
+
+    def wrong(self: Assignment, tablet: Tablet) -> bool:
+        server = self._watch.servers.get(tablet.server_id)
+        return server is not None and tablet.tablet_id in server.reported
+
+    patch.setattr(Assignment, "is_taken_over", wrong)
+
+
+DROPS: tuple[Callable[[Patch], None], ...] = (
+    drop_does_not_wait,
+    report_of_an_earlier_epoch_confirms_a_drop,
+)
+"""The other mistakes of drops show for moments only. They are planted in
+`tests/unit/master/test_changes_of_tables.py`."""
 
 ALL: tuple[Callable[[Patch], None], ...] = (
     name_looked_up_at_each_call,

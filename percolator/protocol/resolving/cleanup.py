@@ -167,7 +167,7 @@ class Cleanup:
             if answer is APPLIED:
                 undecided.append(_Undecided(met, None))
             elif self._primaries.is_gone(answer):
-                self._env.verdicts.put(start, ROLLED_BACK)
+                self._note_gone(start)
             elif isinstance(answer, InvariantViolation):
                 raise copy(answer)  # waiting will not decide it
             elif not isinstance(answer, Refused):
@@ -219,13 +219,21 @@ class Cleanup:
             answers = await self._primaries.mutate(burials, deadline)
             for one, answer in zip(buried, answers, strict=True):
                 start = one.met.lock.start_timestamp
-                if answer is APPLIED or self._primaries.is_gone(answer):
+                if answer is APPLIED:
                     self._env.verdicts.put(start, ROLLED_BACK)
+                elif self._primaries.is_gone(answer):
+                    self._note_gone(start)
                 elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
                     self._env.verdicts.put(start, answer.offender.timestamp)
                 elif isinstance(answer, SnapshotTooOld):
                     overtaken.add(start)
         return alive, overtaken
+
+    def _note_gone(self, start: int) -> None:
+        """The primary's table is gone for good: nothing is left to decide the transaction, unless
+        it was decided after its lock was met. Then the lock itself is gone, too."""
+        if self._env.verdicts.get(start) is None:
+            self._env.verdicts.put(start, ROLLED_BACK)
 
     async def _take_back(self, met: Sequence[MetLock], deadline: float) -> None:
         """Rolls back cells without a decision. On a cell that was committed, the tablet refuses:

@@ -98,7 +98,8 @@ class ClusterMap(Catalogue):
         return tablets[first : max(last, first + 1)]
 
     def tablets_of(self, table: Table) -> int:
-        return len(self.of_tables[table.table_id])
+        # None of a table that was dropped while a call waited until it could be used.
+        return len(self.of_tables.get(table.table_id, ()))
 
     # ------------------------------------------------------------------------- changes
 

@@ -25,6 +25,7 @@ from tests.simulation.workloads.long_fork import LongFork
 from tests.simulation.workloads.mixed import Mixed
 from tests.simulation.workloads.predicates import Predicates
 from tests.simulation.workloads.recipes import Recipes
+from tests.simulation.workloads.recreations import Recreations
 from tests.simulation.workloads.registers import Registers
 from tests.simulation.workloads.renewals import Renewals
 from tests.simulation.workloads.sequential import Sequential
@@ -43,6 +44,7 @@ WITH_MASTER: dict[str, MakeWorkload] = {
         [Expiring(), ExpiringIndex(), Renewals(), ChangingTtls(), Deciders()]
     ),
     "loads": lambda: Mixed([Loads(), Loaders()]),
+    "successors": lambda: Mixed([Successors(), Recreations()]),
 }
 """What workloads are on tablets under the real master, if it differs."""
 
@@ -52,6 +54,7 @@ UNDRAWN: dict[str, MakeWorkload] = {
     "deciders": Deciders,
     "drops": Drops,
     "loaders": Loaders,
+    "recreations": Recreations,
 }
 """Workloads that no seed draws, as they are part of others. Bugs are planted in them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
@@ -219,6 +219,26 @@ async def test_a_dropped_and_recreated_table_is_found_again() -> None:
                 await snapshot.get("a", balance)
         async with db.snapshot() as snapshot:
             assert await snapshot.get("a", balance) is None
+
+
+async def test_calls_that_may_be_repeated_use_the_next_table_of_the_name_by_themselves() -> None:
+    async with connected() as (db, cluster):
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: db.get("a", balance),
+            lambda: db.run(lambda tx: tx.get("a", balance)),
+            lambda: db.run(lambda tx: tx.set("a", balance, 2)),
+            lambda: db.set_many([("a", {balance: 3})]),
+        ]
+        for call in calls:
+            await db.set_many([("a", {balance: 1})])
+            await cluster.delete_table(master_pb2.DeleteTableRequest(name="accounts"))
+            await cluster.create_table(master_pb2.CreateTableRequest(name="accounts"))
+            assert await call() in (None, 1)
+        assert await db.get("a", balance) == 3
+        await cluster.delete_table(master_pb2.DeleteTableRequest(name="accounts"))
+        for call in calls:
+            with pytest.raises(SchemaError, match="no table 'accounts'"):
+                await call()
 
 
 async def test_bulk_writes_take_asynchronous_sources_too() -> None:

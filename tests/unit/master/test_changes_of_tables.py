@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
 
-from percolator.errors import DeadlineExceeded, InvalidArgument, PercolatorError, SchemaError, TabletMoved
+from percolator.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    PercolatorError,
+    SchemaError,
+    TabletMoved,
+)
 from percolator.routing.catalog import Catalog
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
@@ -19,6 +26,7 @@ from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.table_options import by_column
 from services.master.map import map_record
+from tests.simulation import planted_table_bugs as bugs
 from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.tables_of_rows import (
     LEASE_SECONDS,
@@ -359,7 +367,9 @@ async def test_a_drop_that_waits_in_vain_says_so_and_succeeds_when_it_is_repeate
         known = await world.locate(await create(world))
         world.network.silent.add("a:1")
         for missing_ok in (False, True):
-            with pytest.raises(DeadlineExceeded, match="'t' is dropped, but .* not in force") as of:
+            with pytest.raises(
+                DeadlineExceeded, match=r"'t' is dropped, but .* not in force"
+            ) as of:
                 await drop(world, missing_ok=missing_ok)
             assert "6 tablets may still be used" in of.value.message
         assert len(still_served(world, known)) == 6
@@ -369,6 +379,28 @@ async def test_a_drop_that_waits_in_vain_says_so_and_succeeds_when_it_is_repeate
         with pytest.raises(SchemaError, match="no table 't'"):
             await drop(world)
         assert not await drop(world, missing_ok=True)
+
+
+async def test_a_client_that_repeats_its_drop_is_not_told_that_there_is_no_table() -> None:
+    """By then, the drop may be in force, and nothing of the table left."""
+    async with cluster("a:1") as world:
+        await create(world)
+        masters = [world.masters[0].address]
+        catalog = Catalog(world.world, masters, TabletMap(), SchemaVersions())
+
+        async def dropped(seconds: float) -> bool:
+            deadline = world.clock.monotonic_seconds() + seconds
+            return await catalog.delete("t", missing_ok=False, deadline=deadline)
+
+        world.network.silent.add("a:1")
+        for _ in range(2):
+            with pytest.raises(DeadlineExceeded):
+                await dropped(2.0)
+        world.network.silent.clear()
+        await asyncio.sleep(60)
+        assert await dropped(2.0)
+        with pytest.raises(SchemaError, match="no table 't'"):
+            await dropped(2.0)
 
 
 async def test_a_drop_begun_under_one_leader_is_waited_for_under_the_next() -> None:
@@ -395,19 +427,20 @@ async def test_a_table_cannot_be_used_while_a_former_one_of_its_name_can() -> No
     async with cluster("a:1", "b:1") as world:
         known = await world.locate(await create(world, splits=[]))
         world.network.silent.add(known[0].address)
-        server = world.servers[known[0].address]
         dropping = asyncio.create_task(drop(world))
         await asyncio.sleep(0.5)
+        creating = []
         for exist_ok in (False, True):
             request = pb.CreateTableRequest(name="t", exist_ok=exist_ok)
-            creating = asyncio.create_task(world.ask(methods.CREATE_TABLE, request, PATIENCE))
+            asked = asyncio.create_task(world.ask(methods.CREATE_TABLE, request, PATIENCE))
             await asyncio.sleep(0.5)
             assert still_served(world, known)
-            assert not creating.done()
-        await creating
-        assert not still_served(world, known)
+            assert not asked.done()
+            creating.append(asked)
+        for asked in creating:
+            await asked
+            assert not still_served(world, known)
         assert await dropping
-        assert server is world.servers[known[0].address]
 
 
 async def test_a_table_without_any_server_can_be_dropped() -> None:
@@ -426,6 +459,23 @@ async def test_a_table_without_any_server_can_be_dropped() -> None:
         assert not world.servers["a:1"].open
 
 
+async def test_a_table_that_is_dropped_while_its_creation_waits_is_described_without_tablets() -> (
+    None
+):
+    async with cluster() as world:
+        request = pb.CreateTableRequest(name="t", splits=[b"m"])
+        creating = asyncio.create_task(world.ask(methods.CREATE_TABLE, request, PATIENCE))
+        await asyncio.sleep(0.5)
+        assert await drop(world)
+        assert (await creating).table.tablets == 0
+
+
+async def changed(world: ModelCluster, change: str, tablet_id: int) -> object:
+    if change == "split":
+        return await world.ask(methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=tablet_id))
+    return await world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=tablet_id))
+
+
 @pytest.mark.parametrize("change", ["split", "move"])
 async def test_a_table_whose_tablet_is_being_changed_is_dropped(change: str) -> None:
     """Whichever comes first, nobody can read the former tablet, or its halves, after the drop."""
@@ -435,11 +485,7 @@ async def test_a_table_whose_tablet_is_being_changed_is_dropped(change: str) -> 
             await fill(world, table)
             known = await world.locate(table)
             tablet_id = known[0].tablet_id
-            changing = asyncio.create_task(
-                world.ask(methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=tablet_id))
-                if change == "split"
-                else world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=tablet_id))
-            )
+            changing: asyncio.Task[object] = asyncio.create_task(changed(world, change, tablet_id))
             await asyncio.sleep(seconds)
             with suppress(PercolatorError):
                 known += await world.locate(table)
@@ -449,3 +495,29 @@ async def test_a_table_whose_tablet_is_being_changed_is_dropped(change: str) -> 
             with suppress(PercolatorError):
                 changing.result()
             assert not still_served(world, known)
+
+
+FOUND_BY: dict[Callable[[pytest.MonkeyPatch], None], Callable[[], Awaitable[None]]] = {
+    bugs.drop_does_not_wait: (
+        test_a_drop_returns_within_milliseconds_when_every_owner_has_confirmed_it
+    ),
+    bugs.report_of_an_earlier_epoch_confirms_a_drop: (
+        test_a_drop_waits_until_a_silent_owner_was_replaced
+    ),
+    bugs.a_silent_owner_is_taken_for_gone: (
+        test_a_drop_that_waits_in_vain_says_so_and_succeeds_when_it_is_repeated
+    ),
+    bugs.drop_waits_once: test_a_drop_that_waits_in_vain_says_so_and_succeeds_when_it_is_repeated,
+    bugs.creation_does_not_wait_for_the_former_table: (
+        test_a_table_cannot_be_used_while_a_former_one_of_its_name_can
+    ),
+}
+
+
+@pytest.mark.parametrize("plant", FOUND_BY, ids=lambda plant: plant.__name__)
+async def test_a_planted_mistake_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        await FOUND_BY[plant]()

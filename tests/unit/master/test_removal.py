@@ -100,7 +100,7 @@ async def test_a_deleted_table_stays_until_every_tablet_was_taken_over() -> None
         table = await create(world, "t")
         lost = (await world.locate(table))[0]
         world.store.tablets[lost.tablet_id].damaged = True
-        with pytest.raises(DeadlineExceeded, match="not in force everywhere yet.*nothing there"):
+        with pytest.raises(DeadlineExceeded, match=r"not in force everywhere yet.*nothing there"):
             await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"), 90)
         leader = world.masters[0].master.leader
         assert leader is not None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
 
+from percolator.aio import Snapshot
 from percolator.bigtable.tables import delete_table, has_table
 from percolator.errors import CellAddress, NotReady, SchemaError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
@@ -17,7 +18,7 @@ from percolator.routing.cells import APPLIED, CellMutation
 from percolator.rowstore.intents import Intent
 from percolator.testing.row_database import MODEL
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
-from percolator.v1.master_pb2 import DeleteTableRequest
+from percolator.v1.master_pb2 import CreateTableRequest, DeleteTableRequest
 from services.master.history.row_collecting import RowCollecting
 from services.master.history.safe_points import ClusterSafePoints
 from services.master.map.catalogue import Catalogue, Table
@@ -36,6 +37,17 @@ class Kept:
         if not self.leads:
             raise NotReady("another one leads")
         self.current, _ = decide(self.current)
+
+
+async def _scanned(snapshot: Snapshot) -> object:
+    return [row async for row in snapshot.scan(ONE)]
+
+
+READS: dict[str, Callable[[Snapshot], Awaitable[object]]] = {
+    "get": lambda snapshot: snapshot.get("a", VALUE),
+    "get_many": lambda snapshot: snapshot.get_many(ONE, ["a"]),
+    "scan": _scanned,
+}
 
 
 class Dropping:
@@ -142,6 +154,7 @@ async def test_who_gets_a_commit_timestamp_after_the_drop_does_not_commit() -> N
     """Its cells are still there: nothing else would refuse it."""
     async with dropping() as at:
         tx = at.here.database.transaction()
+        await tx.timestamp()
         await tx.set("a", VALUE, 1)
         await tx.set("a", REST, 1)
         await at.drop()
@@ -151,12 +164,47 @@ async def test_who_gets_a_commit_timestamp_after_the_drop_does_not_commit() -> N
             assert await snapshot.get("a", REST) is None
 
 
+@pytest.mark.parametrize("comes_first", ["the table", "the timestamp"])
+@pytest.mark.parametrize("in_past", [False, True])
+@pytest.mark.parametrize("read", READS)
+async def test_whoever_begins_to_read_after_the_drop_reads_nothing_of_the_table(
+    read: str, comes_first: str, *, in_past: bool
+) -> None:
+    """Its cells are still there, and the store refuses no read of them."""
+    async with dropping() as at:
+        await at.here.set("a", 1)
+        database = at.here.database
+        past = await database.timestamp() if in_past else None
+        async with database.snapshot(past) as snapshot:
+            if comes_first == "the table":
+                await snapshot._info(ONE, database.internal.deadline(None))
+            await at.drop()
+            if comes_first == "the timestamp":
+                await snapshot.timestamp()
+            with pytest.raises(SchemaError, match="'one'"):
+                await READS[read](snapshot)
+            assert await snapshot.get("a", REST) == 1
+
+
+async def test_the_next_table_of_the_name_is_read_by_those_who_know_the_former_one() -> None:
+    async with dropping() as at:
+        await at.here.set("a", 1)
+        database = at.here.database
+        assert await database.get("a", VALUE) == 1
+        await at.drop()
+        await at.here.cluster.create_table(CreateTableRequest(name=ONE.name))
+        assert await database.get("a", VALUE) is None
+        async with database.snapshot() as snapshot:
+            assert [row async for row in snapshot.scan(ONE)] == []
+
+
 async def test_who_knows_nothing_of_a_dropped_table_is_told_at_once() -> None:
     """And not at the deadline, as if the store were out of order."""
     async with dropping() as at:
         engine = at.here.database.internal.engine
         began = engine.now()
         tx = at.here.database.transaction()
+        await tx.timestamp()
         await tx.set("a", VALUE, 1)
         await tx.set("a", REST, 1)
         await at.drop()
@@ -179,6 +227,7 @@ async def test_without_a_look_at_the_epoch_it_would_commit(
     monkeypatch.setattr(Announcement, "renew", wrong)
     async with dropping() as at:
         async with at.here.database.transaction() as tx:
+            await tx.timestamp()
             await tx.set("a", VALUE, 1)
             await tx.set("a", REST, 1)
             await at.drop()

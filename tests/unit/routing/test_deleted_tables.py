@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -112,6 +113,30 @@ async def test_a_lock_whose_primary_is_gone_for_good_is_rolled_back(
         cluster.drop()
         async with db.snapshot(timeout=READ_SECONDS_MAX) as snapshot:
             assert await snapshot.get("a", other) is None
+
+
+async def test_what_is_known_of_a_transaction_outlasts_the_table_of_its_primary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is decided after a reader has met its lock, and the table is gone before the reader asks
+    the primary."""
+    async with connected() as (dead, db, cluster):
+        left = await left_behind(dead, monkeypatch, committed=False)
+        await db.drop_table(deleted)
+        cluster.drop()
+        env, start = db.internal.engine.env, left.start_timestamp
+        assert env.deleted_tables is not None
+        assert start is not None
+        ask = env.deleted_tables.mutate
+
+        async def decided(*arguments: Any) -> Any:
+            env.verdicts.put(start, start + 1)
+            return await ask(*arguments)
+
+        monkeypatch.setattr(env.deleted_tables, "mutate", decided)
+        async with db.snapshot(timeout=READ_SECONDS_MAX) as snapshot:
+            await snapshot.get("a", other)
+        assert env.verdicts.get(start) == start + 1
 
 
 async def test_the_outcome_can_be_learned_while_the_primarys_table_is_being_deleted(

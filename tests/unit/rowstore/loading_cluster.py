@@ -61,7 +61,7 @@ class LoadingCluster(ClusterOverRows):
         return pb.CreateTableResponse(table=self._tables[table.name], created=created)
 
     async def delete_table(self, request: pb.DeleteTableRequest) -> pb.DeleteTableResponse:
-        await self.loads.delete(request)
+        await self.loads.delete(request, self._deadline())
         return await super().delete_table(request)
 
     async def begin_load(self, request: pb.BeginLoadRequest) -> pb.BeginLoadResponse:
