@@ -120,6 +120,7 @@ def observes(
     *columns: Column[Any],
     weak: bool = False,
     deletes: bool = True,
+    backfill: bool | None = None,
     name: str | None = None,
     concurrency: int | None = None,
     deadline: float = DEADLINE_SECONDS,
@@ -131,6 +132,8 @@ def observes(
     Its name is the function's, unless `name` is given. A column may have several observers, each of
     which runs for every change; avoid that if they write the same cells, since they then conflict.
     With `deletes=False`, it never runs for a cell without a value, so it may delete its trigger.
+    When it is registered for the first time, it also runs for the cells that are there already,
+    unless it is weak; with `backfill=False`, it runs only for what is written from then on.
     With a `pause`, a worker waits so many seconds before it runs for the same cell again, and one
     run handles all changes that came meanwhile.
 
@@ -140,7 +143,9 @@ def observes(
     """
     check_choices(
         columns,
+        weak=weak,
         deletes=deletes,
+        backfill=backfill,
         concurrency=concurrency,
         deadline=deadline,
         attempts=attempts,
@@ -153,6 +158,7 @@ def observes(
             columns,
             weak=weak,
             deletes=deletes,
+            backfill=backfill,
             name=name,
             concurrency=concurrency,
             deadline=deadline,

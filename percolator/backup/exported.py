@@ -62,6 +62,8 @@ class ExportedObserver:
     """In hexadecimal digits."""
     weak: bool
     paused: bool
+    backfill: bool = False
+    """Its backfill was not finished: an import owes it another one."""
 
     def __post_init__(self) -> None:
         _require_hex(*self.columns)

@@ -183,7 +183,11 @@ async def _plan(
         ranges = await database.internal.engine.ranges.of_table(table.table_id, deadline)
         observers = tuple(
             ExportedObserver(
-                one.name, tuple(column.hex() for column in one.columns), one.weak, one.paused
+                one.name,
+                tuple(column.hex() for column in one.columns),
+                one.weak,
+                one.paused,
+                one.HasField("owed"),
             )
             for one in table.observers
         )

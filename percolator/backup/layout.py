@@ -146,6 +146,9 @@ def write_export(path: Path, export: Export) -> None:
             del table["codecs"]  # likewise
         if not table["ttls"]:
             del table["ttls"]
+        for observer in table["observers"]:
+            if not observer["backfill"]:
+                del observer["backfill"]
     write_record(path, content)
 
 

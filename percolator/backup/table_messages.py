@@ -12,6 +12,7 @@ from percolator.v1.master_pb2 import (
     Codecs,
     ColumnCodec,
     Observer,
+    Table,
     TableOptions,
 )
 
@@ -49,6 +50,7 @@ def observers_of(
             columns=[bytes.fromhex(column) for column in one.columns],
             weak=one.weak,
             paused=one.paused,
+            backfill=one.backfill,
         )
         for one in table.observers
     ]
@@ -63,7 +65,7 @@ def require_observers(table: ExportedTable, present: Iterable[Observer]) -> None
     """Raises `InvalidArgument` unless a table with these observers can get those of the export."""
     added, _ = observers_of(table)
     try:
-        changed_observers(table.name, present, added)
+        changed_observers(Table(name=table.name, observers=present), added)
     except InvalidArgument as error:
         reason = f"the observers of {table.name!r} cannot be registered: {error.reason}"
         raise InvalidArgument("tables", reason) from error

@@ -39,18 +39,19 @@ def list_observers(
     context: typer.Context,
     table: TableOption = "",
 ) -> None:
-    """List the observers of all tables."""
+    """List the observers of all tables, and whether they also handle cells older than they are."""
     here = connection(context)
     if table:
         request = pb.DescribeTableRequest(name=table)
         tables = [ask_master(here, methods.DESCRIBE_TABLE, request).table]
     else:
-        tables = list(ask_master(here, methods.LIST_TABLES, pb.ListTablesRequest()).tables)
+        answer = ask_master(here, methods.LIST_TABLES, pb.ListTablesRequest())
+        tables = [*answer.tables, *answer.awaited]
     found = [(one, observer) for one in tables for observer in one.observers if not one.deleting]
     screen = Screen("table", "observer", "columns", "", box=None)
     for one, observer in found:
         screen.add_row(
-            plain(one.name), plain(observer.name), plain(_columns(observer)), _state(observer)
+            plain(one.name), plain(observer.name), plain(_columns(observer)), _state(one, observer)
         )
     here.show(
         [
@@ -60,6 +61,10 @@ def list_observers(
                 "columns": [c.decode(errors="backslashreplace") for c in observer.columns],
                 "weak": observer.weak,
                 "paused": observer.paused,
+                "backfill": observer.backfill,
+                "backfill_owed": observer.HasField("owed"),
+                "backfilled_cells": observer.owed.cells if observer.HasField("owed") else None,
+                "table_exists": bool(one.table_id),
             }
             for one, observer in found
         ],
@@ -201,6 +206,11 @@ def _columns(observer: pb.Observer) -> str:
     return ", ".join(column.decode(errors="backslashreplace") for column in observer.columns)
 
 
-def _state(observer: pb.Observer) -> str:
+def _state(table: pb.Table, observer: pb.Observer) -> str:
     states = ["weak"] * observer.weak + ["paused"] * observer.paused
+    if observer.HasField("owed"):
+        states.append(f"backfilling, {counted(observer.owed.cells, 'cell')} so far")
+    elif not observer.weak:
+        states.append("with backfill" if observer.backfill else "without backfill")
+    states += ["the table does not exist yet"] * (not table.table_id)
     return ", ".join(states)

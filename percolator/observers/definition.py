@@ -51,6 +51,8 @@ class Observer:
     """It runs only on `tx.notify`, and maybe more than once."""
     deletes: bool
     """Deletes wake it, too. If not, it never runs for a cell without a value."""
+    backfill: bool
+    """Once it is registered, it also handles the cells that are there already."""
     concurrency: int
     """The most runs at a time in one worker."""
     deadline_seconds: float
@@ -99,6 +101,7 @@ def observer_of(
     *,
     weak: bool,
     deletes: bool,
+    backfill: bool | None,
     name: str | None,
     concurrency: int | None,
     deadline: float,
@@ -120,6 +123,7 @@ def observer_of(
         own_name,
         weak,
         deletes,
+        not weak if backfill is None else backfill,
         concurrency or (ASYNC_CONCURRENCY if is_async else BLOCKING_CONCURRENCY),
         deadline,
         attempts,
@@ -133,7 +137,9 @@ def observer_of(
 def check_choices(
     columns: Sequence[object],
     *,
+    weak: bool,
     deletes: bool,
+    backfill: bool | None,
     concurrency: int | None,
     deadline: float,
     attempts: int,
@@ -142,6 +148,13 @@ def check_choices(
     """Refuses invalid options, before the decorator is given a function."""
     _check_columns(columns)
     require_bool(deletes, "deletes")
+    if backfill is not None:
+        require_bool(backfill, "backfill")
+    if weak and backfill:
+        raise InvalidArgument(
+            "backfill",
+            "a weak observer runs only after tx.notify; db.backfill notifies it of all cells",
+        )
     if concurrency is not None:
         require_whole(concurrency, "concurrency", 1)
     require_seconds(deadline, "deadline")

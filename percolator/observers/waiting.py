@@ -5,7 +5,9 @@ a lock on an observed column, until the commit replaces it with a notification; 
 notification, until a run has committed, whose own writes are visible by then. But tablets are asked
 one after another, and work may move from a tablet that was not asked yet to one that was. So there
 must be two passes over all tablets, one after the other, that find nothing, and no tablet may have
-written any notification between its answers to the first and the second.
+written any notification between its answers to the first and the second. Cells that an observer
+was not notified of, because they are older than its registration, are visible in the schema until
+all of them have notifications; each pass reads the schemas before it asks the tablets.
 
 Suppose that there was work at the instant between the passes, visible in some tablet. If it was a
 notification that this tablet's first answer lacked, it was written after that answer, and so was
@@ -28,6 +30,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from percolator.arguments import require_seconds
+from percolator.counts import counted
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
@@ -65,9 +68,11 @@ class Remaining:
     """The number of notified cells, by table and observer."""
     locks: Mapping[str, int] = field(default_factory=dict)
     """The number of locks on observed columns, by table."""
+    backfills: Mapping[Name, int] = field(default_factory=dict)
+    """The number of cells that unfinished backfills have come to, by table and observer."""
 
     def __bool__(self) -> bool:
-        return bool(self.notifications or self.locks)
+        return bool(self.notifications or self.locks or self.backfills)
 
     def __str__(self) -> str:
         parts = [
@@ -75,6 +80,10 @@ class Remaining:
             for (table, observer), count in sorted(self.notifications.items())
         ]
         parts += [f"{count} locked in {table!r}" for table, count in sorted(self.locks.items())]
+        parts += [
+            f"a backfill for {observer!r} of {table!r}, {counted(count, 'cell')} so far"
+            for (table, observer), count in sorted(self.backfills.items())
+        ]
         return ", ".join(parts) or "nothing"
 
 
@@ -191,6 +200,7 @@ class _Pass:
         """The same by its last answer."""
         self._notifications: Counter[Name] = Counter()
         self._locks: Counter[str] = Counter()
+        self._backfills: dict[Name, int] = {}
 
     async def run(self) -> None:
         """Asks all tablets. Raises the error that prevented a complete pass."""
@@ -199,6 +209,9 @@ class _Pass:
         for table in self._tables:
             request = _request(table)
             if request is not None:
+                for one in table.observers:
+                    if one.HasField("owed") and not one.paused:
+                        self._backfills[table.name, one.name] = one.owed.cells
                 self._requests.append(request)
                 await self._look(table.name, request)
 
@@ -226,7 +239,7 @@ class _Pass:
         )
 
     def remaining(self) -> Remaining:
-        return Remaining(dict(self._notifications), dict(self._locks))
+        return Remaining(dict(self._notifications), dict(self._locks), self._backfills)
 
     def confirms(self, before: _Pass | None) -> bool:
         """Whether the tables, observers and tablets are the same as in the previous pass, and no
@@ -271,7 +284,7 @@ class NobodyWorks:
         while True:
             # Longer than the second within which a new worker tells that it runs.
             await self._context.world.clock.sleep(_WORKERS_SECONDS)
-            names = set(self._remaining.notifications)
+            names = {*self._remaining.notifications, *self._remaining.backfills}
             running = await self._context.running_observers() if names else None
             missing = names.difference(running) if running is not None else ()
             for table, observer in sorted(missing):

@@ -10,6 +10,7 @@ from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.observers.counters import Counters
 from percolator.observers.definition import Observer
 from percolator.schema import Column
+from percolator.v1.master_pb2 import OwedBackfill
 
 _COLUMNS_READ_MAX = 16
 """An observer that reads more of a row reads the others when it needs them."""
@@ -27,6 +28,7 @@ class Watched:
         "is_active",
         "is_gone",
         "observer",
+        "owed",
         "table_id",
     )
 
@@ -39,6 +41,8 @@ class Watched:
         """False while it is paused, and while it is gone."""
         self.is_gone = False
         """It was removed from the table, or the table was dropped. Others may have its name now."""
+        self.owed: OwedBackfill | None = None
+        """What is left of the backfill since its registration."""
         self.counters = Counters()
         self.columns_read: Sequence[bytes] = ()
         """The columns of the row of its change that the last run has read."""

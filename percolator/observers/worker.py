@@ -24,6 +24,7 @@ from percolator.observers.definition import Observer, checked
 from percolator.observers.finding.row_locks import RowLocks
 from percolator.observers.finding.scanner import Scanner
 from percolator.observers.port import WorkHints
+from percolator.observers.registry.backfilling import OwedBackfills
 from percolator.observers.registry.registration import Registrations, register
 from percolator.observers.running.dead_letter import DeadLetters, dead_letters_table
 from percolator.observers.running.deletions import Deletions
@@ -36,6 +37,8 @@ from percolator.tasks import Tasks
 _log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 10.0
+_BACKFILL_SHARE = 5
+"""The part of the queue that the cells of one backfill may fill: the rest is for live changes."""
 _DELETION_SECONDS_MIN = 1.0
 """The least time for deletions at the end of a drain, however long the runs took."""
 
@@ -86,6 +89,8 @@ class Worker:
         """The tasks of its parts, also those that have ended."""
         self._parts: _Parts | None = None
         self._stopped: asyncio.Event | None = None
+        self._registered_in_advance: dict[str, None] = {}
+        """Tables that will be created with its observers."""
         self._is_unwanted = False
         """It was stopped before it had started, as when its database is closed meanwhile."""
         self._ended = asyncio.Event()
@@ -94,17 +99,22 @@ class Worker:
 
     async def start(self) -> None:
         """Registers the observers, and returns when they are running."""
+        await self._start(None)
+
+    async def _start(self, in_advance: dict[str, None] | None) -> None:
         if self._parts is not None:
             raise UsageError("this worker was already started")
         context = self._context
-        watched = await register(context, self._observers)
+        watched = await register(context, self._observers, in_advance=in_advance)
         letters = await dead_letters_table(context)
         if self._is_unwanted:
             raise UsageError("this worker was stopped before it had started")
         if self._parts is not None:  # by another call meanwhile: its parts would not be stopped
             raise UsageError("this worker was already started")
         self._stopped = asyncio.Event()
-        self._parts = parts = _Parts(context, watched, self._limits, letters, self._is_cancelled)
+        self._parts = parts = _Parts(
+            context, watched, self._limits, letters, self._is_cancelled, self._tasks
+        )
         for work in (
             self._listen(parts),
             parts.scanner.scan_forever(),
@@ -113,6 +123,7 @@ class Worker:
             self._follow_changes(parts),
         ):
             self._working.append(self._tasks.start(work))
+        parts.begin_backfills()
         parts.scanner.wake()
 
     @property
@@ -220,6 +231,12 @@ class Worker:
             parts.pool.dispatch()
 
 
+async def start_in_advance(worker: Worker) -> None:
+    """Starts a worker. If a table does not exist, it raises, and the table will be created with
+    the worker's observers."""
+    await worker._start(worker._registered_in_advance)
+
+
 def known_observers(worker: Worker) -> Collection[tuple[str, str]]:
     """Its observers, by table and name, that the cluster knows: paused ones, too, but not those
     that were removed, or whose table was dropped."""
@@ -237,8 +254,9 @@ class _Parts:
         limits: WorkerLimits,
         letters: int,
         is_cancelled: Callable[[], bool],
+        tasks: Tasks,
     ) -> None:
-        self.registrations = Registrations(context, watched)
+        self.registrations = Registrations(context, watched, self.begin_backfills)
         self.deletions = Deletions(context)
         self.threads = Threads(limits.threads_max)
         self.queue = WorkQueue(
@@ -251,6 +269,12 @@ class _Parts:
             on_room=self._look_again,
         )
         self.locks = RowLocks(context, self.queue)
+        self.backfills = OwedBackfills(
+            context,
+            self.locks,
+            tasks.start,
+            unhandled_max=limits.queue_rows_max // _BACKFILL_SHARE,
+        )
         self.scanner = Scanner(
             context,
             self.queue,
@@ -268,6 +292,9 @@ class _Parts:
             runs_max=limits.concurrency_max,
             is_cancelled=is_cancelled,
         )
+
+    def begin_backfills(self) -> None:
+        self.backfills.begin(self.registrations.watched)
 
     def _dispatch(self) -> None:
         self.pool.dispatch()

@@ -173,6 +173,25 @@ class Catalog:
         self._learn(response.table)
         return response.table
 
+    async def await_table(self, request: pb.ChangeObserversRequest, deadline: float) -> bool:
+        """Registers observers with a table, or keeps them until it is created. Returns whether it
+        exists."""
+        response = await self._masters.call(
+            methods.CHANGE_OBSERVERS, request, deadline, attempt_seconds_max=inf
+        )
+        return bool(response.table.table_id)
+
+    async def report_backfill(self, request: pb.ReportBackfillRequest, deadline: float) -> pb.Table:
+        """Begins a backfill, or tells how far it has come. Returns the table as it is then."""
+        response = await self._masters.call(methods.REPORT_BACKFILL, request, deadline)
+        self._learn(response.table)
+        return response.table
+
+    async def awaited(self, deadline: float) -> list[pb.Table]:
+        """Tables that do not exist yet, with the observers that are registered for them."""
+        response = await self._masters.call(methods.LIST_TABLES, pb.ListTablesRequest(), deadline)
+        return list(response.awaited)
+
     async def set_change_feed(self, name: str, *, on: bool, deadline: float) -> None:
         """Switches a table's change feed. Returns when every tablet follows."""
         request = pb.SetChangeFeedRequest(table=name, change_feed=on)

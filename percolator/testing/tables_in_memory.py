@@ -16,7 +16,11 @@ from dataclasses import replace
 from percolator.codec_names import CodecNames
 from percolator.errors import CellAddress, SchemaError
 from percolator.formats.records import LockRecord
-from percolator.observers.registry.observer_change import changed_observers
+from percolator.observers.registry.observer_change import (
+    awaited_observers,
+    changed_observers,
+    with_report,
+)
 from percolator.protocol.resolving.primaries import commits_of
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.routing.lanes import unapplied
@@ -55,6 +59,8 @@ class TablesInMemory(ABC):
         self._tables: dict[str, master_pb2.Table] = {}
         self._creating = asyncio.Lock()
         self._deleting: dict[int, master_pb2.Table] = {}
+        self._awaited: dict[str, list[master_pb2.Observer]] = {}
+        """Observers of tables that do not exist yet."""
         self._deletions: set[bytes] = set()
         """The ids of the requests that deleted tables."""
         self.tablets: dict[int, Tablet] = {}
@@ -104,6 +110,7 @@ class TablesInMemory(ABC):
             created_at=self._allocate(1),
             codecs=CodecNames().declared(request.name, request.codecs).message(),
             created_by=request.request_id,
+            observers=self._awaited.pop(request.name, ()),
         )
         for start, end in itertools.pairwise(bounds):
             identity = TabletIdentity(table.table_id, next(self._ids), 1, start, end)
@@ -135,7 +142,12 @@ class TablesInMemory(ABC):
         self, request: master_pb2.ListTablesRequest
     ) -> master_pb2.ListTablesResponse:
         return master_pb2.ListTablesResponse(
-            tables=[self._tables[name] for name in sorted(self._tables)]
+            tables=[self._tables[name] for name in sorted(self._tables)],
+            awaited=[
+                master_pb2.Table(name=name, observers=found)
+                for name, found in sorted(self._awaited.items())
+                if found
+            ],
         )
 
     async def describe_table(
@@ -147,13 +159,28 @@ class TablesInMemory(ABC):
     async def change_observers(
         self, request: master_pb2.ChangeObserversRequest
     ) -> master_pb2.ChangeObserversResponse:
+        if request.awaited and request.table not in self._tables:
+            known = self._awaited.get(request.table, [])
+            awaited = awaited_observers(request.table, known, request)
+            self._awaited[request.table] = awaited
+            table = master_pb2.Table(name=request.table, observers=awaited)
+            return master_pb2.ChangeObserversResponse(table=table)
         table = self._table(request.table, 0)
-        change = changed_observers(table.name, table.observers, request)
+        change = changed_observers(table, request)
         del table.observers[:]
         table.observers.extend(change.observers)
         table.schema_version += change.raises_version
         await self._tell_tablets(table)
         return master_pb2.ChangeObserversResponse(table=table)
+
+    async def report_backfill(
+        self, request: master_pb2.ReportBackfillRequest
+    ) -> master_pb2.ReportBackfillResponse:
+        table = self._table("", request.table_id)
+        reported = with_report(table.observers, request)
+        del table.observers[:]
+        table.observers.extend(reported)
+        return master_pb2.ReportBackfillResponse(table=table)
 
     async def set_change_feed(
         self, request: master_pb2.SetChangeFeedRequest

@@ -5,7 +5,7 @@
 The order is always the same, the oldest change first, so that a test takes the same course each
 time. What an observer raises is raised here, with a note that names the observer and the cell;
 nothing is retried, and nothing becomes a dead letter. An observer that the database did not know
-yet also runs for what was written before.
+yet also runs for what was written before, unless it is declared with `backfill=False`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from percolator.errors import CellAddress, ConflictError, UsageError
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer, checked
 from percolator.observers.port import LOCKS_OF_ANY_AGE, FoundWork, WorkRequest
-from percolator.observers.registry.backfilling import backfill
+from percolator.observers.registry.backfilling import backfill_owed
 from percolator.observers.registry.registration import register
 from percolator.observers.running.dead_letter import DeadLetters, dead_letters_table
 from percolator.observers.running.deletions import Deletions
@@ -145,18 +145,12 @@ class _UntilQuiet:
     ) -> _UntilQuiet:
         quiet = cls(database, runs_max)
         chosen = checked(observers)
-        known = {
-            (table, one.name)
-            for table in sorted({observer.table.name for observer in chosen})
-            for one in (await quiet.context.describe(table)).observers
-        }
         quiet._watched = await register(quiet.context, chosen)
         # A worker that ran before may have left dead letters.
         quiet._dead_letters = DeadLetters(quiet.context, await dead_letters_table(quiet.context))
         for one in quiet._watched:
-            if not one.observer.weak and (one.observer.table.name, one.observer.name) not in known:
-                # As stored notifications: what a run leaves undone must be found again.
-                await backfill(quiet.context, one.observer.table.name, one.observer.name)
+            # As stored notifications: what a run leaves undone must be found again.
+            await backfill_owed(quiet.context, one)
         return quiet
 
     def _begin(self, work: Work | None) -> ObserverTransaction:

@@ -9,16 +9,32 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Observer(_message.Message):
-    __slots__ = ("name", "columns", "weak", "paused")
+    __slots__ = ("name", "columns", "weak", "paused", "backfill", "owed")
     NAME_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
     WEAK_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    BACKFILL_FIELD_NUMBER: _ClassVar[int]
+    OWED_FIELD_NUMBER: _ClassVar[int]
     name: str
     columns: _containers.RepeatedScalarFieldContainer[bytes]
     weak: bool
     paused: bool
-    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[bytes]] = ..., weak: bool = ..., paused: bool = ...) -> None: ...
+    backfill: bool
+    owed: OwedBackfill
+    def __init__(self, name: _Optional[str] = ..., columns: _Optional[_Iterable[bytes]] = ..., weak: bool = ..., paused: bool = ..., backfill: bool = ..., owed: _Optional[_Union[OwedBackfill, _Mapping]] = ...) -> None: ...
+
+class OwedBackfill(_message.Message):
+    __slots__ = ("version", "columns", "row", "cells")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    columns: _containers.RepeatedScalarFieldContainer[bytes]
+    row: bytes
+    cells: int
+    def __init__(self, version: _Optional[int] = ..., columns: _Optional[_Iterable[bytes]] = ..., row: _Optional[bytes] = ..., cells: _Optional[int] = ...) -> None: ...
 
 class TableOptions(_message.Message):
     __slots__ = ("retention_milliseconds", "split_bytes", "change_feed", "ttls")
@@ -129,10 +145,12 @@ class ListTablesRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class ListTablesResponse(_message.Message):
-    __slots__ = ("tables",)
+    __slots__ = ("tables", "awaited")
     TABLES_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
     tables: _containers.RepeatedCompositeFieldContainer[Table]
-    def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
+    awaited: _containers.RepeatedCompositeFieldContainer[Table]
+    def __init__(self, tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., awaited: _Optional[_Iterable[_Union[Table, _Mapping]]] = ...) -> None: ...
 
 class DescribeTableRequest(_message.Message):
     __slots__ = ("name", "table_id")
@@ -149,22 +167,46 @@ class DescribeTableResponse(_message.Message):
     def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
 
 class ChangeObserversRequest(_message.Message):
-    __slots__ = ("table", "add", "remove", "pause", "resume", "replace")
+    __slots__ = ("table", "add", "remove", "pause", "resume", "replace", "awaited")
     TABLE_FIELD_NUMBER: _ClassVar[int]
     ADD_FIELD_NUMBER: _ClassVar[int]
     REMOVE_FIELD_NUMBER: _ClassVar[int]
     PAUSE_FIELD_NUMBER: _ClassVar[int]
     RESUME_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
     table: str
     add: _containers.RepeatedCompositeFieldContainer[Observer]
     remove: _containers.RepeatedScalarFieldContainer[str]
     pause: _containers.RepeatedScalarFieldContainer[str]
     resume: _containers.RepeatedScalarFieldContainer[str]
     replace: bool
-    def __init__(self, table: _Optional[str] = ..., add: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., remove: _Optional[_Iterable[str]] = ..., pause: _Optional[_Iterable[str]] = ..., resume: _Optional[_Iterable[str]] = ..., replace: bool = ...) -> None: ...
+    awaited: bool
+    def __init__(self, table: _Optional[str] = ..., add: _Optional[_Iterable[_Union[Observer, _Mapping]]] = ..., remove: _Optional[_Iterable[str]] = ..., pause: _Optional[_Iterable[str]] = ..., resume: _Optional[_Iterable[str]] = ..., replace: bool = ..., awaited: bool = ...) -> None: ...
 
 class ChangeObserversResponse(_message.Message):
+    __slots__ = ("table",)
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    table: Table
+    def __init__(self, table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
+class ReportBackfillRequest(_message.Message):
+    __slots__ = ("table_id", "observer", "version", "row", "cells", "done")
+    TABLE_ID_FIELD_NUMBER: _ClassVar[int]
+    OBSERVER_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    ROW_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    table_id: int
+    observer: str
+    version: int
+    row: bytes
+    cells: int
+    done: bool
+    def __init__(self, table_id: _Optional[int] = ..., observer: _Optional[str] = ..., version: _Optional[int] = ..., row: _Optional[bytes] = ..., cells: _Optional[int] = ..., done: bool = ...) -> None: ...
+
+class ReportBackfillResponse(_message.Message):
     __slots__ = ("table",)
     TABLE_FIELD_NUMBER: _ClassVar[int]
     table: Table

@@ -27,7 +27,7 @@ from percolator.v1 import cluster_pb2 as percolator_dot_v1_dot_cluster__pb2
 from percolator.v1 import master_pb2 as percolator_dot_v1_dot_master__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"percolator/v1/master_records.proto\x12\rpercolator.v1\x1a\x19percolator/v1/cells.proto\x1a\x1bpercolator/v1/cluster.proto\x1a\x1apercolator/v1/master.proto\"\xd8\x01\n\tMapRecord\x12\x0f\n\x07next_id\x18\x01 \x01(\x04\x12$\n\x06tables\x18\x02 \x03(\x0b\x32\x14.percolator.v1.Table\x12,\n\x07tablets\x18\x03 \x03(\x0b\x32\x1b.percolator.v1.TabletRecord\x12\x10\n\x08\x64raining\x18\x04 \x03(\t\x12-\n\x07retired\x18\x05 \x03(\x0b\x32\x1c.percolator.v1.RetiredTablet\x12\x12\n\nload_floor\x18\x06 \x01(\x04\x12\x11\n\tdeletions\x18\x07 \x03(\x0c\"\xe4\x01\n\x0cTabletRecord\x12\x11\n\ttablet_id\x18\x01 \x01(\x04\x12\x10\n\x08table_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12&\n\x05range\x18\x04 \x01(\x0b\x32\x17.percolator.v1.RowRange\x12\x11\n\tserver_id\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0e\n\x06\x65xists\x18\x07 \x01(\x08\x12\x18\n\x10origin_tablet_id\x18\x08 \x01(\x04\x12\x14\n\x0corigin_epoch\x18\t \x01(\x04\x12\x14\n\x0cserved_epoch\x18\n \x01(\x04\"4\n\rRetiredTablet\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\x11\n\ttablet_id\x18\x02 \x01(\x04\"\x8d\x01\n\x10SafePointsRecord\x12\x37\n\x06tables\x18\x01 \x03(\x0b\x32\'.percolator.v1.SafePointsRecord.OfTable\x12\x14\n\x0ctransactions\x18\x02 \x01(\x04\x1a*\n\x07OfTable\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\r\n\x05reads\x18\x02 \x01(\x04\"7\n\rServersRecord\x12&\n\x07servers\x18\x01 \x03(\x0b\x32\x15.percolator.v1.Serverb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"percolator/v1/master_records.proto\x12\rpercolator.v1\x1a\x19percolator/v1/cells.proto\x1a\x1bpercolator/v1/cluster.proto\x1a\x1apercolator/v1/master.proto\"\xff\x01\n\tMapRecord\x12\x0f\n\x07next_id\x18\x01 \x01(\x04\x12$\n\x06tables\x18\x02 \x03(\x0b\x32\x14.percolator.v1.Table\x12,\n\x07tablets\x18\x03 \x03(\x0b\x32\x1b.percolator.v1.TabletRecord\x12\x10\n\x08\x64raining\x18\x04 \x03(\t\x12-\n\x07retired\x18\x05 \x03(\x0b\x32\x1c.percolator.v1.RetiredTablet\x12\x12\n\nload_floor\x18\x06 \x01(\x04\x12\x11\n\tdeletions\x18\x07 \x03(\x0c\x12%\n\x07\x61waited\x18\x08 \x03(\x0b\x32\x14.percolator.v1.Table\"\xe4\x01\n\x0cTabletRecord\x12\x11\n\ttablet_id\x18\x01 \x01(\x04\x12\x10\n\x08table_id\x18\x02 \x01(\x04\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12&\n\x05range\x18\x04 \x01(\x0b\x32\x17.percolator.v1.RowRange\x12\x11\n\tserver_id\x18\x05 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x0e\n\x06\x65xists\x18\x07 \x01(\x08\x12\x18\n\x10origin_tablet_id\x18\x08 \x01(\x04\x12\x14\n\x0corigin_epoch\x18\t \x01(\x04\x12\x14\n\x0cserved_epoch\x18\n \x01(\x04\"4\n\rRetiredTablet\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\x11\n\ttablet_id\x18\x02 \x01(\x04\"\x8d\x01\n\x10SafePointsRecord\x12\x37\n\x06tables\x18\x01 \x03(\x0b\x32\'.percolator.v1.SafePointsRecord.OfTable\x12\x14\n\x0ctransactions\x18\x02 \x01(\x04\x1a*\n\x07OfTable\x12\x10\n\x08table_id\x18\x01 \x01(\x04\x12\r\n\x05reads\x18\x02 \x01(\x04\"7\n\rServersRecord\x12&\n\x07servers\x18\x01 \x03(\x0b\x32\x15.percolator.v1.Serverb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,15 +35,15 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'percolator.v1.master_record
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_MAPRECORD']._serialized_start=138
-  _globals['_MAPRECORD']._serialized_end=354
-  _globals['_TABLETRECORD']._serialized_start=357
-  _globals['_TABLETRECORD']._serialized_end=585
-  _globals['_RETIREDTABLET']._serialized_start=587
-  _globals['_RETIREDTABLET']._serialized_end=639
-  _globals['_SAFEPOINTSRECORD']._serialized_start=642
-  _globals['_SAFEPOINTSRECORD']._serialized_end=783
-  _globals['_SAFEPOINTSRECORD_OFTABLE']._serialized_start=741
-  _globals['_SAFEPOINTSRECORD_OFTABLE']._serialized_end=783
-  _globals['_SERVERSRECORD']._serialized_start=785
-  _globals['_SERVERSRECORD']._serialized_end=840
+  _globals['_MAPRECORD']._serialized_end=393
+  _globals['_TABLETRECORD']._serialized_start=396
+  _globals['_TABLETRECORD']._serialized_end=624
+  _globals['_RETIREDTABLET']._serialized_start=626
+  _globals['_RETIREDTABLET']._serialized_end=678
+  _globals['_SAFEPOINTSRECORD']._serialized_start=681
+  _globals['_SAFEPOINTSRECORD']._serialized_end=822
+  _globals['_SAFEPOINTSRECORD_OFTABLE']._serialized_start=780
+  _globals['_SAFEPOINTSRECORD_OFTABLE']._serialized_end=822
+  _globals['_SERVERSRECORD']._serialized_start=824
+  _globals['_SERVERSRECORD']._serialized_end=879
 # @@protoc_insertion_point(module_scope)

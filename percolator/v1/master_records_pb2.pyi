@@ -9,7 +9,7 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class MapRecord(_message.Message):
-    __slots__ = ("next_id", "tables", "tablets", "draining", "retired", "load_floor", "deletions")
+    __slots__ = ("next_id", "tables", "tablets", "draining", "retired", "load_floor", "deletions", "awaited")
     NEXT_ID_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     TABLETS_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,7 @@ class MapRecord(_message.Message):
     RETIRED_FIELD_NUMBER: _ClassVar[int]
     LOAD_FLOOR_FIELD_NUMBER: _ClassVar[int]
     DELETIONS_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
     next_id: int
     tables: _containers.RepeatedCompositeFieldContainer[_master_pb2.Table]
     tablets: _containers.RepeatedCompositeFieldContainer[TabletRecord]
@@ -24,7 +25,8 @@ class MapRecord(_message.Message):
     retired: _containers.RepeatedCompositeFieldContainer[RetiredTablet]
     load_floor: int
     deletions: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, next_id: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[_master_pb2.Table, _Mapping]]] = ..., tablets: _Optional[_Iterable[_Union[TabletRecord, _Mapping]]] = ..., draining: _Optional[_Iterable[str]] = ..., retired: _Optional[_Iterable[_Union[RetiredTablet, _Mapping]]] = ..., load_floor: _Optional[int] = ..., deletions: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    awaited: _containers.RepeatedCompositeFieldContainer[_master_pb2.Table]
+    def __init__(self, next_id: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[_master_pb2.Table, _Mapping]]] = ..., tablets: _Optional[_Iterable[_Union[TabletRecord, _Mapping]]] = ..., draining: _Optional[_Iterable[str]] = ..., retired: _Optional[_Iterable[_Union[RetiredTablet, _Mapping]]] = ..., load_floor: _Optional[int] = ..., deletions: _Optional[_Iterable[bytes]] = ..., awaited: _Optional[_Iterable[_Union[_master_pb2.Table, _Mapping]]] = ...) -> None: ...
 
 class TabletRecord(_message.Message):
     __slots__ = ("tablet_id", "table_id", "epoch", "range", "server_id", "address", "exists", "origin_tablet_id", "origin_epoch", "served_epoch")

@@ -206,6 +206,11 @@ CHANGE_OBSERVERS = UnaryMethod(
     master.ChangeObserversRequest,
     master.ChangeObserversResponse,
 )
+REPORT_BACKFILL = UnaryMethod(
+    "/percolator.v1.MasterService/ReportBackfill",
+    master.ReportBackfillRequest,
+    master.ReportBackfillResponse,
+)
 SET_CHANGE_FEED = UnaryMethod(
     "/percolator.v1.MasterService/SetChangeFeed",
     master.SetChangeFeedRequest,

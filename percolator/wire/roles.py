@@ -54,6 +54,7 @@ _CALLERS = {
         methods.TRY_LOCK,
         methods.RENEW_LOCKS,
         methods.UNLOCK,
+        methods.REPORT_BACKFILL,
         methods.SCAN_NOTIFICATIONS,
         methods.WATCH_NOTIFICATIONS,
         methods.BEGIN,

@@ -21,7 +21,11 @@ from percolator.errors import (
     NotReady,
     SchemaError,
 )
-from percolator.observers.registry.observer_change import changed_observers
+from percolator.observers.registry.observer_change import (
+    awaited_observers,
+    changed_observers,
+    with_report,
+)
 from percolator.v1 import master_pb2 as pb
 from percolator.wire.table_options import (
     changed_ttls,
@@ -33,11 +37,12 @@ from percolator.wire.table_options import (
     table_exists,
 )
 from percolator.world import Clock
-from services.master.map.catalogue import Table
+from services.master.map.catalogue import Catalogue, Table
 from services.master.map.map_record import (
     observer_messages,
     observers_of,
     options_message,
+    table_message,
     ttl_messages,
     ttls_of,
 )
@@ -46,6 +51,8 @@ from services.master.oracle_time import OracleTime
 
 SPLIT_BYTES_MIN = 64 << 10
 REQUEST_ID_BYTES_MAX = 64
+AWAITED_MAX = 1_000
+"""The most tables that do not exist yet and have observers."""
 _ORACLE_SECONDS = 2.0
 
 _log = structlog.get_logger("percolator.master")
@@ -164,8 +171,9 @@ class TableChanges(ABC, Generic[MapT]):
         if creation.deletions != self._deletions:
             return current, None
         changed, table = self._with_new_table(current, creation)
-        table = replace(table, created_by=request.request_id)
-        return changed.with_tables(table), (table, True)
+        awaited = current.awaited.get(table.name, ())
+        table = replace(table, created_by=request.request_id, observers=awaited)
+        return changed.with_tables(table).with_awaited(table.name, ()), (table, True)
 
     async def delete(self, request: pb.DeleteTableRequest, deadline: float) -> bool:
         """Returns when nothing of the table can be read or acknowledged any more. What is left of
@@ -206,8 +214,10 @@ class TableChanges(ABC, Generic[MapT]):
         """Returns when everybody judges under the new version, so no commit is missed."""
 
         def decide(current: MapT) -> tuple[MapT, Table]:
+            if request.awaited and current.named(request.table) is None:
+                return _awaiting(current, request)
             table = current.table(request.table)
-            change = changed_observers(table.name, observer_messages(table), request)
+            change = changed_observers(table_message(table), request)
             observers = observers_of(change.observers)
             if observers == table.observers:
                 return current, table
@@ -216,9 +226,31 @@ class TableChanges(ABC, Generic[MapT]):
             return current.with_tables(changed), changed
 
         table = await self._store.change(decide)
-        # Also if nothing changed: the call that made the change may have given up waiting.
-        await self._until_current(table, deadline)
+        if table.table_id:
+            # Also if nothing changed: the call that made the change may have given up waiting.
+            await self._until_current(table, deadline)
         return table
+
+    async def report_backfill(self, request: pb.ReportBackfillRequest, deadline: float) -> Table:
+        """Returns, when a backfill begins, only when everybody judges under the version that owes
+        it: otherwise a commit that notifies nobody could come after the backfill's snapshot."""
+
+        def decide(current: MapT) -> tuple[MapT, Table]:
+            table = _by_id(current, request.table_id)
+            observers = observers_of(with_report(observer_messages(table.observers), request))
+            if observers == table.observers:
+                return current, table
+            changed = replace(table, observers=observers)
+            return current.with_tables(changed), changed
+
+        table = await self._store.change(decide)
+        if not request.HasField("row") and not request.done:
+            await self._until_registered(table, deadline)
+        return table
+
+    async def _until_registered(self, table: Table, deadline: float) -> None:
+        """Returns when no transaction can commit that does not know the table's observers."""
+        await self._until_current(table, deadline)
 
     async def set_change_feed(self, request: pb.SetChangeFeedRequest, deadline: float) -> Table:
         """Returns when everybody follows the new version, so no commit is left out."""
@@ -263,11 +295,7 @@ class TableChanges(ABC, Generic[MapT]):
         """
 
         def decide(current: MapT) -> tuple[MapT, Table]:
-            table = current.tables.get(request.table_id)
-            if table is None or table.deleting:
-                raise SchemaError(
-                    f"there is no table with the id {request.table_id}", table_id=request.table_id
-                )
+            table = _by_id(current, request.table_id)
             changed = _with_codecs(current, table, request.codecs)
             return changed, changed.tables[table.table_id]
 
@@ -306,6 +334,29 @@ class TableChanges(ABC, Generic[MapT]):
                 "options.split_bytes",
                 f"is {options.split_bytes}; expected 0, or at least {SPLIT_BYTES_MIN}",
             )
+
+
+def _by_id(current: Catalogue, table_id: int) -> Table:
+    table = current.tables.get(table_id)
+    if table is None or table.deleting:
+        raise SchemaError(f"there is no table with the id {table_id}", table_id=table_id)
+    return table
+
+
+def _awaiting(current: MapT, request: pb.ChangeObserversRequest) -> tuple[MapT, Table]:
+    """The map with observers of a table that does not exist yet, and what stands for that table."""
+    require_table_name("table", request.table)
+    known = current.awaited.get(request.table, ())
+    observers = observers_of(awaited_observers(request.table, observer_messages(known), request))
+    if observers == known:
+        return current, Table(0, request.table, observers=known)
+    if request.table not in current.awaited and len(current.awaited) >= AWAITED_MAX:
+        raise InvalidArgument(
+            "table", f"{AWAITED_MAX} tables that do not exist already have observers"
+        )
+    return current.with_awaited(request.table, observers), Table(
+        0, request.table, observers=observers
+    )
 
 
 def _require_request_id(request_id: bytes) -> None:

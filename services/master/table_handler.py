@@ -59,6 +59,12 @@ class TableHandler(Generic[MapT, TermT]):
         )
         return pb.ChangeObserversResponse(table=table)
 
+    async def report_backfill(self, request: pb.ReportBackfillRequest) -> pb.ReportBackfillResponse:
+        table = await self._after(
+            lambda leader: leader.tables.report_backfill(request, self._deadline())
+        )
+        return pb.ReportBackfillResponse(table=table)
+
     async def set_change_feed(self, request: pb.SetChangeFeedRequest) -> pb.SetChangeFeedResponse:
         table = await self._after(
             lambda leader: leader.tables.set_change_feed(request, self._deadline())

@@ -23,14 +23,19 @@ from percolator.formats.records import KIND_PUT
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
 from percolator.observers.port import WorkRequest
-from percolator.observers.registry.backfilling import backfill
+from percolator.observers.registry.backfilling import backfill, owed_by
 from percolator.observers.registry.removal import Removed, remove_observer
+from percolator.observers.worker import Worker, start_in_advance
 from percolator.protocol.announcing import Announcement
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED
 from percolator.schema import Column
 from percolator.testing.row_database import connect_over, connect_over_model
-from percolator.v1.master_pb2 import ChangeObserversRequest
+from percolator.v1.master_pb2 import (
+    ChangeObserversRequest,
+    OwedBackfill,
+    ReportBackfillRequest,
+)
 from percolator.v1.master_pb2 import Observer as Registered
 from services.local.cluster import LocalCluster
 from tests.contracts.conftest import EMULATOR, ROWS
@@ -88,8 +93,33 @@ class Pages:
             self.runs[row] += 1
         tx.set(row, self.length, len(tx.get(row, self.body, "")))
 
-    def observer(self) -> Observer:
-        return observes(self.body, name="measure")(self.measure)
+    def observer(self, *, backfill: bool = True) -> Observer:
+        return observes(self.body, name="measure", backfill=backfill)(self.measure)
+
+    def start_in_advance(self, observer: Observer) -> None:
+        """What a worker does that is started before its table exists."""
+
+        async def start(context: WorkerContext, _: str) -> None:
+            await start_in_advance(Worker(context, [observer]))
+
+        self.call(start)
+
+    def awaited(self) -> list[str]:
+        """The observers that are registered for the table before it exists."""
+
+        async def read(context: WorkerContext, table: str) -> list[str]:
+            tables = await context.catalog.awaited(context.deadline())
+            return [one.name for found in tables if found.name == table for one in found.observers]
+
+        found: list[str] = self.call(read)
+        return found
+
+    def owed(self) -> OwedBackfill | None:
+        async def read(context: WorkerContext, table: str) -> OwedBackfill | None:
+            return owed_by(await context.describe(table), "measure")
+
+        found: OwedBackfill | None = self.call(read)
+        return found
 
     def write(self, rows: int, body: str = "text") -> list[str]:
         names = [f"{'az'[number % 2]}{number:03}" for number in range(rows)]
@@ -140,15 +170,100 @@ def pages(db: Database) -> Iterator[Pages]:
     db.drop_table(made.table)
 
 
-def test_cells_that_were_written_before_are_answered_after_a_backfill(pages: Pages) -> None:
+def test_cells_that_were_written_before_are_handled_once_an_observer_is_registered(
+    pages: Pages,
+) -> None:
     rows = pages.write(40)
-    measure = pages.observer()
-    with pages.db.run_observers([measure]):
-        pages.db.wait_for_observers(timeout=30)
-        assert pages.lengths() == {}
-        assert pages.db.backfill(measure) == 40
+    with pages.db.run_observers([pages.observer()]):
         pages.db.wait_for_observers(timeout=30)
         assert pages.lengths() == dict.fromkeys(rows, 4)
+    assert pages.owed() is None
+    before = +pages.runs
+    with pages.db.run_observers([pages.observer()]):
+        pages.db.wait_for_observers(timeout=30)
+    assert pages.runs == before
+
+
+def test_without_a_backfill_only_later_cells_are_handled(pages: Pages) -> None:
+    rows = pages.write(10)
+    measure = pages.observer(backfill=False)
+    with pages.db.run_observers([measure]):
+        pages.db.wait_for_observers(timeout=30)
+        assert (pages.lengths(), pages.owed()) == ({}, None)
+        later = pages.write(2)
+        pages.db.wait_for_observers(timeout=30)
+        assert pages.lengths() == dict.fromkeys(later, 4)
+        assert pages.db.backfill(measure) == 10
+        pages.db.wait_for_observers(timeout=30)
+        assert pages.lengths() == dict.fromkeys(rows, 4)
+
+
+def test_waiting_counts_a_backfill_before_any_worker_has_begun_it(pages: Pages) -> None:
+    rows = pages.write(6)
+    pages.db.register_observers([pages.observer()])
+    assert pages.notified() == []
+    with pytest.raises(DeadlineExceeded, match="a backfill for 'measure' of 'pages-"):
+        pages.db.wait_for_observers(timeout=2)
+    pages.change(pause=["measure"])
+    pages.db.wait_for_observers(timeout=30)
+    pages.change(resume=["measure"])
+    with pages.db.run_observers([pages.observer()]), pages.db.run_observers([pages.observer()]):
+        pages.db.wait_for_observers(timeout=30)
+    assert pages.lengths() == dict.fromkeys(rows, 4)
+
+
+def test_an_owed_backfill_goes_on_where_another_worker_has_left_it(pages: Pages) -> None:
+    rows = pages.write(20)
+    pages.db.register_observers([pages.observer()])
+    owed = pages.owed()
+    assert owed is not None
+
+    async def report(context: WorkerContext, table: str) -> None:
+        described = await context.describe(table)
+        request = ReportBackfillRequest(
+            table_id=described.table_id,
+            observer="measure",
+            version=owed.version,
+            row=b"a010",
+            cells=5,
+        )
+        await context.catalog.report_backfill(request, context.deadline())
+
+    pages.call(report)
+    with pages.db.run_observers([pages.observer()]):
+        pages.db.wait_for_observers(timeout=30)
+    assert set(pages.lengths()) == {row for row in rows if row >= "a010"}
+    assert pages.owed() is None
+
+
+def test_a_table_is_created_with_the_observers_that_wait_for_it(db: Database) -> None:
+    """The first commit notifies them, even those that want nothing older than they are."""
+    early, later = Pages(db), Pages(db)
+    for pages, wants_backfill in ((early, True), (later, False)):
+        db.drop_table(pages.table)
+        other = observes(pages.length, name="measure")(pages.measure)
+        for observer in (other, pages.observer(backfill=wants_backfill)):
+            with pytest.raises(SchemaError, match="there is no table"):
+                pages.start_in_advance(observer)
+        assert pages.awaited() == ["measure"]
+        db.create_table(pages.table, splits=["m"])
+        assert (pages.awaited(), pages.owed()) == ([], None)
+        rows = pages.write(4)
+        with db.run_observers([pages.observer(backfill=wants_backfill)]):
+            db.wait_for_observers(timeout=30)
+        assert pages.lengths() == dict.fromkeys(rows, 4)
+        db.drop_table(pages.table)
+
+
+def test_an_observer_of_a_table_that_does_not_exist_is_removed(db: Database) -> None:
+    pages = Pages(db)
+    db.drop_table(pages.table)
+    with pytest.raises(SchemaError, match="there is no table"):
+        pages.start_in_advance(pages.observer())
+    assert pages.call(remove_observer, "measure") == Removed(True, 0, 0)
+    assert pages.awaited() == []
+    with pytest.raises(SchemaError, match="there is no table"):
+        pages.call(remove_observer, "measure")
 
 
 def test_what_was_answered_is_answered_again_only_when_that_is_asked_for(pages: Pages) -> None:

@@ -61,6 +61,7 @@ MAY_WAIT = {
     "/percolator.v1.MasterService/CreateTable": "returns when its tablets are served",
     "/percolator.v1.MasterService/DeleteTable": "waits for a change of the map in progress",
     "/percolator.v1.MasterService/ChangeObservers": "returns when every tablet knows them",
+    "/percolator.v1.MasterService/ReportBackfill": "returns when every tablet knows the observer",
     "/percolator.v1.MasterService/SetChangeFeed": "returns when every tablet knows",
     "/percolator.v1.MasterService/SetTtls": "returns when every tablet knows",
     "/percolator.v1.MasterService/ChangeCodecs": "returns when every tablet knows",

@@ -194,6 +194,7 @@ _REQUESTS = (
     _Asked(master.ListTablesRequest, "list_tables"),
     _Asked(master.DescribeTableRequest, "describe_table"),
     _Asked(master.ChangeObserversRequest, "change_observers"),
+    _Asked(master.ReportBackfillRequest, "report_backfill"),
     _Asked(master.DeclareCodecsRequest, "declare_codecs"),
     _Asked(bigtable.BigtableCheckAndMutateRowRequest, "check_and_mutate_row", True),
     _Asked(bigtable.BigtableMutateRowsRequest, "mutate_rows", True, True),
@@ -232,8 +233,9 @@ SEEDS: tuple[Message, ...] = (
     master.ListTablesRequest(),
     master.DescribeTableRequest(name="fuzzed"),
     master.ChangeObserversRequest(
-        table="fuzzed", add=[master.Observer(name="watcher", columns=[b"c"])]
+        table="fuzzed", add=[master.Observer(name="watcher", columns=[b"c"], backfill=True)]
     ),
+    master.ReportBackfillRequest(table_id=1, observer="watcher", version=2, row=b"r", cells=1),
     master.DeclareCodecsRequest(table_id=1),
     bigtable.BigtableCheckAndMutateRowRequest(
         table_name=PLACE.table(1),

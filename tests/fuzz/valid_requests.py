@@ -299,6 +299,9 @@ VALID: dict[str, Make] = {
         name=s.table.name
     ),
     f"{_V1}MasterService/ChangeObservers": _change_observers,
+    f"{_V1}MasterService/ReportBackfill": lambda s, c: master.ReportBackfillRequest(
+        table_id=s.table.table_id, observer=OBSERVER, version=2, row=b"m", cells=c.randrange(9)
+    ),
     f"{_V1}MasterService/SetChangeFeed": lambda s, c: master.SetChangeFeedRequest(
         table=s.table.name, change_feed=True
     ),

@@ -14,7 +14,8 @@ from subprocess import Popen
 import pytest
 
 import percolator
-from percolator import Database, Table, codecs, observes
+from percolator import Database, Table, aio, codecs, observes
+from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
 from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
@@ -77,14 +78,65 @@ def command(cluster: LocalCluster, db: Database) -> CommandLine:
 
 def test_observers_are_listed_paused_and_resumed(command: CommandLine) -> None:
     listed = command.data("observers", "list", "--table", "pages")
-    expected = {"table": "pages", "observer": "measure", "columns": ["body"]}
-    assert listed == [{**expected, "weak": False, "paused": False}]
+    expected: dict[str, object] = {"table": "pages", "observer": "measure", "columns": ["body"]}
+    done = {"backfill": True, "backfill_owed": False, "backfilled_cells": None}
+    expected |= {"weak": False, "paused": False, "table_exists": True}
+    assert listed == [{**expected, **done}]
+    assert "with backfill" in command.text("observers", "list")
     assert "is now paused" in command.text("observers", "pause", "pages", "measure")
     assert "paused" in command.text("observers", "list")
     quiet = command.data("wait", "--timeout", "20")
     assert quiet["paused"] == [{"table": "pages", "observer": "measure"}]
     assert "is paused" in command.text("wait")
     assert not command.data("observers", "resume", "pages", "measure")["paused"]
+
+
+def test_a_backfill_is_shown_waited_for_and_ended_by_a_removal(
+    command: CommandLine, db: Database
+) -> None:
+    choices: dict[str, tuple[bool, bool | None]] = {
+        "with": (False, None),
+        "without": (False, False),
+        "weakly": (True, None),
+    }
+    for name, (weak, backfill) in choices.items():
+        decorate = observes(body, name=name, weak=weak, backfill=backfill)
+        db.register_observers([decorate(lambda tx, row: None)])
+    listed = {one["observer"]: one for one in command.data("observers", "list")}
+    assert [listed[name]["backfill_owed"] for name in choices] == [True, False, False]
+    assert listed["with"]["backfilled_cells"] == 0
+    shown = [line.strip() for line in command.text("observers", "list").splitlines()]
+    ends = {line.split()[1]: line for line in shown}
+    assert ends["with"].endswith("backfilling, 0 cells so far")
+    assert ends["without"].endswith("without backfill")
+    assert ends["weakly"].endswith("weak")
+    late = command.error("wait", "--timeout", "2", code=1)
+    assert "a backfill for 'with' of 'pages', 0 cells so far" in late
+    for name in choices:
+        assert command.data("observers", "remove", "pages", name, "--yes")["removed"]
+    assert command.data("wait", "--timeout", "20")["dead_letters"] == []
+
+
+def test_observers_of_a_table_that_does_not_exist_are_listed_and_removed(
+    command: CommandLine, cluster: LocalCluster
+) -> None:
+    added = Observer(name="early", columns=[b"body"])
+    request = ChangeObserversRequest(table="to come", add=[added], awaited=True)
+
+    async def register() -> bool:
+        async with aio.connect(cluster.address) as database:
+            engine = database.internal.engine
+            return await engine.catalog.await_table(request, engine.now() + 20)
+
+    assert not asyncio.run(register())
+    shown = next(line for line in command.text("observers", "list").splitlines() if "early" in line)
+    assert shown.strip().endswith("the table does not exist yet")
+    listed = {one["observer"]: one for one in command.data("observers", "list")}
+    assert (listed["early"]["table"], listed["early"]["table_exists"]) == ("to come", False)
+    removed = command.data("observers", "remove", "to come", "early", "--yes")
+    assert (removed["removed"], removed["purged"], removed["left"]) == (True, 0, 0)
+    assert "early" not in command.text("observers", "list")
+    assert "'to come'" in command.error("observers", "remove", "to come", "early", "--yes", code=1)
 
 
 def test_waiting_notifications_are_listed_counted_and_thrown_away(command: CommandLine) -> None:
@@ -209,8 +261,11 @@ def _remove(cluster: LocalCluster, observer: str) -> None:
 
 
 def _said(worker: Popen[str]) -> str:
+    """The next line that it prints, apart from what it logs."""
     assert worker.stderr is not None
-    return worker.stderr.readline()
+    while " INFO " in (line := worker.stderr.readline()):
+        pass
+    return line
 
 
 def test_a_worker_that_waits_for_its_table_says_what_it_lacks_and_can_be_stopped(

@@ -47,6 +47,10 @@ class RowLocks:
         """Tries to take these locks. Says for each whether this worker now holds it."""
         return await self._context.locks.try_lock(names)
 
+    async def extend(self, names: Sequence[bytes]) -> list[bool]:
+        """Keeps these locks longer. Says for each whether this worker still held it."""
+        return await self._context.locks.renew(names)
+
     def release(self, work: Work) -> None:
         """Releases the lock of work that is done or dropped. Releases are sent in batches."""
         if not work.is_locked:

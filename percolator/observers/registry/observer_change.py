@@ -3,6 +3,9 @@
 A bad request changes nothing, and its error names the field. A registered observer keeps its
 columns unless the request says `replace`: otherwise two programs that mean different things by one
 name would change it back and forth, and each would lose notifications because of the other.
+
+An observer that wants a backfill is owed one from the change on that registers it, in the same
+record: whoever registers it may die right after, and any worker sees what is left to do.
 """
 
 from __future__ import annotations
@@ -30,10 +33,30 @@ class ChangedObservers(NamedTuple):
     """Commits notify different observers than before, and clients that commit must know it."""
 
 
-def changed_observers(
-    table: str, observers: Iterable[pb.Observer], request: pb.ChangeObserversRequest
-) -> ChangedObservers:
+def changed_observers(table: pb.Table, request: pb.ChangeObserversRequest) -> ChangedObservers:
     """The observers of a table after a change. Raises `InvalidArgument` for a bad request."""
+    return _changed(table.name, table.observers, request, owed_version=table.schema_version + 1)
+
+
+def awaited_observers(
+    table: str, known: Iterable[pb.Observer], request: pb.ChangeObserversRequest
+) -> list[pb.Observer]:
+    """The observers of a table that does not exist yet. They owe nothing, since the table is
+    created with them. Raises `InvalidArgument` for a bad request."""
+    if request.pause or request.resume:
+        field = "pause" if request.pause else "resume"
+        raise InvalidArgument(field, f"there is no table {table!r} yet")
+    return _changed(table, known, request, owed_version=0).observers
+
+
+def _changed(
+    table: str,
+    observers: Iterable[pb.Observer],
+    request: pb.ChangeObserversRequest,
+    *,
+    owed_version: int,
+) -> ChangedObservers:
+    """`owed_version` is that of the backfills that become owed; 0 if there are no cells."""
     before = {one.name: one for one in observers}
     after = {name: _copy(one) for name, one in before.items()}
     for name in request.remove:
@@ -46,7 +69,11 @@ def changed_observers(
                 f"add[{index}]",
                 f"{table!r} already has another observer {one.name!r}, for {_described(known)}",
             )
+        if known is not None and notified_alike(known, one):
+            continue  # the first registration decides on the backfill, too
         one.paused = known is not None and known.paused
+        if owed_version:
+            _owe(one, known, owed_version)
         after[one.name] = one
     _pause(table, after, request)
     if len(after) > OBSERVERS_MAX:
@@ -58,10 +85,41 @@ def changed_observers(
                 f"column {quoted(column)} would have more than "
                 f"{OBSERVERS_PER_COLUMN_MAX} observers",
             )
+    # The version is also what tells the backfills of two registrations apart.
     raises_version = before.keys() != after.keys() or any(
-        not notified_alike(before[name], after[name]) for name in after
+        not notified_alike(before[name], after[name]) or before[name].owed != after[name].owed
+        for name in after
     )
     return ChangedObservers([after[name] for name in sorted(after)], raises_version)
+
+
+def _owe(added: pb.Observer, known: pb.Observer | None, version: int) -> None:
+    """Notes the columns of whose cells it has to be notified: those that are new to it, and those
+    of a backfill that is not finished."""
+    new = set(added.columns) if added.backfill else set()
+    unfinished = set[bytes]()
+    if known is not None and not known.weak:
+        new -= set(known.columns)
+        unfinished = set(known.owed.columns).intersection(added.columns)
+    columns = new | unfinished
+    if columns and not added.weak:
+        added.owed.CopyFrom(pb.OwedBackfill(version=version, columns=sorted(columns)))
+
+
+def with_report(
+    observers: Iterable[pb.Observer], request: pb.ReportBackfillRequest
+) -> list[pb.Observer]:
+    """The observers of a table after a worker has told how far a backfill has come. A report of
+    another registration changes nothing, and neither does an older one that comes late."""
+    after = [_copy(one) for one in observers]
+    for one in after:
+        owed = one.owed
+        if one.name == request.observer and owed.version == request.version and owed.columns:
+            if request.done:
+                one.ClearField("owed")
+            elif request.row > owed.row:
+                owed.row, owed.cells = request.row, request.cells
+    return after
 
 
 def _pause(
@@ -100,8 +158,16 @@ def _checked(observers: Sequence[pb.Observer]) -> list[pb.Observer]:
                 raise InvalidArgument(
                     f"{field}.columns", f"{quoted(column)} is reserved: it begins with a zero byte"
                 )
-        columns = sorted(set(observer.columns))
-        found[observer.name] = pb.Observer(name=observer.name, columns=columns, weak=observer.weak)
+        if observer.weak and observer.backfill:
+            raise InvalidArgument(
+                f"{field}.backfill", "a weak observer runs only when it is notified explicitly"
+            )
+        found[observer.name] = pb.Observer(
+            name=observer.name,
+            columns=sorted(set(observer.columns)),
+            weak=observer.weak,
+            backfill=observer.backfill,
+        )
     return list(found.values())
 
 

@@ -1,17 +1,20 @@
 """Registers a worker's observers with the cluster, and finds out which of them to run.
 
 A worker that starts adds its observers to the schemas of their tables; once that returns, every
-commit notifies them. It never removes or changes a registered observer: two workers with different
-code each run the observers that they have, but a name has only one definition.
+commit notifies them. What was committed before is left to the backfill that the same change owes
+them. If a table does not exist yet, it registers them in advance, and the table is created with
+them: no commit comes before the registration. It never removes or changes a registered
+observer: two workers with different code each run the observers that they have, but a name has only
+one definition.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from percolator.errors import InvalidArgument, PercolatorError, SchemaError
+from percolator.errors import InvalidArgument, PercolatorError, PermissionDenied, SchemaError
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
 from percolator.observers.registry.observer_change import notified_alike
@@ -26,28 +29,69 @@ _REFRESH_SECONDS = 2.0
 """How often a worker checks whether observers were paused, resumed or removed."""
 
 
-async def register(context: WorkerContext, observers: Sequence[Observer]) -> list[Watched]:
+async def register(
+    context: WorkerContext,
+    observers: Sequence[Observer],
+    *,
+    in_advance: dict[str, None] | None = None,
+) -> list[Watched]:
     """Registers observers, and creates what any worker needs to run them.
 
     Raises `SchemaError` if a table does not exist, and `InvalidArgument` if a name is registered
-    with another definition.
+    with another definition. With `in_advance`, which names the tables for which this was done
+    before, first registers the observers of such tables, for when they are created.
     """
     watched: list[Watched] = []
+    absent: SchemaError | None = None
     for table, own in _by_table(observers).items():
         try:
             described = await context.describe(table)
         except SchemaError as error:
-            raise with_remedy(error, table) from None
+            absent = absent or with_remedy(error, table)
+            if in_advance is None:
+                raise absent from None
+            await _register_in_advance(context, table, own, in_advance)
+            continue
         missing = _missing(described, own)
         if missing:
             request = pb.ChangeObserversRequest(table=table, add=missing)
             described = await context.catalog.change_observers(request, context.deadline())
             _missing(described, own)  # another worker may have been first, with another definition
+            _tell_of_registration(described, missing)
         watched += [Watched(observer, described.table_id) for observer in own]
         _note(described, [one for one in watched if one.table_id == described.table_id])
+    if absent is not None:
+        raise absent
     # A worker may have a client's token, with which it could not create the table.
     await dead_letters_table(context)
     return watched
+
+
+async def _register_in_advance(
+    context: WorkerContext, table: str, own: Sequence[Observer], before: dict[str, None]
+) -> None:
+    """Has a table that does not exist yet created with these observers.
+
+    The first time, it replaces what an earlier version of the program may have left: nothing was
+    notified yet. After that, another worker that means something else is refused, or refuses this
+    one, as with a table that exists.
+    """
+    added = [_registered_as(one) for one in own]
+    request = pb.ChangeObserversRequest(
+        table=table, add=added, awaited=True, replace=table not in before
+    )
+    try:
+        exists = await context.catalog.await_table(request, context.deadline())
+    except SchemaError:
+        return  # a master of an earlier release
+    except PermissionDenied:
+        # A client's token: whoever may register observers does it when the table exists.
+        _log.debug("the observers of table %s are not registered in advance", table)
+        return
+    if not exists and table not in before:
+        names = ", ".join(one.name for one in own)
+        _log.info("table %s will be created with the observers %s", table, names)
+        before[table] = None
 
 
 def _by_table(observers: Sequence[Observer]) -> Mapping[str, list[Observer]]:
@@ -77,12 +121,30 @@ def _missing(table: pb.Table, observers: Sequence[Observer]) -> list[pb.Observer
 
 def _registered_as(observer: Observer) -> pb.Observer:
     columns = sorted(column.name for column in observer.columns)
-    return pb.Observer(name=observer.name, columns=columns, weak=observer.weak)
+    return pb.Observer(
+        name=observer.name, columns=columns, weak=observer.weak, backfill=observer.backfill
+    )
 
 
 def _described(observer: pb.Observer) -> str:
     names = [column.decode(errors="backslashreplace") for column in sorted(observer.columns)]
     return f"{', '.join(names)}{' (weak)' if observer.weak else ''}"
+
+
+def _tell_of_registration(table: pb.Table, added: Sequence[pb.Observer]) -> None:
+    names = {one.name for one in added}
+    for one in table.observers:
+        if one.name in names:
+            _log.info(
+                "observer %s of table %s was registered: %s",
+                one.name,
+                table.name,
+                "it is weak, and runs only when it is notified"
+                if one.weak
+                else "it also handles the cells that are there already (backfill)"
+                if one.backfill
+                else "it handles only what is written from now on (backfill=False)",
+            )
 
 
 def _note(table: pb.Table, watched: Sequence[Watched]) -> bool:
@@ -103,6 +165,7 @@ def _note(table: pb.Table, watched: Sequence[Watched]) -> bool:
             else:
                 state = "is running" if is_active else "is paused" if there else "was removed"
                 _log.info("observer %s of table %s %s", one.observer.name, table.name, state)
+        one.owed = there.owed if is_ours and there is not None and there.HasField("owed") else None
         resumed = resumed or (is_active and not one.is_active)
         one.is_active, one.is_gone = is_active, not is_ours
     return resumed
@@ -131,8 +194,15 @@ def _tell_of_namesake(watched: Watched, there: pb.Observer) -> None:
 class Registrations:
     """Watches whether the observers of one worker are paused, resumed or removed."""
 
-    def __init__(self, context: WorkerContext, watched: Sequence[Watched]) -> None:
+    def __init__(
+        self,
+        context: WorkerContext,
+        watched: Sequence[Watched],
+        on_refreshed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_refreshed` is called whenever they were looked at."""
         self._context = context
+        self._on_refreshed = on_refreshed
         self.watched = watched
         self.changed = asyncio.Event()
         """Set when an observer was resumed, paused or removed."""
@@ -162,3 +232,4 @@ class Registrations:
                 _log.debug("cannot find out whether observers of %s are paused: %s", table, error)
             if before != [one.is_active for one in self.watched]:
                 self.changed.set()
+        self._on_refreshed()

@@ -3,7 +3,8 @@
 Notifications left behind by a removed observer would stay forever, and every scan would find them.
 So an observer with pending work is not removed unless the caller has that work thrown away.
 Acknowledgements stay: if the observer is registered again under the same name, it does not run
-again for changes that it has handled.
+again for changes that it has handled. A backfill that is not finished ends: another registration
+owes another one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,12 @@ async def remove_observer(
     Raises `UsageError` if it has pending work and `purge` is not given. Raises `SchemaError` if the
     table does not exist, or if the observer does not exist and has no notifications either.
     """
-    described = await context.describe(table)
+    try:
+        described = await context.describe(table)
+    except SchemaError:
+        if not await _removed_in_advance(context, table, observer):
+            raise
+        return Removed(was_registered=True, purged=0, left=0)
     registered = any(one.name == observer for one in described.observers)
     request = WorkRequest(described.table_id, observers=(observer.encode(),))
     if not purge:
@@ -62,6 +68,17 @@ async def remove_observer(
         raise SchemaError(f"table {table!r} has no observer {observer!r}", table=table)
     left = 0 if purge else await _count(context, request)
     return Removed(registered, purged, left)
+
+
+async def _removed_in_advance(context: WorkerContext, table: str, observer: str) -> bool:
+    """Removes an observer that was registered for a table that does not exist yet. False if there
+    is none."""
+    for one in await context.catalog.awaited(context.deadline()):
+        if one.name == table and any(known.name == observer for known in one.observers):
+            change = master_pb2.ChangeObserversRequest(table=table, remove=[observer], awaited=True)
+            await context.catalog.await_table(change, context.deadline())
+            return True
+    return False
 
 
 async def _has_work(context: WorkerContext, request: WorkRequest) -> bool:

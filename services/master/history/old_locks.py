@@ -85,7 +85,7 @@ class _MapSchemas:
         table = self._store.current.tables.get(table_id)
         if table is None:
             return None
-        schema = TableSchema.of(table.schema_version, observer_messages(table))
+        schema = TableSchema.of(table.schema_version, observer_messages(table.observers))
         self._router.schema_versions.of_table[table_id] = schema.version
         return schema
 

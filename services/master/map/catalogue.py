@@ -11,6 +11,21 @@ from percolator.codec_names import CodecNames
 from percolator.errors import SchemaError
 
 DELETIONS_KEPT = 100
+FIRST_VERSION = 1
+"""The version of the schema of a new table."""
+
+
+@dataclass(frozen=True)
+class OwedBackfill:
+    """The cells of which an observer has yet to be notified, since they are older than it."""
+
+    version: int
+    """The version of the schema since which it is owed."""
+    columns: tuple[bytes, ...]
+    row: bytes = b""
+    """Everything before this row is done."""
+    cells: int = 0
+    """How many cells that are."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +37,10 @@ class Observer:
     weak: bool = False
     paused: bool = False
     """Not run for now, though notifications are still written for it."""
+    backfill: bool = False
+    """It was registered to handle older cells, too. Earlier releases knew no such observers."""
+    owed: OwedBackfill | None = None
+    """What is left of that."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +60,7 @@ class Table:
 
     table_id: int
     name: str
-    schema_version: int = 1
+    schema_version: int = FIRST_VERSION
     retention_milliseconds: int = 0
     split_bytes: int = 0
     observers: tuple[Observer, ...] = ()
@@ -81,6 +100,10 @@ class Catalogue:
     """The latest run of a bulk load that was ended; none up to it begins again."""
     deletions: tuple[bytes, ...] = field(default=(), kw_only=True)
     """The ids of the requests that deleted tables, as far as they had any; the latest last."""
+    awaited: Mapping[str, tuple[Observer, ...]] = field(
+        default_factory=lambda: MappingProxyType({}), kw_only=True
+    )
+    """Observers of tables that do not exist yet, by the name of the table."""
 
     def tablets_of(self, table: Table) -> int:
         """How many tablets a table has: none, where a row store has its cells."""
@@ -120,6 +143,11 @@ class Catalogue:
         if not request_id:
             return self
         return replace(self, deletions=(*self.deletions, request_id)[-DELETIONS_KEPT:])
+
+    def with_awaited(self, name: str, observers: tuple[Observer, ...]) -> Self:
+        """With these observers of a table that does not exist yet."""
+        awaited = {**self.awaited, name: observers}
+        return replace(self, awaited={key: found for key, found in awaited.items() if found})
 
     def with_tables(self, *tables: Table) -> Self:
         return replace(self, tables={**self.tables, **{table.table_id: table for table in tables}})

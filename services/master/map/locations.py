@@ -10,6 +10,7 @@ from percolator.v1.cells_pb2 import RowRange
 from services.master.map.catalogue import Catalogue, Table
 from services.master.map.cluster_map import ClusterMap, Tablet
 from services.master.map.map_record import (
+    awaited_messages,
     codecs_message,
     location_message,
     observer_messages,
@@ -23,7 +24,10 @@ LOCATIONS_MAX = 1_000
 def list_tables(current: Catalogue) -> pb.ListTablesResponse:
     known = (table for table in current.tables.values() if not table.is_hidden)
     tables = sorted(known, key=lambda table: (table.name, table.table_id))
-    return pb.ListTablesResponse(tables=[_message(current, table) for table in tables])
+    return pb.ListTablesResponse(
+        tables=[_message(current, table) for table in tables],
+        awaited=awaited_messages(current),
+    )
 
 
 def describe_table(
@@ -56,7 +60,7 @@ def locate_tablets(
     answer = pb.LocateTabletsResponse(
         locations=[location_message(one, served=is_assigned(one)) for one in page],
         schema_version=table.schema_version,
-        observers=observer_messages(table),
+        observers=observer_messages(table.observers),
         codecs=codecs_message(table),
         ttls=ttl_messages(table),
     )

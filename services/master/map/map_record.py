@@ -11,7 +11,7 @@ from percolator.errors import StoreFault, StoreUnusable
 from percolator.v1 import errors_pb2, master_pb2, master_records_pb2
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.tabletserver_pb2 import ColumnTtl
-from services.master.map.catalogue import Catalogue, Observer, Table, TableLoad
+from services.master.map.catalogue import Catalogue, Observer, OwedBackfill, Table, TableLoad
 from services.master.map.cluster_map import ClusterMap, Tablet
 
 
@@ -27,6 +27,7 @@ def encode(current: ClusterMap) -> bytes:
             for table, tablet in current.retired
         ],
         deletions=current.deletions,
+        awaited=awaited_messages(current),
     )
     return record.SerializeToString(deterministic=True)
 
@@ -41,6 +42,7 @@ def decode(data: bytes) -> ClusterMap:
         draining=frozenset(record.draining),
         retired=tuple((one.table_id, one.tablet_id) for one in record.retired),
         deletions=tuple(record.deletions),
+        awaited=_awaited(record),
     )
 
 
@@ -51,6 +53,7 @@ def encode_catalogue(current: Catalogue) -> bytes:
         tables=[table_message(table) for table in current.tables.values()],
         load_floor=current.load_floor,
         deletions=current.deletions,
+        awaited=awaited_messages(current),
     )
     return record.SerializeToString(deterministic=True)
 
@@ -64,6 +67,7 @@ def decode_catalogue(data: bytes) -> Catalogue:
         tables,
         load_floor=record.load_floor,
         deletions=tuple(record.deletions),
+        awaited=_awaited(record),
     )
 
 
@@ -83,7 +87,7 @@ def table_message(table: Table, tablets: int = 0) -> master_pb2.Table:
         name=table.name,
         schema_version=table.schema_version,
         options=options_message(table),
-        observers=observer_messages(table),
+        observers=observer_messages(table.observers),
         tablets=tablets,
         deleting=table.deleting,
         created_at=table.created_at,
@@ -123,15 +127,54 @@ def ttls_of(messages: Iterable[ColumnTtl]) -> tuple[tuple[bytes, int], ...]:
     return tuple(sorted((one.column, one.ttl_milliseconds) for one in messages))
 
 
-def observer_messages(table: Table) -> list[master_pb2.Observer]:
+def observer_messages(observers: Iterable[Observer]) -> list[master_pb2.Observer]:
     return [
-        master_pb2.Observer(name=one.name, columns=one.columns, weak=one.weak, paused=one.paused)
-        for one in table.observers
+        master_pb2.Observer(
+            name=one.name,
+            columns=one.columns,
+            weak=one.weak,
+            paused=one.paused,
+            backfill=one.backfill,
+            owed=None if one.owed is None else _owed_message(one.owed),
+        )
+        for one in observers
     ]
 
 
+def _owed_message(owed: OwedBackfill) -> master_pb2.OwedBackfill:
+    return master_pb2.OwedBackfill(
+        version=owed.version, columns=owed.columns, row=owed.row, cells=owed.cells
+    )
+
+
 def observers_of(messages: Iterable[master_pb2.Observer]) -> tuple[Observer, ...]:
-    return tuple(Observer(one.name, tuple(one.columns), one.weak, one.paused) for one in messages)
+    return tuple(
+        Observer(
+            one.name,
+            tuple(one.columns),
+            one.weak,
+            one.paused,
+            one.backfill,
+            _owed(one.owed) if one.HasField("owed") else None,
+        )
+        for one in messages
+    )
+
+
+def _owed(owed: master_pb2.OwedBackfill) -> OwedBackfill:
+    return OwedBackfill(owed.version, tuple(owed.columns), owed.row, owed.cells)
+
+
+def awaited_messages(current: Catalogue) -> list[master_pb2.Table]:
+    """The observers of tables that do not exist yet, by the name of the table."""
+    return [
+        master_pb2.Table(name=name, observers=observer_messages(observers))
+        for name, observers in sorted(current.awaited.items())
+    ]
+
+
+def _awaited(record: master_records_pb2.MapRecord) -> dict[str, tuple[Observer, ...]]:
+    return {table.name: observers_of(table.observers) for table in record.awaited}
 
 
 def location_message(tablet: Tablet, *, served: bool = True) -> errors_pb2.TabletLocation:

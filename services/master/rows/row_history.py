@@ -77,4 +77,4 @@ class _Schemas:
 
 
 def _schema_of(table: Table) -> TableSchema:
-    return TableSchema.of(table.schema_version, observer_messages(table))
+    return TableSchema.of(table.schema_version, observer_messages(table.observers))

@@ -23,7 +23,14 @@ import structlog
 
 from percolator.errors import InvalidArgument
 from percolator.v1 import master_pb2 as pb
-from services.master.map.catalogue import Catalogue, Table, TableLoad
+from services.master.map.catalogue import (
+    FIRST_VERSION,
+    Catalogue,
+    Observer,
+    OwedBackfill,
+    Table,
+    TableLoad,
+)
 from services.master.rows.row_tables import RowTables, require_not_loading
 from services.master.table_changes import Creation
 
@@ -83,12 +90,16 @@ class RowLoads(RowTables):
                 table,
                 created_at=creation.created_at,
                 load=replace(table.load, commit_timestamp=one.commit_timestamp),
+                observers=_of_loaded_cells(current.awaited.get(table.name, ())),
             )
             if table.is_hidden and table.load is not None
             else table
             for table, one in zip(found, request.loads, strict=True)
         ]
-        return replace(current.with_tables(*changed), load_floor=floor), changed
+        published = current.with_tables(*changed)
+        for table in changed:
+            published = published.with_awaited(table.name, ())
+        return replace(published, load_floor=floor), changed
 
     async def abandon_load(
         self, request: pb.AbandonLoadRequest, deadline: float
@@ -97,6 +108,14 @@ class RowLoads(RowTables):
         _require_named(request.load, request.run)
         _require_past(request.run, await self._timestamped(pb.CreateTableRequest(), deadline))
         return await self._store.change(partial(_abandoned, request))
+
+
+def _of_loaded_cells(awaited: Sequence[Observer]) -> tuple[Observer, ...]:
+    """The observers that waited for the table. What was loaded has notified none of them."""
+    return tuple(
+        replace(one, owed=OwedBackfill(FIRST_VERSION, one.columns)) if one.backfill else one
+        for one in awaited
+    )
 
 
 def _begun(

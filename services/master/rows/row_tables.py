@@ -69,11 +69,14 @@ class RowTables(TableChanges[Catalogue]):
             self._creating.release()
 
     async def change_observers(self, request: pb.ChangeObserversRequest, deadline: float) -> Table:
-        """Returns when no transaction can commit any more that does not know the change."""
         table = await super().change_observers(request, deadline)
-        # Only now, and also if nothing has changed: an earlier call may have ended in between.
-        await self._oracle_time.raise_epoch(deadline)
+        if table.table_id:
+            # Only now, and also if nothing has changed: an earlier call may have ended in between.
+            await self._until_registered(table, deadline)
         return table
+
+    async def _until_registered(self, table: Table, deadline: float) -> None:
+        await self._oracle_time.raise_epoch(deadline)
 
     async def _prepared(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         creation = await super()._prepared(request, deadline)

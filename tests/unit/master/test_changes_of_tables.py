@@ -25,6 +25,7 @@ from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.table_options import by_column
+from services.master import table_changes
 from services.master.map import map_record
 from tests.simulation import planted_table_bugs as bugs
 from tests.unit.master.cluster_world import ModelCluster, cluster
@@ -521,3 +522,94 @@ async def test_a_planted_mistake_is_found(
     plant(monkeypatch)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
         await FOUND_BY[plant]()
+
+
+# ---------------------------------------------------------------------------- backfills
+
+INDEX = pb.Observer(name="index", columns=[b"body"], backfill=True)
+
+
+async def test_an_owed_backfill_and_its_progress_outlive_the_master() -> None:
+    async with cluster("a:1") as world:
+        table = await create(world)
+        add = pb.ChangeObserversRequest(table="t", add=[INDEX])
+        await world.ask(methods.CHANGE_OBSERVERS, add)
+        report = pb.ReportBackfillRequest(
+            table_id=table, observer="index", version=2, row=b"m", cells=3
+        )
+        await world.ask(methods.REPORT_BACKFILL, report)
+        (process,) = world.masters
+        world.kill_master(process)
+        world.start_master()
+        await asyncio.sleep(5)
+        found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+        owed = pb.OwedBackfill(version=2, columns=[b"body"], row=b"m", cells=3)
+        assert [one.owed for one in found.table.observers] == [owed]
+        assert found.table.schema_version == 2
+        report.done = True
+        done = (await world.ask(methods.REPORT_BACKFILL, report)).table
+        assert not done.observers[0].HasField("owed")
+        assert done.observers[0].backfill
+
+
+async def test_a_backfill_begins_only_when_every_tablet_judges_under_the_registration() -> None:
+    """The program that has registered the observer may be gone before that."""
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world)
+        world.network.silent.add("a:1")
+        add = pb.ChangeObserversRequest(table="t", add=[INDEX])
+        with pytest.raises(PercolatorError):
+            await world.ask(methods.CHANGE_OBSERVERS, add, 1)
+        begin = pb.ReportBackfillRequest(table_id=table, observer="index", version=2)
+        with pytest.raises(PercolatorError):
+            await world.ask(methods.REPORT_BACKFILL, begin, 1)
+        world.network.silent.discard("a:1")
+        begun = (await world.ask(methods.REPORT_BACKFILL, begin, 60)).table
+        assert begun.observers[0].owed.version == 2
+        open_tablets = [one for server in world.servers.values() for one in server.open.values()]
+        assert {one.schema_version for one in open_tablets} == {2}
+
+
+async def test_observers_of_a_table_that_does_not_exist_outlive_the_master_and_come_with_it() -> (
+    None
+):
+    async with cluster("a:1") as world:
+        await asyncio.sleep(5)
+        request = pb.ChangeObserversRequest(table="t", add=[INDEX], awaited=True)
+        answer = (await world.ask(methods.CHANGE_OBSERVERS, request)).table
+        assert (answer.table_id, answer.name, list(answer.observers)) == (0, "t", [INDEX])
+        (process,) = world.masters
+        world.kill_master(process)
+        world.start_master()
+        await asyncio.sleep(5)
+        listed = await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())
+        assert [(one.name, list(one.observers)) for one in listed.awaited] == [("t", [INDEX])]
+        assert not listed.tables
+        with pytest.raises(SchemaError):
+            await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+        await create(world)
+        table = (await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))).table
+        assert (table.schema_version, list(table.observers)) == (1, [INDEX])
+        assert not (await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())).awaited
+        # From now on, it is a registration like any other.
+        other = pb.ChangeObserversRequest(
+            table="t", add=[pb.Observer(name="other", columns=[b"body"], backfill=True)]
+        )
+        other.awaited = True
+        changed = (await world.ask(methods.CHANGE_OBSERVERS, other)).table
+        assert [one.HasField("owed") for one in changed.observers] == [False, True]
+
+
+async def test_only_so_many_tables_that_do_not_exist_have_observers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(table_changes, "AWAITED_MAX", 1)
+    async with cluster("a:1") as world:
+        await asyncio.sleep(5)
+        for name in ("t", "t"):
+            request = pb.ChangeObserversRequest(table=name, add=[INDEX], awaited=True)
+            await world.ask(methods.CHANGE_OBSERVERS, request)
+        request = pb.ChangeObserversRequest(table="u", add=[INDEX], awaited=True)
+        with pytest.raises(InvalidArgument) as caught:
+            await world.ask(methods.CHANGE_OBSERVERS, request)
+        assert caught.value.field == "table"

@@ -69,6 +69,18 @@ def state(world: ModelCluster) -> bytes:
         ),
         (methods.CHANGE_OBSERVERS, Change(table="t", remove=["o"]), "remove"),
         (methods.CHANGE_OBSERVERS, Change(table="t", pause=["o"]), "pause"),
+        (
+            methods.CHANGE_OBSERVERS,
+            Change(table="t", add=[Observer(name="o", columns=[b"c"], weak=True, backfill=True)]),
+            "add[0].backfill",
+        ),
+        (
+            methods.CHANGE_OBSERVERS,
+            Change(table="", add=[Observer(name="o", columns=[b"c"])], awaited=True),
+            "table",
+        ),
+        (methods.CHANGE_OBSERVERS, Change(table="u", remove=["o"], awaited=True), "remove"),
+        (methods.CHANGE_OBSERVERS, Change(table="u", pause=["o"], awaited=True), "pause"),
     ],
 )
 async def test_a_bad_request_names_the_field_and_changes_nothing(
@@ -91,6 +103,8 @@ async def test_a_missing_table_is_a_schema_error() -> None:
             await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest(table="u"))
         with pytest.raises(SchemaError):
             await world.ask(methods.CHANGE_OBSERVERS, Change(table="u"))
+        with pytest.raises(SchemaError):
+            await world.ask(methods.REPORT_BACKFILL, pb.ReportBackfillRequest(table_id=99))
 
 
 async def test_an_existing_table_is_left_as_it_is_with_exist_ok() -> None:

@@ -87,6 +87,8 @@ def test_watched_columns_are_checked(columns: tuple[Any, ...], reason: str) -> N
         ({"deadline": "1"}, "deadline"),
         ({"name": b"bytes"}, "name"),
         ({"name": ""}, "name"),
+        ({"backfill": 1}, "backfill"),
+        ({"weak": True, "backfill": True}, "backfill"),
         ({"name": "n" * 65}, "name"),
         ({"name": "two\nlines"}, "name"),
     ],

@@ -19,6 +19,7 @@ from percolator.observers.finding.admission import QueueAdmission
 from percolator.observers.finding.row_locks import RowLocks, lock_name
 from percolator.observers.finding.scanner import Scanner
 from percolator.observers.finding.tablet_pass import TabletPass
+from percolator.observers.registry.backfilling import backfill_owed
 from percolator.observers.registry.registration import register
 from percolator.observers.watched import Watched
 from percolator.observers.work_queue import WorkQueue
@@ -59,6 +60,7 @@ ROWS = [f"{letter}{number}" for letter in "aghmtz" for number in range(10)]
 async def backlog(world: Observed) -> Watched:
     """Creates a backlog in two tablets. Returns the observer that it is for."""
     (watched,) = await register(world.context, [copying])
+    await backfill_owed(world.context, watched)
     for row in ROWS:
         await world.put(row, 1)
     await world.db.internal.engine.env.background.drain(1.0)

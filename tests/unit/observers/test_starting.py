@@ -18,7 +18,8 @@ class Refused:
     def __init__(self, *errors: Exception) -> None:
         self.left = list(errors)
 
-    async def start(self) -> None:
+    async def start(self, in_advance: dict[str, None] | None) -> None:
+        assert in_advance is not None
         if self.left:
             raise self.left.pop(0)
 
@@ -26,7 +27,9 @@ class Refused:
 async def _said(worker: Refused) -> list[str]:
     said: list[str] = []
     clock = VirtualClock(asyncio.get_running_loop())
-    await start_when_ready(Mock(spec=[], start=worker.start), clock, said.append)
+    await start_when_ready(
+        Mock(spec=[], _start=worker.start, _registered_in_advance={}), clock, said.append
+    )
     return said
 
 

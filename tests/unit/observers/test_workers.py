@@ -8,11 +8,22 @@ from unittest.mock import patch
 
 import pytest
 
-from percolator import ConflictError, InvalidArgument, Limits, SchemaError, Table, codecs, observes
+from percolator import (
+    ConflictError,
+    InvalidArgument,
+    Limits,
+    SchemaError,
+    SnapshotTooOld,
+    Table,
+    codecs,
+    observes,
+)
 from percolator.observers.counters import Counters
+from percolator.observers.registry.backfilling import backfill_owed
 from percolator.observers.registry.registration import Registrations, register
 from percolator.observers.running.dead_letter import DEAD_LETTERS
 from percolator.observers.running.dead_letter_box import DeadLetterBox
+from percolator.observers.waiting import wait_until_quiet
 from percolator.observers.worker import Worker, WorkerLimits
 from percolator.v1.master_pb2 import ChangeObserversRequest
 
@@ -440,3 +451,112 @@ async def test_options_of_a_worker_are_checked() -> None:
             assert refused.value.field == field
     with pytest.raises(InvalidArgument, match="threads_max: expected at least 1, got 0"):
         WorkerLimits(threads_max=0)
+
+
+# ---------------------------------------------------------------------------- backfills
+
+
+async def test_live_changes_do_not_wait_for_a_long_backfill() -> None:
+    """Few of its cells are notified at a time, so the queue has room for others."""
+    waiting_most = 0
+
+    @observes(source, name="slow", concurrency=1)
+    async def slow(tx: Any, row: str) -> None:
+        nonlocal waiting_most
+        waiting_most = max(waiting_most, len(await world.waiting()))
+        await asyncio.sleep(0.1)
+        await tx.set(row, copy, await tx.get(row, source))
+
+    async with observed() as world:
+        for number in range(200):
+            await world.put(f"{number:03}", number)
+        limits = WorkerLimits(queue_rows_max=50)
+        async with world.db.run_observers([slow], limits=limits) as worker:
+            await asyncio.sleep(2.0)
+            began = asyncio.get_running_loop().time()
+            await world.put("z", 1)
+            await world.until_copied("z", 1)
+            assert asyncio.get_running_loop().time() - began < 4.0
+            assert counted(worker, "slow").commits < 200
+            await wait_until_quiet(world.context, 60.0)
+        assert counted(worker, "slow").commits == 201
+        assert waiting_most <= 50 // 5 + 50 // 20 + 1
+
+
+async def test_a_backfill_is_done_by_one_worker_and_followed_by_another_when_that_dies() -> None:
+    @observes(source, name="slow", concurrency=1)
+    async def slow(tx: Any, row: str) -> None:
+        await asyncio.sleep(0.1)
+        await tx.set(row, copy, await tx.get(row, source))
+
+    async def rows_left() -> bytes:
+        (observer,) = (await world.context.describe("docs")).observers
+        return bytes(observer.owed.row)
+
+    async with observed() as world:
+        for number in range(100):
+            await world.put(f"{number:03}", number)
+        limits = WorkerLimits(queue_rows_max=50)
+        async with world.db.run_observers([slow], limits=limits):
+            await asyncio.sleep(5.0)
+        reached = await rows_left()
+        assert b"000" < reached < b"099"
+        async with world.db.run_observers([slow], limits=limits) as worker:
+            await wait_until_quiet(world.context, 60.0)
+        assert counted(worker, "slow").commits < 100
+        assert [await world.get(f"{number:03}") for number in range(100)] == list(range(100))
+
+
+async def test_a_paused_observer_is_not_notified_of_older_cells_until_it_is_resumed() -> None:
+    async with observed() as world:
+        await world.put("a", 1)
+        change, deadline = world.context.catalog.change_observers, world.context.deadline()
+        add = ChangeObserversRequest(table="docs", pause=["copying"])
+        add.add.add(name="copying", columns=[source.name], backfill=True)
+        await change(add, deadline)
+        async with world.db.run_observers([copying]):
+            await asyncio.sleep(10.0)
+            assert await world.waiting() == []
+            await change(ChangeObserversRequest(table="docs", resume=["copying"]), deadline)
+            await world.until_copied("a", 1)
+
+
+async def test_a_backfill_ends_with_its_table_or_its_observer() -> None:
+    async with observed() as world:
+        await world.put("a", 1)
+        (watched,) = await register(world.context, [copying])
+        change = world.context.catalog.change_observers
+        await change(
+            ChangeObserversRequest(table="docs", remove=["copying"]), world.context.deadline()
+        )
+        await backfill_owed(world.context, watched)
+        assert await world.waiting() == []
+        (watched,) = await register(world.context, [copying])
+        await world.db.drop_table(Table("docs"))
+        with pytest.raises(SchemaError):
+            await backfill_owed(world.context, watched)
+
+
+async def test_a_backfill_goes_on_at_a_later_snapshot_if_history_is_collected() -> None:
+    @observes(source, name="copying")
+    async def unused(tx: Any, row: str) -> None: ...
+
+    async with observed() as world:
+        for number in range(6):
+            await world.put(f"{number}", number)
+        (watched,) = await register(world.context, [unused])
+        scan, scanned = world.context.env.cells.scan, 0
+
+        async def scan_that_breaks_off(request: Any, seconds: float) -> Any:
+            nonlocal scanned
+            scanned += 1
+            async for page in scan(request._replace(row_limit=2), seconds):
+                yield page
+                if scanned == 1:
+                    raise SnapshotTooOld("collected")
+
+        with patch.object(world.context.env.cells, "scan", scan_that_breaks_off):
+            await backfill_owed(world.context, watched)
+        assert scanned > 1
+        assert {one.row for one in await world.waiting()} == {b"%d" % n for n in range(6)}
+        assert watched.owed is None

@@ -206,3 +206,20 @@ def test_what_runs_observers_of_asyncio_does_so_too(percolator_db: Database) -> 
     running = percolator.testing.run_observers_async(percolator_db, [copying])  # type: ignore[arg-type]  # the mistake
     with pytest.raises(UsageError, match=r"connect_async returns it, got one of the other API"):
         running.send(None)
+
+
+def test_an_observer_without_a_backfill_runs_only_for_what_is_written_later(
+    percolator_db: Database,
+) -> None:
+    runs: list[str] = []
+
+    @observes(source, name="later", backfill=False)
+    def later(tx: Any, row: str) -> None:
+        runs.append(row)
+
+    percolator_db.create_table(docs)
+    put(percolator_db, "a", 1)
+    assert percolator.testing.run_observers(percolator_db, [later]) == 0
+    put(percolator_db, "b", 2)
+    assert percolator.testing.run_observers(percolator_db, [later]) == 1
+    assert runs == ["b"]
