@@ -8,6 +8,7 @@ finds an invariant broken) are collected in `unexpected`.
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable
@@ -125,7 +126,7 @@ class Cluster:
                 self.placements.add_table(
                     cells.name,
                     cells.splits,
-                    registered(workload.observers, cells.name),
+                    [] if workload.registers_late else registered(workload.observers, cells.name),
                     change_feed=workload.change_feed,
                     ttls=workload.ttls,
                 )
@@ -282,7 +283,8 @@ class Cluster:
         one_round = self.scenario.one_round_share and incarnation.address == self.workers[0]
         database = await self.connected(incarnation.world, in_one_round=bool(one_round))
         name = incarnation.life.name
-        await observing.work(database, self.chronicle.recorder, name, self.workload.observers)
+        observers = functools.partial(self.workload.observers_of, incarnation.address)
+        await observing.work(database, self.chronicle.recorder, name, observers)
 
     async def _work(self, session: Session, address: str) -> None:
         while session.goes_on:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from percolator.aio import Database
@@ -21,7 +21,7 @@ from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
 from percolator.observers.work import Work
-from percolator.observers.worker import Worker, WorkerLimits
+from percolator.observers.worker import Worker, WorkerLimits, start_in_advance
 from percolator.schema import Readable
 from percolator.testing.isolation.history import CellKey, History, RecordedTransaction, Recorder
 from percolator.testing.isolation.observer_runs import WatchedColumns
@@ -163,15 +163,22 @@ def recording_context(database: Database, recorder: Recorder, name: str) -> Work
 
 
 async def work(
-    database: Database, recorder: Recorder, name: str, observers: list[Observer]
+    database: Database, recorder: Recorder, name: str, observers: Callable[[], list[Observer]]
 ) -> None:
-    """The program of a worker, until it is killed."""
+    """The program of a worker, until it is killed. As if it were deployed anew, it starts again
+    when it has other observers."""
     context = recording_context(database, recorder, name)
     while True:
-        worker = Worker(context, observers, WORKER_LIMITS)
-        try:
-            await worker.start()
-        except PercolatorError:
-            await asyncio.sleep(_AGAIN_SECONDS)
-            continue
-        await worker.wait()
+        chosen = observers()
+        worker = Worker(context, chosen, WORKER_LIMITS)
+        while chosen == observers() and not worker.is_running:
+            try:
+                await start_in_advance(worker)
+            except PercolatorError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+        waiting = asyncio.create_task(worker.wait()) if worker.is_running else None
+        while waiting is not None and chosen == observers():
+            done, _ = await asyncio.wait([waiting], timeout=_AGAIN_SECONDS)
+            if done:
+                waiting.result()
+        await worker.stop()

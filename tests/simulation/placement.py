@@ -17,7 +17,7 @@ from types import MappingProxyType
 from google.protobuf.descriptor import ServiceDescriptor
 
 from percolator.errors import PercolatorError, SchemaError
-from percolator.observers.registry.observer_change import changed_observers
+from percolator.observers.registry.observer_change import changed_observers, with_report
 from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -169,7 +169,7 @@ class _StandIn:
         """Only on a row store, where no tablet has to be told: the catalogue first, then the
         epoch."""
         table = self._table(request.table, 0)
-        change = changed_observers(table.name, table.observers, request)
+        change = changed_observers(table, request)
         del table.observers[:]
         table.observers.extend(change.observers)
         table.schema_version += change.raises_version
@@ -178,6 +178,15 @@ class _StandIn:
         advance = self._world.network.unary(ORACLE, methods.ADVANCE_EPOCH)
         await advance(raised, _ORDER_SECONDS)
         return master_pb2.ChangeObserversResponse(table=table)
+
+    async def report_backfill(
+        self, request: master_pb2.ReportBackfillRequest
+    ) -> master_pb2.ReportBackfillResponse:
+        table = self._table("", request.table_id)
+        reported = with_report(table.observers, request)
+        del table.observers[:]
+        table.observers.extend(reported)
+        return master_pb2.ReportBackfillResponse(table=table)
 
     async def locate_tablets(
         self, request: master_pb2.LocateTabletsRequest

@@ -149,6 +149,32 @@ BUGS = (
         workload="chains",
         with_master=True,
     ),
+    Bug(
+        observer_bugs.backfill_at_a_snapshot_from_before_the_registration,
+        workload="newcomers",
+        seeds_max=200,
+    ),
+    Bug(
+        observer_bugs.waiting_does_not_count_backfills,
+        workload="newcomers",
+        is_quickly_caught=True,
+    ),
+    Bug(
+        observer_bugs.backfill_counts_as_done_when_it_begins,
+        (Kind.CRASH,),
+        workload="newcomers",
+    ),
+    Bug(
+        observer_bugs.backfill_is_reported_before_its_notifications_are_durable,
+        (Kind.CRASH,),
+        workload="newcomers",
+        seeds_max=300,
+    ),
+    Bug(
+        observer_bugs.table_created_without_the_observers_that_wait_for_it,
+        workload="newcomers",
+        is_quickly_caught=True,
+    ),
     # Servers that are away until a commit's time is up, and back while its notification is deleted.
     Bug(
         observer_bugs.unknown_run_taken_for_committed,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from percolator.errors import OutcomeUnknown, PercolatorError
+from percolator.observers import waiting, worker
+from percolator.observers.context import WorkerContext
+from percolator.observers.definition import Observer
+from percolator.observers.registry import backfilling, registration
 from percolator.observers.running.acknowledgement import Acknowledgement
 from percolator.observers.running.run import ObserverRun
 from percolator.observers.running.run_pool import RunPool
@@ -21,16 +26,20 @@ from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.known_row import KnownRow
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.rolling import Rolling
+from percolator.routing.catalog import Catalog
 from percolator.routing.cells import FoundCell
 from percolator.routing.table_info import TableSchema
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.timestamps import SEQUENCE_BITS
+from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.v1.tabletserver_pb2 import Mutation
 from services.master.map.catalogue import Table
+from services.master.table_changes import Creation, TableChanges
 from services.master.tablets.tables import Tables
 from tests.simulation.planted_protocol_bugs import without_lists
+from tests.simulation.workloads import newcomers
 
 Patch = pytest.MonkeyPatch
 
@@ -216,3 +225,73 @@ def notification_deleted_before_the_run(patch: Patch) -> None:
         await correct(self, work, task)
 
     patch.setattr(RunPool, "_attempt", wrong)
+
+
+# ---------------------------------------------------------------------------- backfills
+
+
+def backfill_at_a_snapshot_from_before_the_registration(patch: Patch) -> None:
+    """What is committed in between notifies nobody, and the snapshot does not show it."""
+    register, snapshots = registration.register, dict[str, int]()
+
+    async def wrong(context: WorkerContext, observers: Sequence[Observer], **rest: Any) -> Any:
+        now = await context.env.timestamps.get(timeout_seconds=1.0)
+        for one in observers:
+            snapshots[one.name] = now
+        return await register(context, observers, **rest)
+
+    async def early(self: backfilling._Backfill) -> int:
+        return snapshots[self._observer]
+
+    for module in (worker, newcomers):
+        patch.setattr(module, "register", wrong)
+    patch.setattr(backfilling._Backfill, "_snapshot", early)
+
+
+def waiting_does_not_count_backfills(patch: Patch) -> None:
+    """It returns while cells are there of which the observer was not notified."""
+    correct = waiting._Pass.remaining
+
+    def wrong(self: waiting._Pass) -> waiting.Remaining:
+        return replace(correct(self), backfills={})
+
+    patch.setattr(waiting._Pass, "remaining", wrong)
+
+
+def backfill_counts_as_done_when_it_begins(patch: Patch) -> None:
+    """If its worker dies, nobody knows that something is left."""
+    correct = Catalog.report_backfill
+
+    async def wrong(
+        self: Catalog, request: master_pb2.ReportBackfillRequest, deadline: float
+    ) -> master_pb2.Table:
+        table = await correct(self, request, deadline)
+        if not request.HasField("row"):
+            done = master_pb2.ReportBackfillRequest()
+            done.CopyFrom(request)
+            done.done = True
+            await correct(self, done, deadline)
+        return table
+
+    patch.setattr(Catalog, "report_backfill", wrong)
+
+
+def backfill_is_reported_before_its_notifications_are_durable(patch: Patch) -> None:
+    """If its worker dies then, the next one goes on behind cells that were not notified."""
+    correct = backfilling._Backfill._notify
+
+    async def wrong(self: backfilling._Backfill, cells: Sequence[backfilling.Cell]) -> None:
+        self._context.env.background.start(correct(self, cells))
+
+    patch.setattr(backfilling._Backfill, "_notify", wrong)
+
+
+def table_created_without_the_observers_that_wait_for_it(patch: Patch) -> None:
+    """Its first commits notify nobody."""
+    correct = TableChanges._decide_creation
+
+    def wrong(self: TableChanges[Any], creation: Creation, current: Any) -> Any:
+        changed, decided = correct(self, creation, replace(current, awaited={}))
+        return replace(changed, awaited=current.awaited), decided
+
+    patch.setattr(TableChanges, "_decide_creation", wrong)

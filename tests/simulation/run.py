@@ -155,7 +155,7 @@ class _Run:
             database = await self._cluster.connected(world)
             if self._verdict.scenario.with_master:
                 await self._create_tables(database)
-                if self._workload.observers:
+                if self._workload.observers and not self._workload.registers_late:
                     await register(worker_context(database._engine), self._workload.observers)
             session = Session(chronicle, "loader", 1, database, Random("loader"))
             await self._workload.load(session)
@@ -170,6 +170,8 @@ class _Run:
         retention = _LONG_RETENTION if keeps_more else None
         await self._workload.create(database)
         for cells in self._workload.tables:
+            if cells.name in self._workload.created_late:
+                continue
             if cells.name == DEAD_LETTERS.name:
                 # As the first worker does: no program creates an internal table.
                 await dead_letters_table(worker_context(database.internal.engine))

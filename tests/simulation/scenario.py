@@ -23,7 +23,9 @@ _BURSTS_SHARE = 0.3
 _BURST_SECONDS = 1.0
 _TIMES_IN_A_CROWD = 4
 """A crowd runs this many times the transactions, at hardly a higher cost."""
-_WITH_OBSERVERS = {"chains", "recipes"}
+_WITH_OBSERVERS = {"chains", "newcomers", "recipes"}
+_NEWCOMERS_SHARE = 0.4
+"""The share of the seeds that drew `chains` and run `newcomers`: both are about observers."""
 _ONLY_ON_TABLETS = {"expiring", "feeds"}
 """Workloads that use what a row store does not have yet."""
 _ROWS_SHARE = 0.5
@@ -159,6 +161,8 @@ def scenario_of(
     """
     chance = Random(f"scenario {seed}")
     drawn = chance.choice(sorted(WORKLOADS))
+    if drawn == "chains" and Random(f"newcomers {seed}").random() < _NEWCOMERS_SHARE:
+        drawn = "newcomers"
     master = chance.random() < _MASTER_SHARE
     strikes = sorted(
         (_strike(chance) for _ in range(chance.randint(0, _STRIKES_MAX))),
@@ -185,6 +189,8 @@ def scenario_of(
         found = replace(found, on_rows=True, with_master=with_master)
     if found.workload == "successors":
         found = replace(found, with_master=True)  # the stand-in does not drop tables
+    if found.workload == "newcomers" and not found.on_rows:
+        found = replace(found, with_master=True)  # on tablets, the stand-in registers nothing
     if found.workload == "crowd":
         return replace(
             found,

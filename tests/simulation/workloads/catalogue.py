@@ -23,6 +23,7 @@ from tests.simulation.workloads.loads import Loads
 from tests.simulation.workloads.lock_order import LockOrder
 from tests.simulation.workloads.long_fork import LongFork
 from tests.simulation.workloads.mixed import Mixed
+from tests.simulation.workloads.newcomers import Newcomers
 from tests.simulation.workloads.predicates import Predicates
 from tests.simulation.workloads.recipes import Recipes
 from tests.simulation.workloads.recreations import Recreations
@@ -45,6 +46,7 @@ WITH_MASTER: dict[str, MakeWorkload] = {
     ),
     "loads": lambda: Mixed([Loads(), Loaders()]),
     "successors": lambda: Mixed([Successors(), Recreations()]),
+    "newcomers": lambda: Newcomers(creates=True),
 }
 """What workloads are on tablets under the real master, if it differs."""
 
@@ -55,8 +57,10 @@ UNDRAWN: dict[str, MakeWorkload] = {
     "drops": Drops,
     "loaders": Loaders,
     "recreations": Recreations,
+    "newcomers": Newcomers,
 }
-"""Workloads that no seed draws, as they are part of others. Bugs are planted in them."""
+"""Workloads that are not drawn by themselves, as they are part of others, or are run by some of the
+seeds that draw another one. Bugs are planted in them."""
 
 WORKLOADS: dict[str, MakeWorkload] = {
     "bank": Bank,

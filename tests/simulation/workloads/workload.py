@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -50,6 +50,16 @@ class Workload(ABC):
 
     async def load(self, session: Session) -> None:  # noqa: B027
         """Loads rows before anything is broken. By default the store starts empty."""
+
+    def observers_of(self, worker: str) -> list[Observer]:
+        """The observers that this worker runs now."""
+        return self.observers
+
+    registers_late = False
+    """Whether workers register the observers, in the midst of the trouble, on tables with rows."""
+
+    created_late: Collection[str] = ()
+    """Tables that clients create in the midst of the trouble. Only with the real master."""
 
     locks = False
     """Whether it leaves lock-only records, which are collected by another rule than history."""
