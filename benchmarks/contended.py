@@ -159,7 +159,7 @@ async def create_graph(db: aio.Database) -> None:
     await db.set_many([(HUB, {is_open: True})])
 
 
-@observes(contents)
+@observes(contents, backfill=False)
 async def add_up(tx: aio.Transaction, row: str) -> None:
     """Counts every document in one cell."""
     tx.set(TOTAL_ROW, total, await tx.get(TOTAL_ROW, total, default=0) + 1)

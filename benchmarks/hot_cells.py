@@ -37,7 +37,7 @@ async def _write_document(tx: aio.Transaction, number: int) -> None:
     tx.set(f"{number:06}", contents, number)
 
 
-@observes(contents, name="add up")
+@observes(contents, name="add up", backfill=False)
 async def add_up(tx: aio.Transaction, row: str) -> None:
     tx.set(_TOTAL, total, await tx.get(_TOTAL, total, default=0) + 1)
 
@@ -59,7 +59,7 @@ waits = inbox.column("waits", codecs.integer)
 _WAKE = "~wake"
 
 
-@observes(contents, name="put in")
+@observes(contents, name="put in", backfill=False)
 async def put_in(tx: aio.Transaction, row: str) -> None:
     tx.set(row, waits, 1)
     tx.notify(_WAKE, waits)
@@ -86,7 +86,7 @@ async def _create_inbox(db: aio.Database) -> None:
 totals = CombineQueue("totals", key=codecs.text, value=codecs.integer, combine=sum)
 
 
-@observes(contents, name="add")
+@observes(contents, name="add", backfill=False)
 async def add(tx: aio.Transaction, row: str) -> None:
     await totals.add(tx, _TOTAL, 1)
 
@@ -134,7 +134,7 @@ async def _see(tx: aio.Transaction, number: int) -> None:
         await _wait_at(tx, (LEVELS - 1, number >> 4), 1)
 
 
-@observes(waiting, name="climb")
+@observes(waiting, name="climb", backfill=False)
 async def climb(tx: aio.Transaction, node: tuple[int, int]) -> None:
     number = await tx.get(node, waiting, default=0)
     if not number:

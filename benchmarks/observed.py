@@ -14,17 +14,17 @@ chain = Table("chain")
 links = [chain.column(name, codecs.integer) for name in ("a", "b", "c", "d")]
 
 
-@observes(links[0], name="first")
+@observes(links[0], name="first", backfill=False)
 async def first(tx: Transaction, row: str) -> None:
     tx.set(row, links[1], (await tx.get(row, links[0]) or 0) + 1)
 
 
-@observes(links[1], name="second")
+@observes(links[1], name="second", backfill=False)
 async def second(tx: Transaction, row: str) -> None:
     tx.set(row, links[2], (await tx.get(row, links[1]) or 0) + 1)
 
 
-@observes(links[2], name="third")
+@observes(links[2], name="third", backfill=False)
 async def third(tx: Transaction, row: str) -> None:
     tx.set(row, links[3], (await tx.get(row, links[2]) or 0) + 1)
 

@@ -113,7 +113,7 @@ class Finding:
         self.handled = asyncio.Event()
         self._left = 0
 
-        @observes(column, name="counts")
+        @observes(column, name="counts", backfill=False)
         async def counts(tx: Transaction, row: bytes) -> None:
             self._left -= 1
             if not self._left:

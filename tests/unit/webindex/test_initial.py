@@ -77,7 +77,7 @@ async def test_observers_go_on_from_there() -> None:
             async with db.transaction() as tx:
                 for row, column, value in cells:
                     await tx.set(row, stored.column(column, codecs.stored), value)
-        await db.register_observers(observers)
+        await initial.register(db)
         assert await percolator.testing.run_observers_async(db, observers) == 0
         for number in range(20):
             async with db.transaction() as tx:
