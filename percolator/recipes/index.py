@@ -51,10 +51,13 @@ class Index(Generic[K, T, W]):
 
     - *In the same transaction* (False): programs write the column with `set` and `delete` of the
       index, and never otherwise. Then the index is exact at every snapshot, and in the transaction
-      itself. Writers of different rows do not conflict.
+      itself. Writers of different rows do not conflict. After a plain `tx.set`, `tx.delete` or
+      `tx.delete_row`, look-ups miss the row's new value and find its old one, until `backfill`:
+      the index learns only from `set` and `delete` what the column held before.
     - *By an observer* (True): programs write the column as they like, and a worker runs `observer`,
       which follows within milliseconds. Then a look-up may lead to rows that have just changed:
-      read the column before relying on it. `set` and `delete` are refused.
+      read the column before relying on it. `set` and `delete` are refused. Rows that were there
+      before the index are indexed, too, once its observer is registered.
 
     `values` computes a row's values (none, one or many) from its column; by default there is one,
     the column's own. Rows without the column are not in the index.

@@ -7,14 +7,17 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import percolator
-from percolator import Table
+from percolator import Table, codecs
 from percolator.schema import INTERNAL_PREFIX
 from services.local.cluster import LocalCluster
 from tests.documents.blocks import PROGRAMS, ROOT, Block, all_blocks
@@ -125,6 +128,149 @@ def _drive(steps: Path, here: Path, environment: dict[str, str]) -> tuple[int, s
         _, said = reader.communicate()
         raise AssertionError(f"still running; so far:\n{said}") from None
     return reader.returncode, said
+
+
+# ---------------------------------------------------------------------------- README's observer
+
+SECONDS_MAX = 60.0
+ROWS_BEFORE = 3_000
+"""So many that a worker is killed while it is notified of them."""
+
+
+class Overdrafts:
+    """README's first two programs in a directory, and processes that run there."""
+
+    def __init__(self, cluster: LocalCluster, here: Path) -> None:
+        self._here = here
+        self._environment = {
+            **os.environ,
+            "PERCOLATOR_ADDRESS": cluster.address,
+            "PYTHONPATH": f"{here}:{ROOT}",
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "200",
+        }
+        self.commands = {
+            "percolator worker": ["-m", "percolator.cli", "worker"],
+            # As compose.yaml and `percolator dev` start it.
+            "services.worker": [
+                *("-m", "services.worker", "--masters", cluster.address),
+                *("--listen", "127.0.0.1:0", "--metrics-listen="),
+            ],
+        }
+        for block in all_blocks():
+            path = block.told("file:")
+            if block.document == "README.md" and path:
+                (here / path).write_text(block.text.replace("localhost:7100", cluster.address))
+        self._running: list[subprocess.Popen[bytes]] = []
+
+    def run(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=self._here,
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS_MAX,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    def start_worker(self, kind: str, *, until: str) -> subprocess.Popen[bytes]:
+        """Starts a worker, and returns when it has said this."""
+        log = self._here / f"worker-{len(self._running)}.log"
+        with log.open("wb") as file:
+            worker = subprocess.Popen(
+                [sys.executable, *self.commands[kind], "--observers", "overdrafts:observers"],
+                cwd=self._here,
+                env=self._environment,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+            )
+        self._running.append(worker)
+        deadline = time.monotonic() + SECONDS_MAX
+        while until not in log.read_text():
+            assert worker.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.02)
+        return worker
+
+    def wait(self) -> None:
+        assert "nothing left to do" in self.run(
+            *("-m", "percolator.cli", "wait", "--timeout", str(SECONDS_MAX))
+        )
+
+    def overdrawn(self, db: percolator.Database) -> dict[str, bool]:
+        table = Table("accounts")
+        column = table.column("overdrawn", codecs.boolean)
+        with db.snapshot() as snapshot:
+            return {row.key: row[column] for row in snapshot.scan(table, columns=[column])}
+
+    def end(self) -> None:
+        for worker in self._running:
+            worker.kill()
+            worker.wait()
+
+
+@pytest.fixture
+def overdrafts(cluster: LocalCluster, tmp_path: Path) -> Iterator[Overdrafts]:
+    made = Overdrafts(cluster, tmp_path)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def db(cluster: LocalCluster) -> Iterator[percolator.Database]:
+    with percolator.connect(cluster.address) as database:
+        database.drop_table(Table("accounts"), missing_ok=True)
+        yield database
+
+
+RUNNING = {
+    "percolator worker": "running flag of accounts",
+    "services.worker": "running an observer",
+}
+
+
+@pytest.mark.timeout(3 * SECONDS_MAX)
+@pytest.mark.parametrize("kind", ["percolator worker", "services.worker"])
+@pytest.mark.parametrize("order", ["worker before table", "worker after data", "two workers"])
+def test_an_observer_handles_everything_in_whatever_order_programs_start(
+    overdrafts: Overdrafts, db: percolator.Database, kind: str, order: str
+) -> None:
+    if order == "worker before table":
+        overdrafts.start_worker(kind, until="will be created with the observers flag")
+        overdrafts.run("bank.py")
+    else:
+        overdrafts.run("bank.py")
+        if order == "two workers":
+            with ThreadPoolExecutor() as threads:
+                start = partial(overdrafts.start_worker, kind, until=RUNNING[kind])
+                list(threads.map(lambda _: start(), range(2)))
+        else:
+            overdrafts.start_worker(kind, until="it also handles the cells that are there already")
+    overdrafts.wait()
+    assert overdrafts.overdrawn(db) == {"bob": True, "joe": False}
+
+
+@pytest.mark.timeout(3 * SECONDS_MAX)
+def test_a_worker_that_is_killed_during_the_backfill_is_followed_by_another(
+    overdrafts: Overdrafts, db: percolator.Database
+) -> None:
+    overdrafts.run("bank.py")
+    balance = Table("accounts").column("balance", codecs.integer)
+    db.set_many((f"account {number:04}", {balance: number}) for number in range(ROWS_BEFORE))
+    worker = overdrafts.start_worker("percolator worker", until=RUNNING["percolator worker"])
+    deadline = time.monotonic() + SECONDS_MAX
+    while not overdrafts.overdrawn(db):
+        assert time.monotonic() < deadline
+    worker.kill()
+    worker.wait()
+    assert len(overdrafts.overdrawn(db)) < ROWS_BEFORE, "the worker was killed too late"
+    overdrafts.start_worker("services.worker", until=RUNNING["services.worker"])
+    overdrafts.wait()
+    assert len(overdrafts.overdrawn(db)) == ROWS_BEFORE + 2
 
 
 def test_documents_with_programs_are_found() -> None:

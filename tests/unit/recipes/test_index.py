@@ -287,3 +287,34 @@ def test_values_that_are_no_values_are_refused_by_name(
         with pytest.raises(SchemaError, match=says):
             index.set(tx, "ann", "Rome")
         assert tx.get("ann", city) is None
+
+
+def test_an_index_that_is_kept_by_an_observer_indexes_older_rows_by_itself(
+    percolator_db: Database,
+) -> None:
+    index = by_city(by_observer=True)
+    percolator_db.create_table(people)
+    percolator_db.set_many([("ann", {city: "Rome"}), ("bob", {city: "Bern"})])
+    index.create(percolator_db)
+    percolator.testing.run_observers(percolator_db, [index.observer()])
+    with percolator_db.snapshot() as snapshot:
+        assert index.range(snapshot) == [("Bern", "bob"), ("Rome", "ann")]
+        assert index.check(snapshot) == []
+
+
+def test_a_plain_write_leaves_wrong_entries_as_the_guide_says_until_a_backfill(
+    percolator_db: Database,
+) -> None:
+    index = by_city()
+    percolator_db.create_table(people)
+    index.create(percolator_db)
+    with percolator_db.transaction() as tx:
+        index.set(tx, "ann", "Rome")
+    with percolator_db.transaction() as tx:
+        tx.set("ann", city, "Oslo")
+    with percolator_db.snapshot() as snapshot:
+        assert (index.find(snapshot, "Rome"), index.find(snapshot, "Oslo")) == (["ann"], [])
+        assert len(index.check(snapshot)) == 2
+    index.backfill(percolator_db)
+    with percolator_db.snapshot() as snapshot:
+        assert (index.find(snapshot, "Rome"), index.find(snapshot, "Oslo")) == ([], ["ann"])
