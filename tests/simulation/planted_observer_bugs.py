@@ -39,7 +39,6 @@ from services.master.map.catalogue import Table
 from services.master.table_changes import Creation, TableChanges
 from services.master.tablets.tables import Tables
 from tests.simulation.planted_protocol_bugs import without_lists
-from tests.simulation.workloads import newcomers
 
 Patch = pytest.MonkeyPatch
 
@@ -232,19 +231,19 @@ def notification_deleted_before_the_run(patch: Patch) -> None:
 
 def backfill_at_a_snapshot_from_before_the_registration(patch: Patch) -> None:
     """What is committed in between notifies nobody, and the snapshot does not show it."""
-    register, snapshots = registration.register, dict[str, int]()
+    register = registration.register
 
     async def wrong(context: WorkerContext, observers: Sequence[Observer], **rest: Any) -> Any:
         now = await context.env.timestamps.get(timeout_seconds=1.0)
         for one in observers:
-            snapshots[one.name] = now
+            vars(context.catalog).setdefault(f"before {one.name}", now)
         return await register(context, observers, **rest)
 
     async def early(self: backfilling._Backfill) -> int:
-        return snapshots[self._observer]
+        before: int = vars(self._context.catalog)[f"before {self._observer}"]
+        return before
 
-    for module in (worker, newcomers):
-        patch.setattr(module, "register", wrong)
+    patch.setattr(worker, "register", wrong)
     patch.setattr(backfilling._Backfill, "_snapshot", early)
 
 

@@ -1,6 +1,7 @@
 """Observers that are registered when their cells are there already, or before their table is.
 
-    first    by the workers, while clients write and servers and workers die
+    first    by the workers, before clients write
+    amid     by the workers, while clients write and servers and workers die
     last     when the trouble is over, just before it is waited for observers
     arrived  before its table exists: it wants nothing older than itself, and must miss nothing
 
@@ -26,6 +27,7 @@ _ROWS = [b"row-%02d" % number for number in range(60)]
 _LOADED_AT_ONCE = 15
 _CREATED_SHARE = 0.3
 _CALL_SECONDS = 3.0
+_STEPS_BEFORE = 5
 _AGAIN_SECONDS = 0.2
 _LATER = "created-late"
 
@@ -46,7 +48,9 @@ class Newcomers(Workload):
         self.created_late = {_LATER} if creates else ()
         self._is_created = False
         self._is_over = False
+        self._steps = 0
         self._first = self._copying("first", self._text)
+        self._amid = self._copying("amid", self._text)
         self._last = self._copying("last", self._text, self._other)
         self._arrived = self._copying("arrived", self._later.column("text"), backfill=False)
 
@@ -57,12 +61,14 @@ class Newcomers(Workload):
 
     @property
     def observers(self) -> list[Observer]:
-        return [self._first, self._last] + [self._arrived] * self._creates
+        return [self._first, self._amid, self._last] + [self._arrived] * self._creates
 
     def observers_of(self, worker: str) -> list[Observer]:
         """One worker waits for the table that does not exist yet, and the other one does not."""
         waits = self._creates and worker.startswith("worker-1")
-        return [self._first] + [self._last] * self._is_over + [self._arrived] * waits
+        is_amid = self._steps > _STEPS_BEFORE
+        later = [self._amid] * is_amid + [self._last] * self._is_over
+        return [self._first, *later] + [self._arrived] * waits
 
     def _copying(self, name: str, *columns: Column[bytes], backfill: bool = True) -> Observer:
         @observes(*columns, name=name, backfill=backfill)
@@ -86,6 +92,7 @@ class Newcomers(Workload):
             await session.run(body)
 
     async def step(self, session: Session) -> None:
+        self._steps += 1
         if self._creates and session.random.random() < _CREATED_SHARE:
             if self._is_created:
                 await self._write(session, self._later.column("text"))
@@ -131,7 +138,9 @@ class Newcomers(Workload):
                 await context.world.clock.sleep(_AGAIN_SECONDS)
 
     def check(self, ending: Ending) -> Iterable[str]:
-        copies = [(self._text, "first"), (self._text, "last"), (self._other, "last")]
+        copies = [(self._text, name) for name in ("first", "last")] + [(self._other, "last")]
+        if self._steps > _STEPS_BEFORE:
+            copies.append((self._text, "amid"))
         tables = [(self.cells, copies)]
         if self._is_created:
             tables.append((self._later, [(self._later.column("text"), "arrived")]))
