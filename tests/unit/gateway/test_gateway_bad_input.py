@@ -160,7 +160,7 @@ async def test_what_a_tablet_refuses_to_read_is_named_as_it_was_asked_for() -> N
         with pytest.raises(InvalidArgument, match=r"^rows\[\]\.columns: of one row: 10001 entries"):
             await one.handler.get(request)
         large = b"v" * LIMITS.value_bytes_max
-        for number in range(5):
+        for number in range(8):
             column = b"c%d" % number
             await one.commit(await one.begin(), [write(b"a", large, column=column)])
         query = pb.RowQuery(table=TABLE, row=b"a")
