@@ -15,7 +15,7 @@ It never waits for a lock with changes in hand: those below the lock are read fi
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, contextmanager
 
 from percolator.errors import (
@@ -95,11 +95,15 @@ class ChangeReader:
         return seen
 
     async def follow(
-        self, until: int, timeout_seconds: float
+        self,
+        until: int,
+        timeout_seconds: float,
+        idle_seconds: Callable[[], float] = lambda: IDLE_SECONDS,
     ) -> AsyncGenerator[list[StoredChange], None]:
         """Yields all changes up to `until`, which may be in the future; with 0, it never ends.
 
-        While nothing changes it yields an empty page now and then: `position` has moved on.
+        While nothing changes it looks again after `idle_seconds`, and yields an empty page now and
+        then: `position` has moved on.
         """
         env = self._env
         yielded_at = env.now()
@@ -116,7 +120,7 @@ class ChangeReader:
                 if env.now() - yielded_at >= TOLD_SECONDS:
                     yield []
                     yielded_at = env.now()
-                await env.clock.sleep(IDLE_SECONDS)
+                await env.clock.sleep(idle_seconds())
 
     async def pages(
         self, until: int, timeout_seconds: float, *, endless: bool = False

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from percolator.tasks import Tasks
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.world import World
+from services.chassis.serving.quotas import Quotas
 from services.chassis.serving.rpc import Exposed, Forwarder
 from services.chassis.settings.service_settings import ServiceSettings
 from services.chassis.store.files import Files
@@ -58,6 +59,8 @@ class Host(Generic[SettingsT]):
     """How this process is announced to its cluster."""
     log: structlog.stdlib.BoundLogger
     metrics_registry: CollectorRegistry
+    quotas: Quotas = field(default_factory=Quotas)
+    """Where a service registers what it limits for each client."""
     forwarder: Forwarder | None = None
     """Set by a service that forwards calls to others."""
     failed: asyncio.Event = field(default_factory=asyncio.Event)

@@ -51,6 +51,7 @@ from services.chassis.ready_file import ReadyFile
 from services.chassis.refusal import may_pass, one_line
 from services.chassis.serving import metrics
 from services.chassis.serving.gate import Gate
+from services.chassis.serving.quotas import Quotas
 from services.chassis.serving.server import CannotListen, Server, listening_metrics
 from services.chassis.serving.server_tls import ServerTls
 from services.chassis.serving.tokens import Tokens
@@ -116,7 +117,10 @@ class _Process(Generic[SettingsT]):
         self._kind = kind
         self._build = build
         self._ready_file = ReadyFile(settings.ready_file)
-        self._gate = Gate(settings.concurrency_max, settings.request_bytes_max)
+        self._quotas = Quotas(settings.client_quota_percent, settings.clients_quota_percent)
+        self._gate = Gate(
+            settings.concurrency_max, settings.request_bytes_max, settings.streams_max, self._quotas
+        )
         self._stop = asyncio.Event()
         self._starting: asyncio.Timeout | None = None
         self._draining = False
@@ -182,7 +186,8 @@ class _Process(Generic[SettingsT]):
         network = GrpcNetwork(credentials, is_within=True)
         stack.push_async_callback(network.close)
         world = World(MachineClock(), network, machine_random())
-        server = Server(settings, self._gate, registry, world.clock, tls, tokens)
+        registry.register(self._quotas)
+        server = Server(settings, self._gate, registry, world.clock, tls, tokens, self._quotas)
         bound = await server.start()
         stack.push_async_callback(server.stop, 0.0)
         metrics_bound = stack.enter_context(listening_metrics(registry, settings, tls))
@@ -253,6 +258,7 @@ class _Process(Generic[SettingsT]):
             announced=announced,
             log=self.log,
             metrics_registry=registry,
+            quotas=self._quotas,
         )
         host.background("event loop lag", metrics.watch_event_loop(registry, world.clock))
         return host

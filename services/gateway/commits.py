@@ -24,7 +24,6 @@ from percolator.errors import (
     InvalidArgument,
     InvariantViolation,
     OutcomeUnknown,
-    Overloaded,
     PercolatorError,
     Retry,
     SchemaError,
@@ -37,9 +36,11 @@ from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
 from percolator.tasks import Tasks
 from percolator.timestamps import SEQUENCE_BITS
+from services.chassis.serving.quotas import Quota
+from services.chassis.serving.rpc import caller_identity
 from services.gateway.requests import Writes
 
-_OVERLOADED_RETRY_SECONDS = 0.1
+COMMITS_RETRY_SECONDS = 0.1
 
 _log = structlog.get_logger("percolator.gateway")
 
@@ -70,13 +71,14 @@ class Commits:
     """All commits of one gateway. Belongs to one event loop."""
 
     def __init__(
-        self, database: Database, *, commit_seconds: float, commits_max: int, remembered_max: int
+        self, database: Database, *, commit_seconds: float, quota: Quota, remembered_max: int
     ) -> None:
+        """`quota` is that of commits in progress, including those whose callers have gone."""
         self._database = database
         self._engine = database.internal.engine
         self._env = database.internal.engine.env
         self._commit_seconds = commit_seconds
-        self._commits_max = commits_max
+        self._quota = quota
         self._remembered_max = remembered_max
         self._known: OrderedDict[int, Known] = OrderedDict()
         self._newest = 0
@@ -147,15 +149,13 @@ class Commits:
     def _begin_attempt(
         self, start: int, known: Known, writes: Writes, digest: bytes
     ) -> asyncio.Task[Fate]:
-        if self.in_progress >= self._commits_max:
-            raise Overloaded(
-                f"{self._commits_max} commits are in progress, the limit of this gateway",
-                retry_after_seconds=_OVERLOADED_RETRY_SECONDS,
-            )
+        caller = caller_identity()
+        self._quota.take(caller)
         begun_seconds = None if known.touched else known.begun_seconds
         known.digest, known.primary, known.touched = digest, writes.primary, True
         work = self._attempt(start, begun_seconds, writes)
         known.attempt = self._attempts.start(self._run(start, known, work))
+        known.attempt.add_done_callback(lambda _: self._quota.give_back(caller))
         return known.attempt
 
     async def _outcome_of(

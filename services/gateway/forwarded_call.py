@@ -28,6 +28,7 @@ from percolator.wire.line import Line
 from percolator.wire.status import from_rpc_error, status_code, too_large
 from services.chassis.serving.access import Check
 from services.chassis.serving.gate import Gate
+from services.chassis.serving.quotas import CallerIdentity, machine_of
 from services.chassis.serving.trailers import failure
 from services.gateway.shutdown import gateway_leaves
 
@@ -82,7 +83,9 @@ class ForwardedCall:
         counted_as: str,
         names: Sequence[object],
         gate: Gate,
-        check: Check | None,
+        check: Check,
+        *,
+        is_stream: bool,
     ) -> None:
         self._routes = routes
         self._path = path
@@ -91,7 +94,8 @@ class ForwardedCall:
         self._gate = gate
         self._check = check
         self._code = "CANCELLED"
-        self._admitted = False
+        self._is_stream = is_stream
+        self._admitted: CallerIdentity | None = None
 
     async def unary(self, raw: bytes, context: Context) -> bytes:
         calls = self._routes.calls
@@ -196,10 +200,10 @@ class ForwardedCall:
                 routes.endless.pop(call, None)
 
     async def _enter(self, context: Context) -> list[Server]:
-        self._gate.enter()
-        self._admitted = True
-        if self._check is not None:
-            self._check(context)
+        self._gate.require_open()
+        caller = self._check(context)
+        self._gate.enter(caller, is_stream=self._is_stream)
+        self._admitted = caller
         if self._routes.draining and self._routes.is_endless(self._path):
             raise gateway_leaves()
         _require_not_forwarded(context, self._names)
@@ -230,19 +234,24 @@ class ForwardedCall:
         try:
             yield
         finally:
-            if self._admitted:
-                self._gate.leave()
+            if self._admitted is not None:
+                self._gate.leave(self._admitted, is_stream=self._is_stream)
             calls.finish(self._counted_as, self._code)
 
 
 def _metadata(context: Context, server: Server) -> tuple[tuple[str, str | bytes], ...]:
-    """What the caller sent, and the name of the server, which shows that the call is forwarded."""
+    """What the caller sent; the name of the server, which shows that the call is forwarded; and the
+    caller's machine, so that the server does not take all callers of a gateway for one."""
     kept = [
         (key, value)
         for key, value in context.invocation_metadata() or ()
         if key not in _OF_THE_CONNECTION and not key.startswith(("grpc-", ":"))
     ]
-    return (*kept, (SERVER_METADATA, server.server_id), (FORWARDED_METADATA, "1"))
+    return (
+        *kept,
+        (SERVER_METADATA, server.server_id),
+        (FORWARDED_METADATA, machine_of(context.peer())),
+    )
 
 
 def _require_not_forwarded(context: Context, names: Sequence[object]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, contextmanager
 
@@ -14,7 +15,7 @@ from percolator.errors import (
     Retry,
     SnapshotTooOld,
 )
-from percolator.protocol.change_reader import ChangeReader
+from percolator.protocol.change_reader import IDLE_SECONDS, ChangeReader
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import scan_pages
 from percolator.protocol.statistics import Statistics
@@ -22,7 +23,7 @@ from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.tabletserver_pb2 import RowRead
-from services.chassis.serving.rpc import remaining_seconds
+from services.chassis.serving.rpc import caller_identity, remaining_seconds
 from services.gateway.commits import Commits
 from services.gateway.requests import Requests
 from services.gateway.shutdown import EndlessStreams
@@ -32,6 +33,8 @@ _ANSWER_SECONDS = 0.2
 _ANSWER_SHARE = 0.1
 """What is reserved of the caller's deadline for the answer: learning that the outcome is unknown is
 better than no answer."""
+_LOOKS_PER_SECOND = 250
+"""Of all followers of changes of one client together, while nothing changes."""
 _READ = re.compile(r"(?:batches\[\d+\]\.)?reads\[\d+\]\.?(.*)")
 """A field of a tablet server's request, and what follows in it."""
 
@@ -45,6 +48,8 @@ class GatewayHandler:
         self._requests = Requests(engine)
         self._answer_bytes_max = answer_bytes_max
         self._endless = EndlessStreams()
+        self._followers: Counter[tuple[bytes, str] | None] = Counter()
+        """Streams of changes by client; None stands for administrators and servers."""
 
     async def end_streams(self) -> None:
         """To be called at shutdown: callers that follow changes are asked to go on elsewhere."""
@@ -128,11 +133,13 @@ class GatewayHandler:
         reader = ChangeReader(
             engine.env, engine.cleanup, engine.router, table, after, before=request.before
         )
+        caller = caller_identity().client
+        self._followers[caller] += 1
         # While the stream lasts, history is kept from where it is.
         engine.open_starts.add(reader, reader.position)
         try:
             await reader.begin(await engine.env.timestamps.get(timeout_seconds=seconds), seconds)
-            following = reader.follow(request.until, seconds)
+            following = reader.follow(request.until, seconds, lambda: self._idle_seconds(caller))
             if not request.until:
                 following = self._endless.until_the_end(following)
             async with aclosing(following) as pages:
@@ -143,6 +150,9 @@ class GatewayHandler:
                     engine.open_starts.add(reader, reader.position)
         finally:
             engine.open_starts.discard(reader)
+            self._followers[caller] -= 1
+            if not self._followers[caller]:
+                del self._followers[caller]
 
     async def commit(self, request: pb.CommitRequest) -> pb.CommitResponse:
         deadline, start = self._deadline(), request.start_timestamp
@@ -167,6 +177,13 @@ class GatewayHandler:
         if outcome == ROLLED_BACK:
             return pb.ResolveResponse(fate=pb.ResolveResponse.FATE_ABORTED)
         return pb.ResolveResponse(fate=pb.ResolveResponse.FATE_COMMITTED, commit_timestamp=outcome)
+
+    def _idle_seconds(self, client: tuple[bytes, str] | None) -> float:
+        """When a follower of changes looks again. The more of them a client has, the later: each
+        look costs this gateway and a tablet server, however idle the table is."""
+        if client is None:
+            return IDLE_SECONDS
+        return max(IDLE_SECONDS, self._followers[client] / _LOOKS_PER_SECOND)
 
     def _seconds(self) -> float:
         remaining = remaining_seconds()

@@ -78,19 +78,19 @@ class ServerRoutes:
         return (_MASTER_SERVICE,)
 
     def handler(
-        self, details: grpc.HandlerCallDetails, gate: Gate, check: Check | None
+        self, details: grpc.HandlerCallDetails, gate: Gate, check: Check
     ) -> grpc.RpcMethodHandler | None:
         path = details.method
         names = [value for key, value in details.invocation_metadata if key == SERVER_METADATA]
         if names in self._own or (not names and not path.startswith(_MASTER_PATHS)):
             return None
         if path in _UNARY:
-            call = ForwardedCall(self, path, path, names, gate, check)
+            call = ForwardedCall(self, path, path, names, gate, check, is_stream=False)
             return grpc.unary_unary_rpc_method_handler(call.unary)
         if path in _STREAMS:
-            call = ForwardedCall(self, path, path, names, gate, check)
+            call = ForwardedCall(self, path, path, names, gate, check, is_stream=True)
             return grpc.unary_stream_rpc_method_handler(call.stream)
-        call = ForwardedCall(self, path, "other", names, gate, check)
+        call = ForwardedCall(self, path, "other", names, gate, check, is_stream=True)
         return grpc.stream_stream_rpc_method_handler(call.any_stream)
 
     async def targets(self, names: Sequence[object]) -> list[Server]:

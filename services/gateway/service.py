@@ -12,7 +12,7 @@ from services.chassis.cluster_client import connected
 from services.chassis.host import Host
 from services.chassis.serving.rpc import Exposed
 from services.gateway.cluster_handler import ClusterHandler
-from services.gateway.commits import Commits
+from services.gateway.commits import COMMITS_RETRY_SECONDS, Commits
 from services.gateway.gateway_handler import GatewayHandler
 from services.gateway.metrics import GatewayMetrics
 from services.gateway.row_store_handler import RowStoreHandler
@@ -33,7 +33,12 @@ async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exp
     commits = Commits(
         database,
         commit_seconds=settings.commit_seconds,
-        commits_max=settings.commits_max,
+        quota=host.quotas.of(
+            "commits",
+            "commits_max",
+            settings.commits_max,
+            retry_after_seconds=COMMITS_RETRY_SECONDS,
+        ),
         remembered_max=settings.transactions_remembered_max,
     )
     servers = Servers(world, settings.masters, host.cluster_id)

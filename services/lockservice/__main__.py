@@ -20,7 +20,9 @@ from services.lockservice.settings import LockServiceSettings
 @asynccontextmanager
 async def build(host: Host[LockServiceSettings]) -> AsyncIterator[list[Exposed]]:
     """A lock service that knows no session yet."""
-    handler = LockServiceHandler(host.world.clock, host.world.random, host.settings.limits())
+    handler = LockServiceHandler(
+        host.world.clock, host.world.random, host.settings.limits(), host.quotas
+    )
     host.metrics_registry.register(LockServiceMetrics(handler))
     host.background("expiry", handler.expire_forever())
     yield [Exposed(lockservice_pb2.DESCRIPTOR.services_by_name["LockService"], handler)]

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from percolator.errors import Overloaded
 from services.chassis.lived_time import LivedTime, ticks_of
+from services.chassis.serving.quotas import Quotas
 from services.lockservice.deadlines import Deadlines
 from services.lockservice.limits import LockServiceLimits
 from services.lockservice.sessions import Session
@@ -46,14 +47,25 @@ class LockCounts:
 class HeldLocks:
     """All locks of one lock service. The sessions that are passed in are alive."""
 
-    def __init__(self, time: LivedTime, limits: LockServiceLimits) -> None:
+    def __init__(self, time: LivedTime, limits: LockServiceLimits, quotas: Quotas) -> None:
         self._time = time
-        self._limits = limits
+        self._quota = quotas.of(
+            "locks", "locks_max", limits.locks_max, retry_after_seconds=_RETRY_SECONDS
+        )
+        self._bytes_quota = quotas.of(
+            "bytes of lock names",
+            "lock_name_bytes_total_max",
+            limits.lock_name_bytes_total_max,
+            retry_after_seconds=_RETRY_SECONDS,
+        )
         self._by_name: dict[bytes, _Lock] = {}
         self._deadlines: Deadlines[_Lock] = Deadlines()
-        self.name_bytes = 0
-        """The bytes of all remembered names."""
         self.counts = LockCounts()
+
+    @property
+    def name_bytes(self) -> int:
+        """The bytes of all remembered names."""
+        return self._bytes_quota.used
 
     def __len__(self) -> int:
         return len(self._by_name)
@@ -66,16 +78,15 @@ class HeldLocks:
         Returns for each name whether the session holds it now. If there is no room for all of
         them, none is taken.
         """
-        self._check_room(names)
         now = self._time.tick()
+        self._forget_free(names, now)
+        self._take_quotas(session, [name for name in names if name not in self._by_name])
         deadline_tick = now + ticks_of(ttl_milliseconds)
         held: list[bool] = []
         for name in names:
             lock = self._by_name.get(name)
             if lock is None:
                 self._add(name, session, deadline_tick)
-            elif lock.deadline_tick <= now or lock.session.deadline_tick <= now:
-                self._hand_over(lock, session, deadline_tick)
             elif lock.session is session:
                 self._extend(lock, deadline_tick)
             else:
@@ -119,16 +130,7 @@ class HeldLocks:
         lock = _Lock(name, session, deadline_tick)
         self._by_name[name] = lock
         self._deadlines.add(lock, deadline_tick)
-        self.name_bytes += len(name)
         session.locks += 1
-        self.counts.acquired += 1
-
-    def _hand_over(self, lock: _Lock, session: Session, deadline_tick: int) -> None:
-        self._deadlines.move(lock, lock.deadline_tick, deadline_tick)
-        lock.session.locks -= 1
-        session.locks += 1
-        lock.session = session
-        lock.deadline_tick = deadline_tick
         self.counts.acquired += 1
 
     def _extend(self, lock: _Lock, deadline_tick: int) -> None:
@@ -139,23 +141,36 @@ class HeldLocks:
 
     def _forget(self, lock: _Lock) -> None:
         del self._by_name[lock.name]
-        self.name_bytes -= len(lock.name)
+        self._quota.give_back(lock.session.caller)
+        self._bytes_quota.give_back(lock.session.caller, len(lock.name))
         lock.session.locks -= 1
 
-    def _check_room(self, names: Sequence[bytes]) -> None:
-        while not self._has_room(names):
-            if not self.expire(_EXPIRE_AT_MOST):
-                self.counts.refused_full += 1
-                raise Overloaded(
-                    f"no room for these locks: {len(self)} are held, with {self.name_bytes} bytes "
-                    "of names",
-                    retry_after_seconds=_RETRY_SECONDS,
-                )
+    def _forget_free(self, names: Sequence[bytes], now: int) -> None:
+        """Forgets those that are remembered but held no longer: of them, another session may be
+        about to become the holder, at the cost of its own quota."""
+        for name in names:
+            lock = self._by_name.get(name)
+            if lock is not None and (
+                lock.deadline_tick <= now or lock.session.deadline_tick <= now
+            ):
+                self._deadlines.remove(lock, lock.deadline_tick)
+                self._forget(lock)
 
-    def _has_room(self, names: Sequence[bytes]) -> bool:
-        locks_left = self._limits.locks_max - len(self._by_name)
-        bytes_left = self._limits.lock_name_bytes_total_max - self.name_bytes
-        if len(names) <= locks_left and sum(map(len, names)) <= bytes_left:
-            return True
-        fresh = [name for name in names if name not in self._by_name]
-        return len(fresh) <= locks_left and sum(map(len, fresh)) <= bytes_left
+    def _take_quotas(self, session: Session, fresh: Sequence[bytes]) -> None:
+        """Counts these names for the session, after forgetting expired locks if need be. Raises
+        `Overloaded` if they are too many, and then counts none."""
+        caller, size = session.caller, sum(map(len, fresh))
+        while (
+            self._quota.reached(caller, len(fresh)) or self._bytes_quota.reached(caller, size)
+        ) and self.expire(_EXPIRE_AT_MOST):
+            pass
+        try:
+            self._quota.take(caller, len(fresh))
+            try:
+                self._bytes_quota.take(caller, size)
+            except Overloaded:
+                self._quota.give_back(caller, len(fresh))
+                raise
+        except Overloaded:
+            self.counts.refused_full += 1
+            raise

@@ -12,6 +12,8 @@ from percolator.errors import InvalidArgument
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.world import Clock, Random
 from services.chassis.lived_time import ASK_SECONDS, LivedTime
+from services.chassis.serving.quotas import Quotas
+from services.chassis.serving.rpc import caller_identity
 from services.lockservice.advisory_locks import HeldLocks
 from services.lockservice.limits import LockServiceLimits, check_session_id
 from services.lockservice.sessions import OpenSessions, Session, SessionInfo
@@ -25,13 +27,20 @@ _NUMBER_BYTES: Final = 8
 class LockServiceHandler:
     """`percolator.v1.LockService`."""
 
-    def __init__(self, clock: Clock, random: Random, limits: LockServiceLimits) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        random: Random,
+        limits: LockServiceLimits,
+        quotas: Quotas | None = None,
+    ) -> None:
+        quotas = quotas or Quotas()
         self._clock = clock
         self._limits = limits
         self._incarnation = random.randbytes(_INCARNATION_BYTES)
         time = LivedTime(clock)
-        self.sessions = OpenSessions(time, random, limits)
-        self.locks = HeldLocks(time, limits)
+        self.sessions = OpenSessions(time, random, limits, quotas)
+        self.locks = HeldLocks(time, limits, quotas)
 
     async def open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         if request.ttl_may_be_shorter:
@@ -39,13 +48,14 @@ class LockServiceHandler:
             request.info.ttl_milliseconds = min(request.info.ttl_milliseconds, longest)
         info = self._info(request.HasField("info"), request.info)
         return pb.OpenSessionResponse(
-            session_id=self.sessions.open(info).session_id, ttl_milliseconds=info.ttl_milliseconds
+            session_id=self.sessions.open(info, caller_identity()).session_id,
+            ttl_milliseconds=info.ttl_milliseconds,
         )
 
     async def renew_session(self, request: pb.RenewSessionRequest) -> pb.RenewSessionResponse:
         check_session_id("session_id", request.session_id)
         info = self._info(request.HasField("info"), request.info)
-        taken_over = self.sessions.renew(request.session_id, info)
+        taken_over = self.sessions.renew(request.session_id, info, caller_identity())
         return pb.RenewSessionResponse(taken_over=taken_over)
 
     async def end_session(self, request: pb.EndSessionRequest) -> pb.EndSessionResponse:

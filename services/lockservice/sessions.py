@@ -23,10 +23,12 @@ from percolator.errors import InvalidArgument, NotReady, Overloaded, SessionExpi
 from percolator.wire.liveness import SESSION_ID_BYTES, Liveness
 from percolator.world import Random
 from services.chassis.lived_time import LivedTime, milliseconds_between, ticks_of
+from services.chassis.serving.quotas import CallerIdentity, Quotas
 from services.lockservice.deadlines import Deadlines
 from services.lockservice.limits import LockServiceLimits
 
 _RETRY_SECONDS = 1.0
+_EXPIRE_AT_MOST = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,8 @@ class Session:
     info: SessionInfo
     opened_tick: int
     deadline_tick: int
+    caller: CallerIdentity
+    """Who opened it, or took it over."""
     locks: int = 0
 
 
@@ -70,10 +74,18 @@ class SessionCounts:
 class OpenSessions:
     """The living sessions of one lock service."""
 
-    def __init__(self, time: LivedTime, random: Random, limits: LockServiceLimits) -> None:
+    def __init__(
+        self, time: LivedTime, random: Random, limits: LockServiceLimits, quotas: Quotas
+    ) -> None:
         self._time = time
         self._random = random
         self._limits = limits
+        self._quota = quotas.of(
+            "sessions",
+            "sessions_max",
+            limits.sessions_max,
+            retry_after_seconds=_RETRY_SECONDS,
+        )
         self._started_tick = time.tick()
         self._by_id: dict[bytes, Session] = {}
         self._by_number: SortedDict[int, Session] = SortedDict()
@@ -89,20 +101,20 @@ class OpenSessions:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def open(self, info: SessionInfo) -> Session:
+    def open(self, info: SessionInfo, caller: CallerIdentity) -> Session:
         """A new session under a fresh id."""
-        self._check_room()
+        self._take_quota(caller)
         session_id = self._random.randbytes(SESSION_ID_BYTES)
         while session_id in self._by_id or session_id in self._buried:
             session_id = self._random.randbytes(SESSION_ID_BYTES)
         self.counts.opened += 1
-        return self._add(session_id, info)
+        return self._add(session_id, info, caller)
 
-    def renew(self, session_id: bytes, info: SessionInfo) -> bool:
+    def renew(self, session_id: bytes, info: SessionInfo, caller: CallerIdentity) -> bool:
         """Keeps a session alive. True if it was taken over from before the restart."""
         session = self._living(session_id)
         if session is None:
-            self._take_over(session_id, info)
+            self._take_over(session_id, info, caller)
             return True
         _check_pin_unchanged(session.info, info)
         self._activity_bytes -= len(session.info.activity or b"")
@@ -182,7 +194,7 @@ class OpenSessions:
             return None
         return session
 
-    def _take_over(self, session_id: bytes, info: SessionInfo) -> None:
+    def _take_over(self, session_id: bytes, info: SessionInfo, caller: CallerIdentity) -> None:
         if not self._is_undecided(session_id):
             raise self._expired(session_id)
         if not self._is_within(info.ttl_milliseconds) and self._bury(session_id):
@@ -191,8 +203,8 @@ class OpenSessions:
             raise self._expired(session_id)
         if not self._takes_over or not self._is_within(info.ttl_milliseconds):
             raise self._not_heard_yet()
-        self._check_room()
-        self._add(session_id, info)
+        self._take_quota(caller)
+        self._add(session_id, info, caller)
         self.counts.taken_over += 1
 
     def _is_undecided(self, session_id: bytes) -> bool:
@@ -208,11 +220,13 @@ class OpenSessions:
     def _is_in_grace(self) -> bool:
         return self._is_within(self._limits.ttl_milliseconds_max)
 
-    def _add(self, session_id: bytes, info: SessionInfo) -> Session:
+    def _add(self, session_id: bytes, info: SessionInfo, caller: CallerIdentity) -> Session:
         self._last_number += 1
         now = self._time.tick()
         deadline_tick = now + ticks_of(info.ttl_milliseconds)
-        session = Session(session_id, self._last_number, self._with_room(info), now, deadline_tick)
+        session = Session(
+            session_id, self._last_number, self._with_room(info), now, deadline_tick, caller
+        )
         self._by_id[session_id] = session
         self._by_number[session.number] = session
         self._deadlines.add(session, deadline_tick)
@@ -230,6 +244,7 @@ class OpenSessions:
     def _forget(self, session: Session) -> None:
         session.deadline_tick = 0
         self._activity_bytes -= len(session.info.activity or b"")
+        self._quota.give_back(session.caller)
         del self._by_id[session.session_id]
         del self._by_number[session.number]
         if self._is_in_grace() and not self._bury(session.session_id):
@@ -242,13 +257,15 @@ class OpenSessions:
         self._buried.add(session_id)
         return True
 
-    def _check_room(self) -> None:
-        limit = self._limits.sessions_max
-        if len(self._by_id) >= limit and not self.expire(at_most=1):
+    def _take_quota(self, caller: CallerIdentity) -> None:
+        """Counts one more session of the caller, after forgetting expired ones if need be."""
+        while self._quota.reached(caller) and self.expire(_EXPIRE_AT_MOST):
+            pass
+        try:
+            self._quota.take(caller)
+        except Overloaded:
             self.counts.refused_full += 1
-            raise Overloaded(
-                f"{limit} sessions are open, the limit", retry_after_seconds=_RETRY_SECONDS
-            )
+            raise
 
     def _not_heard_yet(self) -> NotReady:
         return NotReady(

@@ -30,7 +30,8 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire.status import to_detail
 from percolator.world import Clock
-from services.chassis.serving.rpc import remaining_seconds
+from services.chassis.serving.quotas import Quota
+from services.chassis.serving.rpc import caller_identity, remaining_seconds
 from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.served_tablet import Schema
@@ -86,7 +87,9 @@ class TabletServerHandler:
         limits: RequestLimits = RequestLimits(),
         *,
         server_id: str,
+        watches: Quota,
     ) -> None:
+        """`watches` is the quota of streams that watch notifications."""
         self._tablets = tablets
         self._collecting = collecting
         self._disk = disk
@@ -94,6 +97,7 @@ class TabletServerHandler:
         self._log = log
         self._limits = limits
         self._server_id = server_id
+        self._watches = watches
         self.counts = RequestCounts()
 
     # ---------------------------------------------------------------------------- rows
@@ -235,9 +239,14 @@ class TabletServerHandler:
     async def watch_notifications(
         self, request: pb.WatchNotificationsRequest
     ) -> AsyncIterator[pb.WatchNotificationsResponse]:
-        async with aclosing(self._tablets.watch.stream(request)) as answers:
-            async for answer in answers:
-                yield answer
+        caller = caller_identity()
+        self._watches.take(caller)
+        try:
+            async with aclosing(self._tablets.watch.stream(request)) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            self._watches.give_back(caller)
 
     # ------------------------------------------------------------------------- tablets
 

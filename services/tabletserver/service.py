@@ -58,7 +58,14 @@ async def tablet_server(
     limits = settings.request_limits()
     collecting = Collecting(tablets, host.background, log)
     handler = TabletServerHandler(
-        tablets, collecting, disk, clock, log, limits, server_id=host.server_id
+        tablets,
+        collecting,
+        disk,
+        clock,
+        log,
+        limits,
+        server_id=host.server_id,
+        watches=host.quotas.of("watches", "watches_max", settings.watches_max),
     )
     host.metrics_registry.register(TabletServerMetrics(tablets, collecting, disk, handler.counts))
     seconds = settings.drain_seconds

@@ -70,6 +70,9 @@ class TabletServerSettings(FramedSettings):
     request_seconds_max: Seconds = 60.0
     """How long a mutation may wait when its caller set no deadline."""
 
+    watches_max: Annotated[int, Field(ge=1, le=100_000)] = 1_000
+    """Streams that watch notifications: one for each worker, and up to 2 MiB each if it is slow."""
+
     slow_request_seconds: Seconds = 1.0
     """Requests that take longer are written to the log."""
 

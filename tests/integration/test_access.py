@@ -19,8 +19,15 @@ import grpc
 import pytest
 
 from percolator import Table, aio, codecs
-from percolator.errors import PercolatorError, PermissionDenied, Unauthenticated, Unavailable
+from percolator.errors import (
+    Overloaded,
+    PercolatorError,
+    PermissionDenied,
+    Unauthenticated,
+    Unavailable,
+)
 from percolator.v1.frames_pb2 import FramesHello
+from percolator.v1.tabletserver_pb2 import WatchNotificationsRequest
 from percolator.wire import methods, tls
 from percolator.wire.addresses import parse_host_port
 from percolator.wire.channels import GrpcNetwork
@@ -344,3 +351,44 @@ async def test_no_secret_is_in_a_log_a_process_list_or_an_error(running: Running
     key = material(files_in(running.certificates / "cluster")).key.decode().splitlines()[1]
     for secret in (wrong, running.token("client"), running.token("admin"), key):
         assert not [text for text in said if secret in text]
+
+
+async def test_idle_streams_of_one_client_leave_the_gateway_to_others(running: Running) -> None:
+    gateway = running.cluster.processes["gateway"].address
+    watched = WatchNotificationsRequest.Watched(table_id=1, observers=[b"x"])
+    request = WatchNotificationsRequest(watched=[watched], listen_only=True)
+    network = GrpcNetwork(running.credentials(token=running.token("client")))
+    greedy = ThroughNetwork(network, [gateway])
+    server = running.address_of(methods.WATCH_NOTIFICATIONS)
+    refused: list[PercolatorError] = []
+
+    async def watch() -> None:
+        try:
+            async for _ in greedy.stream(server, methods.WATCH_NOTIFICATIONS)(request, 60.0):
+                pass
+        except PercolatorError as error:
+            refused.append(error)
+
+    watching = [asyncio.create_task(watch()) for _ in range(520)]
+    try:
+        deadline = time.monotonic() + 30
+        while len(refused) < 20:
+            assert time.monotonic() < deadline, f"{len(refused)} of 520 were refused"
+            await asyncio.sleep(0.1)
+        assert {type(error) for error in refused} == {Overloaded}
+        assert "500 watches here at once: 50% (client_quota_percent)" in refused[0].message
+        for role in ("client", "admin"):
+            others = GrpcNetwork(running.credentials(token=running.token(role)))
+            assert await outcome(others, gateway, methods.BEGIN) is None
+            await others.close()
+        cluster = running.credentials("cluster")
+        servers = GrpcNetwork(cluster)
+        async for _ in servers.stream(server, methods.WATCH_NOTIFICATIONS)(request, SECONDS):
+            break
+        await servers.close()
+        assert len(refused) == 20
+    finally:
+        for one in watching:
+            one.cancel()
+        await asyncio.wait(watching)
+        await network.close()

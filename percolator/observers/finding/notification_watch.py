@@ -128,6 +128,7 @@ class _Watch:
         while True:
             answers = call(self._request, _STREAM_SECONDS)
             began = True
+            asked_seconds = 0.0
             try:
                 async for answer in answers:
                     hints = WorkHints(address, began, answer.notifications, answer.left_out)
@@ -137,11 +138,12 @@ class _Watch:
             except PercolatorError as error:
                 # The server is down or drains: its tablets will soon be elsewhere.
                 _log.debug("the stream of notifications from %s ended: %s", address, error)
+                asked_seconds = error.retry_after_seconds
             finally:
                 # If cancelled between two answers, it would live on until garbage collection.
                 if isinstance(answers, AsyncGenerator):
                     await answers.aclose()
-            await world.clock.sleep(backoff.next_seconds())
+            await world.clock.sleep(max(backoff.next_seconds(), asked_seconds))
 
 
 def _new_backoff(world: World) -> Backoff:

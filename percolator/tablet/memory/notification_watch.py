@@ -14,14 +14,13 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from itertools import chain
 from zlib import crc32
 
-from percolator.errors import InvalidArgument, NotReady, Overloaded
+from percolator.errors import InvalidArgument, NotReady
 from percolator.tablet.keys import split_component, timestamp_of
 from percolator.v1 import tabletserver_pb2 as pb
 
 HINTS_WAITING_MAX = 8_192
 """The most hints that one stream holds: about 2 MiB."""
 HINTS_PER_ANSWER_MAX = 256
-STREAMS_MAX = 1_000
 OBSERVERS_WATCHED_MAX = 10_000
 """The most observers that one stream can watch."""
 _RETRY_SECONDS = 0.5
@@ -63,15 +62,10 @@ class NotificationWatch:
     async def stream(
         self, request: pb.WatchNotificationsRequest
     ) -> AsyncGenerator[pb.WatchNotificationsResponse, None]:
-        """Yields hints until `close`. Raises `InvalidArgument`, `Overloaded`, `NotReady`."""
+        """Yields hints until `close`. Raises `InvalidArgument`, `NotReady`."""
         watched = _checked(request)
         if self._closed:
             raise NotReady("the server is shutting down", retry_after_seconds=_RETRY_SECONDS)
-        if self.streams >= STREAMS_MAX:
-            raise Overloaded(
-                f"{STREAMS_MAX} streams of notifications are open",
-                retry_after_seconds=_RETRY_SECONDS,
-            )
         stream = _Stream()
         self.streams += 1
         for one in watched:

@@ -13,16 +13,24 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from percolator.errors import PermissionDenied, Unauthenticated
-from percolator.wire.channels import SERVER_METADATA
+from percolator.wire.channels import FORWARDED_METADATA, SERVER_METADATA
 from percolator.wire.credentials import AUTHORIZATION, SCHEME
 from percolator.wire.roles import NO_ROLE, REQUIRED, Role
 from percolator.wire.tls import CLUSTER_NAME
+from percolator.wire.tokens import token_hash
+from services.chassis.serving.quotas import CallerIdentity, machine_of
 from services.chassis.serving.tokens import Tokens
 
 _CLUSTER = CLUSTER_NAME.encode()
 
-Check = Callable[[grpc.aio.ServicerContext], Role]
-"""Returns the caller's role. Raises `Unauthenticated` or `PermissionDenied`."""
+Check = Callable[[grpc.aio.ServicerContext], CallerIdentity]
+"""Identifies the caller. Raises `Unauthenticated` or `PermissionDenied`."""
+
+
+def by_address(context: grpc.aio.ServicerContext) -> CallerIdentity:
+    """The check without TLS: callers have no names, and may do everything that an operator may. So
+    each is limited as a client."""
+    return CallerIdentity(Role.ADMIN, (b"", machine_of(context.peer())))
 
 
 class Access:
@@ -35,9 +43,9 @@ class Access:
         """The check of one remote procedure."""
         required = REQUIRED.get(path)
 
-        def check(context: grpc.aio.ServicerContext) -> Role:
+        def check(context: grpc.aio.ServicerContext) -> CallerIdentity:
             metadata, names = context.invocation_metadata(), context.peer_identities
-            return self.require(path, required, metadata, names)
+            return self.require(path, required, metadata, names, context.peer)
 
         return check
 
@@ -47,37 +55,56 @@ class Access:
         required: Role | None,
         metadata: Iterable[tuple[str, str | bytes]] | None,
         names: Callable[[], Iterable[bytes] | None],
-    ) -> Role:
-        """The caller's role. `names` returns the names in the caller's certificate."""
-        role = self._role(path, metadata, names)
+        peer: Callable[[], str],
+    ) -> CallerIdentity:
+        """`names` returns the names in the caller's certificate, `peer` its address."""
+        token: str | bytes | None = None
+        forwarded = False
+        machine = ""
+        for key, value in metadata or ():
+            if key == AUTHORIZATION and token is None:
+                token = value
+            elif key == SERVER_METADATA:
+                forwarded = True
+            elif key == FORWARDED_METADATA and _CLUSTER in (names() or ()):
+                machine = _machine_before_gateway(value)
+        role, digest = self._role(path, token, forwarded, names)
         if required is None or role < required:
             needed = NO_ROLE if required is None else f"it needs {required.name}"
             raise PermissionDenied(f"the caller has the role {role.name}, but {needed}", where=path)
-        return role
+        if role == Role.SERVER or (role == Role.ADMIN and self._tokens is not None):
+            return CallerIdentity(role)
+        return CallerIdentity(role, (digest, machine or machine_of(peer())))
 
     def _role(
         self,
         path: str,
-        metadata: Iterable[tuple[str, str | bytes]] | None,
+        token: str | bytes | None,
+        forwarded: bool,
         names: Callable[[], Iterable[bytes] | None],
-    ) -> Role:
-        forwarded = False
-        for key, value in metadata or ():
-            if key == AUTHORIZATION:
-                return self._role_of_token(path, value)
-            forwarded = forwarded or key == SERVER_METADATA
+    ) -> tuple[Role, bytes]:
+        """With the hash of the token that proves it, if there is one."""
+        if token is not None:
+            return self._role_of_token(path, token)
         if not forwarded and _CLUSTER in (names() or ()):
-            return Role.SERVER
+            return Role.SERVER, b""
         if self._tokens is None:
-            return Role.ADMIN
+            return Role.ADMIN, b""
         raise Unauthenticated("the call carries no token", where=path)
 
-    def _role_of_token(self, path: str, value: str | bytes) -> Role:
+    def _role_of_token(self, path: str, value: str | bytes) -> tuple[Role, bytes]:
         if self._tokens is None:
-            return Role.ADMIN
+            return Role.ADMIN, b""
         if isinstance(value, str) and value.startswith(SCHEME):
-            role = self._tokens.role_of(value.removeprefix(SCHEME))
+            digest = token_hash(value.removeprefix(SCHEME))
+            role = self._tokens.role_of(digest)
             if role is not None:
-                return role
+                return role, digest
         # Does not show what was sent: a mistyped secret is nearly a secret.
         raise Unauthenticated("the cluster does not know the token of the call", where=path)
+
+
+def _machine_before_gateway(value: str | bytes) -> str:
+    """The machine whose call a gateway forwards; empty if the gateway does not name it."""
+    # Earlier gateways send a 1.
+    return "" if value == "1" or isinstance(value, bytes) else value

@@ -21,10 +21,11 @@ class FrameCallFailed(Exception):
 class Caller:
     """Who is at the other end of a connection."""
 
-    def __init__(self, authorization: str, names: Sequence[bytes]) -> None:
-        """`names` are those in the caller's certificate."""
+    def __init__(self, authorization: str, names: Sequence[bytes], peer: str) -> None:
+        """`names` are those in the caller's certificate, `peer` is its address as gRPC has it."""
         self.metadata = ((AUTHORIZATION, authorization),) if authorization else ()
         self.names = names
+        self.peer = peer
 
 
 class FrameCallContext:
@@ -42,6 +43,9 @@ class FrameCallContext:
 
     def peer_identities(self) -> Sequence[bytes]:
         return self._caller.names
+
+    def peer(self) -> str:
+        return self._caller.peer
 
     def time_remaining(self) -> float:
         return max(0.0, self._deadline - self._now())

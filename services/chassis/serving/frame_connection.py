@@ -33,6 +33,7 @@ from percolator.wire.frames.layout import (
 )
 from percolator.wire.methods import READING
 from services.chassis.serving.frame_call import Caller, FrameCallContext, FrameCallFailed
+from services.chassis.serving.quotas import peer_name
 from services.chassis.serving.rpc import Unary
 from services.chassis.serving.trailers import failure
 
@@ -94,7 +95,7 @@ class ServedConnection(asyncio.Protocol):
     def _refuse(self, reason: str) -> None:
         self._refused()
         # Not worth a line for operators: anyone who reaches the port can cause it.
-        _log.debug("a connection for frames was refused", reason=reason, peer=self._peer())
+        _log.debug("a connection for frames was refused", reason=reason, peer=self.peer())
         self.abort()
 
     # ------------------------------------------------------------ called by the event loop
@@ -177,7 +178,7 @@ class ServedConnection(asyncio.Protocol):
             raise NotFrames(f"the hello is not a message: {error}") from None
         if not self._server_id or hello.server_id != self._server_id:
             raise NotFrames("the hello is meant for another server")
-        self._caller = Caller(hello.authorization, self._names())
+        self._caller = Caller(hello.authorization, self.names(), self.peer())
         self._reader.bytes_max = self._request_bytes_max + CALL_HEAD.size
         welcome = FramesWelcome(
             paths=[path for path, _ in self._unary],
@@ -261,7 +262,7 @@ class ServedConnection(asyncio.Protocol):
             self._patience.cancel()
             self._patience = None
 
-    def _names(self) -> list[bytes]:
+    def names(self) -> list[bytes]:
         """The alternative names in the caller's certificate; none without TLS."""
         if self._transport is None:
             return []
@@ -270,9 +271,11 @@ class ServedConnection(asyncio.Protocol):
         names = [name for _, name in shown.get("subjectAltName", ()) if isinstance(name, str)]
         return [name.encode() for name in names]
 
-    def _peer(self) -> str:
+    def peer(self) -> str:
+        """The caller's address, as gRPC writes it."""
         found = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return str(found)
+        # That of a socket of this machine is no pair.
+        return peer_name(found[0] if isinstance(found, tuple) else "")
 
 
 def _too_large(path: str, size: int) -> PercolatorError:

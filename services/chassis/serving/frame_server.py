@@ -9,15 +9,18 @@ import ssl
 import sys
 from collections.abc import Callable, Mapping
 
+from percolator.errors import Overloaded
 from percolator.v1 import frames_pb2
 from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.addresses import HostPort
 from percolator.wire.frames import local_socket
 from percolator.wire.frames.layout import FRAMED
+from percolator.wire.roles import Role
+from percolator.wire.tls import CLUSTER_NAME
 from services.chassis.serving.frame_connection import ServedConnection
+from services.chassis.serving.quotas import CallerIdentity, Quota, machine_of
 from services.chassis.serving.rpc import Exposed, Unary
 
-CONNECTIONS_MAX = 10_000
 _HANDSHAKE_SECONDS = 10.0
 _BACKLOG = 1_000
 """How many callers may wait for this process to accept them: after a restart, all come at once.
@@ -38,19 +41,22 @@ class FrameServer:
         request_bytes_max: int,
         context: ssl.SSLContext | None,
         refused: Callable[[], None],
+        quota: Quota,
     ) -> None:
-        """`refused` is called for each connection that broke a rule or a limit."""
+        """`refused` is called for each connection that broke a rule or a limit; `quota` is that of
+        connections."""
         self.listen = listen
         """With the port that was taken, once started."""
         self._request_bytes_max = request_bytes_max
         self._context = context
         self._refused = refused
+        self._quota = quota
         self._server: asyncio.Server | None = None
         self._local: asyncio.Server | None = None
         self._local_name = self._local_address = ""
         self._methods: Mapping[str, Unary] = {}
         self._server_id = ""
-        self._connections: set[ServedConnection] = set()
+        self._connections: dict[ServedConnection, CallerIdentity] = {}
         self._leaving = False
         self._all_ended = asyncio.Event()
         self._all_ended.set()
@@ -129,14 +135,22 @@ class FrameServer:
         if self._leaving:
             # It was accepted before, but its handshake took longer. Nobody would tell it to leave.
             return "the server is leaving"
-        if len(self._connections) >= CONNECTIONS_MAX:
-            return "too many connections"
-        self._connections.add(connection)
+        # No token is known yet: an administrator is a client here, and can use gRPC.
+        caller = CallerIdentity(Role.CLIENT, (b"", machine_of(connection.peer())))
+        if CLUSTER_NAME.encode() in connection.names():
+            caller = CallerIdentity(Role.SERVER)
+        try:
+            self._quota.take(caller)
+        except Overloaded as error:
+            return error.message
+        self._connections[connection] = caller
         self._all_ended.clear()
         return ""
 
     def _ended(self, connection: ServedConnection) -> None:
-        self._connections.discard(connection)
+        caller = self._connections.pop(connection, None)
+        if caller is not None:
+            self._quota.give_back(caller)
         if not self._connections:
             self._all_ended.set()
 

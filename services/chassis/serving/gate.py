@@ -5,23 +5,40 @@ from __future__ import annotations
 import asyncio
 from copy import copy
 
-from percolator.errors import InvalidArgument, Overloaded, PercolatorError
+from percolator.errors import InvalidArgument, PercolatorError
+from services.chassis.serving.quotas import CallerIdentity, Quotas
 
-_OVERLOADED_RETRY_SECONDS = 0.1
+STREAMS_MAX = 10_000
+_CALLS_RETRY_SECONDS = 0.1
+_STREAMS_RETRY_SECONDS = 1.0
+"""Longer: a stream may last for as long as its caller wants."""
 
 
 class Gate:
-    """What every call has to pass: the limit of concurrent calls, whether this server answers at
-    all, and the size of its request.
+    """What every call has to pass: whether this server answers at all, the limits of concurrent
+    calls and streams, and the size of its request.
 
-    Belongs to the event loop. `idle` is set while no admitted call is in progress.
+    Streams have a limit of their own, because an idle one may last for days: it must not take the
+    place of a short call. Belongs to the event loop. `idle` is set while no admitted call is in
+    progress.
     """
 
-    def __init__(self, concurrency_max: int, request_bytes_max: int) -> None:
-        self.in_flight = 0
+    def __init__(
+        self,
+        concurrency_max: int,
+        request_bytes_max: int,
+        streams_max: int = STREAMS_MAX,
+        quotas: Quotas | None = None,
+    ) -> None:
+        quotas = quotas or Quotas()
+        self._calls = quotas.of(
+            "calls", "concurrency_max", concurrency_max, retry_after_seconds=_CALLS_RETRY_SECONDS
+        )
+        self._streams = quotas.of(
+            "streams", "streams_max", streams_max, retry_after_seconds=_STREAMS_RETRY_SECONDS
+        )
         self.idle = asyncio.Event()
         self.idle.set()
-        self._concurrency_max = concurrency_max
         self._request_bytes_max = request_bytes_max
         self._refusal: PercolatorError | None = None
         self._closed = False
@@ -36,19 +53,21 @@ class Gate:
         self.refuse(error)
         self._closed = True
 
-    def enter(self) -> None:
-        """Admits a call, or raises. A call that was admitted must `leave`."""
+    @property
+    def in_flight(self) -> int:
+        """Calls and streams in progress."""
+        return self._calls.used + self._streams.used
+
+    def require_open(self) -> None:
+        """Raises the error that every new call gets, if there is one."""
         if self._refusal is not None:
             # A copy for each call: raising an error adds to the traceback that it keeps.
             raise copy(self._refusal)
-        if self.in_flight >= self._concurrency_max:
-            raise Overloaded(
-                f"{self._concurrency_max} calls are in progress, the limit of this server",
-                retry_after_seconds=_OVERLOADED_RETRY_SECONDS,
-            )
-        self.in_flight += 1
-        if self.in_flight == 1:
-            self.idle.clear()
+
+    def enter(self, caller: CallerIdentity, *, is_stream: bool = False) -> None:
+        """Admits a call, or raises. A call that was admitted must `leave`."""
+        (self._streams if is_stream else self._calls).take(caller)
+        self.idle.clear()
 
     def require_size(self, raw: bytes) -> None:
         """Refuses a request above the limit. gRPC would do so too, but without any detail."""
@@ -59,7 +78,7 @@ class Gate:
                 "(request_bytes_max); send less in one call",
             )
 
-    def leave(self) -> None:
-        self.in_flight -= 1
+    def leave(self, caller: CallerIdentity, *, is_stream: bool = False) -> None:
+        (self._streams if is_stream else self._calls).give_back(caller)
         if self.in_flight == 0:
             self.idle.set()

@@ -37,9 +37,10 @@ from percolator.wire.methods import method_name
 from percolator.wire.roles import Role
 from percolator.wire.status import status_code
 from percolator.world import Clock
-from services.chassis.serving.access import Access, Check
+from services.chassis.serving.access import Access, Check, by_address
 from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import MethodMetrics, RpcMetrics
+from services.chassis.serving.quotas import OWN, CallerIdentity
 from services.chassis.serving.trailers import failure
 
 _STARTING_RETRY_SECONDS = 0.25
@@ -52,7 +53,7 @@ Unary = Callable[[bytes, Any], Awaitable[bytes]]
 
 _remaining: ContextVar[Callable[[], float | None] | None] = ContextVar("remaining", default=None)
 
-_role: ContextVar[Role] = ContextVar("role", default=Role.ADMIN)
+_caller: ContextVar[CallerIdentity] = ContextVar("caller", default=OWN)
 
 _log = structlog.get_logger("percolator.rpc")
 
@@ -66,7 +67,12 @@ def remaining_seconds() -> float | None:
 def caller_role() -> Role:
     """The role of the caller of the current RPC. Without TLS, callers have no names, and may do
     everything that an operator may."""
-    return _role.get()
+    return _caller.get().role
+
+
+def caller_identity() -> CallerIdentity:
+    """Who makes the current RPC."""
+    return _caller.get()
 
 
 @dataclass(frozen=True)
@@ -99,7 +105,7 @@ class Forwarder(Protocol):
         ...
 
     def handler(
-        self, details: grpc.HandlerCallDetails, gate: Gate, check: Check | None
+        self, details: grpc.HandlerCallDetails, gate: Gate, check: Check
     ) -> grpc.RpcMethodHandler | None:
         """None for a call that is meant for this process.
 
@@ -146,14 +152,16 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
         """Called by gRPC for every call."""
         path: str = details.method
         if self._forwarder is not None:
-            check = self._access.check_of(path) if self._access else None
-            passed_on = self._forwarder.handler(details, self._gate, check)
+            passed_on = self._forwarder.handler(details, self._gate, self._check_of(path))
             if passed_on is not None:
                 return passed_on
         handler = self._methods.get(path)
         if handler is None and path.startswith(_OWN_PACKAGE):
             return self._starting
         return handler
+
+    def _check_of(self, path: str) -> Check:
+        return by_address if self._access is None else self._access.check_of(path)
 
     def _handler(
         self, exposed: Exposed, method: MethodDescriptor, path: str
@@ -165,7 +173,7 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
             parse=GetMessageClass(method.input_type).FromString,
             handle=getattr(exposed.handler, method_name(method.name)),
             gate=self._gate,
-            check=self._access.check_of(path) if self._access else None,
+            check=self._check_of(path),
             metrics=self._metrics.method(exposed.descriptor.full_name, method.name),
             now=self._clock.monotonic_seconds,
         )
@@ -215,20 +223,21 @@ class _Call:
     parse: Callable[[bytes], Message]
     handle: Callable[[Message], Any]
     gate: Gate
-    check: Check | None
+    check: Check
     metrics: MethodMetrics
     now: Callable[[], float]
 
     async def unary(self, raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
         started = self.now()
         self.metrics.in_flight += 1
-        admitted = False
+        admitted: CallerIdentity | None = None
         code = "CANCELLED"
         try:
-            self.gate.enter()
-            admitted = True
-            if self.check is not None:
-                _role.set(self.check(context))
+            self.gate.require_open()
+            caller = self.check(context)
+            self.gate.enter(caller)
+            admitted = caller
+            _caller.set(caller)
             _remaining.set(context.time_remaining)
             answer: Awaitable[Message] = self.handle(self._decode(raw))
             encoded = (await answer).SerializeToString()
@@ -242,20 +251,21 @@ class _Call:
         else:
             return encoded
         finally:
-            if admitted:
-                self.gate.leave()
+            if admitted is not None:
+                self.gate.leave(admitted)
             self.metrics.finished(code, self.now() - started)
 
     async def stream(self, raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         started = self.now()
         self.metrics.in_flight += 1
-        admitted = False
+        admitted: CallerIdentity | None = None
         code = "CANCELLED"
         try:
-            self.gate.enter()
-            admitted = True
-            if self.check is not None:
-                _role.set(self.check(context))
+            self.gate.require_open()
+            caller = self.check(context)
+            self.gate.enter(caller, is_stream=True)
+            admitted = caller
+            _caller.set(caller)
             _remaining.set(context.time_remaining)
             checked = started
             # Close it at once when the caller is gone, not whenever it is garbage-collected.
@@ -274,15 +284,14 @@ class _Call:
                 await _abort(told, context)
             raise
         finally:
-            if admitted:
-                self.gate.leave()
+            if admitted is not None:
+                self.gate.leave(admitted, is_stream=True)
             self.metrics.finished(code, self.now() - started)
 
     def _check_again(self, context: grpc.aio.ServicerContext) -> None:
         """A stream may last for as long as the server runs, but a token may be withdrawn."""
         try:
-            if self.check is not None:
-                self.check(context)
+            self.check(context)
         except (Unauthenticated, PermissionDenied) as error:
             # As it is, this error says that nothing was answered: with another token, clients would
             # begin from the start, and take what they have read already for something new.

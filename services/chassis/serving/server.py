@@ -27,10 +27,11 @@ from services.chassis.serving.decoding import all_decoded, none_unless
 from services.chassis.serving.frame_server import FrameServer
 from services.chassis.serving.gate import Gate
 from services.chassis.serving.health import Health
+from services.chassis.serving.quotas import Quotas
 from services.chassis.serving.rpc import Exposed, Forwarder, RpcEdge
 from services.chassis.serving.server_tls import ServerTls
 from services.chassis.serving.tokens import Tokens
-from services.chassis.settings.service_settings import ServiceSettings
+from services.chassis.settings.service_settings import FramedSettings, ServiceSettings
 
 _REFLECTION_PATH = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
@@ -63,6 +64,7 @@ class Server:
         clock: Clock,
         tls: ServerTls | None = None,
         tokens: Tokens | None = None,
+        quotas: Quotas | None = None,
     ) -> None:
         """Without TLS callers cannot be identified, and any caller may call everything."""
         self._listen = settings.listen_address
@@ -90,11 +92,19 @@ class Server:
         )
         self._server.add_generic_rpc_handlers((self._edge, self.health.handler()))
         self._frames: FrameServer | None = None
-        if settings.frames_address is not None:
+        if isinstance(settings, FramedSettings) and settings.frames_address is not None:
             context = tls.stream_context() if tls is not None else None
             counts = metrics.FrameConnections(registry)
             self._frames = FrameServer(
-                settings.frames_address, settings.request_bytes_max, context, counts.refuse
+                settings.frames_address,
+                settings.request_bytes_max,
+                context,
+                counts.refuse,
+                (quotas or Quotas()).of(
+                    "connections for frames",
+                    "frame_connections_max",
+                    settings.frame_connections_max,
+                ),
             )
             counts.follow(self._frames.connections)
 

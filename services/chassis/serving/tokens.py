@@ -19,7 +19,7 @@ import structlog
 from percolator.errors import InvalidArgument
 from percolator.wire.renewal import FileState, file_state
 from percolator.wire.roles import Role
-from percolator.wire.tokens import NAME, ROLES, token_hash
+from percolator.wire.tokens import NAME, ROLES
 from percolator.world import Clock
 from services.chassis.trouble import Trouble
 
@@ -42,9 +42,9 @@ class Tokens:
         self._seen: FileState | None = _state_of(path)
         self._roles = _read(path)
 
-    def role_of(self, token: str) -> Role | None:
-        """The role of a token; None if it is unknown."""
-        return self._roles.get(token_hash(token))
+    def role_of(self, digest: bytes) -> Role | None:
+        """The role of the token with this hash; None if it is unknown."""
+        return self._roles.get(digest)
 
     async def follow(self, clock: Clock) -> None:
         """Follows the file until cancelled: a valid change takes effect within seconds; an invalid

@@ -26,6 +26,9 @@ from percolator.errors import InvalidArgument
 from percolator.wire.addresses import HostPort, parse_host_port
 from percolator.wire.tls import Tls
 
+CLIENT_QUOTA_PERCENT = 50
+CLIENTS_QUOTA_PERCENT = 90
+
 AUTO = "auto"
 """The value of an address that is derived from another one."""
 
@@ -112,7 +115,19 @@ class ServiceSettings(BaseModel):
     """At shutdown: how long calls in progress may take before they are cut off."""
 
     concurrency_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    """Calls in progress at once; any further one is refused, with the time after which to retry."""
+    """Calls in progress at once, without streams; any further one is refused, with the time after
+    which to retry."""
+
+    streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Streams at once, such as scans and watches; any further one is refused."""
+
+    client_quota_percent: Annotated[int, Field(ge=1, le=100)] = CLIENT_QUOTA_PERCENT
+    """How much of each limit one client may use: of calls, of streams, and of what else this
+    service limits for all callers together. A client is a token at an address."""
+
+    clients_quota_percent: Annotated[int, Field(ge=1, le=100)] = CLIENTS_QUOTA_PERCENT
+    """How much of each limit all clients together may use. The rest is kept for administrators
+    and servers."""
 
     request_bytes_max: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
     """The size of the largest request that is accepted."""
@@ -128,6 +143,15 @@ class ServiceSettings(BaseModel):
 
     stop_with_stdin: bool = False
     """Shut down when standard input closes: for processes that must not outlive their launcher."""
+
+    @model_validator(mode="after")
+    def _one_client_is_below_all(self) -> ServiceSettings:
+        if self.client_quota_percent > self.clients_quota_percent:
+            raise ValueError(
+                f"client_quota_percent: {self.client_quota_percent} is above "
+                f"clients_quota_percent, {self.clients_quota_percent}"
+            )
+        return self
 
     @field_validator("*")
     @classmethod
@@ -234,6 +258,9 @@ class StoreSettings(ServiceSettings):
 
 class FramedSettings(StoreSettings):
     """The settings of a service that the library also calls in frames (docs/frames.md)."""
+
+    frame_connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Connections for frames at once; any further one is closed, and its calls go over gRPC."""
 
     frames_listen: _OptionalListenAddress = AUTO
     """host:port for frames, which the Python library uses as a faster path than gRPC; port 0 is any

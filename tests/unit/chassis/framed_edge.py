@@ -27,6 +27,7 @@ from percolator.world import MachineClock
 from services.chassis.serving.frame_server import FrameServer
 from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import RpcMetrics
+from services.chassis.serving.quotas import Quota
 from services.chassis.serving.rpc import Exposed, RpcEdge
 
 SECONDS = 30.0
@@ -137,15 +138,20 @@ async def framed(
     offers: bool = True,
     server_id: str = SERVER_ID,
     near: bool = False,
+    connections_max: int = 100,
     framed_paths: Container[str] = FRAMED,
 ) -> AsyncIterator[Framed]:
     """A server that offers frames, as `server_id`; it accepts a hello for `SERVER_ID`. `near`: also
     at a socket of this machine. `more` services, beside the oracle's."""
-    gate = Gate(100, REQUEST_BYTES_MAX)
+    gate = Gate(200, REQUEST_BYTES_MAX)
     edge = RpcEdge(gate, RpcMetrics(), MachineClock())
     refusals: list[None] = []
     frames = FrameServer(
-        HostPort("127.0.0.1", 0), REQUEST_BYTES_MAX, None, lambda: refusals.append(None)
+        HostPort("127.0.0.1", 0),
+        REQUEST_BYTES_MAX,
+        None,
+        lambda: refusals.append(None),
+        Quota("connections", "frame_connections_max", connections_max),
     )
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((edge,))

@@ -13,6 +13,7 @@ from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.addresses import HostPort
 from percolator.wire.frames import choosing
 from services.chassis.serving.frame_server import FrameServer
+from services.chassis.serving.quotas import Quota
 from tests.unit.chassis.framed_edge import REQUEST_BYTES_MAX, SECONDS, Framed, echo, framed
 
 pytestmark = pytest.mark.real_time
@@ -81,7 +82,8 @@ async def test_a_server_with_tls_or_beyond_this_machine_has_no_such_socket() -> 
         (HostPort("192.0.2.1", 7001), None, False),
         (None, None, False),
     ):
-        frames = FrameServer(HostPort("127.0.0.1", 0), REQUEST_BYTES_MAX, tls, lambda: None)
+        quota = Quota("connections", "frame_connections_max", 100)
+        frames = FrameServer(HostPort("127.0.0.1", 0), REQUEST_BYTES_MAX, tls, lambda: None, quota)
         await frames.start(near=near)
         answer = await offered(frames)
         await frames.stop(0)

@@ -12,7 +12,7 @@ import structlog
 from percolator.errors import InvalidArgument
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.wire.roles import Role
-from percolator.wire.tokens import new_token, token_entry
+from percolator.wire.tokens import new_token, token_entry, token_hash
 from services.chassis.serving.tokens import Tokens
 from tests.unit.wire.permissions import change_mode
 
@@ -29,10 +29,10 @@ def test_a_token_has_the_role_that_the_file_gives_it(tmp_path: Path) -> None:
         tmp_path, token_entry("shop", Role.CLIENT, shop), token_entry("boss", Role.ADMIN, boss)
     )
     tokens = Tokens(path)
-    assert tokens.role_of(shop) is Role.CLIENT
-    assert tokens.role_of(boss) is Role.ADMIN
-    assert tokens.role_of(shop + "x") is None
-    assert tokens.role_of("") is None
+    assert tokens.role_of(token_hash(shop)) is Role.CLIENT
+    assert tokens.role_of(token_hash(boss)) is Role.ADMIN
+    assert tokens.role_of(token_hash(shop + "x")) is None
+    assert tokens.role_of(token_hash("")) is None
 
 
 def test_the_file_does_not_hold_the_token(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ async def test_a_change_of_the_file_is_in_force_within_seconds(tmp_path: Path) -
     with structlog.testing.capture_logs() as log:
         path.write_text(token_entry("other", Role.ADMIN, "another") + "\n")
         await clock.sleep(5)
-        assert tokens.role_of("s3cret") is None
-        assert tokens.role_of("another") is Role.ADMIN
+        assert tokens.role_of(token_hash("s3cret")) is None
+        assert tokens.role_of(token_hash("another")) is Role.ADMIN
         path.write_text("broken")
         await clock.sleep(5)
         away = path.rename(tmp_path / "away")
         await clock.sleep(60)
-        assert tokens.role_of("another") is Role.ADMIN
+        assert tokens.role_of(token_hash("another")) is Role.ADMIN
         assert [entry["log_level"] for entry in log].count("error") == 2
         away.rename(path)
         await clock.sleep(5)
@@ -114,11 +114,11 @@ async def test_a_file_that_could_not_be_read_is_in_force_once_its_permissions_al
     with monkeypatch.context() as forbidden:
         forbidden.setattr(Path, "read_text", _refused)  # a mode would not keep root from it
         await clock.sleep(5)
-    assert tokens.role_of("s3cret") is Role.CLIENT
+    assert tokens.role_of(token_hash("s3cret")) is Role.CLIENT
     change_mode(path)
     await clock.sleep(5)
-    assert tokens.role_of("s3cret") is None
-    assert tokens.role_of("another") is Role.ADMIN
+    assert tokens.role_of(token_hash("s3cret")) is None
+    assert tokens.role_of(token_hash("another")) is Role.ADMIN
     following.cancel()
 
 

@@ -67,7 +67,7 @@ class Watcher:
         self._following = asyncio.create_task(known.follow(clock))
         self._edge = RpcEdge(Gate(10, 1024), RpcMetrics(), clock, Access(known))
         self._edge.expose([Exposed(SERVICE, self.handler)])
-        self._caller = Caller(SCHEME + "s3cret", ())
+        self._caller = Caller(SCHEME + "s3cret", (), "ipv4:192.0.2.1:5000")
         self._loop = loop
 
     async def answers(self) -> AsyncIterator[bytes]:

@@ -20,6 +20,7 @@ from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.world import World
+from services.chassis.serving.quotas import Quota
 from services.gateway.commits import Commits
 from services.gateway.gateway_handler import GatewayHandler
 
@@ -45,11 +46,18 @@ class Cluster(ClusterInMemory):
         self.loses_request: Callable[[], bool] = lambda: False
         self.delay: Callable[[tablets.MutateRequest], float] = lambda _: 0.001
         self.mutations = 0
+        self.looks = 0
         self.reads = 0
 
     async def read(self, request: tablets.ReadRequest) -> tablets.ReadResponse:
         self.reads += 1
         return await super().read(request)
+
+    async def look_for_changes(
+        self, request: tablets.LookForChangesRequest
+    ) -> tablets.LookForChangesResponse:
+        self.looks += len(request.looks)
+        return await super().look_for_changes(request)
 
     async def mutate(self, request: tablets.MutateRequest) -> tablets.MutateResponse:
         await asyncio.sleep(self.delay(request))
@@ -132,7 +140,10 @@ class Site:
         database = await connect_to(world, [ADDRESS], limits, RetryPolicy())
         self._stack.push_async_callback(database.close)
         commits = Commits(
-            database, commit_seconds=commit_seconds, commits_max=commits_max, remembered_max=1_000
+            database,
+            commit_seconds=commit_seconds,
+            quota=Quota("commits", "commits_max", commits_max),
+            remembered_max=1_000,
         )
         self._stack.push_async_callback(commits.close, 1.0)
         handler = GatewayHandler(database.internal.engine, commits, answer_bytes_max=1 << 20)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, cast
 
 import pytest
@@ -11,6 +11,9 @@ import pytest
 from percolator.errors import InvalidArgument, NotReady, Retry, SchemaError
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
+from percolator.wire.roles import Role
+from services.chassis.serving import rpc
+from services.chassis.serving.quotas import CallerIdentity
 from tests.unit.gateway.gateways import COLUMN, DELETE, TABLE, Gateway, gateways, write
 
 
@@ -106,3 +109,44 @@ async def test_bad_requests_are_refused() -> None:
         request = pb.FollowChangesRequest(table="nothing", after=now)
         with pytest.raises(SchemaError):
             await anext(gateway.handler.follow_changes(request))
+
+
+async def test_the_more_followers_a_client_has_the_less_often_each_looks_for_changes() -> None:
+    async with gateways(1) as (cluster, (gateway,)):
+        await cluster.set_change_feed(
+            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
+        )
+        after = await gateway.begin()
+
+        async def looks(followers: int, caller: CallerIdentity) -> int:
+            """In a minute."""
+            request = pb.FollowChangesRequest(table=TABLE, after=after)
+            token = rpc._caller.set(caller)
+            try:
+                reading = [
+                    asyncio.create_task(_read_all(gateway.handler.follow_changes(request)))
+                    for _ in range(followers)
+                ]
+            finally:
+                rpc._caller.reset(token)
+            await asyncio.sleep(30)
+            before = cluster.looks
+            await asyncio.sleep(60)
+            counted = cluster.looks - before
+            for one in reading:
+                one.cancel()
+            await asyncio.wait(reading)
+            return counted
+
+        client = CallerIdentity(Role.CLIENT, (b"a token", "192.0.2.1"))
+        one = await looks(1, client)
+        assert one > 100
+        many = await looks(250, client)
+        assert many <= 25 * one * 1.1
+        assert await looks(25, client) >= 20 * one, "so few are not slowed down"
+        assert not gateway.handler._followers
+
+
+async def _read_all(stream: AsyncIterator[pb.FollowChangesResponse]) -> None:
+    async for _ in stream:
+        pass

@@ -35,6 +35,7 @@ from percolator.wire import methods
 from percolator.wire.roles import REQUIRED, Role
 from percolator.world import Network, StreamMethod, UnaryMethod
 from services.chassis.serving import rpc
+from services.chassis.serving.quotas import CallerIdentity
 from services.gateway.row_store_handler import RowStoreHandler
 
 SECONDS = 5.0
@@ -226,13 +227,13 @@ async def test_only_who_may_load_writes_without_conditions_outside_of_intents() 
     model = BigtableInMemory()
     await through(model)
     handler = _served(model)
-    client = rpc._role.set(Role.CLIENT)
+    client = rpc._caller.set(CallerIdentity(Role.CLIENT))
     try:
         with pytest.raises(PermissionDenied, match="has the role CLIENT, but it needs ADMIN"):
             await _write(handler, 1, _set(WRITES))
         await _write(handler, INTENTS_TABLE, _set(WRITES))
     finally:
-        rpc._role.reset(client)
+        rpc._caller.reset(client)
     await _write(handler, 1, _set(WRITES))
 
 

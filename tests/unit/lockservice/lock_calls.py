@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
+from services.chassis.serving import rpc
+from services.chassis.serving.quotas import CallerIdentity
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import LockServiceLimits
 
@@ -37,6 +39,16 @@ async def lock_service(
     async with started_lock_service(limits) as handler:
         await asyncio.sleep(61)
         yield handler
+
+
+@contextmanager
+def called_by(caller: CallerIdentity) -> Iterator[None]:
+    """Calls in this block are those of this caller."""
+    token = rpc._caller.set(caller)
+    try:
+        yield
+    finally:
+        rpc._caller.reset(token)
 
 
 def info(

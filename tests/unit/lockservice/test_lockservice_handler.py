@@ -11,11 +11,14 @@ from prometheus_client import CollectorRegistry
 from percolator.errors import InvalidArgument, Overloaded, SessionExpired
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
+from percolator.wire.roles import Role
+from services.chassis.serving.quotas import CallerIdentity
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import LockServiceLimits
 from services.lockservice.metrics import LockServiceMetrics
 from tests.unit.lockservice.lock_calls import (
     UNKNOWN_ID,
+    called_by,
     info,
     listed,
     liveness,
@@ -231,6 +234,56 @@ async def test_if_there_is_no_room_for_all_locks_none_is_taken(limits: LockServi
         await asyncio.sleep(0.53)
         # "b" has lapsed, which makes room.
         assert await locked(handler, one, b"d") == [True]
+
+
+# Quotas
+
+GREEDY = CallerIdentity(Role.CLIENT, (b"a token", "192.0.2.1"))
+OTHER = CallerIdentity(Role.CLIENT, (b"another", "192.0.2.1"))
+ADMIN = CallerIdentity(Role.ADMIN)
+
+
+async def test_one_client_leaves_sessions_for_others_and_keeps_its_own_alive() -> None:
+    async with lock_service(LockServiceLimits(sessions_max=10)) as handler:
+        with called_by(GREEDY):
+            sessions = [await opened(handler) for _ in range(5)]
+            with pytest.raises(Overloaded, match=r"5 sessions .*client_quota_percent"):
+                await opened(handler)
+            await handler.renew_session(pb.RenewSessionRequest(session_id=sessions[0], info=info()))
+        for caller in (OTHER, ADMIN):
+            with called_by(caller):
+                await opened(handler)
+        with called_by(GREEDY):
+            await handler.end_session(pb.EndSessionRequest(session_id=sessions[1]))
+            await opened(handler)
+        await asyncio.sleep(60)
+        assert len(handler.sessions) == 0
+        with called_by(GREEDY):
+            for _ in range(5):
+                await opened(handler)
+
+
+async def test_one_client_leaves_locks_and_the_memory_of_their_names_for_others() -> None:
+    limits = LockServiceLimits(locks_max=10, lock_name_bytes_total_max=100)
+    async with lock_service(limits) as handler:
+        with called_by(GREEDY):
+            one, two = await opened(handler), await opened(handler)
+            assert all(await locked(handler, one, b"a", b"b", b"c"))
+            with pytest.raises(Overloaded, match=r"5 locks .*client_quota_percent"):
+                await locked(handler, two, b"d", b"e", b"f")
+            assert await locked(handler, two, b"a", b"d", b"e") == [False, True, True]
+            await handler.unlock(pb.UnlockRequest(session_id=two, names=[b"d", b"e"]))
+            with pytest.raises(Overloaded, match="50 bytes of lock names"):
+                await locked(handler, two, b"n" * 48)
+        with called_by(OTHER):
+            other = await opened(handler)
+            assert all(await locked(handler, other, b"n" * 48))
+            assert await locked(handler, other, b"a") == [False]
+            with called_by(GREEDY):
+                await handler.end_session(pb.EndSessionRequest(session_id=one))
+            assert await locked(handler, other, b"a") == [True], "it counts for the other now"
+        with called_by(GREEDY):
+            assert all(await locked(handler, two, b"f", b"g", b"h"))
 
 
 # Bad input

@@ -18,6 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precon
 from percolator.errors import NotReady, Overloaded, SessionExpired
 from percolator.wire.liveness import Liveness
 from services.chassis.lived_time import GAP_SECONDS_MAX, LivedTime
+from services.chassis.serving.quotas import OWN, Quotas
 from services.lockservice.advisory_locks import HeldLocks
 from services.lockservice.limits import LockServiceLimits
 from services.lockservice.sessions import OpenSessions, SessionInfo
@@ -68,8 +69,8 @@ class LockServiceMachine(RuleBasedStateMachine):
 
     def start(self) -> None:
         self.time = LivedTime(self.clock)
-        self.sessions = OpenSessions(self.time, self.random, LIMITS)
-        self.locks = HeldLocks(self.time, LIMITS)
+        self.sessions = OpenSessions(self.time, self.random, LIMITS, Quotas())
+        self.locks = HeldLocks(self.time, LIMITS, Quotas())
         self.collected = True
         self.started = self.now
         self.alive: dict[bytes, int] = {}
@@ -106,9 +107,9 @@ class LockServiceMachine(RuleBasedStateMachine):
         info = SessionInfo("", ttl, 0, pin=False)
         if len(self.alive) >= LIMITS.sessions_max:
             with pytest.raises(Overloaded):
-                self.sessions.open(info)
+                self.sessions.open(info, OWN)
             return self.seen[0]
-        session_id = self.sessions.open(info).session_id
+        session_id = self.sessions.open(info, OWN).session_id
         assert session_id not in self.seen
         self.seen.append(session_id)
         self.alive[session_id] = self.now + ttl
@@ -118,18 +119,18 @@ class LockServiceMachine(RuleBasedStateMachine):
     def renew(self, session_id: bytes, ttl: int) -> None:
         info = SessionInfo("", ttl, 0, pin=False)
         if session_id in self.alive:
-            assert not self.sessions.renew(session_id, info)
+            assert not self.sessions.renew(session_id, info, OWN)
         elif not self.may_report(session_id, ttl):
             with pytest.raises(SessionExpired):
-                self.sessions.renew(session_id, info)
+                self.sessions.renew(session_id, info, OWN)
             self.bury(session_id)
             return
         elif len(self.alive) >= LIMITS.sessions_max:
             with pytest.raises(Overloaded):
-                self.sessions.renew(session_id, info)
+                self.sessions.renew(session_id, info, OWN)
             return
         else:
-            assert self.sessions.renew(session_id, info)
+            assert self.sessions.renew(session_id, info, OWN)
         self.alive.pop(session_id, None)
         self.alive[session_id] = self.now + ttl
 
@@ -161,6 +162,9 @@ class LockServiceMachine(RuleBasedStateMachine):
     def try_lock(self, pick: int, names: list[bytes], ttl: int) -> None:
         session_id = self.pick_living(pick)
         session = self.sessions.find(session_id)
+        for name in names:
+            if self.holder(name) is None:
+                self.held.pop(name, None)
         fresh = [name for name in names if name not in self.held]
         if len(self.held) + len(fresh) > LIMITS.locks_max:
             with pytest.raises(Overloaded):

@@ -14,6 +14,7 @@ from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.roles import Role
 from services.chassis.serving import rpc
+from services.chassis.serving.quotas import CallerIdentity
 from services.master.history.collection import Collection
 from services.master.history.tablet_collecting import TabletCollecting
 from services.master.oracle_time import OracleTime
@@ -87,11 +88,11 @@ async def test_only_operators_are_told_the_id_with_which_a_session_can_be_ended(
         needed = world.ago(RETENTION_SECONDS + 50)
         world.lock_service.need(needed, "a long report")
         await world.collect()
-        client = rpc._role.set(Role.CLIENT)
+        client = rpc._caller.set(CallerIdentity(Role.CLIENT))
         try:
             told = await world.describe()
         finally:
-            rpc._role.reset(client)
+            rpc._caller.reset(client)
         assert (told.held_by, told.held_by_session_id) == ("a long report", b"")
         assert told.held_at == needed
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from percolator.errors import InvalidArgument, NotReady, Overloaded
+from percolator.errors import InvalidArgument, NotReady
 from percolator.tablet.keys import cell_prefix, component, inverted
 from percolator.tablet.memory import notification_watch
 from percolator.tablet.memory.notification_watch import NotificationWatch
@@ -180,7 +180,4 @@ async def test_nonsensical_requests_are_refused_by_name(monkeypatch: pytest.Monk
     monkeypatch.setattr(notification_watch, "OBSERVERS_WATCHED_MAX", 1)
     with pytest.raises(InvalidArgument, match="at most 1"):
         await anext(watch.stream(watching(b"f", b"g")))
-    monkeypatch.setattr(notification_watch, "STREAMS_MAX", 0)
-    with pytest.raises(Overloaded):
-        await anext(watch.stream(watching(b"f")))
     assert watch.streams == 0

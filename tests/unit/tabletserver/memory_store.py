@@ -21,6 +21,7 @@ from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
+from services.chassis.serving.quotas import Quota
 from services.tabletserver.collecting import Collecting
 from services.tabletserver.disk_space import DiskSpace
 from services.tabletserver.handler import RequestLimits, TabletServerHandler
@@ -143,6 +144,7 @@ class Machine:
             log,
             self.limits,
             server_id="server",
+            watches=Quota("watches", "watches_max", 1_000),
         )
 
     async def _free_bytes(self) -> int:
