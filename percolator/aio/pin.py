@@ -66,6 +66,8 @@ class Pin:
         self._is_being_set = False
         self._lost = False
         self._lost_session = b""
+        self.lost_because = ""
+        """Why it is lost; empty while it is not."""
 
     @property
     def at(self) -> Timestamp:
@@ -87,17 +89,18 @@ class Pin:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was released by someone else, or not renewed in time."""
+        """Whether it was released by someone else, became too old, or was not renewed in time."""
         return self._lost
 
     def check(self) -> None:
-        """Raises `SessionExpired` if it was released by someone else, or not renewed in time.
+        """Raises `SessionExpired` if it was released by someone else, became older than the
+        cluster allows, or was not renewed in time.
 
         After that, history may be gone; if so, reads raise `SnapshotTooOld`.
         """
         if self._lost:
             raise SessionExpired(
-                f"the pin at {self.at.describe()} was released or lost",
+                f"the pin at {self.at.describe()} was released or lost: {self.lost_because}",
                 session_id=self._lost_session,
             )
 
@@ -105,8 +108,8 @@ class Pin:
         """Returns when the pin holds.
 
         Raises `InvalidArgument` for a moment in the future, `SnapshotTooOld` for one whose history
-        may be gone, `SchemaError` for an unknown table, and the error of a lock service or master
-        that does not answer.
+        may be gone, or is older than the cluster holds back for the caller's role, `SchemaError`
+        for an unknown table, and the error of a lock service or master that does not answer.
         """
         engine = self._engine
         engine.require_usable()
@@ -185,7 +188,13 @@ class Pin:
 
     def _on_lost(self, session_id: bytes) -> None:
         self._lost, self._lost_session = True, session_id
-        _log.warning("the pin at %s is lost: history may be collected", self.at.describe())
+        if self._session is not None:
+            self.lost_because = self._session.lost_because
+        _log.warning(
+            "the pin at %s is lost, and history may be collected: %s",
+            self.at.describe(),
+            self.lost_because,
+        )
 
     async def __aenter__(self) -> Pin:
         return await self.set()

@@ -56,6 +56,7 @@ def _as_data(described: DescribeCollectionResponse) -> dict[str, object]:
         "held_by_session": described.held_by_session_id.hex() or None,
         "held_at": in_json(described.held_at) if described.held_at else None,
         "held_at_time": moment(described.held_at),
+        "held_seconds": described.held_milliseconds / 1000,
         "error": str(from_detail(described.error)) if described.HasField("error") else None,
         "age_seconds": described.age_milliseconds / 1000
         if described.HasField("age_milliseconds")

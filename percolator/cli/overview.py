@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -42,6 +43,8 @@ NEEDED = (
     ServiceKind.SERVICE_KIND_TABLET_SERVER,
 )
 SILENCE_MILLISECONDS_MAX = 3_000
+HELD_SECONDS_MAX = 86_400
+ROUND_AGE_SECONDS_MAX = 3_600
 _PROBE_SECONDS = 2.0
 _LISTED_MAX = 5
 """How many of the tablets that are not served are named."""
@@ -63,6 +66,8 @@ class Overview:
     """With what their processes do."""
     dead_letters: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By table and observer."""
+    history: pb.DescribeCollectionResponse | None = None
+    """None if the leading master does not describe it, such as just after it began to lead."""
     unknown: list[str] = field(default_factory=list)
     """What could not be fetched, and why."""
     missing: set[str] = field(default_factory=set)
@@ -110,6 +115,8 @@ class Overview:
                 f"observer {observer} of table {table} has {counted(count, 'dead letter')}: see "
                 "`percolator dead-letters list`"
             )
+        if self.history is not None:
+            yield from _history_problems(self.history)
         yield from self.unknown
 
     def _wrong_clocks(self) -> Iterator[str]:
@@ -170,6 +177,20 @@ class Overview:
         return float(sum(getattr(one.statistics, figure) for one in self.tablets))
 
 
+def _history_problems(history: pb.DescribeCollectionResponse) -> Iterator[str]:
+    """The conditions of the alerts HistoryHeldBack and HistoryNotCollected."""
+    held_seconds = history.held_milliseconds // 1000
+    if held_seconds > HELD_SECONDS_MAX:
+        yield (
+            f"{history.held_by} holds back history for {timedelta(seconds=held_seconds)} longer "
+            "than tables keep it: see `percolator gc status`"
+        )
+    age_seconds = history.age_milliseconds // 1000
+    if age_seconds > ROUND_AGE_SECONDS_MAX:
+        why = f": {history.error.message}" if history.HasField("error") else ""
+        yield f"no history was collected for {timedelta(seconds=age_seconds)}{why}"
+
+
 def is_silent(server: Server) -> bool:
     """Whether the server has missed several reports."""
     return server.silence_milliseconds > SILENCE_MILLISECONDS_MAX
@@ -212,6 +233,10 @@ async def look(here: Connection, network: GrpcNetwork) -> Overview:
             [],
         ),
     )
+    with contextlib.suppress(PercolatorError):  # if the master is silent, other parts say so
+        overview.history = await answer_of_leader(
+            here, network, methods.DESCRIBE_COLLECTION, pb.DescribeCollectionRequest()
+        )
     if overview.can_be_read(DEAD_LETTERS_NAME):
         overview.dead_letters = await part("dead letters", _dead_letters(here), {})
     return overview

@@ -177,7 +177,7 @@ async def _run(command: list[str], pin: aio.Pin, stop: asyncio.Event) -> int:
         )
         if pin.is_lost and not lost:
             lost = True
-            errors_console.print(plain("the pin is lost: history may be collected"))
+            errors_console.print(plain(f"history may be collected: {pin.lost_because}"))
     if not ended.done():
         process.terminate()
     stopped.cancel()

@@ -68,7 +68,9 @@ def too_old(timestamp: int, safe_point: int) -> SnapshotTooOld:
     """The refusal of what is below a safe point."""
     return SnapshotTooOld(
         f"timestamp {timestamp} ({Timestamp(timestamp).describe()}) is older than the history "
-        f"that is kept, which goes back to {safe_point} ({Timestamp(safe_point).describe()})",
+        f"that is kept, which goes back to {safe_point} ({Timestamp(safe_point).describe()}); a "
+        "transaction, snapshot or pin keeps older history only while its session lives, and not "
+        "beyond the cluster's limit (client_held_seconds_max)",
         timestamp=timestamp,
         safe_point=safe_point,
     )

@@ -90,8 +90,8 @@ class RowHistory:
         self.locks_resolved = 0
 
     async def collect(self, decided: Decided) -> None:
-        """One round. Raises what prevents it; `NotReady` while a lock below the safe points has an
-        owner that is alive."""
+        """One round. Raises what prevents it; `NotReady` while a lock below the safe points cannot
+        be resolved."""
         self.tables = {one: self.tables.get(one, TableProgress()) for one in decided.reads}
         if not decided.transactions:
             return

@@ -24,15 +24,15 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpercolator/v1/lockservice.proto\x12\rpercolator.v1\"\x94\x01\n\x0bSessionInfo\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x18\n\x10ttl_milliseconds\x18\x02 \x01(\r\x12\x1e\n\x16oldest_start_timestamp\x18\x03 \x01(\x04\x12\x0b\n\x03pin\x18\x04 \x01(\x08\x12)\n\x08\x61\x63tivity\x18\x05 \x01(\x0b\x32\x17.percolator.v1.Activity\"\x8f\x01\n\x08\x41\x63tivity\x12\x0f\n\x07\x63ommits\x18\x01 \x01(\x04\x12\x11\n\tconflicts\x18\x02 \x01(\x04\x12+\n\x05\x63\x65lls\x18\x03 \x03(\x0b\x32\x1c.percolator.v1.ContendedCell\x12\x32\n\tobservers\x18\x04 \x03(\x0b\x32\x1f.percolator.v1.ObserverActivity\"Q\n\rContendedCell\x12\x10\n\x08table_id\x18\x01 \x01(\r\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\x12\x11\n\tconflicts\x18\x04 \x01(\x04\"\xfc\x01\n\x10ObserverActivity\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08observer\x18\x02 \x01(\t\x12\x0c\n\x04runs\x18\x03 \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x04 \x01(\x04\x12\x11\n\tconflicts\x18\x05 \x01(\x04\x12\x11\n\tpostponed\x18\x06 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x07 \x01(\x04\x12\x14\n\x0c\x64\x65\x61\x64_letters\x18\x08 \x01(\x04\x12\x0f\n\x07\x62\x61\x63klog\x18\t \x01(\r\x12\x1c\n\x14latency_milliseconds\x18\n \x01(\x04\x12+\n\x05\x63\x65lls\x18\x0b \x03(\x0b\x32\x1c.percolator.v1.ContendedCell\"Z\n\x12OpenSessionRequest\x12(\n\x04info\x18\x01 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\x12\x1a\n\x12ttl_may_be_shorter\x18\x02 \x01(\x08\"C\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x02 \x01(\r\"S\n\x13RenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12(\n\x04info\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\"*\n\x14RenewSessionResponse\x12\x12\n\ntaken_over\x18\x01 \x01(\x08\"\'\n\x11\x45ndSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x14\n\x12\x45ndSessionResponse\"+\n\x14\x43heckSessionsRequest\x12\x13\n\x0bsession_ids\x18\x01 \x03(\x0c\"B\n\x15\x43heckSessionsResponse\x12)\n\x08liveness\x18\x01 \x03(\x0e\x32\x17.percolator.v1.Liveness\"N\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\x0c\x12\x10\n\x08\x61\x63tivity\x18\x03 \x01(\x08\"\x90\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12(\n\x04info\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\x12\x18\n\x10\x61ge_milliseconds\x18\x03 \x01(\x04\x12\x1e\n\x16remaining_milliseconds\x18\x04 \x01(\r\x12\r\n\x05locks\x18\x05 \x01(\r\"\x89\x01\n\x14ListSessionsResponse\x12(\n\x08sessions\x18\x01 \x03(\x0b\x32\x16.percolator.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x0c\x12\x10\n\x08settling\x18\x03 \x01(\x08\x12\x1c\n\x14ttl_milliseconds_max\x18\x04 \x01(\r\"M\n\x0eTryLockRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x03 \x01(\r\"\x1f\n\x0fTryLockResponse\x12\x0c\n\x04held\x18\x01 \x03(\x08\"P\n\x11RenewLocksRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x03 \x01(\r\"\"\n\x12RenewLocksResponse\x12\x0c\n\x04held\x18\x01 \x03(\x08\"2\n\rUnlockRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\"\x10\n\x0eUnlockResponse*c\n\x08Liveness\x12\x18\n\x14LIVENESS_UNSPECIFIED\x10\x00\x12\x12\n\x0eLIVENESS_ALIVE\x10\x01\x12\x11\n\rLIVENESS_DEAD\x10\x02\x12\x16\n\x12LIVENESS_UNDECIDED\x10\x03\x32\xa8\x05\n\x0bLockService\x12T\n\x0bOpenSession\x12!.percolator.v1.OpenSessionRequest\x1a\".percolator.v1.OpenSessionResponse\x12W\n\x0cRenewSession\x12\".percolator.v1.RenewSessionRequest\x1a#.percolator.v1.RenewSessionResponse\x12Q\n\nEndSession\x12 .percolator.v1.EndSessionRequest\x1a!.percolator.v1.EndSessionResponse\x12Z\n\rCheckSessions\x12#.percolator.v1.CheckSessionsRequest\x1a$.percolator.v1.CheckSessionsResponse\x12W\n\x0cListSessions\x12\".percolator.v1.ListSessionsRequest\x1a#.percolator.v1.ListSessionsResponse\x12H\n\x07TryLock\x12\x1d.percolator.v1.TryLockRequest\x1a\x1e.percolator.v1.TryLockResponse\x12Q\n\nRenewLocks\x12 .percolator.v1.RenewLocksRequest\x1a!.percolator.v1.RenewLocksResponse\x12\x45\n\x06Unlock\x12\x1c.percolator.v1.UnlockRequest\x1a\x1d.percolator.v1.UnlockResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fpercolator/v1/lockservice.proto\x12\rpercolator.v1\"\x94\x01\n\x0bSessionInfo\x12\x13\n\x0b\x64\x65scription\x18\x01 \x01(\t\x12\x18\n\x10ttl_milliseconds\x18\x02 \x01(\r\x12\x1e\n\x16oldest_start_timestamp\x18\x03 \x01(\x04\x12\x0b\n\x03pin\x18\x04 \x01(\x08\x12)\n\x08\x61\x63tivity\x18\x05 \x01(\x0b\x32\x17.percolator.v1.Activity\"\x8f\x01\n\x08\x41\x63tivity\x12\x0f\n\x07\x63ommits\x18\x01 \x01(\x04\x12\x11\n\tconflicts\x18\x02 \x01(\x04\x12+\n\x05\x63\x65lls\x18\x03 \x03(\x0b\x32\x1c.percolator.v1.ContendedCell\x12\x32\n\tobservers\x18\x04 \x03(\x0b\x32\x1f.percolator.v1.ObserverActivity\"Q\n\rContendedCell\x12\x10\n\x08table_id\x18\x01 \x01(\r\x12\x0b\n\x03row\x18\x02 \x01(\x0c\x12\x0e\n\x06\x63olumn\x18\x03 \x01(\x0c\x12\x11\n\tconflicts\x18\x04 \x01(\x04\"\xfc\x01\n\x10ObserverActivity\x12\r\n\x05table\x18\x01 \x01(\t\x12\x10\n\x08observer\x18\x02 \x01(\t\x12\x0c\n\x04runs\x18\x03 \x01(\x04\x12\x0f\n\x07\x63ommits\x18\x04 \x01(\x04\x12\x11\n\tconflicts\x18\x05 \x01(\x04\x12\x11\n\tpostponed\x18\x06 \x01(\x04\x12\x10\n\x08\x66\x61ilures\x18\x07 \x01(\x04\x12\x14\n\x0c\x64\x65\x61\x64_letters\x18\x08 \x01(\x04\x12\x0f\n\x07\x62\x61\x63klog\x18\t \x01(\r\x12\x1c\n\x14latency_milliseconds\x18\n \x01(\x04\x12+\n\x05\x63\x65lls\x18\x0b \x03(\x0b\x32\x1c.percolator.v1.ContendedCell\"Z\n\x12OpenSessionRequest\x12(\n\x04info\x18\x01 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\x12\x1a\n\x12ttl_may_be_shorter\x18\x02 \x01(\x08\"C\n\x13OpenSessionResponse\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x02 \x01(\r\"S\n\x13RenewSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12(\n\x04info\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\"*\n\x14RenewSessionResponse\x12\x12\n\ntaken_over\x18\x01 \x01(\x08\"\'\n\x11\x45ndSessionRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\"\x14\n\x12\x45ndSessionResponse\"+\n\x14\x43heckSessionsRequest\x12\x13\n\x0bsession_ids\x18\x01 \x03(\x0c\"B\n\x15\x43heckSessionsResponse\x12)\n\x08liveness\x18\x01 \x03(\x0e\x32\x17.percolator.v1.Liveness\"|\n\x13ListSessionsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\x0c\x12\x10\n\x08\x61\x63tivity\x18\x03 \x01(\x08\x12,\n\x06limits\x18\x04 \x01(\x0b\x32\x1c.percolator.v1.HistoryLimits\"<\n\rHistoryLimits\x12\x15\n\rclients_since\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x64mins_since\x18\x02 \x01(\x04\"\xa1\x01\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12(\n\x04info\x18\x02 \x01(\x0b\x32\x1a.percolator.v1.SessionInfo\x12\x18\n\x10\x61ge_milliseconds\x18\x03 \x01(\x04\x12\x1e\n\x16remaining_milliseconds\x18\x04 \x01(\r\x12\r\n\x05locks\x18\x05 \x01(\r\x12\x0f\n\x07too_old\x18\x06 \x01(\x08\"\x89\x01\n\x14ListSessionsResponse\x12(\n\x08sessions\x18\x01 \x03(\x0b\x32\x16.percolator.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\x0c\x12\x10\n\x08settling\x18\x03 \x01(\x08\x12\x1c\n\x14ttl_milliseconds_max\x18\x04 \x01(\r\"M\n\x0eTryLockRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x03 \x01(\r\"\x1f\n\x0fTryLockResponse\x12\x0c\n\x04held\x18\x01 \x03(\x08\"P\n\x11RenewLocksRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\x12\x18\n\x10ttl_milliseconds\x18\x03 \x01(\r\"\"\n\x12RenewLocksResponse\x12\x0c\n\x04held\x18\x01 \x03(\x08\"2\n\rUnlockRequest\x12\x12\n\nsession_id\x18\x01 \x01(\x0c\x12\r\n\x05names\x18\x02 \x03(\x0c\"\x10\n\x0eUnlockResponse*c\n\x08Liveness\x12\x18\n\x14LIVENESS_UNSPECIFIED\x10\x00\x12\x12\n\x0eLIVENESS_ALIVE\x10\x01\x12\x11\n\rLIVENESS_DEAD\x10\x02\x12\x16\n\x12LIVENESS_UNDECIDED\x10\x03\x32\xa8\x05\n\x0bLockService\x12T\n\x0bOpenSession\x12!.percolator.v1.OpenSessionRequest\x1a\".percolator.v1.OpenSessionResponse\x12W\n\x0cRenewSession\x12\".percolator.v1.RenewSessionRequest\x1a#.percolator.v1.RenewSessionResponse\x12Q\n\nEndSession\x12 .percolator.v1.EndSessionRequest\x1a!.percolator.v1.EndSessionResponse\x12Z\n\rCheckSessions\x12#.percolator.v1.CheckSessionsRequest\x1a$.percolator.v1.CheckSessionsResponse\x12W\n\x0cListSessions\x12\".percolator.v1.ListSessionsRequest\x1a#.percolator.v1.ListSessionsResponse\x12H\n\x07TryLock\x12\x1d.percolator.v1.TryLockRequest\x1a\x1e.percolator.v1.TryLockResponse\x12Q\n\nRenewLocks\x12 .percolator.v1.RenewLocksRequest\x1a!.percolator.v1.RenewLocksResponse\x12\x45\n\x06Unlock\x12\x1c.percolator.v1.UnlockRequest\x1a\x1d.percolator.v1.UnlockResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'percolator.v1.lockservice_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LIVENESS']._serialized_start=1818
-  _globals['_LIVENESS']._serialized_end=1917
+  _globals['_LIVENESS']._serialized_start=1943
+  _globals['_LIVENESS']._serialized_end=2042
   _globals['_SESSIONINFO']._serialized_start=51
   _globals['_SESSIONINFO']._serialized_end=199
   _globals['_ACTIVITY']._serialized_start=202
@@ -58,23 +58,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHECKSESSIONSRESPONSE']._serialized_start=1083
   _globals['_CHECKSESSIONSRESPONSE']._serialized_end=1149
   _globals['_LISTSESSIONSREQUEST']._serialized_start=1151
-  _globals['_LISTSESSIONSREQUEST']._serialized_end=1229
-  _globals['_SESSION']._serialized_start=1232
-  _globals['_SESSION']._serialized_end=1376
-  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1379
-  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1516
-  _globals['_TRYLOCKREQUEST']._serialized_start=1518
-  _globals['_TRYLOCKREQUEST']._serialized_end=1595
-  _globals['_TRYLOCKRESPONSE']._serialized_start=1597
-  _globals['_TRYLOCKRESPONSE']._serialized_end=1628
-  _globals['_RENEWLOCKSREQUEST']._serialized_start=1630
-  _globals['_RENEWLOCKSREQUEST']._serialized_end=1710
-  _globals['_RENEWLOCKSRESPONSE']._serialized_start=1712
-  _globals['_RENEWLOCKSRESPONSE']._serialized_end=1746
-  _globals['_UNLOCKREQUEST']._serialized_start=1748
-  _globals['_UNLOCKREQUEST']._serialized_end=1798
-  _globals['_UNLOCKRESPONSE']._serialized_start=1800
-  _globals['_UNLOCKRESPONSE']._serialized_end=1816
-  _globals['_LOCKSERVICE']._serialized_start=1920
-  _globals['_LOCKSERVICE']._serialized_end=2600
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=1275
+  _globals['_HISTORYLIMITS']._serialized_start=1277
+  _globals['_HISTORYLIMITS']._serialized_end=1337
+  _globals['_SESSION']._serialized_start=1340
+  _globals['_SESSION']._serialized_end=1501
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1504
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1641
+  _globals['_TRYLOCKREQUEST']._serialized_start=1643
+  _globals['_TRYLOCKREQUEST']._serialized_end=1720
+  _globals['_TRYLOCKRESPONSE']._serialized_start=1722
+  _globals['_TRYLOCKRESPONSE']._serialized_end=1753
+  _globals['_RENEWLOCKSREQUEST']._serialized_start=1755
+  _globals['_RENEWLOCKSREQUEST']._serialized_end=1835
+  _globals['_RENEWLOCKSRESPONSE']._serialized_start=1837
+  _globals['_RENEWLOCKSRESPONSE']._serialized_end=1871
+  _globals['_UNLOCKREQUEST']._serialized_start=1873
+  _globals['_UNLOCKREQUEST']._serialized_end=1923
+  _globals['_UNLOCKRESPONSE']._serialized_start=1925
+  _globals['_UNLOCKRESPONSE']._serialized_end=1941
+  _globals['_LOCKSERVICE']._serialized_start=2045
+  _globals['_LOCKSERVICE']._serialized_end=2725
 # @@protoc_insertion_point(module_scope)

@@ -134,28 +134,40 @@ class CheckSessionsResponse(_message.Message):
     def __init__(self, liveness: _Optional[_Iterable[_Union[Liveness, str]]] = ...) -> None: ...
 
 class ListSessionsRequest(_message.Message):
-    __slots__ = ("page_size", "page_token", "activity")
+    __slots__ = ("page_size", "page_token", "activity", "limits")
     PAGE_SIZE_FIELD_NUMBER: _ClassVar[int]
     PAGE_TOKEN_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
     page_size: int
     page_token: bytes
     activity: bool
-    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[bytes] = ..., activity: bool = ...) -> None: ...
+    limits: HistoryLimits
+    def __init__(self, page_size: _Optional[int] = ..., page_token: _Optional[bytes] = ..., activity: bool = ..., limits: _Optional[_Union[HistoryLimits, _Mapping]] = ...) -> None: ...
+
+class HistoryLimits(_message.Message):
+    __slots__ = ("clients_since", "admins_since")
+    CLIENTS_SINCE_FIELD_NUMBER: _ClassVar[int]
+    ADMINS_SINCE_FIELD_NUMBER: _ClassVar[int]
+    clients_since: int
+    admins_since: int
+    def __init__(self, clients_since: _Optional[int] = ..., admins_since: _Optional[int] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "info", "age_milliseconds", "remaining_milliseconds", "locks")
+    __slots__ = ("session_id", "info", "age_milliseconds", "remaining_milliseconds", "locks", "too_old")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
     AGE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     REMAINING_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
+    TOO_OLD_FIELD_NUMBER: _ClassVar[int]
     session_id: bytes
     info: SessionInfo
     age_milliseconds: int
     remaining_milliseconds: int
     locks: int
-    def __init__(self, session_id: _Optional[bytes] = ..., info: _Optional[_Union[SessionInfo, _Mapping]] = ..., age_milliseconds: _Optional[int] = ..., remaining_milliseconds: _Optional[int] = ..., locks: _Optional[int] = ...) -> None: ...
+    too_old: bool
+    def __init__(self, session_id: _Optional[bytes] = ..., info: _Optional[_Union[SessionInfo, _Mapping]] = ..., age_milliseconds: _Optional[int] = ..., remaining_milliseconds: _Optional[int] = ..., locks: _Optional[int] = ..., too_old: bool = ...) -> None: ...
 
 class ListSessionsResponse(_message.Message):
     __slots__ = ("sessions", "next_page_token", "settling", "ttl_milliseconds_max")

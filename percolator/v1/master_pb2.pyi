@@ -444,7 +444,7 @@ class TableHistory(_message.Message):
     def __init__(self, table: _Optional[str] = ..., table_id: _Optional[int] = ..., retention_milliseconds: _Optional[int] = ..., safe_point: _Optional[int] = ..., collected_below: _Optional[int] = ..., history_bytes: _Optional[int] = ..., cells_collected: _Optional[int] = ..., bytes_collected: _Optional[int] = ...) -> None: ...
 
 class DescribeCollectionResponse(_message.Message):
-    __slots__ = ("tables", "transactions_safe_point", "held_by", "held_by_session_id", "held_at", "error", "age_milliseconds")
+    __slots__ = ("tables", "transactions_safe_point", "held_by", "held_by_session_id", "held_at", "error", "age_milliseconds", "held_milliseconds")
     TABLES_FIELD_NUMBER: _ClassVar[int]
     TRANSACTIONS_SAFE_POINT_FIELD_NUMBER: _ClassVar[int]
     HELD_BY_FIELD_NUMBER: _ClassVar[int]
@@ -452,6 +452,7 @@ class DescribeCollectionResponse(_message.Message):
     HELD_AT_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     AGE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
+    HELD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     tables: _containers.RepeatedCompositeFieldContainer[TableHistory]
     transactions_safe_point: int
     held_by: str
@@ -459,7 +460,8 @@ class DescribeCollectionResponse(_message.Message):
     held_at: int
     error: _errors_pb2.ErrorDetail
     age_milliseconds: int
-    def __init__(self, tables: _Optional[_Iterable[_Union[TableHistory, _Mapping]]] = ..., transactions_safe_point: _Optional[int] = ..., held_by: _Optional[str] = ..., held_by_session_id: _Optional[bytes] = ..., held_at: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., age_milliseconds: _Optional[int] = ...) -> None: ...
+    held_milliseconds: int
+    def __init__(self, tables: _Optional[_Iterable[_Union[TableHistory, _Mapping]]] = ..., transactions_safe_point: _Optional[int] = ..., held_by: _Optional[str] = ..., held_by_session_id: _Optional[bytes] = ..., held_at: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., age_milliseconds: _Optional[int] = ..., held_milliseconds: _Optional[int] = ...) -> None: ...
 
 class TabletServerInfo(_message.Message):
     __slots__ = ("server_id", "address", "tablets", "serving", "draining", "silence_milliseconds", "writes_refused")

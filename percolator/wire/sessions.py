@@ -122,6 +122,8 @@ class Sessions:
         self._closed = False
         self.last_error: PercolatorError | None = None
         """Why the last attempt to open or renew the session failed; None if it succeeded."""
+        self.lost_because = ""
+        """What the lock service said when it ended; empty while it has not."""
 
     @property
     def session_id(self) -> bytes | None:
@@ -248,8 +250,9 @@ class Sessions:
                 pb.RenewSessionRequest(session_id=session_id, info=self._info()),
                 self._renewal_seconds,
             )
-        except SessionExpired:
+        except SessionExpired as error:
             self._id, self._home = None, ""
+            self.lost_because = error.message
             # In a separate turn of the loop, so that an error in the callback cannot stop renewals.
             asyncio.get_running_loop().call_soon(self._on_expired, session_id)
             if not self._settings.pin_at:

@@ -69,6 +69,8 @@ class LockServiceHandler:
         return pb.CheckSessionsResponse(liveness=liveness)
 
     async def list_sessions(self, request: pb.ListSessionsRequest) -> pb.ListSessionsResponse:
+        if request.HasField("limits"):
+            self.sessions.limit_history(request.limits)
         limits = self._limits
         limit = min(
             limits.page_sessions_max,
@@ -143,6 +145,7 @@ class LockServiceHandler:
             age_milliseconds=self.sessions.age_milliseconds(session),
             remaining_milliseconds=self.sessions.remaining_milliseconds(session),
             locks=session.locks,
+            too_old=self.sessions.is_too_old(session.info, session.caller),
         )
 
     def _token(self, number: int) -> bytes:

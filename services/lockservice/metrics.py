@@ -28,6 +28,11 @@ class LockServiceMetrics(Collector):
         yield _counter("sessions_renewed", "Renewals of sessions.", sessions.counts.renewed)
         yield _counter("sessions_ended", "Sessions ended by their owners.", sessions.counts.ended)
         yield _counter(
+            "pins_ended",
+            "Pins ended because they had become older than the cluster allows.",
+            sessions.counts.ended_too_old,
+        )
+        yield _counter(
             "takeovers", "Sessions taken over after a restart.", sessions.counts.taken_over
         )
         yield _counter("locks_acquired", "Locks taken.", locks.counts.acquired)
@@ -50,6 +55,7 @@ class LockServiceMetrics(Collector):
     def _refused(self) -> Metric:
         family = CounterMetricFamily(_PREFIX + "refused", "Calls refused.", labels=["reason"])
         family.add_metric(["session_expired"], self._handler.sessions.counts.refused_expired)
+        family.add_metric(["pin_too_old"], self._handler.sessions.counts.refused_too_old)
         family.add_metric(["sessions_full"], self._handler.sessions.counts.refused_full)
         family.add_metric(["locks_full"], self._handler.locks.counts.refused_full)
         return family

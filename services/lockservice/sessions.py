@@ -19,8 +19,17 @@ from dataclasses import dataclass, replace
 
 from sortedcontainers import SortedDict
 
-from percolator.errors import InvalidArgument, NotReady, Overloaded, SessionExpired
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    Overloaded,
+    SessionExpired,
+    SnapshotTooOld,
+)
+from percolator.timestamps import Timestamp
+from percolator.v1.lockservice_pb2 import HistoryLimits
 from percolator.wire.liveness import SESSION_ID_BYTES, Liveness
+from percolator.wire.roles import Role
 from percolator.world import Random
 from services.chassis.lived_time import LivedTime, milliseconds_between, ticks_of
 from services.chassis.serving.quotas import CallerIdentity, Quotas
@@ -69,6 +78,9 @@ class SessionCounts:
     taken_over: int = 0
     refused_expired: int = 0
     refused_full: int = 0
+    refused_too_old: int = 0
+    ended_too_old: int = 0
+    """Pins that were ended because they had become too old."""
 
 
 class OpenSessions:
@@ -86,6 +98,7 @@ class OpenSessions:
             limits.sessions_max,
             retry_after_seconds=_RETRY_SECONDS,
         )
+        self._history = HistoryLimits()
         self._started_tick = time.tick()
         self._by_id: dict[bytes, Session] = {}
         self._by_number: SortedDict[int, Session] = SortedDict()
@@ -101,8 +114,29 @@ class OpenSessions:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def limit_history(self, limits: HistoryLimits) -> None:
+        """Ends the pins that are older than this, and refuses such pins from now on."""
+        if limits == self._history:
+            return  # sent with each page of a listing
+        self._history = limits
+        for session in list(self._by_id.values()):
+            if session.info.pin and self.is_too_old(session.info, session.caller):
+                self._remove(session)
+                self.counts.ended_too_old += 1
+
+    def is_too_old(self, info: SessionInfo, caller: CallerIdentity) -> bool:
+        """Whether the history is not kept that a session or pin of this caller needs."""
+        return 0 < info.oldest_start_timestamp < self._since(caller)
+
     def open(self, info: SessionInfo, caller: CallerIdentity) -> Session:
         """A new session under a fresh id."""
+        if info.pin and self.is_too_old(info, caller):
+            self.counts.refused_too_old += 1
+            raise SnapshotTooOld(
+                self._too_old_text(info, caller),
+                timestamp=info.oldest_start_timestamp,
+                safe_point=self._since(caller),
+            )
         self._take_quota(caller)
         session_id = self._random.randbytes(SESSION_ID_BYTES)
         while session_id in self._by_id or session_id in self._buried:
@@ -112,6 +146,8 @@ class OpenSessions:
 
     def renew(self, session_id: bytes, info: SessionInfo, caller: CallerIdentity) -> bool:
         """Keeps a session alive. True if it was taken over from before the restart."""
+        if info.pin and self.is_too_old(info, caller):
+            raise SessionExpired(self._too_old_text(info, caller), session_id=session_id)
         session = self._living(session_id)
         if session is None:
             self._take_over(session_id, info, caller)
@@ -136,8 +172,7 @@ class OpenSessions:
             if self._is_undecided(session_id):
                 raise self._not_heard_yet()
             return
-        self._deadlines.remove(session, session.deadline_tick)
-        self._forget(session)
+        self._remove(session)
         self.counts.ended += 1
 
     def find(self, session_id: bytes) -> Session:
@@ -240,6 +275,24 @@ class OpenSessions:
             return replace(info, activity=None)
         self._activity_bytes += size
         return info
+
+    def _since(self, caller: CallerIdentity) -> int:
+        is_admin = caller.role == Role.ADMIN
+        return self._history.admins_since if is_admin else self._history.clients_since
+
+    def _too_old_text(self, info: SessionInfo, caller: CallerIdentity) -> str:
+        at, since = Timestamp(info.oldest_start_timestamp), Timestamp(self._since(caller))
+        who, setting = "clients", "client_held_seconds_max"
+        if caller.role == Role.ADMIN:
+            who, setting = "administrators", "admin_held_seconds_max"
+        return (
+            f"a pin at {at.describe()} is too old: history is kept for pins of {who} from "
+            f"{since.describe()} on ({setting} of the master, and the longest retention of a table)"
+        )
+
+    def _remove(self, session: Session) -> None:
+        self._deadlines.remove(session, session.deadline_tick)
+        self._forget(session)
 
     def _forget(self, session: Session) -> None:
         session.deadline_tick = 0

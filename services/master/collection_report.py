@@ -28,6 +28,7 @@ def describe(
         if tells_id:
             answer.held_by_session_id = needs.session_id
         answer.held_at = needs.oldest
+        answer.held_milliseconds = round(collection.held_seconds * 1000)
     if collection.error is not None:
         answer.error.CopyFrom(to_detail(collection.error))
     if collection.finished_at is not None:

@@ -133,6 +133,11 @@ def _collection_metrics(leader: Leader | RowTerm) -> Iterator[Metric]:
         "1 while a session or pin holds back the collection of a table's history.",
         int(collection.held),
     )
+    yield GaugeMetricFamily(
+        "percolator_master_collection_held_seconds",
+        "How much older the history is that a session or pin needs than what tables would keep.",
+        collection.held_seconds,
+    )
     yield CounterMetricFamily(
         "percolator_master_old_locks_settled",
         "Locks resolved before history was collected.",

@@ -64,6 +64,15 @@ class MasterSettings(StoreSettings):
     retention_min_seconds: Annotated[float, Field(ge=1, le=86_400)] = 60.0
     """No table may keep old versions for less. Set it longer than any transaction takes."""
 
+    client_held_seconds_max: Annotated[float, Field(ge=1, le=100 * 365 * 86_400)] = 3 * 86_400.0
+    """How much older than the longest retention of a table the history is that a session or pin of
+    a client, or a session of a server, may hold back. An older pin ends, and an older transaction
+    or snapshot fails."""
+
+    admin_held_seconds_max: Annotated[float, Field(ge=0, le=100 * 365 * 86_400)] = 0.0
+    """The same for sessions and pins of administrators; 0 means without limit. Without tokens, all
+    programs are administrators."""
+
     leader_silence_seconds: Annotated[float, Field(ge=GRACE_SECONDS_MIN, le=3_600)] = 3.0
     """A leading master that is silent for this long is replaced by a standby."""
 
@@ -77,7 +86,11 @@ class MasterSettings(StoreSettings):
                 split_bytes=self.split_bytes,
             ),
             CollectionTimes(
-                self.collection_seconds, self.retention_seconds, self.retention_min_seconds
+                self.collection_seconds,
+                self.retention_seconds,
+                self.retention_min_seconds,
+                self.client_held_seconds_max,
+                self.admin_held_seconds_max,
             ),
             self.gather_seconds,
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +20,7 @@ from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.spark.options import ReadOptions
 from percolator.spark.reading.pins import pinned_timestamp
 from percolator.timestamps import SEQUENCE_BITS
+from services.local.authority import files_in, make_all
 from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
@@ -40,19 +41,13 @@ balance = accounts.column("balance", codecs.integer)
 
 @pytest.fixture(scope="module", name="cluster")
 def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    before = {name: os.environ.get(name) for name in SETTINGS}
-    os.environ.update(SETTINGS)
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SETTINGS.items():
+            patch.setenv(name, value)
         with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=1) as started:
             with percolator.connect(started.address) as db:
                 db.create_table(accounts, splits=["m"])
             yield started
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @pytest.fixture(name="db")
@@ -302,3 +297,46 @@ def test_a_released_pin_ends_and_its_holder_gets_an_error(
 def test_a_retention_below_the_minimum_is_refused(db: percolator.Database) -> None:
     with pytest.raises(InvalidArgument, match="below 1000"):
         db.create_table(Table("brief"), retention=timedelta(milliseconds=999))
+
+
+def test_a_pin_of_a_client_ends_when_it_is_too_old_and_that_of_an_administrator_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (*SETTINGS.items(), ("PERCOLATOR_MASTER_CLIENT_HELD_SECONDS_MAX", "3")):
+        monkeypatch.setenv(name, value)
+    certificates = tmp_path / "certificates"
+    make_all(certificates)
+    files = files_in(certificates / "client")
+    client, admin = (
+        (certificates / "client" / f"{role}.token").read_text().strip()
+        for role in ("client", "admin")
+    )
+    with (
+        LocalCluster(tmp_path / "data", tablet_servers=1, certificates=certificates) as cluster,
+        percolator.connect(cluster.address, tls=files, token=admin) as boss,
+        percolator.connect(cluster.address, tls=files, token=client) as db,
+    ):
+        boss.create_table(accounts)
+        put(db, "joe", 1)
+        with db.pin(ttl=PIN_TTL) as pin:
+            put(db, "joe", 2)
+            error = until_refused(db, "joe", pin.at)
+            assert "client_held_seconds_max" in str(error)
+            deadline = time.monotonic() + SECONDS
+            while not pin.is_lost:
+                assert time.monotonic() < deadline
+                threading.Event().wait(0.1)
+            with pytest.raises(SessionExpired, match=r"too old.*client_held_seconds_max"):
+                pin.check()
+            with pytest.raises(SnapshotTooOld, match=r"pins of clients.*client_held_seconds_max"):
+                db.pin(pin.at, ttl=PIN_TTL).__enter__()
+        with boss.pin(ttl=PIN_TTL, description="an archive") as kept:
+            put(db, "joe", 3)
+            with db.pin(ttl=PIN_TTL) as pin:
+                deadline = time.monotonic() + SECONDS
+                while not pin.is_lost:
+                    assert time.monotonic() < deadline
+                    threading.Event().wait(0.1)
+            kept.check()
+            with db.snapshot(kept.at) as snapshot:
+                assert snapshot.get("joe", balance) == 2

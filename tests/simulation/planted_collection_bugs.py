@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
 from percolator.aio.engine import OpenStarts
 from percolator.formats.records import START_TIMESTAMP_BYTES
+from percolator.protocol.met_lock import MetLock
+from percolator.protocol.resolving.cleanup import Cleanup
+from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.tablet import opening
 from percolator.tablet.collection import collection
 from percolator.tablet.collection.answered_cells import AnsweredCells, Record
@@ -37,6 +41,20 @@ def collects_before_old_locks_are_resolved(patch: Patch) -> None:
     # be torn: the locks would stay, and the cells behind them would never be read again.
     patch.setattr(mutation_queue, "marked_below", lambda collected, changes: 0)
     collect_eagerly(patch)
+
+
+def old_locks_rolled_back_without_their_primary(patch: Patch) -> None:
+    """Their owners need not be asked, but what the primary says counts: it may have committed."""
+    correct = Cleanup.resolve
+
+    async def wrong(
+        self: Cleanup, met: Sequence[MetLock], *, ended_below: int = 0, **rest: Any
+    ) -> set[int]:
+        for one in met if ended_below else ():
+            self._env.verdicts.put(one.lock.start_timestamp, ROLLED_BACK)
+        return await correct(self, met, ended_below=ended_below, **rest)
+
+    patch.setattr(Cleanup, "resolve", wrong)
 
 
 def a_transaction_counts_as_gone_with_its_first_lock(patch: Patch) -> None:
@@ -85,6 +103,13 @@ def acknowledgement_collected_although_its_cell_is_there(patch: Patch) -> None:
     collect_eagerly(patch)
 
 
+def old_locks_rolled_back_when_collecting(patch: Patch) -> None:
+    """The same, where tablets do not refuse it either."""
+    old_locks_rolled_back_without_their_primary(patch)
+    patch.setattr(mutation_queue, "marked_below", lambda collected, changes: 0)
+    collect_eagerly(patch)
+
+
 def collect_eagerly(patch: Patch, *, round_seconds: float = 0.2) -> None:
     """So that a run of a few seconds sees much of it. No client tells what it needs: then only
     being refused keeps it from what is gone."""
@@ -96,6 +121,7 @@ def collect_eagerly(patch: Patch, *, round_seconds: float = 0.2) -> None:
 ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None], ...] = (
     (collects_before_old_locks_are_resolved, (Kind.CLIENT_STEP,), None),
     (a_transaction_counts_as_gone_with_its_first_lock, (Kind.CLIENT_STEP,), None),
+    (old_locks_rolled_back_when_collecting, (Kind.CLIENT_STEP,), None),
     (safe_point_checked_before_the_read, (Kind.PAUSE,), None),
     (newest_version_under_a_notification_collected, (Kind.PAUSE, Kind.CRASH), "chains"),
     (acknowledgement_collected_although_its_cell_is_there, (Kind.PAUSE, Kind.CRASH), "chains"),

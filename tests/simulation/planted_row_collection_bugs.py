@@ -32,6 +32,7 @@ from percolator.rowstore.port import Change, Check, Selection, StoredCell
 from percolator.rowstore.times import Times
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation import row_collector
+from tests.simulation.planted_collection_bugs import old_locks_rolled_back_without_their_primary
 from tests.simulation.row_collector import CollectorTimes
 from tests.simulation.scenario import Kind
 
@@ -180,6 +181,7 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None], ...] = 
     (deletes_without_a_note, _STOPS, None),
     (read_passes_the_note, (Kind.PAUSE,), None),
     (collects_before_old_locks_are_resolved, (Kind.CLIENT_STEP,), None),
+    (old_locks_rolled_back_without_their_primary, (Kind.CLIENT_STEP,), None),
     (deletion_goes_first, (), None),
 )
 """Each with the kinds of strikes and the workload that bring it to light."""

@@ -81,6 +81,7 @@ class Cleanup:
         waited_seconds: float,
         read_at: int = 0,
         reads_values: bool = False,
+        ended_below: int = 0,
     ) -> set[int]:
         """Resolves what can be resolved now, with one round trip for each kind of step.
 
@@ -89,7 +90,8 @@ class Cleanup:
         likely about to be released. For a reader at `read_at`, returns the start timestamps whose
         locks it may pass. One that `reads_values` goes on with the locks that it can `read`: it
         need not wait until they have become records. A reader of the change feed has to, or what
-        was committed would seem not to be settled yet.
+        was committed would seem not to be settled yet. A transaction that began below `ended_below`
+        has no time left, whatever its owner says.
         """
         verdicts = self._env.verdicts
         by_start = {lock.lock.start_timestamp: lock for lock in met}
@@ -103,7 +105,7 @@ class Cleanup:
         if unknown:
             undecided = await self._ask_primaries(list(unknown.values()), deadline)
             undecided, overtaken = await self._bury_the_dead(
-                undecided, deadline, known_now, waited_seconds
+                undecided, deadline, known_now, waited_seconds, ended_below
             )
             if read_at:
                 # Without a lock on the primary, its prewrite may be in flight: there is nothing to
@@ -186,6 +188,7 @@ class Cleanup:
         deadline: float,
         known_now: int,
         waited_seconds: float,
+        ended_below: int,
     ) -> tuple[list[_Undecided], set[int]]:
         """Rolls back, on its primary, every transaction whose owner is gone.
 
@@ -205,7 +208,7 @@ class Cleanup:
             lock = one.met.lock
             start = lock.start_timestamp
             table_id, row, column = lock.primary
-            if lock.session in gone:
+            if start < ended_below or lock.session in gone:
                 burials.append(CellMutation(table_id, steps.roll_back(row, column, start)))
             elif _expired(one.primary or lock, now):
                 burials.append(

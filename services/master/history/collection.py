@@ -19,13 +19,15 @@ import structlog
 
 from percolator.errors import NotReady, PercolatorError
 from percolator.protocol.environment import Timestamps
-from percolator.timestamps import SEQUENCE_BITS
+from percolator.timestamps import SEQUENCE_BITS, seconds_between
 from percolator.v1 import cluster_pb2
+from percolator.v1.lockservice_pb2 import HistoryLimits
 from percolator.world import World
 from services.master.history import safe_points
-from services.master.history.collecting import Collecting, LockOwners, TableCollected
+from services.master.history.collecting import Collecting, TableCollected
 from services.master.history.history_needs import HistoryNeeds, history_needs
 from services.master.history.safe_points import ClusterSafePoints
+from services.master.map.catalogue import Table
 from services.master.map.map_store import StoredMap
 from services.master.oracle_time import OracleTime
 from services.master.registry import Registry
@@ -44,6 +46,11 @@ class CollectionTimes:
     """For tables without a value of their own."""
     retention_min_seconds: float = 60.0
     """No table may keep less. Longer than any transaction may take."""
+    client_held_seconds_max: float = 3 * 86_400.0
+    """How much older than the longest retention the history is that a session or pin may hold
+    back. Also for those of servers, which act for clients."""
+    admin_held_seconds_max: float = 0.0
+    """The same for those of administrators; 0 means without limit."""
 
 
 class Collection:
@@ -56,10 +63,9 @@ class Collection:
         registry: Registry,
         oracle_time: OracleTime,
         times: CollectionTimes,
-        collecting: Callable[[Timestamps, LockOwners], Collecting],
+        collecting: Callable[[Timestamps], Collecting],
     ) -> None:
-        """`collecting` makes what collects: it resolves old locks with these timestamps, and asks
-        these for the owners."""
+        """`collecting` makes what collects: it resolves old locks with these timestamps."""
         self._world = world
         self._store = store
         self._registry = registry
@@ -69,7 +75,6 @@ class Collection:
         self._missed_since: dict[str, float] = {}
         """Lock services that have gone, by address, and when that was noticed."""
         self._began_at = world.clock.monotonic_seconds()
-        self._owners = LockOwners(world, self._lock_services)
         self._make_collecting = collecting
         self._collecting: Collecting | None = None
         self._safe_points: ClusterSafePoints | None = None
@@ -99,9 +104,16 @@ class Collection:
         return 0 if self._safe_points is None else self._safe_points.reads.get(table_id, 0)
 
     @property
+    def held_seconds(self) -> float:
+        """By how much the history that a session or pin needs is older than what any table would
+        keep without it."""
+        newest = max(self._wanted.values(), default=0)
+        return seconds_between(self.needs.oldest, newest) if 0 < self.needs.oldest < newest else 0.0
+
+    @property
     def held(self) -> bool:
         """Whether a session or pin holds back history that a table's retention would give up."""
-        return 0 < self.needs.oldest < max(self._wanted.values(), default=0)
+        return self.held_seconds > 0
 
     @property
     def old_locks_resolved(self) -> int:
@@ -135,13 +147,13 @@ class Collection:
         decided = await self._decide()
         await safe_points.store(self._store.leadership, decided)
         self._safe_points = decided
-        self.needs = needs = await history_needs(self._world.network, self._lock_services)
+        self.needs = needs = await self._needs()
         ordered = decided.allowed_by(needs.oldest)
         if decided.reads and not ordered.reads:
             who = needs.description or "a session"
             raise NotReady(f"{who} needs history since {needs.oldest}, in all tables")
         if self._collecting is None:
-            self._collecting = self._make_collecting(timestamps, self._owners)
+            self._collecting = self._make_collecting(timestamps)
         await self._collecting.collect(ordered)
         self.error = None
         self.rounds += 1
@@ -149,14 +161,30 @@ class Collection:
 
     async def _decide(self) -> ClusterSafePoints:
         """Never below an earlier decision, even one that no tablet heard of."""
-        self.needs = needs = await history_needs(self._world.network, self._lock_services)
+        self._wanted = {
+            table.table_id: self._ago(self._retention_seconds(table))
+            for table in self._store.current.tables.values()
+        }
+        self.needs = needs = await self._needs()
         self._require_all_reported(needs.ttl_seconds_max)
-        self._wanted = {}
-        for table in self._store.current.tables.values():
-            retention = table.retention_milliseconds or self.times.retention_seconds * 1000
-            self._wanted[table.table_id] = max(0, self.now - (int(retention) << SEQUENCE_BITS))
         oldest = needs.oldest or self.now
         return self.safe_points.raised({one: min(at, oldest) for one, at in self._wanted.items()})
+
+    async def _needs(self) -> HistoryNeeds:
+        times = self.times
+        tables = self._store.current.tables.values()
+        longest = max(map(self._retention_seconds, tables), default=times.retention_seconds)
+        limits = HistoryLimits(clients_since=self._ago(longest + times.client_held_seconds_max))
+        if times.admin_held_seconds_max:
+            limits.admins_since = self._ago(longest + times.admin_held_seconds_max)
+        return await history_needs(self._world.network, self._lock_services, limits)
+
+    def _retention_seconds(self, table: Table) -> float:
+        return table.retention_milliseconds / 1000 or self.times.retention_seconds
+
+    def _ago(self, seconds: float) -> int:
+        """The timestamp of so long before this round."""
+        return max(0, self.now - (int(seconds * 1000) << SEQUENCE_BITS))
 
     # ------------------------------------------------------------------------- servers
 
@@ -192,6 +220,5 @@ class Collection:
             )
 
     async def _close(self) -> None:
-        for one in (self._collecting, self._owners):
-            if one is not None:
-                await one.close()
+        if self._collecting is not None:
+            await self._collecting.close()

@@ -26,8 +26,11 @@ class HistoryNeeds:
     """The longest that a session may live without a renewal."""
 
 
-async def history_needs(network: Network, lock_services: Sequence[str]) -> HistoryNeeds:
-    """Asks all lock services, one after another.
+async def history_needs(
+    network: Network, lock_services: Sequence[str], limits: pb.HistoryLimits | None = None
+) -> HistoryNeeds:
+    """Asks all lock services, one after another. Pins beyond the limits are ended, and sessions
+    beyond them get no history.
 
     Raises `NotReady` if there is none, or if one has restarted so recently that sessions may still
     report to it. Any other error is raised too: nothing may be collected unless all have answered.
@@ -39,13 +42,16 @@ async def history_needs(network: Network, lock_services: Sequence[str]) -> Histo
         list_sessions = network.unary(address, methods.LIST_SESSIONS)
         page_token: bytes | None = b""
         while page_token is not None:
-            page = await list_sessions(pb.ListSessionsRequest(page_token=page_token), _CALL_SECONDS)
+            request = pb.ListSessionsRequest(page_token=page_token, limits=limits)
+            page = await list_sessions(request, _CALL_SECONDS)
             if page.settling:
                 raise NotReady(
                     f"the lock service at {address} restarted; sessions may still report"
                 )
             ttl_milliseconds_max = max(ttl_milliseconds_max, page.ttl_milliseconds_max)
             for session in page.sessions:
+                if session.too_old:
+                    continue
                 oldest = session.info.oldest_start_timestamp
                 if oldest and (not needs.oldest or oldest < needs.oldest):
                     needs = HistoryNeeds(oldest, session.session_id, session.info.description)

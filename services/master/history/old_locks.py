@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from percolator.errors import NotReady, TabletLocation
 from percolator.history.older_locks import LOCKS_AT_A_TIME, resolve_older_locks
 from percolator.limits import Limits
-from percolator.protocol.environment import Environment, Owners, Timestamps
+from percolator.protocol.environment import Environment, Timestamps
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.verdicts import Verdicts
@@ -15,6 +15,7 @@ from percolator.routing.router import Router
 from percolator.routing.table_info import TableSchema
 from percolator.routing.tablet_map import TabletMap
 from percolator.world import World
+from services.master.history.collecting import NoOwners
 from services.master.history.lock_scan import scan_locks
 from services.master.map.cluster_map import Tablet
 from services.master.map.map_record import observer_messages
@@ -24,9 +25,7 @@ from services.master.map.map_store import MapStore
 class OldLocks:
     """A client of the tablet servers, for as long as this master leads."""
 
-    def __init__(
-        self, world: World, store: MapStore, timestamps: Timestamps, owners: Owners
-    ) -> None:
+    def __init__(self, world: World, store: MapStore, timestamps: Timestamps) -> None:
         self._world = world
         self._store = store
         limits = Limits()
@@ -34,7 +33,7 @@ class OldLocks:
         self._env = Environment(
             cells=self._router,
             timestamps=timestamps,
-            owners=owners,
+            owners=NoOwners(),
             schemas=_MapSchemas(store, self._router),
             clock=world.clock,
             random=world.random,
@@ -46,8 +45,8 @@ class OldLocks:
 
     async def resolve(self, tablet: Tablet, below: int) -> None:
         """Returns when the tablet has no lock of a transaction that began below `below`, of which
-        no prewrite is admitted any more. Raises `NotReady` if an owner is alive, and the errors of
-        the network and of the tablet."""
+        no prewrite is admitted any more. Raises `NotReady` if a primary does not answer, and the
+        errors of the network and of the tablet."""
         self.resolved += await resolve_older_locks(
             self._env,
             self._cleanup,

@@ -19,7 +19,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.status import from_detail
 from percolator.world import World
-from services.master.history.collecting import LockOwners, TableCollected
+from services.master.history.collecting import TableCollected
 from services.master.history.old_locks import OldLocks
 from services.master.history.safe_points import ClusterSafePoints
 from services.master.map.cluster_map import Tablet
@@ -32,12 +32,10 @@ _TABLETS_AT_A_TIME = 8
 class TabletCollecting:
     """Orders tablet servers to collect, for as long as this master leads."""
 
-    def __init__(
-        self, world: World, store: MapStore, timestamps: Timestamps, owners: LockOwners
-    ) -> None:
+    def __init__(self, world: World, store: MapStore, timestamps: Timestamps) -> None:
         self._world = world
         self._store = store
-        self._old_locks = OldLocks(world, store, timestamps, owners)
+        self._old_locks = OldLocks(world, store, timestamps)
         self._told: dict[int, pb.RaisedSafePoint] = {}
         """Each tablet's last answer."""
 

@@ -14,7 +14,7 @@ from percolator.rowstore.intents import Intents
 from percolator.rowstore.times import Numbers, SpacedTimestamps, Times
 from percolator.world import World
 from services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from services.master.history.collecting import LockOwners
+from services.master.history.collecting import NoOwners
 from services.master.history.row_collecting import RowCollecting
 from services.master.map.catalogue import Table
 from services.master.map.map_record import observer_messages
@@ -28,7 +28,6 @@ def row_collecting(
     rows: RowClusterStore,
     drops: RowDrops,
     oracle: Numbers,
-    owners: LockOwners,
 ) -> RowCollecting:
     """A client of the cluster's store that resolves old locks, and walks over the rows."""
     times, limits = Times(rows.identity.epoch_milliseconds), Limits()
@@ -38,7 +37,7 @@ def row_collecting(
     env = Environment(
         cells=RowStoreCells(rows.store, intents, times, world, limits),
         timestamps=timestamps,
-        owners=owners,
+        owners=NoOwners(),
         schemas=schemas,
         clock=world.clock,
         random=world.random,

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from percolator.cli.app import app
 from percolator.cli.cells import moment_of
+from percolator.cli.overview import Overview
+from percolator.v1.cluster_pb2 import DescribeResponse
+from percolator.v1.errors_pb2 import ErrorDetail
+from percolator.v1.master_pb2 import DescribeCollectionResponse
 from tests.command_line import CliRunner
 
 run = CliRunner()
@@ -79,3 +84,32 @@ def test_a_group_without_a_subcommand_lists(command: str) -> None:
     result = run.invoke(app, ["--address", "127.0.0.1:1", "--timeout", "0.1", command])
     assert result.exit_code == 1
     assert "Usage" not in result.output
+
+
+DAY_MILLISECONDS = 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("history", "problem"),
+    [
+        ({}, ""),
+        ({"held_by": "a report", "held_milliseconds": DAY_MILLISECONDS}, ""),
+        (
+            {"held_by": "a report", "held_milliseconds": 2 * DAY_MILLISECONDS},
+            "a report holds back history for 2 days, 0:00:00 longer than tables keep it",
+        ),
+        ({"age_milliseconds": 3_600_000}, ""),
+        (
+            {"age_milliseconds": 7_200_000, "error": ErrorDetail(message="tablet 3 is gone")},
+            "no history was collected for 2:00:00: tablet 3 is gone",
+        ),
+    ],
+)
+def test_status_names_what_has_held_collection_back_for_too_long(
+    history: dict[str, Any], problem: str
+) -> None:
+    described = DescribeCollectionResponse(**history)
+    found = Overview(DescribeResponse(), history=described).problems()
+    told = [one for one in found if "history" in one]
+    assert len(told) == bool(problem)
+    assert all(one.startswith(problem) for one in told)

@@ -41,6 +41,9 @@ class _Master:
     async def describe(self, _: object) -> DescribeResponse:
         return DescribeResponse(servers=[MASTER, LOCKS])
 
+    async def describe_collection(self, _: object) -> master_pb2.DescribeCollectionResponse:
+        return master_pb2.DescribeCollectionResponse()
+
     async def list_tables(self, _: object) -> master_pb2.ListTablesResponse:
         return master_pb2.ListTablesResponse(tables=[master_pb2.Table(name="people")])
 

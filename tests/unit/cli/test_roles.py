@@ -25,6 +25,9 @@ class _Master:
     async def list_servers(self, _: object) -> master_pb2.ListServersResponse:
         return master_pb2.ListServersResponse()
 
+    async def describe_collection(self, _: object) -> master_pb2.DescribeCollectionResponse:
+        return master_pb2.DescribeCollectionResponse()
+
     async def list_tables(self, _: object) -> master_pb2.ListTablesResponse:
         return master_pb2.ListTablesResponse()
 

@@ -8,7 +8,7 @@ import random
 import pytest
 from prometheus_client import CollectorRegistry
 
-from percolator.errors import InvalidArgument, Overloaded, SessionExpired
+from percolator.errors import InvalidArgument, Overloaded, SessionExpired, SnapshotTooOld
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.roles import Role
@@ -26,6 +26,7 @@ from tests.unit.lockservice.lock_calls import (
     locked,
     opened,
     renewed,
+    started_lock_service,
 )
 
 # Sessions
@@ -284,6 +285,58 @@ async def test_one_client_leaves_locks_and_the_memory_of_their_names_for_others(
             assert await locked(handler, other, b"a") == [True], "it counts for the other now"
         with called_by(GREEDY):
             assert all(await locked(handler, two, b"f", b"g", b"h"))
+
+
+# History
+
+T = 1_000 << 18
+LIMITED = pb.ListSessionsRequest(limits=pb.HistoryLimits(clients_since=T, admins_since=T // 2))
+
+
+async def test_a_pin_that_is_too_old_is_refused_with_its_limit_and_setting() -> None:
+    async with lock_service() as handler:
+        old = info(oldest_start_timestamp=T - 1, pin=True)
+        with called_by(GREEDY):
+            kept = await opened(handler, old)
+            await handler.list_sessions(LIMITED)
+            with pytest.raises(SnapshotTooOld, match="client_held_seconds_max") as caught:
+                await opened(handler, old)
+            assert (caught.value.timestamp, caught.value.safe_point) == (T - 1, T)
+            # The one that was set before has ended, and its holder is told why.
+            assert await liveness(handler, kept) == pb.LIVENESS_DEAD
+            with pytest.raises(SessionExpired, match=r"too old.*client_held_seconds_max"):
+                await handler.renew_session(pb.RenewSessionRequest(session_id=kept, info=old))
+            await opened(handler, info(oldest_start_timestamp=T, pin=True))
+        with called_by(ADMIN):
+            await opened(handler, old)
+            with pytest.raises(SnapshotTooOld, match="admin_held_seconds_max"):
+                await opened(handler, info(oldest_start_timestamp=T // 2 - 1, pin=True))
+        assert handler.sessions.counts.ended_too_old == 1
+        assert handler.sessions.counts.refused_too_old == 2
+
+
+async def test_a_pin_that_has_become_too_old_is_not_taken_over_after_a_restart() -> None:
+    async with started_lock_service() as handler:
+        await handler.list_sessions(LIMITED)
+        old = info(60_000, oldest_start_timestamp=T - 1, pin=True)
+        with called_by(GREEDY), pytest.raises(SessionExpired, match="too old"):
+            await handler.renew_session(pb.RenewSessionRequest(session_id=UNKNOWN_ID, info=old))
+
+
+async def test_an_ordinary_session_lives_on_when_its_transactions_are_too_old() -> None:
+    """It may hold locks, and others ask whether it is alive."""
+    async with lock_service() as handler:
+        with called_by(GREEDY):
+            session_id = await opened(handler, info(oldest_start_timestamp=T - 1))
+            recent = await opened(handler, info(oldest_start_timestamp=T))
+            told = (await handler.list_sessions(LIMITED)).sessions
+            assert {one.session_id: one.too_old for one in told} == {
+                session_id: True,
+                recent: False,
+            }
+            await handler.renew_session(pb.RenewSessionRequest(session_id=session_id, info=info()))
+        (told_again, _) = (await handler.list_sessions(LIMITED)).sessions
+        assert not told_again.too_old
 
 
 # Bad input

@@ -36,26 +36,21 @@ class ModelLockService:
     log: list[str]
     sessions: list[locks.Session] = field(default_factory=list)
     settling: bool = False
+    of_admins: set[bytes] = field(default_factory=set)
+    """The ids of sessions that administrators have opened."""
     before_answer: Callable[[], None] = lambda: None
 
-    async def list_sessions(self, _: locks.ListSessionsRequest) -> locks.ListSessionsResponse:
+    async def list_sessions(self, asked: locks.ListSessionsRequest) -> locks.ListSessionsResponse:
         self.log.append("sessions")
         self.before_answer()
+        for one in self.sessions:
+            is_admin = one.session_id in self.of_admins
+            since = asked.limits.admins_since if is_admin else asked.limits.clients_since
+            one.too_old = 0 < one.info.oldest_start_timestamp < since
         return locks.ListSessionsResponse(
             sessions=self.sessions,
             settling=self.settling,
             ttl_milliseconds_max=round(TTL_SECONDS_MAX * 1000),
-        )
-
-    async def check_sessions(
-        self, asked: locks.CheckSessionsRequest
-    ) -> locks.CheckSessionsResponse:
-        alive = {one.session_id for one in self.sessions}
-        return locks.CheckSessionsResponse(
-            liveness=[
-                locks.LIVENESS_ALIVE if one in alive else locks.LIVENESS_DEAD
-                for one in asked.session_ids
-            ]
         )
 
     def need(self, oldest: int, description: str) -> None:
@@ -195,9 +190,11 @@ class HistoryWorld:
 
 
 @asynccontextmanager
-async def history_cluster(*servers: str) -> AsyncIterator[HistoryWorld]:
+async def history_cluster(
+    *servers: str, times: CollectionTimes = TIMES
+) -> AsyncIterator[HistoryWorld]:
     """One master, which starts no round by itself, and tablet servers at these addresses."""
-    async with cluster(*(servers or ("a:1", "b:1")), times=TIMES) as models:
+    async with cluster(*(servers or ("a:1", "b:1")), times=times) as models:
         world = HistoryWorld(models)
         world.attach()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -27,6 +28,9 @@ from tests.unit.master.history_world import (
     HistoryWorld,
     history_cluster,
 )
+
+HELD_SECONDS_MAX = 300.0
+LIMITED = replace(TIMES, client_held_seconds_max=HELD_SECONDS_MAX)
 
 
 def order_of(log: list[str]) -> list[str]:
@@ -254,18 +258,63 @@ async def test_an_old_lock_of_a_dead_owner_is_rolled_back_before_anything_is_col
         assert world.collection.old_locks_resolved == 1
 
 
-async def test_an_old_lock_whose_owner_is_alive_stops_collection() -> None:
+async def test_an_old_lock_is_rolled_back_although_its_owner_is_alive() -> None:
+    """Otherwise, whoever keeps a session alive could stop the collection of the whole cluster."""
     async with history_cluster() as world:
         (tablet,) = await world.create("t")
-        start = world.ago(RETENTION_SECONDS + 5)
-        world.lock(tablet, 1, start, b"alive", ttl_milliseconds=10**9)
-        # It is alive and does not say which history it needs, so it may not be finished.
+        world.lock(tablet, 1, world.ago(RETENTION_SECONDS + 5), b"alive", ttl_milliseconds=10**9)
+        # Its owner does not say which history it needs.
         info = locks.SessionInfo(description="x", ttl_milliseconds=3_000)
         world.lock_service.sessions.append(locks.Session(session_id=b"alive", info=info))
-        with pytest.raises(NotReady, match="still held"):
-            await world.collect()
-        assert world.history.locks[tablet]
-        assert not world.history.collected
+        await world.collect()
+        assert not world.history.locks[tablet]
+        assert world.history.collected[tablet] > 0
+
+
+async def test_old_history_is_held_back_for_so_long_and_no_longer() -> None:
+    async with history_cluster(times=LIMITED) as world:
+        (tablet,) = await world.create("t")
+        held = HELD_SECONDS_MAX
+        world.lock_service.need(within := world.ago(RETENTION_SECONDS + held - 20), "within")
+        await world.collect()
+        assert world.history.collected[tablet] == within
+        told = await world.describe()
+        assert told.held_by == "within"
+        assert abs(told.held_milliseconds / 1000 - (held - 20)) < 5
+        assert abs(world.collection.held_seconds - (held - 20)) < 5
+        world.lock_service.sessions.clear()
+        world.lock_service.need(world.ago(RETENTION_SECONDS + held + 20), "beyond")
+        await world.collect()
+        assert world.history.collected[tablet] > world.ago(RETENTION_SECONDS + 10)
+        told = await world.describe()
+        assert (told.held_by, told.held_milliseconds) == ("", 0)
+
+
+async def test_the_limit_counts_from_the_longest_retention_of_all_tables() -> None:
+    async with history_cluster(times=LIMITED) as world:
+        (tablet,) = await world.create("t")
+        await world.create("long", retention_seconds=400)
+        held = HELD_SECONDS_MAX
+        world.lock_service.need(needed := world.ago(400 + held - 20), "a report")
+        await world.collect()
+        assert world.history.collected[tablet] == needed
+
+
+async def test_a_pin_of_an_administrator_has_a_limit_of_its_own() -> None:
+    async with history_cluster(times=LIMITED) as world:
+        (tablet,) = await world.create("t")
+        held = HELD_SECONDS_MAX
+        world.lock_service.need(needed := world.ago(RETENTION_SECONDS + 2 * held), "an archive")
+        world.lock_service.of_admins.add(b"an archive")
+        await world.collect()
+        assert world.history.collected[tablet] == needed, "there is none unless it is set"
+    times = replace(LIMITED, admin_held_seconds_max=200.0)
+    async with history_cluster(times=times) as world:
+        (tablet,) = await world.create("t")
+        world.lock_service.need(world.ago(RETENTION_SECONDS + 220), "an archive")
+        world.lock_service.of_admins.add(b"an archive")
+        await world.collect()
+        assert world.history.collected[tablet] > world.ago(RETENTION_SECONDS + 10)
 
 
 async def test_a_transaction_that_began_at_the_safe_point_itself_is_left_alone() -> None:

@@ -140,14 +140,18 @@ async def test_a_table_goes_after_what_was_committed_there_is_settled_elsewhere(
         assert await at.here.cells(OTHER, SPACE_WRITE) == 1
 
 
-async def test_a_table_stays_while_a_transaction_there_may_commit() -> None:
+async def test_a_table_goes_although_a_transaction_there_has_not_ended() -> None:
     async with dropping() as at:
-        await at.here.lock(b"a", ttl_milliseconds=600_000)
+        start = await at.here.lock(b"a", ttl_milliseconds=600_000)
         await at.drop()
         for _ in range(2):
-            with pytest.raises(NotReady, match="is still held"):
-                await at.collect()
-        assert not await at.is_gone()
+            await at.collect()
+        assert await at.is_gone()
+        assert not await at.here.cells(OTHER, SPACE_LOCK)
+        record = WriteRecord(start, RecordKind.PUT, b"3").encode()
+        commit = await at.here.now()
+        step = steps.commit_primary(b"a", VALUE.name, start, start + 1, commit, record, ())
+        assert await at.here.answer(CellMutation(at.one, step)) is not APPLIED
 
 
 async def test_who_gets_a_commit_timestamp_after_the_drop_does_not_commit() -> None:

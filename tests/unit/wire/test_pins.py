@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from percolator.errors import SnapshotTooOld
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.sessions import SessionSettings
 from tests.unit.wire.lock_services import A, B, client, held, lock_services
@@ -79,3 +80,22 @@ async def test_a_pin_is_lost_when_its_lock_service_stays_away_for_its_time_to_li
         await asyncio.sleep(20)
         assert (lost, held(pin)) == ([first], None)
         await pin.close()
+
+
+async def test_a_pin_that_becomes_too_old_is_lost_and_its_holder_is_told_why() -> None:
+    async with lock_services(A) as services:
+        lost: list[bytes] = []
+        settings = SessionSettings(ttl_seconds=30, pin_at=42)
+        pin = client(services, A, settings=settings, on_expired=lost.append)
+        first = await pin.current()
+        limits = pb.HistoryLimits(clients_since=43)
+        await services.handlers[A].list_sessions(pb.ListSessionsRequest(limits=limits))
+        await asyncio.sleep(15)
+        assert (lost, held(pin)) == ([first], None)
+        assert "too old" in pin.lost_because
+        assert "client_held_seconds_max" in pin.lost_because
+        another = client(services, A, settings=settings)
+        assert await another.current() is None
+        assert isinstance(another.last_error, SnapshotTooOld)
+        await pin.close()
+        await another.close()
