@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 SPARK_READY := $(VENV)/.spark-ready
+PROTOS_VENV := $(VENV)/protos
+PROTOS_READY := $(PROTOS_VENV)/.ready
 SPARK_CLASSES := $(VENV)/spark-classes.jsa
 TEST_WORKERS ?= 2
 
@@ -27,7 +29,7 @@ $(READY): pyproject.toml requirements.lock
 	@touch $@
 
 .PHONY: setup
-setup: $(READY) ## Create .venv with the locked dependencies
+setup: $(READY) $(PROTOS_READY) ## Create .venv with the locked dependencies
 
 $(SPARK_READY): $(READY) requirements-spark.lock
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-spark.lock
@@ -36,6 +38,11 @@ $(SPARK_READY): $(READY) requirements-spark.lock
 $(SPARK_CLASSES): $(SPARK_READY) tests/spark/class_archive.py
 	@tests/spark/ensure-java
 	$(BIN)/python -m tests.spark.class_archive $@ > $@.log 2>&1 || { cat $@.log; exit 1; }
+
+$(PROTOS_READY): $(READY) requirements-protos.lock
+	$(PYTHON) -m venv $(PROTOS_VENV)
+	$(PROTOS_VENV)/bin/python -m pip install --quiet --require-hashes -r requirements-protos.lock
+	@touch $@
 
 COMPILE := $(BIN)/python -m uv pip compile --universal --python-version 3.11 \
   --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet
@@ -47,10 +54,11 @@ lock: $(READY) ## Resolve the dependencies into requirements*.lock
 	$(COMPILE) pyproject.toml --extra dev --extra spark -c requirements.lock -o requirements-spark.lock
 	$(COMPILE) pyproject.toml --extra server -c requirements.lock -o requirements-services.lock
 	$(COMPILE) --group pyproject.toml:image -c requirements.lock -o requirements-image.lock
+	$(COMPILE) --group pyproject.toml:protos -o requirements-protos.lock
 
 .PHONY: protos
-protos: $(READY) ## Generate percolator/v1 from protos/
-	$(BIN)/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/percolator/v1/*.proto
+protos: $(PROTOS_READY) ## Generate percolator/v1 from protos/
+	$(PROTOS_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/percolator/v1/*.proto
 
 # ------------------------------------------------------------------------------ checks
 
@@ -73,7 +81,7 @@ types: $(READY) ## Check types with mypy, strict
 	$(BIN)/mypy $(SOURCES)
 
 .PHONY: check
-check: lint types ## Run lint and types, and check import contracts, generated stubs and links
+check: lint types $(PROTOS_READY) ## Run lint and types, and check import contracts, generated stubs and links
 	$(BIN)/python -m pytest -q tests/unit/repository
 
 # ------------------------------------------------------------------------------ tests
@@ -87,11 +95,11 @@ ELSEWHERE := --ignore=tests/spark --ignore=tests/rust --ignore=tests/packaging -
 .PHONY: test
 # Tests that start processes wait for them; a third worker uses the cores meanwhile.
 test: TEST_WORKERS := 3
-test: $(READY) ## Run everything that needs neither Java, Rust nor Docker (several minutes)
+test: $(READY) $(PROTOS_READY) ## Run everything that needs neither Java, Rust nor Docker (several minutes)
 	$(PYTEST) $(BY_FILE) -m "not chaos and not bigtable" $(ELSEWHERE) tests
 
 .PHONY: test-fast
-test-fast: $(READY) ## Run only what runs inside one process (a few minutes)
+test-fast: $(READY) $(PROTOS_READY) ## Run only what runs inside one process (a few minutes)
 	$(PYTEST) $(BY_FILE) -m "not integration and not chaos and not bigtable" $(ELSEWHERE) tests
 
 .PHONY: test-spark
@@ -224,7 +232,7 @@ bench-small: $(READY) ## Measure a small program: 8 threads, on many rows and al
 	$(BIN)/python -m benchmarks.small_programs
 
 .PHONY: bench-revisions
-bench-revisions: $(READY) ## Compare with an earlier revision in one run: a storm of increments, a chain of observers, a web index (REVISION=27d3539 DOCUMENTS=20000; about 6 minutes)
+bench-revisions: $(READY) $(PROTOS_READY) ## Compare with an earlier revision in one run: a storm of increments, a chain of observers, a web index (REVISION=27d3539 DOCUMENTS=20000; about 6 minutes)
 	$(BIN)/python -m benchmarks.revisions $(if $(REVISION),--revision $(REVISION)) $(if $(DOCUMENTS),--documents $(DOCUMENTS))
 
 .PHONY: bench-messages

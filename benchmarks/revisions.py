@@ -21,6 +21,7 @@ from statistics import median
 from benchmarks.report import Report
 
 ROOT = Path(__file__).parents[1]
+GENERATOR = ROOT / ".venv/protos/bin/python"
 PROGRAMS = Path(__file__).parent / "any_revision"
 REVISION = "27d3539"
 """The last one before losers took turns, and before commits in one round."""
@@ -70,7 +71,7 @@ def checked_out(revision: str) -> Iterator[Path]:
         subprocess.run(["tar", "-x"], cwd=path, check=True, input=archive)
         protos = sorted(str(one.relative_to(path)) for one in path.glob("protos/percolator/v1/*"))
         subprocess.run(
-            [sys.executable, "-m", "grpc_tools.protoc", "-Iprotos", "--python_out=.", *protos],
+            [GENERATOR, "-m", "grpc_tools.protoc", "-Iprotos", "--python_out=.", *protos],
             cwd=path,
             check=True,
         )

@@ -19,7 +19,8 @@ from percolator.wire.lock_service import LockServiceCalls
 
 _log = logging.getLogger(__name__)
 
-NAMES_PER_CALL_MAX = 4_096
+NAMES_PER_CALL_MAX = 1_000
+"""So many of the longest names are less than a lock service accepts in one request: 1 MiB."""
 NAME_BYTES_MAX = 1_024
 _HASH_BYTES = 16
 

@@ -119,7 +119,12 @@ class _Process(Generic[SettingsT]):
         self._ready_file = ReadyFile(settings.ready_file)
         self._quotas = Quotas(settings.client_quota_percent, settings.clients_quota_percent)
         self._gate = Gate(
-            settings.concurrency_max, settings.request_bytes_max, settings.streams_max, self._quotas
+            settings.concurrency_max,
+            settings.request_bytes_max,
+            settings.request_bytes_total_max,
+            settings.request_seconds_max,
+            settings.streams_max,
+            self._quotas,
         )
         self._stop = asyncio.Event()
         self._starting: asyncio.Timeout | None = None

@@ -9,7 +9,7 @@ is cancelled.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, Protocol
 
@@ -25,10 +25,13 @@ from percolator.wire.channels import (
     left_at_once,
 )
 from percolator.wire.line import Line
+from percolator.wire.roles import Role
 from percolator.wire.status import from_rpc_error, status_code, too_large
 from services.chassis.serving.access import Check
+from services.chassis.serving.arrivals import Held, NoMoreRequests
 from services.chassis.serving.gate import Gate
 from services.chassis.serving.quotas import CallerIdentity, machine_of
+from services.chassis.serving.rpc import Unreceived
 from services.chassis.serving.trailers import failure
 from services.gateway.shutdown import gateway_leaves
 
@@ -96,16 +99,19 @@ class ForwardedCall:
         self._code = "CANCELLED"
         self._is_stream = is_stream
         self._admitted: CallerIdentity | None = None
+        self._trusted = False
+        self._held: Held | None = None
+        self._problem: PercolatorError | None = None
+        """Why a further message of the caller was refused."""
 
-    async def unary(self, raw: bytes, context: Context) -> bytes:
+    async def unary(self, request: Unreceived, context: Context) -> bytes:
         calls = self._routes.calls
         with self._counted():
             try:
                 targets = await self._enter(context)
-                self._gate.require_size(raw)
+                raw = await self._received(context)
             except PercolatorError as problem:
                 await self._fail(problem, context)
-            calls.request_bytes += len(raw)
             answer, trailers = await self._ask(targets, raw, context)
             if trailers:
                 context.set_trailing_metadata(tuple(trailers))
@@ -139,11 +145,9 @@ class ForwardedCall:
                 self._routes.answered(server, None)
                 return answer, await call.trailing_metadata()
 
-    async def stream(self, raw: bytes, context: Context) -> AsyncIterator[bytes]:
-        self._routes.calls.request_bytes += len(raw)
-
-        def begin(channel: grpc.aio.Channel, server: Server) -> grpc.aio.Call:
-            self._gate.require_size(raw)
+    async def stream(self, request: Unreceived, context: Context) -> AsyncIterator[bytes]:
+        async def begin(channel: grpc.aio.Channel, server: Server) -> grpc.aio.Call:
+            raw = await self._received(context)
             return channel.unary_stream(self._path)(
                 raw, timeout=context.time_remaining(), metadata=_metadata(context, server)
             )
@@ -151,28 +155,30 @@ class ForwardedCall:
         async for message in self._answers(begin, context):
             yield message
 
-    async def any_stream(
-        self, requests: AsyncIterator[bytes], context: Context
-    ) -> AsyncIterator[bytes]:
+    async def any_stream(self, requests: Unreceived, context: Context) -> AsyncIterator[bytes]:
         """Streams in both directions; also unknown methods, since one message is a stream too."""
 
-        def begin(channel: grpc.aio.Channel, server: Server) -> grpc.aio.Call:
+        async def begin(channel: grpc.aio.Channel, server: Server) -> grpc.aio.Call:
             return channel.stream_stream(self._path)(
-                requests, timeout=context.time_remaining(), metadata=_metadata(context, server)
+                self._all_received(context),
+                timeout=context.time_remaining(),
+                metadata=_metadata(context, server),
             )
 
         async for message in self._answers(begin, context):
             yield message
 
     async def _answers(
-        self, begin: Callable[[grpc.aio.Channel, Server], grpc.aio.Call], context: Context
+        self,
+        begin: Callable[[grpc.aio.Channel, Server], Awaitable[grpc.aio.Call]],
+        context: Context,
     ) -> AsyncIterator[bytes]:
         routes = self._routes
         with self._counted():
             try:
                 server = (await self._enter(context))[0]
                 line = routes.line(server)
-                call = begin(line.channel, server)
+                call = await begin(line.channel, server)
             except PercolatorError as problem:
                 await self._fail(problem, context)
             is_endless = routes.is_endless(self._path)
@@ -191,6 +197,8 @@ class ForwardedCall:
             except grpc.aio.AioRpcError as error:
                 await self._fail_alike(error, context)
             except asyncio.CancelledError:
+                if self._problem is not None:
+                    await self._fail(self._problem, context)
                 if routes.draining and is_endless:
                     await self._fail(gateway_leaves(), context)
                 if cancelled_by_caller():
@@ -204,10 +212,34 @@ class ForwardedCall:
         caller = self._check(context)
         self._gate.enter(caller, is_stream=self._is_stream)
         self._admitted = caller
+        self._trusted = caller.role >= Role.ADMIN
         if self._routes.draining and self._routes.is_endless(self._path):
             raise gateway_leaves()
         _require_not_forwarded(context, self._names)
         return await self._routes.targets(self._names)
+
+    async def _received(self, context: Context) -> bytes:
+        """The next message of the caller, in place of the one before it."""
+        self._release()
+        self._held = await self._gate.receive(context, trusted=self._trusted)
+        self._routes.calls.request_bytes += len(self._held.raw)
+        return self._held.raw
+
+    async def _all_received(self, context: Context) -> AsyncIterator[bytes]:
+        while True:
+            try:
+                yield await self._received(context)
+            except NoMoreRequests:
+                return
+            except PercolatorError as problem:
+                # Ends the call to the server, and so the call of the caller.
+                self._problem = problem
+                raise
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            held.release()
 
     async def _fail(self, problem: PercolatorError, context: Context) -> NoReturn:
         """Ends the call with this error, by raising gRPC's own exception."""
@@ -234,6 +266,7 @@ class ForwardedCall:
         try:
             yield
         finally:
+            self._release()
             if self._admitted is not None:
                 self._gate.leave(self._admitted, is_stream=self._is_stream)
             calls.finish(self._counted_as, self._code)

@@ -86,10 +86,10 @@ class ServerRoutes:
             return None
         if path in _UNARY:
             call = ForwardedCall(self, path, path, names, gate, check, is_stream=False)
-            return grpc.unary_unary_rpc_method_handler(call.unary)
+            return grpc.stream_unary_rpc_method_handler(call.unary)
         if path in _STREAMS:
             call = ForwardedCall(self, path, path, names, gate, check, is_stream=True)
-            return grpc.unary_stream_rpc_method_handler(call.stream)
+            return grpc.stream_stream_rpc_method_handler(call.stream)
         call = ForwardedCall(self, path, "other", names, gate, check, is_stream=True)
         return grpc.stream_stream_rpc_method_handler(call.any_stream)
 

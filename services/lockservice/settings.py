@@ -20,6 +20,13 @@ class LockServiceSettings(ServiceSettings):
     listen: ListenAddress = "127.0.0.1:7102"
     """host:port to serve on; port 0 is any free one."""
 
+    request_bytes_max: Annotated[int, Field(ge=1_024, le=1 << 20)] = 1 << 20
+    """The size of the largest request that is accepted."""
+
+    request_bytes_total_max: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 64 << 20
+    """The memory for requests that arrive or are being answered. One connection may use a quarter
+    of it; administrators and servers have as much of their own."""
+
     ttl_milliseconds_min: Annotated[int, Field(ge=500, le=3_600_000)] = (
         _DEFAULTS.ttl_milliseconds_min
     )

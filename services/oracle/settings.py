@@ -23,6 +23,13 @@ class OracleSettings(FramedSettings):
     listen: ListenAddress = "127.0.0.1:7101"
     """host:port to serve on; port 0 is any free one."""
 
+    request_bytes_max: Annotated[int, Field(ge=1_024, le=1 << 20)] = 1 << 20
+    """The size of the largest request that is accepted."""
+
+    request_bytes_total_max: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 64 << 20
+    """The memory for requests that arrive or are being answered. One connection may use a quarter
+    of it; administrators and servers have as much of their own."""
+
     store: Annotated[str, Field(min_length=1)]
     """The store root, or bigtable://PROJECT/INSTANCE?profile=NAME: the mark is kept there, and one
     oracle at a time leads."""

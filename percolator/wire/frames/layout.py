@@ -95,9 +95,9 @@ class FrameReader:
         self._kept = bytearray()
 
     @property
-    def holds_a_part(self) -> bool:
-        """Whether something was received that is not a whole frame yet, or not taken."""
-        return bool(self._kept)
+    def kept(self) -> int:
+        """The bytes that were received and are not a whole frame yet, or not taken."""
+        return len(self._kept)
 
     def add(self, data: bytes) -> None:
         """Takes what was received."""

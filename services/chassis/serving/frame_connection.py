@@ -2,7 +2,8 @@
 
 A caller that is slow or hostile costs a bounded amount, and is cut off in the end:
 - It says hello within ten seconds, and completes each frame within a minute.
-- A frame is no larger than the largest request. Anything that is not a frame ends the connection.
+- A frame is no larger than the largest request. All connections together keep a bounded number of
+  bytes of incomplete frames. Anything that is not a frame ends the connection.
 - Of `CALLS_MAX` calls in progress, one has to be answered before the next one is read.
 - While it does not take answers, nothing of it is read; after half a minute the connection ends.
 
@@ -12,8 +13,8 @@ The calls themselves pass the edge that gRPC calls pass (`rpc.py`): its limits, 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Mapping
+from typing import Protocol, cast
 
 import structlog
 from google.protobuf.message import DecodeError
@@ -47,6 +48,28 @@ FRAMES_PER_TURN = 256
 _log = structlog.get_logger("percolator.frames")
 
 
+class Listener(Protocol):
+    """What has accepted connections, and hears of each what concerns all."""
+
+    def began(self, connection: ServedConnection) -> str:
+        """It is made, after any handshake. Returns why it cannot stay, or nothing."""
+        ...
+
+    def greeted(self, connection: ServedConnection) -> None:
+        """It has said hello."""
+        ...
+
+    def keeps(self, more: int) -> bool:
+        """A connection keeps so many more bytes of incomplete frames. Whether there is memory."""
+        ...
+
+    def refused(self) -> None:
+        """This side does not put up with one any longer."""
+        ...
+
+    def ended(self, connection: ServedConnection) -> None: ...
+
+
 class ServedConnection(asyncio.Protocol):
     """One connection, from its first byte on."""
 
@@ -55,20 +78,14 @@ class ServedConnection(asyncio.Protocol):
         server_id: str,
         methods: Mapping[str, Unary],
         request_bytes_max: int,
-        began: Callable[[ServedConnection], str],
-        ended: Callable[[ServedConnection], None],
-        refused: Callable[[], None],
+        listener: Listener,
     ) -> None:
-        """`methods` by path. `began` is called when the connection is made, after any handshake,
-        and returns why it cannot stay, or nothing; `ended` when it has ended, `refused` if this
-        side did not put up with it any longer."""
+        """`methods` by path."""
         self._server_id = server_id
         self._methods = methods
         self._unary = tuple(methods.items())
         self._request_bytes_max = request_bytes_max
-        self._began = began
-        self._ended = ended
-        self._refused = refused
+        self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(GREETING_BYTES_MAX, PREAMBLE)
@@ -76,6 +93,8 @@ class ServedConnection(asyncio.Protocol):
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._writable = True
         self._reading = True
+        self._kept = 0
+        """Bytes of incomplete frames, as the listener knows them."""
         self._behind = False
         """Whether frames are left for a later turn of the loop."""
         self._patience: asyncio.TimerHandle | None = None
@@ -92,8 +111,9 @@ class ServedConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def _refuse(self, reason: str) -> None:
-        self._refused()
+    def refuse(self, reason: str) -> None:
+        """Ends the connection because it has broken a rule or a limit."""
+        self._listener.refused()
         # Not worth a line for operators: anyone who reaches the port can cause it.
         _log.debug("a connection for frames was refused", reason=reason, peer=self.peer())
         self.abort()
@@ -102,8 +122,8 @@ class ServedConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if reason := self._began(self):
-            self._refuse(reason)
+        if reason := self._listener.began(self):
+            self.refuse(reason)
         else:
             self._expect_within(HELLO_SECONDS, "no hello")
 
@@ -114,7 +134,7 @@ class ServedConnection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._writable = False
         self._read_or_not()
-        self._unread = self._loop.call_later(UNREAD_SECONDS, self._refuse, "takes no answers")
+        self._unread = self._loop.call_later(UNREAD_SECONDS, self.refuse, "takes no answers")
 
     def resume_writing(self) -> None:
         self._writable = True
@@ -128,7 +148,8 @@ class ServedConnection(asyncio.Protocol):
         for timer in (self._patience, self._unread):
             if timer is not None:
                 timer.cancel()
-        self._ended(self)
+        self._listener.keeps(-self._kept)
+        self._listener.ended(self)
 
     # ------------------------------------------------------------------------- frames
 
@@ -150,11 +171,14 @@ class ServedConnection(asyncio.Protocol):
                 else:
                     self._take(received)
         except NotFrames as error:
-            self._refuse(str(error))
+            self.refuse(str(error))
             return
         self._read_or_not()
-        if self._ready and self._reader.holds_a_part:
+        if self._ready and self._reader.kept:
             self._expect_within(FRAME_SECONDS, "a frame is not completed")
+        change, self._kept = self._reader.kept - self._kept, self._reader.kept
+        if change and not self._listener.keeps(change) and self._kept > GREETING_BYTES_MAX:
+            self.refuse("too much memory is in use for incomplete frames")
 
     @property
     def _ready(self) -> bool:
@@ -178,6 +202,7 @@ class ServedConnection(asyncio.Protocol):
             raise NotFrames(f"the hello is not a message: {error}") from None
         if not self._server_id or hello.server_id != self._server_id:
             raise NotFrames("the hello is meant for another server")
+        self._listener.greeted(self)
         self._caller = Caller(hello.authorization, self.names(), self.peer())
         self._reader.bytes_max = self._request_bytes_max + CALL_HEAD.size
         welcome = FramesWelcome(
@@ -255,7 +280,7 @@ class ServedConnection(asyncio.Protocol):
 
     def _expect_within(self, seconds: float, otherwise: str) -> None:
         if self._patience is None:
-            self._patience = self._loop.call_later(seconds, self._refuse, otherwise)
+            self._patience = self._loop.call_later(seconds, self.refuse, otherwise)
 
     def _be_patient(self) -> None:
         if self._patience is not None:

@@ -21,6 +21,8 @@ from services.chassis.serving.frame_connection import ServedConnection
 from services.chassis.serving.quotas import CallerIdentity, Quota, machine_of
 from services.chassis.serving.rpc import Exposed, Unary
 
+UNKNOWN_MAX = 1_000
+UNFINISHED_BYTES_MAX = 32 << 20
 _HANDSHAKE_SECONDS = 10.0
 _BACKLOG = 1_000
 """How many callers may wait for this process to accept them: after a restart, all come at once.
@@ -42,21 +44,33 @@ class FrameServer:
         context: ssl.SSLContext | None,
         refused: Callable[[], None],
         quota: Quota,
+        unknown_max: int = UNKNOWN_MAX,
+        unfinished_bytes_max: int = UNFINISHED_BYTES_MAX,
     ) -> None:
         """`refused` is called for each connection that broke a rule or a limit; `quota` is that of
-        connections."""
+        connections.
+
+        Of those that have not said hello, which callers do at once, there are `unknown_max`; above
+        it, the one that has been silent for longest ends. All together keep `unfinished_bytes_max`
+        of incomplete frames; above it, one ends that is to keep more than the library ever sends.
+        """
         self.listen = listen
         """With the port that was taken, once started."""
         self._request_bytes_max = request_bytes_max
         self._context = context
         self._refused = refused
         self._quota = quota
+        self._unknown_max = unknown_max
+        self._unfinished_bytes_max = unfinished_bytes_max
         self._server: asyncio.Server | None = None
         self._local: asyncio.Server | None = None
         self._local_name = self._local_address = ""
         self._methods: Mapping[str, Unary] = {}
         self._server_id = ""
         self._connections: dict[ServedConnection, CallerIdentity] = {}
+        self._unknown: dict[ServedConnection, None] = {}
+        """Those that have not said hello, the oldest first."""
+        self._unfinished_bytes = 0
         self._leaving = False
         self._all_ended = asyncio.Event()
         self._all_ended.set()
@@ -126,12 +140,12 @@ class FrameServer:
             self._server_id,
             self._methods,
             self._request_bytes_max,
-            self._began,
-            self._ended,
-            self._refused,
+            self,
         )
 
-    def _began(self, connection: ServedConnection) -> str:
+    # ------------------------------------------------- what its connections tell it
+
+    def began(self, connection: ServedConnection) -> str:
         if self._leaving:
             # It was accepted before, but its handshake took longer. Nobody would tell it to leave.
             return "the server is leaving"
@@ -143,14 +157,28 @@ class FrameServer:
             self._quota.take(caller)
         except Overloaded as error:
             return error.message
+        if len(self._unknown) >= self._unknown_max:
+            next(iter(self._unknown)).refuse("too many connections without a hello")
         self._connections[connection] = caller
+        self._unknown[connection] = None
         self._all_ended.clear()
         return ""
 
-    def _ended(self, connection: ServedConnection) -> None:
+    def greeted(self, connection: ServedConnection) -> None:
+        self._unknown.pop(connection, None)
+
+    def keeps(self, more: int) -> bool:
+        self._unfinished_bytes += more
+        return self._unfinished_bytes <= self._unfinished_bytes_max
+
+    def refused(self) -> None:
+        self._refused()
+
+    def ended(self, connection: ServedConnection) -> None:
         caller = self._connections.pop(connection, None)
         if caller is not None:
             self._quota.give_back(caller)
+        self._unknown.pop(connection, None)
         if not self._connections:
             self._all_ended.set()
 

@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 from copy import copy
 
+import grpc
+
 from percolator.errors import InvalidArgument, PercolatorError
+from services.chassis.serving.arrivals import Arrivals, Held
 from services.chassis.serving.quotas import CallerIdentity, Quotas
 
 STREAMS_MAX = 10_000
+REQUEST_BYTES_TOTAL_MAX = 256 << 20
+REQUEST_SECONDS_MAX = 60.0
+FRAME_BYTES_MAX = 64 * 1024
+"""The largest request in a frame. The library sends larger ones than 8 KiB over gRPC."""
+_OPEN_SECONDS_MAX = 10.0
 _CALLS_RETRY_SECONDS = 0.1
 _STREAMS_RETRY_SECONDS = 1.0
 """Longer: a stream may last for as long as its caller wants."""
@@ -16,7 +24,7 @@ _STREAMS_RETRY_SECONDS = 1.0
 
 class Gate:
     """What every call has to pass: whether this server answers at all, the limits of concurrent
-    calls and streams, and the size of its request.
+    calls and streams, and the memory that its request takes.
 
     Streams have a limit of their own, because an idle one may last for days: it must not take the
     place of a short call. Belongs to the event loop. `idle` is set while no admitted call is in
@@ -27,6 +35,8 @@ class Gate:
         self,
         concurrency_max: int,
         request_bytes_max: int,
+        request_bytes_total_max: int = REQUEST_BYTES_TOTAL_MAX,
+        request_seconds_max: float = REQUEST_SECONDS_MAX,
         streams_max: int = STREAMS_MAX,
         quotas: Quotas | None = None,
     ) -> None:
@@ -37,6 +47,18 @@ class Gate:
         self._streams = quotas.of(
             "streams", "streams_max", streams_max, retry_after_seconds=_STREAMS_RETRY_SECONDS
         )
+
+        def arrivals(bytes_max: int, seconds: float = request_seconds_max) -> Arrivals:
+            return Arrivals(request_bytes_max, bytes_max, seconds)
+
+        self._usual = arrivals(request_bytes_total_max)
+        self._trusted = arrivals(request_bytes_total_max)
+        """For administrators and servers: they get through whatever clients do."""
+        self.open = arrivals(0, min(_OPEN_SECONDS_MAX, request_seconds_max))
+        """For requests that need no token, of health and reflection: one at a time, and a few that
+        arrive at once."""
+        self.framed = arrivals(request_bytes_total_max // 4)
+        """For what is complete, and small: what arrives slowly over gRPC does not stop it."""
         self.idle = asyncio.Event()
         self.idle.set()
         self._request_bytes_max = request_bytes_max
@@ -69,7 +91,27 @@ class Gate:
         (self._streams if is_stream else self._calls).take(caller)
         self.idle.clear()
 
-    def require_size(self, raw: bytes) -> None:
+    @property
+    def arrivals(self) -> tuple[Arrivals, ...]:
+        """All kinds, for the metrics."""
+        return self._usual, self._trusted, self.open, self.framed
+
+    async def receive(self, context: grpc.aio.ServicerContext, *, trusted: bool) -> Held:
+        """The request of an admitted call over gRPC. To be released when it is answered."""
+        held = await (self._trusted if trusted else self._usual).receive(context)
+        try:
+            self._require_size(held.raw)
+        except BaseException:
+            held.release()
+            raise
+        return held
+
+    def hold(self, raw: bytes) -> Held:
+        """The request of an admitted call in a frame. To be released when it is answered."""
+        self._require_size(raw)
+        return self.framed.hold(raw)
+
+    def _require_size(self, raw: bytes) -> None:
         """Refuses a request above the limit. gRPC would do so too, but without any detail."""
         if len(raw) > self._request_bytes_max:
             raise InvalidArgument(

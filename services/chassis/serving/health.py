@@ -7,16 +7,16 @@ lose their notifications, and open watches keep a server from stopping.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from services.chassis.serving.decoding import decoded, none_unless
+from services.chassis.serving.open_calls import Context, OpenCalls
 
 
-class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has no types
+class Health:
     """The services of this process, and whether they are serving."""
 
     def __init__(self) -> None:
@@ -40,48 +40,39 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]  # grpc has 
         self._finished = True
         self.set_serving(False)
 
-    async def Check(  # noqa: N802  # gRPC's name
-        self, request: HealthCheckRequest | None, context: grpc.aio.ServicerContext
+    async def check(
+        self, request: HealthCheckRequest, context: grpc.aio.ServicerContext
     ) -> HealthCheckResponse:
         """The current status."""
-        request = await decoded(request, context)
         if request.service not in self._names:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
         return HealthCheckResponse(status=self._status(request.service))
 
-    async def Watch(  # noqa: N802
-        self, request: HealthCheckRequest | None, context: grpc.aio.ServicerContext
-    ) -> AsyncIterator[HealthCheckResponse]:
-        """The current status, and the new one each time it changes."""
-        request = await decoded(request, context)
-        told = None
-        while True:
-            # Take all three at one moment: a change while the response leaves is sent next.
-            changed, finished = self._changed, self._finished
-            status = self._status(request.service)
-            if status != told:
-                told = status
-                yield HealthCheckResponse(status=status)
-            if finished:
-                return
-            await changed.wait()
+    async def watch(
+        self, requests: AsyncIterator[HealthCheckRequest], _: Context
+    ) -> AsyncGenerator[HealthCheckResponse, None]:
+        """The current status of one service, and the new one each time it changes."""
+        async for request in requests:
+            told = None
+            while True:
+                # Take all three at one moment: a change while the response leaves is sent next.
+                changed, finished = self._changed, self._finished
+                status = self._status(request.service)
+                if status != told:
+                    told = status
+                    yield HealthCheckResponse(status=status)
+                if finished:
+                    return
+                await changed.wait()
 
-    def handler(self) -> grpc.GenericRpcHandler:
+    def handler(self, calls: OpenCalls) -> grpc.GenericRpcHandler:
         """The handler for the calls. Handlers that are added in gRPC's own way come before all
         others, even before those that forward calls to other servers."""
         return grpc.method_handlers_generic_handler(
             health.SERVICE_NAME,
             {
-                "Check": grpc.unary_unary_rpc_method_handler(
-                    self.Check,
-                    request_deserializer=none_unless(HealthCheckRequest),
-                    response_serializer=HealthCheckResponse.SerializeToString,
-                ),
-                "Watch": grpc.unary_stream_rpc_method_handler(
-                    self.Watch,
-                    request_deserializer=none_unless(HealthCheckRequest),
-                    response_serializer=HealthCheckResponse.SerializeToString,
-                ),
+                "Check": calls.unary(HealthCheckRequest, self.check),
+                "Watch": calls.stream(HealthCheckRequest, self.watch),
             },
         )
 

@@ -29,6 +29,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from percolator.world import Clock
+from services.chassis.serving.gate import Gate
 from services.chassis.version import version
 
 BUCKETS_SECONDS = (
@@ -129,6 +130,31 @@ def tell_expiry(registry: CollectorRegistry, expires_seconds: Callable[[], float
         "When this server's certificate expires, in seconds since 1970; absent without TLS.",
         registry=registry,
     ).set_function(expires_seconds)
+
+
+class RequestMetrics(Collector):
+    """The memory that requests take, and those that were refused because of it."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._arrivals = gate.arrivals
+
+    def collect(self) -> Iterator[Metric]:
+        used = sum(one.used for one in self._arrivals)
+        yield GaugeMetricFamily(
+            "percolator_request_bytes",
+            "Memory reserved for requests that arrive or are being answered.",
+            value=used,
+        )
+        refused = CounterMetricFamily(
+            "percolator_requests_refused",
+            "Calls refused before they were executed: no memory for their request (budget), "
+            "a request that did not arrive in time (late), too many streams without a token "
+            "(streams).",
+            labels=["reason"],
+        )
+        for reason in self._arrivals[0].refused:
+            refused.add_metric([reason], sum(one.refused[reason] for one in self._arrivals))
+        yield refused
 
 
 class FrameConnections:

@@ -38,6 +38,7 @@ from percolator.wire.roles import Role
 from percolator.wire.status import status_code
 from percolator.world import Clock
 from services.chassis.serving.access import Access, Check, by_address
+from services.chassis.serving.arrivals import Held
 from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import MethodMetrics, RpcMetrics
 from services.chassis.serving.quotas import OWN, CallerIdentity
@@ -50,6 +51,11 @@ _OWN_PACKAGE = "/percolator."
 
 Unary = Callable[[bytes, Any], Awaitable[bytes]]
 """Answers a request with a response. Takes a `grpc.aio.ServicerContext`, or what stands for it."""
+
+Unreceived = AsyncIterator[bytes]
+"""The request of a call over gRPC, whose message nobody has received yet. gRPC has it so only for
+methods that stream their requests: of others it receives the message, however large, before it
+asks anybody. To callers both look alike."""
 
 _remaining: ContextVar[Callable[[], float | None] | None] = ContextVar("remaining", default=None)
 
@@ -129,7 +135,7 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
         """The exposed methods by path, for calls that do not come by gRPC and have one response: of
         a stream, the first."""
         self._forwarder: Forwarder | None = None
-        self._starting: grpc.RpcMethodHandler | None = grpc.unary_unary_rpc_method_handler(
+        self._starting: grpc.RpcMethodHandler | None = grpc.stream_unary_rpc_method_handler(
             _refuse_starting
         )
 
@@ -180,9 +186,9 @@ class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no type
         # Bytes in, bytes out: decode here, where a failure becomes a typed error.
         if method.server_streaming:
             self.unary[path] = replace(call, handle=_first(call.handle)).unary
-            return grpc.unary_stream_rpc_method_handler(call.stream)
+            return grpc.stream_stream_rpc_method_handler(call.stream)
         self.unary[path] = call.unary
-        return grpc.unary_unary_rpc_method_handler(call.unary)
+        return grpc.stream_unary_rpc_method_handler(call.unary)
 
 
 def _first(
@@ -199,7 +205,7 @@ def _first(
     return handle
 
 
-async def _refuse_starting(raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+async def _refuse_starting(requests: Unreceived, context: grpc.aio.ServicerContext) -> bytes:
     error = NotReady("the service is starting", retry_after_seconds=_STARTING_RETRY_SECONDS)
     await _abort(error, context)
     raise error
@@ -227,10 +233,11 @@ class _Call:
     metrics: MethodMetrics
     now: Callable[[], float]
 
-    async def unary(self, raw: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def unary(self, request: bytes | Unreceived, context: grpc.aio.ServicerContext) -> bytes:
         started = self.now()
         self.metrics.in_flight += 1
         admitted: CallerIdentity | None = None
+        held: Held | None = None
         code = "CANCELLED"
         try:
             self.gate.require_open()
@@ -239,7 +246,11 @@ class _Call:
             admitted = caller
             _caller.set(caller)
             _remaining.set(context.time_remaining)
-            answer: Awaitable[Message] = self.handle(self._decode(raw))
+            if isinstance(request, bytes):
+                held = self.gate.hold(request)
+            else:
+                held = await self.gate.receive(context, trusted=caller.role >= Role.ADMIN)
+            answer: Awaitable[Message] = self.handle(self._decode(held.raw))
             encoded = (await answer).SerializeToString()
             code = "OK"
         except (asyncio.CancelledError, Exception) as error:
@@ -251,14 +262,19 @@ class _Call:
         else:
             return encoded
         finally:
+            if held is not None:
+                held.release()
             if admitted is not None:
                 self.gate.leave(admitted)
             self.metrics.finished(code, self.now() - started)
 
-    async def stream(self, raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
+    async def stream(
+        self, request: Unreceived, context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[bytes]:
         started = self.now()
         self.metrics.in_flight += 1
         admitted: CallerIdentity | None = None
+        held: Held | None = None
         code = "CANCELLED"
         try:
             self.gate.require_open()
@@ -267,9 +283,10 @@ class _Call:
             admitted = caller
             _caller.set(caller)
             _remaining.set(context.time_remaining)
+            held = await self.gate.receive(context, trusted=caller.role >= Role.ADMIN)
             checked = started
             # Close it at once when the caller is gone, not whenever it is garbage-collected.
-            async with aclosing(self.handle(self._decode(raw))) as messages:
+            async with aclosing(self.handle(self._decode(held.raw))) as messages:
                 async for message in messages:
                     now = self.now()
                     if now - checked > _CHECKED_AGAIN_SECONDS:
@@ -284,6 +301,8 @@ class _Call:
                 await _abort(told, context)
             raise
         finally:
+            if held is not None:
+                held.release()
             if admitted is not None:
                 self.gate.leave(admitted, is_stream=True)
             self.metrics.finished(code, self.now() - started)
@@ -298,7 +317,6 @@ class _Call:
             raise NotReady("the token that began this stream is no longer accepted") from error
 
     def _decode(self, raw: bytes) -> Message:
-        self.gate.require_size(raw)
         try:
             return self.parse(raw)
         except DecodeError as error:

@@ -11,7 +11,7 @@ import asyncio
 import errno
 import os
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import grpc
@@ -23,10 +23,11 @@ from percolator.wire.addresses import HostPort
 from percolator.world import Clock
 from services.chassis.serving import metrics, metrics_endpoint
 from services.chassis.serving.access import Access
-from services.chassis.serving.decoding import all_decoded, none_unless
+from services.chassis.serving.arrivals import LOOKAHEAD_BYTES, received_bytes_max
 from services.chassis.serving.frame_server import FrameServer
-from services.chassis.serving.gate import Gate
+from services.chassis.serving.gate import FRAME_BYTES_MAX, Gate
 from services.chassis.serving.health import Health
+from services.chassis.serving.open_calls import OpenCalls
 from services.chassis.serving.quotas import Quotas
 from services.chassis.serving.rpc import Exposed, Forwarder, RpcEdge
 from services.chassis.serving.server_tls import ServerTls
@@ -36,21 +37,13 @@ from services.chassis.settings.service_settings import FramedSettings, ServiceSe
 _REFLECTION_PATH = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
-_INT_MAX = 2**31 - 1
-
-
 class CannotListen(Exception):
     """An address cannot be listened on; the text says which setting, which address and why."""
 
 
+_HANDSHAKE_MILLISECONDS = 10_000
 _PENDING_CALLS_MAX = 100_000
 """Calls that were received, but not examined yet. Examining one takes about ten microseconds."""
-
-
-def received_bytes_max(request_bytes_max: int) -> int:
-    """gRPC's own limit of a request's size. It is above the limit that is documented, so that the
-    gate refuses what is too large, with a typed error; gRPC has none. This one limits memory."""
-    return min(2 * request_bytes_max, _INT_MAX)
 
 
 class Server:
@@ -71,13 +64,22 @@ class Server:
         self._tls = tls
         calls = metrics.RpcMetrics()
         registry.register(calls)
+        registry.register(metrics.RequestMetrics(gate))
         access = Access(tokens) if tls is not None else None
         self._edge = RpcEdge(gate, calls, clock, access)
         self.health = Health()
+        self._open = OpenCalls(gate.open, settings.open_streams_max)
         self._server = grpc.aio.server(
             options=[
                 ("grpc.max_receive_message_length", received_bytes_max(settings.request_bytes_max)),
                 ("grpc.max_send_message_length", -1),  # responses have their own limits
+                # What a stream may send before a call receives it. gRPC would raise it to megabytes
+                # for a caller that seems far away.
+                ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+                ("grpc.http2.bdp_probe", 0),
+                ("grpc.max_concurrent_streams", settings.connection_streams_max),
+                ("grpc.max_allowed_incoming_connections", settings.connections_max),
+                ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MILLISECONDS),
                 # gRPC drops calls that wait to be examined, some above 1,000 and all above 3,000,
                 # and says that they were cancelled. The gate refuses with a reason, and says when
                 # to come back.
@@ -90,14 +92,14 @@ class Server:
                 ("grpc.keepalive_permit_without_calls", 1),
             ]
         )
-        self._server.add_generic_rpc_handlers((self._edge, self.health.handler()))
+        self._server.add_generic_rpc_handlers((self._edge, self.health.handler(self._open)))
         self._frames: FrameServer | None = None
         if isinstance(settings, FramedSettings) and settings.frames_address is not None:
             context = tls.stream_context() if tls is not None else None
             counts = metrics.FrameConnections(registry)
             self._frames = FrameServer(
                 settings.frames_address,
-                settings.request_bytes_max,
+                min(settings.request_bytes_max, FRAME_BYTES_MAX),
                 context,
                 counts.refuse,
                 (quotas or Quotas()).of(
@@ -105,6 +107,8 @@ class Server:
                     "frame_connections_max",
                     settings.frame_connections_max,
                 ),
+                settings.frames_unknown_max,
+                settings.request_bytes_total_max // 8,
             )
             counts.follow(self._frames.connections)
 
@@ -146,7 +150,7 @@ class Server:
         self.health.add(names)
         passed_on = forwarder.services if forwarder is not None else ()
         listed = [*names, *passed_on, health.SERVICE_NAME, reflection.SERVICE_NAME]
-        self._edge.mount(_REFLECTION_PATH, reflection_handler(listed))
+        self._edge.mount(_REFLECTION_PATH, reflection_handler(listed, self._open))
         self._edge.expose(services, forwarder)
         if self._frames is not None:
             self._frames.answer(self._edge.unary)
@@ -160,23 +164,11 @@ class Server:
             await self._server.stop(grace_seconds)
 
 
-def reflection_handler(names: list[str]) -> grpc.RpcMethodHandler:
+def reflection_handler(names: list[str], calls: OpenCalls) -> grpc.RpcMethodHandler:
     """The reflection service. gRPC's own way would need the names before the start; this handler is
     mounted when they are known."""
-    servicer = reflection.aio.ReflectionServicer(names)
-
-    async def info(
-        requests: AsyncIterator[reflection_pb2.ServerReflectionRequest | None],
-        context: grpc.aio.ServicerContext,
-    ) -> AsyncIterator[reflection_pb2.ServerReflectionResponse]:
-        async for answer in servicer.ServerReflectionInfo(all_decoded(requests, context), context):
-            yield answer
-
-    return grpc.stream_stream_rpc_method_handler(
-        info,
-        request_deserializer=none_unless(reflection_pb2.ServerReflectionRequest),
-        response_serializer=reflection_pb2.ServerReflectionResponse.SerializeToString,
-    )
+    answer = reflection.aio.ReflectionServicer(names).ServerReflectionInfo
+    return calls.stream(reflection_pb2.ServerReflectionRequest, answer)
 
 
 @contextmanager

@@ -132,6 +132,23 @@ class ServiceSettings(BaseModel):
     request_bytes_max: Annotated[int, Field(ge=1024, le=1 << 30)] = 16 << 20
     """The size of the largest request that is accepted."""
 
+    request_bytes_total_max: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 256 << 20
+    """The memory for requests that arrive or are being answered. One connection may use a quarter
+    of it; administrators and servers have as much of their own."""
+
+    request_seconds_max: Seconds = 60.0
+    """How long a request may take to arrive, and how long it may wait before it does until other
+    requests of its connection have arrived."""
+
+    connection_streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
+    """Calls in progress on one gRPC connection; clients hold back further ones."""
+
+    connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """gRPC connections at once, and connections for frames; further ones are closed."""
+
+    open_streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
+    """Streams of health and reflection at once, which need no token. One connection may have 16."""
+
     log_format: Literal["auto", "human", "json"] = "auto"
     """The format of log lines. auto: for humans on a terminal, JSON otherwise."""
 
@@ -176,6 +193,16 @@ class ServiceSettings(BaseModel):
                 self._require_loopback("metrics_listen", self.metrics_address)
             if self.frames_address is not None:
                 self._require_loopback("frames_listen", self.frames_address)
+        return self
+
+    @model_validator(mode="after")
+    def _requests_fit(self) -> ServiceSettings:
+        if self.request_bytes_total_max < 4 * self.request_bytes_max:
+            raise ValueError(
+                f"request_bytes_total_max: {self.request_bytes_total_max} is below four times "
+                f"request_bytes_max, {self.request_bytes_max}: a quarter is what one connection "
+                "may use"
+            )
         return self
 
     @staticmethod
@@ -265,6 +292,10 @@ class FramedSettings(StoreSettings):
     frames_listen: _OptionalListenAddress = AUTO
     """host:port for frames, which the Python library uses as a faster path than gRPC; port 0 is any
     free one; empty is none. auto: any free port at the host of `listen`."""
+
+    frames_unknown_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
+    """Connections for frames whose callers have not said yet which server they mean. Above it, the
+    one ends that has been silent for longest."""
 
     @property
     def frames_address(self) -> HostPort | None:

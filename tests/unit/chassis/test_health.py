@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator
 
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
@@ -14,13 +14,17 @@ NOT_SERVING = HealthCheckResponse.NOT_SERVING
 UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
 
 
+async def asking(name: str = "") -> AsyncIterator[HealthCheckRequest]:
+    """The request of a watcher."""
+    yield HealthCheckRequest(service=name)
+
+
 def watching(health: Health, name: str = "") -> tuple[list[int], asyncio.Task[None]]:
     """The statuses that a watcher receives, and its task."""
     told: list[int] = []
 
     async def watch() -> None:
-        context: Any = None
-        async for response in health.Watch(HealthCheckRequest(service=name), context):
+        async for response in health.watch(asking(name), None):
             told.append(response.status)  # noqa: PERF401  # one by one is what is tested
 
     return told, asyncio.create_task(watch())
@@ -76,8 +80,7 @@ async def test_an_end_that_comes_while_an_answer_leaves_is_told_too() -> None:
     """A watcher that saw SERVING, and then only the end of the stream, would not know."""
     health = Health()
     health.set_serving(True)
-    context: Any = None
-    watch = aiter(health.Watch(HealthCheckRequest(), context))
+    watch = health.watch(asking(), None)
     assert (await anext(watch)).status == SERVING
     health.finish()
     assert [response.status async for response in watch] == [NOT_SERVING]

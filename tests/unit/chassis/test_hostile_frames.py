@@ -139,7 +139,7 @@ async def test_a_flood_of_small_frames_leaves_turns_for_others() -> None:
         (flooded,) = edge.frames._connections
         turns = 0
         flooded.data_received(frame(Kind.CANCEL, 1) * 100_000)
-        while flooded._reader.holds_a_part:
+        while flooded._reader.kept:
             turns += 1
             await asyncio.sleep(0)
         assert turns >= 100_000 // frame_connection.FRAMES_PER_TURN - 1

@@ -17,10 +17,10 @@ from percolator.wire import channels, methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.status import DETAILS_TRAILER, from_rpc_error
 from percolator.world import MachineClock
+from services.chassis.serving.arrivals import received_bytes_max
 from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import RpcMetrics
 from services.chassis.serving.rpc import Exposed, RpcEdge
-from services.chassis.serving.server import received_bytes_max
 
 pytestmark = pytest.mark.real_time
 

@@ -26,10 +26,10 @@ from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.status import from_detail, to_detail
 from percolator.world import MachineClock, UnaryMethod
+from services.chassis.serving.arrivals import received_bytes_max
 from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import RpcMetrics
 from services.chassis.serving.rpc import Exposed, RpcEdge, remaining_seconds
-from services.chassis.serving.server import received_bytes_max
 
 pytestmark = pytest.mark.real_time
 

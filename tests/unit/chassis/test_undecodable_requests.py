@@ -10,7 +10,9 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from percolator.errors import InvalidArgument
 from percolator.wire.status import from_rpc_error
+from services.chassis.serving.gate import Gate
 from services.chassis.serving.health import Health
+from services.chassis.serving.open_calls import OpenCalls
 from services.chassis.serving.server import reflection_handler
 
 pytestmark = pytest.mark.real_time
@@ -20,10 +22,16 @@ NO_MESSAGE = b"\xff\xff\xff"
 INFO = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
 
 
+def open_calls() -> OpenCalls:
+    return OpenCalls(Gate(10, 65_536).open)
+
+
 class Reflection(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         return (
-            reflection_handler(["percolator.v1.OracleService"]) if details.method == INFO else None
+            reflection_handler(["percolator.v1.OracleService"], open_calls())
+            if details.method == INFO
+            else None
         )
 
 
@@ -45,7 +53,7 @@ async def test_what_is_no_message_is_refused_without_a_traceback_in_the_log(
 ) -> None:
     """Anyone who reaches the port could fill the disk with tracebacks."""
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Health().handler(), Reflection()))
+    server.add_generic_rpc_handlers((Health().handler(open_calls()), Reflection()))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:

@@ -56,6 +56,16 @@ class Details(NamedTuple):
     invocation_metadata: tuple[tuple[str, str], ...] = ()
 
 
+class StreamContext(FrameCallContext):
+    """A call over gRPC, as far as its edge looks at it."""
+
+    def peer(self) -> str:
+        return "the watcher"
+
+    async def read(self) -> bytes:
+        return b""
+
+
 class Watcher:
     """A caller who watches over the edge of a server with tokens."""
 
@@ -71,11 +81,11 @@ class Watcher:
         self._loop = loop
 
     async def answers(self) -> AsyncIterator[bytes]:
-        context = FrameCallContext(self._caller, self._loop.time() + 3600, self._loop.time)
+        context = StreamContext(self._caller, self._loop.time() + 3600, self._loop.time)
         handler = self._edge.service(Details(WATCH_NOTIFICATIONS.path))
         assert handler is not None
         try:
-            async for answer in handler.unary_stream(b"", context):
+            async for answer in handler.stream_stream(None, context):
                 yield answer
         except FrameCallFailed as failed:
             raise from_status(failed.status) from None

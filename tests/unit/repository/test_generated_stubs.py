@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
@@ -14,7 +13,7 @@ def test_generated_stubs_are_fresh(tmp_path: Path) -> None:
     protos = sorted(str(path) for path in (ROOT / "protos/percolator/v1").glob("*.proto"))
     subprocess.run(
         [
-            sys.executable,
+            ROOT / ".venv/protos/bin/python",
             "-W",
             "ignore",
             "-m",

@@ -37,14 +37,14 @@ def test_frames_come_out_as_they_were_sent_whatever_the_pieces(size: int) -> Non
         reader.add(BYTES[start : start + size])
         found += cut(reader)
     assert found == SENT
-    assert not reader.holds_a_part
+    assert not reader.kept
 
 
 def test_a_part_of_a_frame_is_kept() -> None:
     reader = FrameReader(1000)
     reader.add(frame(Kind.PING, 0)[:-1])
     assert cut(reader) == []
-    assert reader.holds_a_part
+    assert reader.kept
 
 
 @pytest.mark.parametrize("noise", [b"G", b"\x16\x03\x01", PREAMBLE[:-2] + b"2\n"])

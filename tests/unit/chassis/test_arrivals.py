@@ -1,0 +1,235 @@
+"""Memory for requests: what arrives at a time, for whom, and for how long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from percolator.errors import Overloaded
+from percolator.wire.tls import CLUSTER_NAME
+from services.chassis.serving.arrivals import (
+    HASTY_MAX,
+    HASTY_SECONDS,
+    Arrivals,
+    Held,
+    NoMoreRequests,
+)
+
+REQUEST = 1_000
+LARGEST = 2 * REQUEST
+"""What a request counts as until it has arrived."""
+SECONDS = 60.0
+
+
+class Call:
+    """A call whose request arrives when the test says so."""
+
+    def __init__(self, peer: str = "a", names: tuple[bytes, ...] = ()) -> None:
+        self._peer = peer
+        self._names = names
+        self._request: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self.begun = False
+        """Whether somebody receives its request."""
+
+    def peer(self) -> str:
+        return self._peer
+
+    def peer_identities(self) -> tuple[bytes, ...]:
+        return self._names
+
+    async def read(self) -> Any:
+        self.begun = True
+        return await self._request
+
+    def send(self, request: Any) -> None:
+        self._request.set_result(request)
+
+
+def receiving(arrivals: Arrivals, call: Call) -> asyncio.Task[Held]:
+    return asyncio.create_task(arrivals.receive(call))
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def require_empty(arrivals: Arrivals) -> None:
+    assert (arrivals.used, arrivals.hasty, arrivals.connections) == (0, 0, {})
+
+
+async def test_a_request_takes_what_the_largest_would_until_it_has_arrived() -> None:
+    arrivals, call = Arrivals(REQUEST, 100 * LARGEST, SECONDS), Call()
+    task = receiving(arrivals, call)
+    await settle()
+    assert arrivals.used == LARGEST
+    call.send(b"small")
+    held = await task
+    assert (held.raw, arrivals.used) == (b"small", 5)
+    held.release()
+    require_empty(arrivals)
+
+
+async def test_requests_above_the_share_of_their_connection_arrive_one_after_another() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    calls = [Call() for _ in range(3)]
+    tasks = [receiving(arrivals, call) for call in calls]
+    await settle()
+    assert [call.begun for call in calls] == [True, False, False]
+    calls[0].send(bytes(1))
+    await settle()
+    # Its memory is in use until it is answered, and the largest one would not fit beside it.
+    assert [call.begun for call in calls] == [True, False, False]
+    (await tasks[0]).release()
+    await settle()
+    assert [call.begun for call in calls] == [True, True, False]
+    tasks[1].cancel()
+    await settle()
+    assert calls[2].begun
+    calls[2].send(b"")
+    (await tasks[2]).release()
+    require_empty(arrivals)
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_is_passed_over() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    calls = [Call() for _ in range(3)]
+    tasks = [receiving(arrivals, call) for call in calls]
+    await settle()
+    tasks[1].cancel()
+    calls[0].send(b"")
+    (await tasks[0]).release()
+    tasks[0] = receiving(arrivals, again := Call())
+    await settle()
+    assert (calls[2].begun, again.begun) == (True, False)
+    calls[2].send(b"")
+    (await tasks[2]).release()
+    again.send(b"")
+    (await tasks[0]).release()
+    require_empty(arrivals)
+
+
+async def test_a_call_that_is_cancelled_at_its_turn_gives_its_memory_back() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    first, second = Call(), Call()
+    tasks = [receiving(arrivals, first), receiving(arrivals, second)]
+    await settle()
+    first.send(b"x")
+    held = await tasks[0]
+    held.release()
+    tasks[1].cancel()  # before it runs
+    await settle()
+    assert not second.begun
+    require_empty(arrivals)
+
+
+async def test_a_request_that_waits_too_long_for_others_of_its_connection_is_refused() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    first, second = Call(), Call()
+    task = receiving(arrivals, first)
+    await settle()
+    first.send(b"x")
+    held = await task
+    with pytest.raises(Overloaded, match="this connection use its share"):
+        await arrivals.receive(second)
+    assert arrivals.refused["budget"] == 1
+    held.release()
+    require_empty(arrivals)
+
+
+async def test_a_request_that_never_arrives_is_refused_and_its_memory_is_free() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(Overloaded, match="has not arrived within 60 s"):
+        await arrivals.receive(Call())
+    assert asyncio.get_running_loop().time() - began == pytest.approx(SECONDS)
+    assert arrivals.refused["late"] == 1
+    require_empty(arrivals)
+
+
+async def slow_uploads(arrivals: Arrivals) -> list[asyncio.Task[Held]]:
+    """Requests of four connections that use the whole budget, and do not arrive."""
+    tasks = [receiving(arrivals, Call(f"slow {one}")) for one in range(4)]
+    await settle()
+    assert arrivals.used == arrivals.bytes_max
+    return tasks
+
+
+async def test_above_the_budget_a_request_passes_that_arrives_at_once() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    uploads = await slow_uploads(arrivals)
+    call = Call("quick")
+    task = receiving(arrivals, call)
+    await asyncio.sleep(HASTY_SECONDS / 2)
+    call.send(b"quick")
+    held = await task
+    assert held.raw == b"quick"
+    assert arrivals.hasty == 1  # until it is answered
+    held.release()
+    for upload in uploads:
+        upload.cancel()
+    await settle()
+    require_empty(arrivals)
+
+
+async def test_above_the_budget_a_request_is_refused_that_does_not_arrive_at_once() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    uploads = await slow_uploads(arrivals)
+    began = asyncio.get_running_loop().time()
+    with pytest.raises(Overloaded, match=r"of others .* \(request_bytes_total_max\)"):
+        await arrivals.receive(Call("slow too"))
+    assert asyncio.get_running_loop().time() - began == pytest.approx(HASTY_SECONDS)
+    for upload in uploads:
+        upload.cancel()
+    await settle()
+    require_empty(arrivals)
+
+
+async def test_above_the_budget_only_a_few_requests_arrive_at_a_time() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    uploads = await slow_uploads(arrivals)
+    few = [receiving(arrivals, Call(f"few {one}")) for one in range(HASTY_MAX)]
+    await settle()
+    with pytest.raises(Overloaded):
+        await asyncio.wait_for(arrivals.receive(one := Call("one more")), 0.001)
+    assert not one.begun
+    assert arrivals.refused["budget"] == 1
+    for task in (*uploads, *few):
+        task.cancel()
+    await settle()
+    require_empty(arrivals)
+
+
+async def test_a_server_may_use_the_whole_budget_on_one_connection() -> None:
+    """Through it come the calls of all callers of a gateway."""
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    calls = [Call("gateway", (CLUSTER_NAME.encode(),)) for _ in range(4)]
+    tasks = [receiving(arrivals, call) for call in calls]
+    await settle()
+    assert all(call.begun for call in calls)
+    for call, task in zip(calls, tasks, strict=True):
+        call.send(b"")
+        (await task).release()
+    require_empty(arrivals)
+
+
+async def test_a_caller_that_sends_no_request_is_told_so() -> None:
+    arrivals, call = Arrivals(REQUEST, 4 * LARGEST, SECONDS), Call()
+    call.send(grpc.aio.EOF)
+    with pytest.raises(NoMoreRequests, match="request: is missing"):
+        await arrivals.receive(call)
+    require_empty(arrivals)
+
+
+async def test_what_has_arrived_in_another_way_is_refused_above_the_budget() -> None:
+    arrivals = Arrivals(REQUEST, LARGEST, SECONDS)
+    held = [arrivals.hold(bytes(REQUEST)) for _ in range(2)]
+    with pytest.raises(Overloaded):
+        arrivals.hold(b"x")
+    for one in held:
+        one.release()
+    arrivals.hold(b"x").release()
+    require_empty(arrivals)
