@@ -16,6 +16,7 @@ from percolator.wire.tls import CLUSTER_NAME
 
 STALLED_SECONDS = 0.3
 """A server that takes nothing for so long has stopped this sender."""
+_TURN_SECONDS = 0.01
 _MESSAGE = struct.Struct(">BI")
 _CHUNK_BYTES = 65_536
 
@@ -42,7 +43,7 @@ class Unfinished:
         )
         self._h2.initiate_connection()
         await self._flush()
-        await self._hear()  # the settings of the server
+        await self._hear(STALLED_SECONDS)  # the settings of the server
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -76,7 +77,7 @@ class Unfinished:
         while left:
             moved = sum([await self._send(stream, left) for stream in list(left)])
             self.sent += moved
-            if not await self._hear() and not moved:
+            if not await self._hear(_TURN_SECONDS if moved else STALLED_SECONDS) and not moved:
                 return
 
     async def _send(self, stream: int, left: dict[int, int]) -> int:
@@ -93,11 +94,10 @@ class Unfinished:
         await self._flush()
         return now
 
-    async def _hear(self) -> bool:
+    async def _hear(self, seconds: float) -> bool:
         """Takes what the server says; whether it said anything."""
         try:
-            # Only whoever is stopped by the server waits for it.
-            async with asyncio.timeout(STALLED_SECONDS):
+            async with asyncio.timeout(seconds):
                 data = await self._reader.read(_CHUNK_BYTES)
         except TimeoutError:
             return False

@@ -1,4 +1,4 @@
-"""Noise on the ports themselves: no TLS, half a handshake, no HTTP, no end."""
+"""Noise on the ports themselves: no TLS, half a handshake, no HTTP, requests without an end."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ import asyncio
 import ssl
 from pathlib import Path
 
+from percolator.wire.credentials import SCHEME
 from percolator.world import Random
 from services.local.authority import files_in
 from services.local.cluster import LocalCluster
 from tests.fuzz.findings import Record
 from tests.fuzz.frames import hostile
+from tests.fuzz.methods import METHODS
+from tests.unfinished import Unfinished
 
 _PAUSE_SECONDS = 0.05
 _ANSWER_SECONDS = 0.2
 _FRAMES_SECURE = 0.9
 """The share of what the port for frames gets that passes the handshake, or the hello."""
+_UNFINISHED_SHARE = 0.1
+_STREAMS_MAX = 40
+_REQUEST_BYTES = (1, 100_000, 1 << 20, 16 << 20, 31 << 20)
+_OPEN = (
+    "/grpc.health.v1.Health/Check",
+    "/grpc.health.v1.Health/Watch",
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+)
 _NOISE = (
     b"GET / HTTP/1.1\r\n\r\n",
     b"GET /metrics?name[]=%00 HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
@@ -33,6 +44,7 @@ class Sockets:
         self, cluster: LocalCluster, certificates: Path, record: Record, seed: int
     ) -> None:
         self._token = (certificates / "client" / "client.token").read_text().strip()
+        self._admin = (certificates / "client" / "admin.token").read_text().strip()
         self._cluster = cluster
         self._record = record
         self._chance = Random(f"sockets {seed}")
@@ -49,6 +61,9 @@ class Sockets:
                 [one for one in self._cluster.processes.values() if one.ready is not None]
             )
             ready = process.wait_ready(_ANSWER_SECONDS)
+            if self._chance.random() < _UNFINISHED_SHARE:
+                await self._unfinished(ready.address)
+                continue
             ports = {"calls": ready.address, "metrics": ready.metrics_address}
             if ready.frames_address:
                 ports["frames"] = ready.frames_address
@@ -66,6 +81,20 @@ class Sockets:
                 self._record.wrong(f"{process.name} no longer listens on {address}")
             self._record.count("sockets", kind, outcome)
             await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _unfinished(self, address: str) -> None:
+        """Begins requests, of all kinds of callers, and leaves without their ends."""
+        token = self._chance.choice(("", "unknown", self._token, self._admin))
+        metadata = [("authorization", f"{SCHEME}{token}")] if token else []
+        path = self._chance.choice((*METHODS, *_OPEN))
+        paths = [path] * self._chance.randrange(1, _STREAMS_MAX)
+        try:
+            async with Unfinished(address, self._tls) as caller:
+                await caller.begin(paths, self._chance.choice(_REQUEST_BYTES), metadata)
+                outcome = "answered" if caller.answers else "no answer"
+        except (OSError, ssl.SSLError):
+            outcome = "closed"
+        self._record.count("sockets", "unfinished requests", outcome)
 
     async def _connect(self, address: str, noise: bytes, *, secure: bool) -> str:
         host, _, port = address.rpartition(":")

@@ -70,7 +70,7 @@ class FrameServer:
         self._connections: dict[ServedConnection, CallerIdentity] = {}
         self._unknown: dict[ServedConnection, None] = {}
         """Those that have not said hello, the oldest first."""
-        self._unfinished_bytes = 0
+        self.unfinished_bytes = 0
         self._leaving = False
         self._all_ended = asyncio.Event()
         self._all_ended.set()
@@ -168,8 +168,8 @@ class FrameServer:
         self._unknown.pop(connection, None)
 
     def keeps(self, more: int) -> bool:
-        self._unfinished_bytes += more
-        return self._unfinished_bytes <= self._unfinished_bytes_max
+        self.unfinished_bytes += more
+        return self.unfinished_bytes <= self._unfinished_bytes_max
 
     def refused(self) -> None:
         self._refused()

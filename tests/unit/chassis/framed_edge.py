@@ -24,7 +24,11 @@ from percolator.wire.frames.connection import FrameConnection
 from percolator.wire.frames.layout import FRAMED, PREAMBLE, Frame, FrameReader, Kind, frame
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import MachineClock
-from services.chassis.serving.frame_server import FrameServer
+from services.chassis.serving.frame_server import (
+    UNFINISHED_BYTES_MAX,
+    UNKNOWN_MAX,
+    FrameServer,
+)
 from services.chassis.serving.gate import Gate
 from services.chassis.serving.metrics import RpcMetrics
 from services.chassis.serving.quotas import Quota
@@ -140,6 +144,8 @@ async def framed(
     near: bool = False,
     connections_max: int = 100,
     framed_paths: Container[str] = FRAMED,
+    unknown_max: int = UNKNOWN_MAX,
+    unfinished_bytes_max: int = UNFINISHED_BYTES_MAX,
 ) -> AsyncIterator[Framed]:
     """A server that offers frames, as `server_id`; it accepts a hello for `SERVER_ID`. `near`: also
     at a socket of this machine. `more` services, beside the oracle's."""
@@ -152,6 +158,8 @@ async def framed(
         None,
         lambda: refusals.append(None),
         Quota("connections", "frame_connections_max", connections_max),
+        unknown_max=unknown_max,
+        unfinished_bytes_max=unfinished_bytes_max,
     )
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((edge,))

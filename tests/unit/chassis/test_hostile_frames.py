@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 
 import pytest
 
@@ -200,3 +201,39 @@ async def test_a_caller_whose_machine_has_vanished_is_noticed_within_minutes() -
         ]
         idle, probes, interval = asked
         assert idle + probes * interval < 600
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110  # only the other side makes it true
+            await asyncio.sleep(0)
+
+
+async def test_of_too_many_callers_without_a_hello_the_one_that_waits_longest_is_cut_off() -> None:
+    async with framed(echo, unknown_max=2) as edge:
+        known = await edge.greeted()
+        silent = [await edge.dialled() for _ in range(3)]
+        assert await silent[0].is_ended()
+        silent[2].send(PREAMBLE + frame(Kind.HELLO, 0, HELLO))
+        assert (await silent[2].received()).kind == Kind.WELCOME
+        known.send(frame(Kind.PING, 0))
+        assert (await known.received()).kind == Kind.PONG
+        assert (edge.frames.connections(), len(edge.refusals)) == (3, 1)
+
+
+async def test_incomplete_frames_of_all_callers_together_take_a_bounded_amount_of_memory() -> None:
+    size = 40_000
+    async with framed(echo, unfinished_bytes_max=2 * size) as edge:
+        peers = [await edge.greeted() for _ in range(3)]
+        for peer in peers[:2]:
+            peer.send((HEADER.pack(size, Kind.CALL, 1) + CALL)[: size - 1].ljust(size - 1, b"0"))
+        await until(lambda: edge.frames.unfinished_bytes >= 2 * (size - 1))
+        peers[2].send(HEADER.pack(size, Kind.CALL, 1).ljust(GREETING_BYTES_MAX + 1, b"0"))
+        assert await peers[2].is_ended()
+        assert len(edge.refusals) == 1
+        peers[0].writer.transport.abort()
+        again = await edge.greeted()
+        await until(lambda: edge.frames.unfinished_bytes <= size)
+        again.send(HEADER.pack(size, Kind.CALL, 1).ljust(GREETING_BYTES_MAX + 1, b"0"))
+        await until(lambda: edge.frames.unfinished_bytes > size)
+        assert len(edge.refusals) == 1
