@@ -27,7 +27,7 @@ class Unfinished:
     def __init__(self, address: str, tls: ssl.SSLContext | None) -> None:
         self._address = address
         self._tls = tls
-        config = h2.config.H2Configuration(client_side=True, header_encoding="utf-8")
+        config = h2.config.H2Configuration(client_side=True)
         self._h2 = h2.connection.H2Connection(config)
         self.answers: dict[int, str] = {}
         """The status of each stream that was answered, by stream."""
@@ -105,9 +105,9 @@ class Unfinished:
             raise ConnectionResetError
         for event in self._h2.receive_data(data):
             if isinstance(event, h2.events.ResponseReceived | h2.events.TrailersReceived):
-                status = dict(event.headers).get("grpc-status")
-                if status is not None:
-                    self.answers[event.stream_id] = status
+                for name, value in event.headers:
+                    if name == b"grpc-status":
+                        self.answers[event.stream_id] = value.decode()
         await self._flush()
         return True
 

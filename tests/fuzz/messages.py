@@ -28,10 +28,6 @@ Field = Any
 """A field's descriptor: its class depends on how protobuf is built."""
 
 
-def _repeated(field: Field) -> bool:
-    return bool(field.label == FieldDescriptor.LABEL_REPEATED)
-
-
 CLOSED = frozenset({"address", "metrics_address"})
 """Fields that name what a server dials. They take values of the vocabulary only, so that nothing is
 sent to another machine."""
@@ -75,7 +71,7 @@ class Vocabulary:
     def learn(self, message: Message) -> None:
         """Takes in the short values of a message that a client has really sent."""
         for field, value in message.ListFields():
-            for one in value if _repeated(field) else (value,):
+            for one in value if field.is_repeated else (value,):
                 if field.message_type is not None:
                     self.learn(one)
                 elif field.name not in CLOSED and len(str(one)) <= 64:
@@ -153,7 +149,7 @@ def _fill(message: Message, chance: Random, vocabulary: Vocabulary, depth: int) 
 def _set(
     message: Message, field: Field, chance: Random, vocabulary: Vocabulary, depth: int
 ) -> None:
-    if _repeated(field):
+    if field.is_repeated:
         entries = getattr(message, field.name)
         for _ in range(chance.choice((0, 1, 1, 2, 3, 5))):
             if field.message_type is None:
@@ -180,7 +176,7 @@ def mutate(message: Message, chance: Random, vocabulary: Vocabulary) -> None:
     field: Field = chance.choice(place.DESCRIPTOR.fields)
     if chance.random() < 0.2:
         place.ClearField(field.name)
-    elif _repeated(field):
+    elif field.is_repeated:
         _mutate_list(place, field, chance, vocabulary)
     else:
         _mutate_value(place, field, chance, vocabulary)
@@ -221,9 +217,9 @@ def grow(message: Message, chance: Random) -> None:
     values: list[tuple[Message, Field]] = []
     for place in places(message):
         for field in place.DESCRIPTOR.fields:
-            if _repeated(field) and len(getattr(place, field.name)):
+            if field.is_repeated and len(getattr(place, field.name)):
                 lists.append((place, field))
-            elif field.type == FieldDescriptor.TYPE_BYTES and not _repeated(field):
+            elif field.type == FieldDescriptor.TYPE_BYTES and not field.is_repeated:
                 values.append((place, field))
     if lists and (not values or chance.random() < 0.6):
         place, field = chance.choice(lists)
@@ -245,7 +241,7 @@ def places(message: Message) -> Iterator[Message]:
         yield place
         for field, value in place.ListFields():
             if field.message_type is not None:
-                waiting.extend(value if _repeated(field) else (value,))
+                waiting.extend(value if field.is_repeated else (value,))
 
 
 def damaged(data: bytes, chance: Random) -> bytes:
@@ -284,7 +280,7 @@ def mentions(message: Message, names: Mapping[str, frozenset[Any]]) -> bool:
             wanted = names.get(field.name)
             if not wanted or field.message_type is not None:
                 continue  # another message's field of that name, whose own fields are places, too
-            if any(one in wanted for one in (value if _repeated(field) else (value,))):
+            if any(one in wanted for one in (value if field.is_repeated else (value,))):
                 return True
     return False
 

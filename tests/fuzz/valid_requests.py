@@ -390,6 +390,7 @@ VALID: dict[str, Make] = {
         table_name=_STORED
     ),
     "/grpc.health.v1.Health/Check": lambda s, c: health_pb2.HealthCheckRequest(),
+    "/grpc.health.v1.Health/List": lambda s, c: health_pb2.HealthListRequest(),
     "/grpc.health.v1.Health/Watch": lambda s, c: health_pb2.HealthCheckRequest(),
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": lambda s, c: (
         reflection_pb2.ServerReflectionRequest(list_services="")

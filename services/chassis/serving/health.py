@@ -11,7 +11,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 
 import grpc
 from grpc_health.v1 import health, health_pb2
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+    HealthListRequest,
+    HealthListResponse,
+)
 
 from services.chassis.serving.open_calls import Context, OpenCalls
 
@@ -48,6 +53,12 @@ class Health:
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no service {request.service!r} here")
         return HealthCheckResponse(status=self._status(request.service))
 
+    async def list(self, request: HealthListRequest, _: Context) -> HealthListResponse:
+        """The current status of every service."""
+        return HealthListResponse(
+            statuses={name: HealthCheckResponse(status=self._status(name)) for name in self._names}
+        )
+
     async def watch(
         self, requests: AsyncIterator[HealthCheckRequest], _: Context
     ) -> AsyncGenerator[HealthCheckResponse, None]:
@@ -72,6 +83,7 @@ class Health:
             health.SERVICE_NAME,
             {
                 "Check": calls.unary(HealthCheckRequest, self.check),
+                "List": calls.unary(HealthListRequest, self.list),
                 "Watch": calls.stream(HealthCheckRequest, self.watch),
             },
         )

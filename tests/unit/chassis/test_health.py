@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 
-from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from grpc_health.v1.health_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+    HealthListRequest,
+)
 
 from services.chassis.serving.health import Health
 
@@ -52,6 +56,17 @@ async def test_every_watcher_is_told_every_change_until_the_end() -> None:
     await asyncio.gather(first, second)
     assert whole == [NOT_SERVING, SERVING, NOT_SERVING, SERVING, NOT_SERVING]
     assert shop == [UNKNOWN, *whole]
+
+
+async def test_all_services_are_listed_with_their_status() -> None:
+    health = Health()
+    health.add(["Shop"])
+    health.set_serving(True)
+    answer = await health.list(HealthListRequest(), None)
+    assert {name: one.status for name, one in answer.statuses.items()} == {
+        "": SERVING,
+        "Shop": SERVING,
+    }
 
 
 async def test_a_watcher_that_leaves_takes_nothing_from_the_others() -> None:

@@ -34,6 +34,7 @@ def test_every_setting_reaches_the_cores() -> None:
         ("--ttl-milliseconds-max=499", "ttl_milliseconds_max"),
         ("--ttl-milliseconds-min=60001", "ttl_milliseconds_min"),
         ("--sessions-max=0", "sessions_max"),
+        ("--request-bytes-max=1048577", "request_bytes_max"),
         ("--locks-max=0", "locks_max"),
         ("--locks-max=many", "locks_max"),
         ("--lock-name-bytes-total-max=1023", "lock_name_bytes_total_max"),

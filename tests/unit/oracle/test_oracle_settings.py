@@ -53,6 +53,7 @@ def test_every_limit_can_be_set() -> None:
         ("--window-seconds", "3"),  # as long as locks live: a crash would expire fresh ones
         ("--window-seconds", "0.1"),
         ("--count-max", "0"),
+        ("--request-bytes-max", "1048577"),
         ("--wait-seconds-max", "0"),
         ("--wait-seconds-max", "2"),  # the caller would have given up before it hears the reason
         ("--clock-jump-seconds-max", "-1"),

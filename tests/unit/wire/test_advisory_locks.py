@@ -6,8 +6,11 @@ import asyncio
 
 import pytest
 
+from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire import advisory_locks
 from percolator.wire.advisory_locks import NAME_BYTES_MAX, AdvisoryLocks, row_name
+from services.chassis.settings.loading import load
+from services.lockservice.settings import LockServiceSettings
 
 from .lock_services import A, client, lock_services
 
@@ -79,3 +82,9 @@ def test_every_row_has_a_unique_name_that_the_lock_service_accepts() -> None:
     names = {row_name(table_id, row) for table_id in (1, 256) for row in rows}
     assert len(names) == 2 * len(rows)
     assert max(map(len, names)) <= NAME_BYTES_MAX
+
+
+def test_so_many_of_the_longest_names_fit_into_a_request_to_a_lock_service() -> None:
+    names = [bytes(NAME_BYTES_MAX)] * advisory_locks.NAMES_PER_CALL_MAX
+    request = pb.TryLockRequest(session_id=bytes(16), names=names, ttl_milliseconds=2**31 - 1)
+    assert request.ByteSize() <= load(LockServiceSettings, [], {}).request_bytes_max
