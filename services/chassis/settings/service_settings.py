@@ -140,8 +140,9 @@ class ServiceSettings(BaseModel):
     """How long a request may take to arrive, and how long it may wait before it does until other
     requests of its connection have arrived."""
 
-    connection_streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 4_096
-    """Calls in progress on one gRPC connection; clients hold back further ones."""
+    connection_streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Calls in progress on one gRPC connection. gRPC refuses further ones without a reason, and
+    sometimes a few below the limit, so it should be as high as concurrency_max."""
 
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     """gRPC connections at once, and connections for frames; further ones are closed."""
