@@ -407,16 +407,18 @@ def fill_in(report: Report, measured: Measurements) -> None:
     for name, costs in measured.ours.items():
         kinds = [kind for kind in costs[0].cpu_seconds if costs[0].cpu_seconds[kind]]
         report.add(name, median(cost.operations / cost.seconds for cost in costs), "/s")
-        report.add("    CPU each", _each(costs, lambda cost: sum(cost.cpu_seconds.values())), "µs")
+        all_cpu = _each(costs, lambda cost: sum(cost.cpu_seconds.values()))
+        report.add(f"CPU, {name}", all_cpu, "µs")
         for kind in kinds:
             report.add(f"    of which {kind}", _each(costs, _cpu_of(kind)), "µs")
         report.add("    messages each", _each(costs, lambda cost: cost.messages, 1), "")
         report.add("    syncs each", _each(costs, lambda cost: cost.syncs, 1), "")
-        _latencies(report, [seconds for cost in costs for seconds in cost.latencies])
+        _latencies(report, name, [seconds for cost in costs for seconds in cost.latencies])
     for name, others in measured.postgresql.items():
-        report.add(f"PostgreSQL: {name}", median(cost.rate for cost in others), "/s")
-        report.add("    CPU each", median(cost.cpu_micros for cost in others), "µs")
-        _latencies(report, [seconds for cost in others for seconds in cost.latencies])
+        title = f"PostgreSQL, {name}"
+        report.add(title, median(cost.rate for cost in others), "/s")
+        report.add(f"CPU, {title}", median(cost.cpu_micros for cost in others), "µs")
+        _latencies(report, title, [seconds for cost in others for seconds in cost.latencies])
     _ratios(report, measured)
 
 
@@ -428,10 +430,10 @@ def _cpu_of(kind: str) -> Callable[[Cost], float]:
     return lambda cost: cost.cpu_seconds[kind]
 
 
-def _latencies(report: Report, seconds: list[float]) -> None:
+def _latencies(report: Report, name: str, seconds: list[float]) -> None:
     if seconds:
         ordered = sorted(seconds)
-        report.add("    median", median(ordered) * 1e3, "ms")
+        report.add(f"latency, {name}, median", median(ordered) * 1e3, "ms")
         report.add("    99 of 100", ordered[len(ordered) * 99 // 100] * 1e3, "ms")
 
 
