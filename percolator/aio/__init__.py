@@ -1,4 +1,4 @@
-"""Percolator for asyncio: the same names as in `percolator`; `await` what is not a plain write.
+"""Percolator for asyncio: the same names as in `percolator`. Await all calls but plain writes.
 
     async with percolator.aio.connect("localhost:7100") as db:
         async with db.transaction() as tx:

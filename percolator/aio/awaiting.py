@@ -1,12 +1,12 @@
-"""Which calls a program has to await, and what becomes of a forgotten `await`.
+"""Writes take effect without `await`, and a forgotten `await` of any other call is an error.
 
-A write only fills a buffer, so it takes effect at the call; what it returns may be awaited, and
-need not be. If the client has to ask for the table first, the write waits in `LateWrites`, in
-order, for the next read or the commit.
+A write only fills a buffer, so it takes effect at the call; its result may be awaited, and need not
+be. If the client has to ask for the table first, the write waits in `LateWrites`, in order, for the
+next read or the commit.
 
-Everything else has to be awaited. Without `await`, Python only makes a coroutine: a commit would
-leave out what the program meant to do. So `must_be_awaited` notes each call, and a commit is
-refused if one has not begun, or is still running.
+Everything else has to be awaited. Without `await`, Python only makes a coroutine, and a commit
+would leave out the work of the call. So `must_be_awaited` notes each call, and a commit is refused
+if a call has not begun, or is still running.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ import inspect
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from functools import wraps
+from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
-from percolator.errors import PercolatorError, UsageError
+from percolator.errors import DeadlineExceeded, UsageError
 from percolator.observers.run_time import ClusterWaits
 from percolator.schema import Column, Family, Table
 
@@ -29,11 +30,11 @@ M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 
 _PRUNE_FROM = 64
 _TURNS = 3
-"""How many turns of the event loop a cancelled call may need to end: a read that is gathered."""
+"""Turns of the event loop until a cancelled call has ended, even a gathered one."""
 
 
 class Done(Coroutine[Any, Any, None]):
-    """What a write returns that has taken effect. A coroutine, so that it can become a task; there
+    """The result of a write that has taken effect: a coroutine, so that it can become a task. There
     is only one, which any number of tasks may await."""
 
     __slots__ = ()
@@ -54,7 +55,8 @@ DONE = Done()
 
 
 class Later(Coroutine[Any, Any, None]):
-    """What a write returns if there is more to do for it, which begins if this is awaited."""
+    """The result of a write for which more is to be done, such as asking for its table. Awaited, it
+    does that at once; otherwise the next read or the commit does."""
 
     __slots__ = ("_begun", "_work")
 
@@ -77,47 +79,38 @@ class Later(Coroutine[Any, Any, None]):
         return self._begin().throw(kind if error is None else error)
 
     def close(self) -> None:
-        if self._begun is not None:
-            self._begun.close()
+        self._begin().close()
 
 
 Written: TypeAlias = Done | Later
-"""What a write returns. It may be awaited, and need not be. (A union, which mypy's
-`unused-awaitable` lets pass.)"""
+"""The result of a write. It may be awaited, and need not be. (It is a union because mypy's
+`unused-awaitable` accepts a union that is not awaited.)"""
 
 
 class _LateWrite(Generic[A]):
-    """A write whose cells the client has to ask for."""
+    """A write that waits: its cells have to be asked for, or an earlier write waits."""
 
-    __slots__ = ("_find", "_found", "_write", "is_awaited", "is_done", "is_found", "refused")
+    __slots__ = ("find", "found", "turn", "write")
 
-    def __init__(self, find: Callable[[float], Awaitable[A]], write: Callable[[A], object]) -> None:
-        self._find = find
-        self._write = write
-        self._found: A | None = None
-        self.is_found = self.is_done = False
-        self.is_awaited = False
-        """Its error is somebody's, who may go on without it."""
-        self.refused: PercolatorError | None = None
-        """That error, if a read or the commit has asked first."""
-
-    async def find(self, deadline: float) -> None:
-        if not self.is_found:
-            self._found = await self._find(deadline)
-            self.is_found = True
-
-    def take_effect(self) -> None:
-        self._write(cast(A, self._found))
-        self.is_done = True
+    def __init__(
+        self, find: Callable[[float], Awaitable[A]], found: A | None, write: Callable[[A], object]
+    ) -> None:
+        self.find = find
+        self.found = found
+        self.write = write
+        self.turn = asyncio.Lock()
+        """Held by the one call that asks."""
 
 
 class LateWrites:
     """The writes of a transaction that wait for an answer of the cluster, and all later ones, in
     the order in which they were made."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ("_now", "_waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now` is the clock by which deadlines are given."""
+        self._now = now
         self._waiting: list[_LateWrite[Any]] = []
 
     def __len__(self) -> int:
@@ -128,11 +121,14 @@ class LateWrites:
         find: Callable[[float], Awaitable[A]],
         write: Callable[[A], object],
         deadline: Callable[[], float],
+        *,
+        found: A | None = None,
         waits: ClusterWaits | None = None,
     ) -> Later:
-        """`find` asks the cluster, and has no effect; `write` takes what it has found. `deadline`
-        returns that of a write that is awaited now, and raises if nothing can be written."""
-        late = _LateWrite(find, write)
+        """`find` asks the cluster, and has no effect; `write` is called with its result, `found` if
+        that is known already. `deadline` returns the deadline of a write that is awaited now, and
+        raises if the transaction has ended."""
+        late = _LateWrite(find, found, write)
         self._waiting.append(late)
 
         def awaited() -> Coroutine[Any, Any, None]:
@@ -145,42 +141,40 @@ class LateWrites:
         """Returns when all have taken effect. One that is refused stays: a commit must not leave
         it out."""
         while self._waiting:
-            for late in tuple(self._waiting):
-                try:
-                    await late.find(deadline)
-                except PercolatorError as error:
-                    if not late.is_awaited:
-                        raise
-                    late.refused = error
-                    self._withdraw(late)
-            self._take_effect()
+            await self._ask(self._waiting[0], deadline)
 
     async def _awaited(self, late: _LateWrite[Any], deadline: Callable[[], float]) -> None:
-        if late not in self._waiting:
-            return
-        late.is_awaited = True
-        try:
-            await late.find(deadline())
-            self._take_effect()
-        except BaseException as error:
-            self._withdraw(late)
-            if not isinstance(error, PercolatorError):
-                raise
-            # A read or the commit may have asked, too, and may have had it take effect.
-            if late.refused is not None:
-                raise late.refused  # noqa: B904 - it has its cause already
-            if not late.is_done:
-                raise
-
-    def _withdraw(self, late: _LateWrite[Any]) -> None:
         if late in self._waiting:
-            self._waiting.remove(late)
+            try:
+                await self._ask(late, deadline())
+            except BaseException:
+                # The caller knows, and may go on without it.
+                if late in self._waiting:
+                    self._waiting.remove(late)
+                raise
 
-    def _take_effect(self) -> None:
-        """Not beyond the first that is still to be found: of two to a cell, the last one counts."""
-        while self._waiting and self._waiting[0].is_found:
-            self._waiting[0].take_effect()
-            del self._waiting[0]
+    async def _ask(self, late: _LateWrite[Any], deadline: float) -> None:
+        """Asks for the cells of one write, and writes what need not wait any longer.
+
+        Only one call at a time asks for a write. If a read asked beside the call that awaits it,
+        one could be refused and the other not: the write would be lost after its caller was told
+        that it has taken effect, or be committed after its caller was told that it was refused.
+        """
+        try:
+            async with asyncio.timeout(max(deadline - self._now(), 0.0)):
+                await late.turn.acquire()
+        except TimeoutError:
+            text = "the deadline passed while a write waited for its table"
+            raise DeadlineExceeded(text) from None
+        try:
+            if late in self._waiting and late.found is None:
+                late.found = await late.find(deadline)
+            # Not beyond the first write that has still to ask: of two to a cell, the last counts.
+            while self._waiting and self._waiting[0].found is not None:
+                self._waiting[0].write(self._waiting[0].found)
+                del self._waiting[0]
+        finally:
+            late.turn.release()
 
 
 async def _timed(waits: ClusterWaits, call: Coroutine[Any, Any, R]) -> R:
@@ -190,13 +184,13 @@ async def _timed(waits: ClusterWaits, call: Coroutine[Any, Any, R]) -> R:
 
 
 _Call: TypeAlias = tuple[Any, CodeType, int, str]
-"""A coroutine that was made, the code where, the instruction there, and the name of the function;
-empty for a method of the transaction. Not the frame, which would keep all variables there alive."""
+"""A coroutine, the code and the instruction that made it, and the name of the function that was
+called (empty for a method of the transaction). The frame would keep all its variables alive."""
 
 
 def _is_unfinished(coroutine: Any) -> bool:  # noqa: ANN401 - a coroutine, with its frame
-    """Whether it has not begun, or is in progress elsewhere. What has called the commit, such as a
-    function that was joined, is running, and no other coroutine is."""
+    """True if it has not begun, or waits for something. A function that joined the transaction and
+    calls the commit is not: it is running now, and no other coroutine is."""
     return coroutine.cr_frame is not None and not coroutine.cr_running
 
 
@@ -211,9 +205,9 @@ def _as_error(called: _Call, owner: str, end: str) -> UsageError:
     name = name or f"{owner}.{method.__name__}"
     given = method.cr_frame.f_locals
     shown = [_shown(given[one]) for one in ("table", "row", "column") if one in given]
-    lines = [line for first, last, line in code.co_lines() if first <= instruction < last]
+    line = next(islice(code.co_positions(), instruction // 2, None))[0]
     call = f"{name}({', '.join(shown) or '...'})"
-    place = f"{code.co_filename}:{lines[0] if lines else code.co_firstlineno}"
+    place = f"{code.co_filename}:{line}"
     if _has_begun(coroutine):
         return UsageError(f"{call} at {place} is still running, so {end}: await it before")
     return UsageError(
@@ -238,10 +232,10 @@ def _shown(value: object) -> str:
 
 
 class Awaits:
-    """Knows which of its calls have not ended."""
+    """Base of transactions and the like, which note the calls that have not ended."""
 
     _called = "tx"
-    """What it is called in errors."""
+    """Its name in errors."""
     _end_of_unfinished = "nothing is committed"
     _ended = ""
     _waits: ClusterWaits | None = None
@@ -260,9 +254,10 @@ class Awaits:
         calls.append((call, frame.f_code, frame.f_lasti, name))
 
     def _note_function(self, call: Any, frame: FrameType) -> None:  # noqa: ANN401 - a coroutine
-        """Notes that a function was called with it, by the wrapper whose frame this is."""
+        """Notes the call of a function that was given this transaction. `frame` is that of the
+        wrapper of the function."""
         if not self._ended:
-            # A recipe's method has a private body; programs know the method.
+            # The body of a recipe's method is private: the error has to name the method.
             method = frame.f_code.co_qualname
             is_body = call.__name__.startswith("_") and "<locals>" not in method
             self._note_call(call, frame.f_back or frame, method if is_body else call.__qualname__)
@@ -283,10 +278,26 @@ class Awaits:
         call = self._unfinished()
         return None if call is None else _as_error(call, self._called, self._end_of_unfinished)
 
+    async def _leave_block(
+        self,
+        kind: type[BaseException] | None,
+        leave: Callable[[type[BaseException] | None], Awaitable[None]],
+    ) -> None:
+        """Ends a block by `leave`, and raises the error for a forgotten call, unless the block has
+        failed: then its own error says more."""
+        forgotten = None
+        try:
+            if kind is None:
+                forgotten = await self._forgotten()
+        finally:
+            await leave(kind)
+        if forgotten is not None:
+            raise forgotten
+
     def _forget_calls(self, loop: asyncio.AbstractEventLoop) -> None:
-        """At the end. Python would warn of those that have not begun, beside the error that says
-        more. Tasks that were created may still begin: they see that it has ended. It works in any
-        thread."""
+        """Closes the calls that have not begun, at the end: Python would warn of each of them,
+        beside the error that says more. Tasks that were created may still begin, and see that the
+        transaction has ended. Works in any thread."""
         calls, self._calls = self._calls, None
         if calls and not loop.is_closed():
             forgotten = [one[0] for one in calls if _is_unfinished(one[0])]

@@ -171,7 +171,7 @@ class Engine:
             self._use(rows, self.intents)
             self.timestamps = SpacedTimestamps(timestamps)
         self.asks_for_drops = rows is not None
-        """Whether nobody refuses calls for tables that were dropped: a row store does not."""
+        """True for a row store, which does not refuse calls for tables that were dropped."""
         dropped = self._deleted_tables if rows is None else DroppedTables(self.catalog.refresh)
         self.open_starts = open_starts
         self.activity = activity
@@ -273,7 +273,7 @@ class Engine:
             raise UsageError("a database belongs to the event loop in which it was connected")
 
     def is_current(self, info: TableInfo) -> bool:
-        """Whether a table was there at the epoch of the catalogue that came with the newest
+        """True if a table was there at the epoch of the catalogue that came with the newest
         timestamp."""
         return is_current(self.env, info.table_id)
 

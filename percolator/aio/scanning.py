@@ -26,7 +26,7 @@ class Scanning(Moment):
     _own: WriteSet | None = None
     """The transaction's own writes, overlaid on what it reads."""
     _late: LateWrites | None = None
-    """Those that have not taken effect yet, but must before anything is read."""
+    """The writes that have not taken effect yet, but must before anything is read."""
 
     def scan(
         self,

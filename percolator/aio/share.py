@@ -78,7 +78,7 @@ class Share(Awaits):
         self._is_open = False
         self._ending = ""
         """Why nothing more can be written, once the attempt is about to end."""
-        self._late = LateWrites()
+        self._late = LateWrites(engine.now)
         self._turn = asyncio.Lock()
         """Held by the one call that uses the attempt."""
 
@@ -252,14 +252,7 @@ class Share(Awaits):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        forgotten = None
-        try:
-            if kind is None:
-                forgotten = await self._forgotten()
-        finally:
-            await self._left(kind)
-        if forgotten is not None:
-            raise forgotten
+        await self._leave_block(kind, self._left)
 
     async def _left(self, kind: type[BaseException] | None) -> None:
         try:

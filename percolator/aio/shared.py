@@ -269,14 +269,7 @@ class SharedTransaction(Awaits):
     ) -> None:
         if self._ended:
             return
-        forgotten = None
-        try:
-            if kind is None:
-                forgotten = await self._forgotten()
-        finally:
-            await self._left(kind)
-        if forgotten is not None:
-            raise forgotten
+        await self._leave_block(kind, self._left)
 
     async def _left(self, kind: type[BaseException] | None) -> None:
         try:

@@ -131,10 +131,9 @@ class Writing(ReadingInTurn):
             write(found)
             return DONE
         if self._late is None:
-            self._late = LateWrites()
-        if found is not None:
-            find = partial(_known, found)
-        return self._late.add(find, write, partial(self._deadline, None), self._waits)
+            self._late = LateWrites(self._engine.now)
+        deadline = partial(self._deadline, None)
+        return self._late.add(find, write, deadline, found=found, waits=self._waits)
 
     @must_be_awaited
     async def _write_together(
@@ -252,8 +251,3 @@ class Writing(ReadingInTurn):
         cells = sorted(self._weak or ())
         await notify_weak_observers(env, cells, now, deadline, self.statistics)
         return now
-
-
-async def _known(found: A, deadline: float) -> A:
-    """For a write that only waits for those before it."""
-    return found

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from percolator import Table, UsageError, codecs
+from percolator import DeadlineExceeded, Table, UsageError, codecs
 from percolator.aio import Transaction
 from percolator.v1 import master_pb2
 from tests.unit.connected import Cluster, accounts, balance, connected_to
@@ -82,6 +82,20 @@ async def test_a_notification_that_is_refused_while_it_is_awaited_is_left_out() 
         with pytest.raises(UsageError, match="has no weak observer"):
             await notifying
         assert await committing is not None
+
+
+async def test_a_read_that_runs_out_of_time_beside_an_awaited_write_does_not_lose_it() -> None:
+    async with connected_to(SlowMaster) as (db, cluster):
+        tx = db.transaction()
+        await tx.set("bob", balance, 1)
+        writing = asyncio.create_task(tx.set("bob", visits, 2))
+        await cluster.asked.wait()
+        with pytest.raises(DeadlineExceeded):
+            await tx.get("bob", balance, timeout=0.5)
+        cluster.may_answer.set()
+        await writing
+        await tx.commit()
+        assert await db.get("bob", visits) == 2
 
 
 async def test_an_increment_that_is_under_way_when_the_commit_begins_fails_it() -> None:
