@@ -80,7 +80,7 @@ class HeldLocks:
         """
         now = self._time.tick()
         self._forget_free(names, now)
-        self._take_quotas(session, [name for name in names if name not in self._by_name])
+        self._take_quotas(session, [name for name in names if name not in self._by_name], now)
         deadline_tick = now + ticks_of(ttl_milliseconds)
         held: list[bool] = []
         for name in names:
@@ -120,7 +120,10 @@ class HeldLocks:
 
     def expire(self, at_most: int) -> int:
         """Forgets up to `at_most` locks whose deadline has passed; returns how many."""
-        due = self._deadlines.take_due(self._time.tick(), at_most)
+        return self._expire(self._time.tick(), at_most)
+
+    def _expire(self, now: int, at_most: int) -> int:
+        due = self._deadlines.take_due(now, at_most)
         for lock in due:
             self._forget(lock)
         self.counts.expired += len(due)
@@ -156,13 +159,17 @@ class HeldLocks:
                 self._deadlines.remove(lock, lock.deadline_tick)
                 self._forget(lock)
 
-    def _take_quotas(self, session: Session, fresh: Sequence[bytes]) -> None:
+    def _take_quotas(self, session: Session, fresh: Sequence[bytes], now: int) -> None:
         """Counts these names for the session, after forgetting expired locks if need be. Raises
-        `Overloaded` if they are too many, and then counts none."""
+        `Overloaded` if they are too many, and then counts none.
+
+        `now` is the tick of the whole call: at a later one, a lock could expire here that the call
+        names, and then be taken without being counted.
+        """
         caller, size = session.caller, sum(map(len, fresh))
         while (
             self._quota.reached(caller, len(fresh)) or self._bytes_quota.reached(caller, size)
-        ) and self.expire(_EXPIRE_AT_MOST):
+        ) and self._expire(now, _EXPIRE_AT_MOST):
             pass
         try:
             self._quota.take(caller, len(fresh))

@@ -125,7 +125,7 @@ class OpenSessions:
                 self.counts.ended_too_old += 1
 
     def is_too_old(self, info: SessionInfo, caller: CallerIdentity) -> bool:
-        """Whether the history is not kept that a session or pin of this caller needs."""
+        """True if a session or pin of this caller needs history that is not kept for it."""
         return 0 < info.oldest_start_timestamp < self._since(caller)
 
     def open(self, info: SessionInfo, caller: CallerIdentity) -> Session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -12,10 +13,13 @@ from percolator.errors import InvalidArgument, Overloaded, SessionExpired, Snaps
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.roles import Role
-from services.chassis.serving.quotas import CallerIdentity
+from services.chassis.lived_time import LivedTime
+from services.chassis.serving.quotas import CallerIdentity, Quotas
+from services.lockservice.advisory_locks import HeldLocks
 from services.lockservice.handler import LockServiceHandler
 from services.lockservice.limits import LockServiceLimits
 from services.lockservice.metrics import LockServiceMetrics
+from services.lockservice.sessions import Session, SessionInfo
 from tests.unit.lockservice.lock_calls import (
     UNKNOWN_ID,
     called_by,
@@ -28,6 +32,7 @@ from tests.unit.lockservice.lock_calls import (
     renewed,
     started_lock_service,
 )
+from tests.unit.lockservice.test_lockservice_model import HandMovedClock
 
 # Sessions
 
@@ -285,6 +290,28 @@ async def test_one_client_leaves_locks_and_the_memory_of_their_names_for_others(
             assert await locked(handler, other, b"a") == [True], "it counts for the other now"
         with called_by(GREEDY):
             assert all(await locked(handler, two, b"f", b"g", b"h"))
+
+
+def test_a_lock_that_expires_while_a_quota_is_used_up_is_counted_when_it_is_taken_again() -> None:
+    class PassingTime(LivedTime):
+        ticks: Iterator[int]
+
+        def tick(self) -> int:
+            return next(self.ticks)
+
+    time = PassingTime(HandMovedClock())
+    locks = HeldLocks(time, LockServiceLimits(locks_max=2), Quotas(100, 100))
+    about = SessionInfo("a test", 3_000, 0, pin=False)
+    session = Session(UNKNOWN_ID, 1, about, 0, 1_000, GREEDY)
+    time.ticks = iter([0])
+    assert locks.try_lock(session, [b"a", b"b"], 100) == [True, True]
+    time.ticks = iter([10, 11])  # they expire at 11
+    with pytest.raises(Overloaded):
+        locks.try_lock(session, [b"b", b"c"], 100)
+    time.ticks = iter([12, 13])
+    assert locks.try_lock(session, [b"b", b"c"], 100) == [True, True]
+    locks.unlock(session, [b"b", b"c"])
+    assert (len(locks), locks.name_bytes) == (0, 0)
 
 
 # History
