@@ -42,7 +42,7 @@ class Watched:
         self.is_gone = False
         """It was removed from the table, or the table was dropped. Others may have its name now."""
         self.owed: OwedBackfill | None = None
-        """What is left of the backfill since its registration."""
+        """The backfill that is not finished yet."""
         self.counters = Counters()
         self.columns_read: Sequence[bytes] = ()
         """The columns of the row of its change that the last run has read."""

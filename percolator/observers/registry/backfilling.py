@@ -58,7 +58,7 @@ _FORGOTTEN_AT_ONCE_MAX = 256
 _ROWS_AT_ONCE = 500
 """The most rows between two steps."""
 _REPORT_SECONDS = 1.0
-"""How often the masters are told how far an owed backfill has come."""
+"""The interval at which the masters are told how far an owed backfill has come."""
 _LOG_SECONDS = 10.0
 _AGAIN_SECONDS = 2.0
 """The pause after an owed backfill could not be worked on: because another worker does it, or
@@ -197,7 +197,7 @@ class OwedBackfills:
         self._begun: dict[Watched, None] = {}
 
     def begin(self, watched: Sequence[Watched]) -> None:
-        """Begins those that are not being worked on."""
+        """Begins the owed backfills that are not being worked on."""
         for one in watched:
             if one.owed is not None and one.is_active and one not in self._begun:
                 self._begun[one] = None
@@ -208,9 +208,17 @@ class OwedBackfills:
             while watched.owed is not None and watched.is_active:
                 try:
                     await self._alone(watched)
+                except SchemaError as error:
+                    # The table or the observer is gone: the worker is about to learn it.
+                    _log.debug("a backfill ends: %s", error)
                 except PercolatorError as error:
-                    # If the table or the observer is gone, the worker is about to learn it.
-                    _log.debug("a backfill was interrupted: %s", error)
+                    _log.warning(
+                        "observer %s of table %s: backfill was interrupted; it goes on in %g s: %s",
+                        watched.observer.name,
+                        watched.observer.table.name,
+                        _AGAIN_SECONDS,
+                        error,
+                    )
                 if watched.owed is not None:
                     await self._context.world.clock.sleep(_AGAIN_SECONDS)
         finally:
@@ -254,19 +262,20 @@ class _Pace:
         """All cells before this row that were notified are handled."""
 
     async def go_on(self, progress: Backfilled) -> bool:
-        """Returns when there is room for more. False if the backfill is to end here."""
+        """Returns True when few enough notifications are unhandled, and False if the backfill is to
+        end here: the observer is not run any more, or another worker has the lock."""
         world = self._context.world
         backoff = Backoff(world.clock, world.random, _LOOK_SECONDS_MIN, _LOOK_SECONDS_MAX)
         owed = self._watched.owed
         if self._handled_to is None:
             self._handled_to = b"" if owed is None else owed.row
         while self._watched.is_active and (await self._locks.extend([self._lock]))[0]:
-            if await self._has_room(progress.row):
+            if await self._may_go_on(progress.row):
                 return True
             await world.clock.sleep(backoff.next_seconds())
         return False
 
-    async def _has_room(self, end: bytes) -> bool:
+    async def _may_go_on(self, end: bytes) -> bool:
         start = self._handled_to or b""
         if start >= end:
             return True
@@ -302,7 +311,7 @@ class _Backfill:
         self._version = 0
         self._columns: tuple[bytes, ...] = ()
         self.is_complete = False
-        """Whether all rows are done."""
+        """True when all rows are done."""
 
     async def cover(
         self, progress: Backfilled, end: bytes, go_on: Callable[[Backfilled], Awaitable[bool]]

@@ -64,7 +64,10 @@ def _changed(
             raise InvalidArgument("remove", f"{table!r} has no observer {name!r}")
     for index, one in enumerate(_checked(request.add)):
         known = after.get(one.name)
-        if known is not None and not notified_alike(known, one) and not request.replace:
+        # A request in advance replaces nothing once the table exists: it may have been created
+        # meanwhile, with the observer of another worker, whose notifications would be lost.
+        may_replace = request.replace and not (request.awaited and owed_version)
+        if known is not None and not notified_alike(known, one) and not may_replace:
             raise InvalidArgument(
                 f"add[{index}]",
                 f"{table!r} already has another observer {one.name!r}, for {_described(known)}",

@@ -211,3 +211,10 @@ def test_observers_of_a_table_that_does_not_exist_yet_owe_nothing() -> None:
         with pytest.raises(InvalidArgument) as caught:
             awaited_observers("pages", [awaited], change_)
         assert caught.value.field == field
+
+
+def test_a_registration_in_advance_replaces_nothing_once_the_table_exists() -> None:
+    """It may have been created between two calls of the worker, with another worker's observer."""
+    other = Observer(name="index", columns=[b"body"])
+    assert refused([INDEX], add=[other], replace=True, awaited=True) == "add[0]"
+    assert change([INDEX], add=[INDEX], replace=True, awaited=True) == ([INDEX], False)

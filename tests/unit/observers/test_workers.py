@@ -18,6 +18,7 @@ from percolator import (
     codecs,
     observes,
 )
+from percolator.errors import Unavailable
 from percolator.observers.counters import Counters
 from percolator.observers.registry.backfilling import backfill_owed
 from percolator.observers.registry.registration import Registrations, register
@@ -518,6 +519,22 @@ async def test_a_paused_observer_is_not_notified_of_older_cells_until_it_is_resu
             await asyncio.sleep(10.0)
             assert await world.waiting() == []
             await change(ChangeObserversRequest(table="docs", resume=["copying"]), deadline)
+            await world.until_copied("a", 1)
+
+
+async def test_a_backfill_that_is_interrupted_says_why_and_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with observed() as world:
+        await world.put("a", 1)
+        with patch.object(
+            world.context.catalog, "report_backfill", side_effect=Unavailable("no master")
+        ):
+            async with world.db.run_observers([copying]):
+                await asyncio.sleep(1.0)
+        assert "observer copying of table docs: backfill was interrupted" in caplog.text
+        assert "no master" in caplog.text
+        async with world.db.run_observers([copying]):
             await world.until_copied("a", 1)
 
 
