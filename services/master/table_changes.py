@@ -1,7 +1,6 @@
-"""Creating and deleting tables, and changing what their schemas say.
+"""Creating and deleting tables, and changing their schemas, for all kinds of clusters.
 
-What is alike for all clusters. What differs is in `services/master/tablets/tables.py` and
-`services/master/rows/row_tables.py`.
+`services/master/tablets/tables.py` and `services/master/rows/row_tables.py` have the differences.
 """
 
 from __future__ import annotations
@@ -133,7 +132,7 @@ class TableChanges(ABC, Generic[MapT]):
 
     @abstractmethod
     def _are_in_use(self, name: str) -> bool:
-        """Whether deleted tables of that name may still be used somewhere."""
+        """True if deleted tables of that name may still be used somewhere."""
 
     @abstractmethod
     async def _until_out_of_use(self, name: str, deadline: float) -> None:
@@ -228,7 +227,7 @@ class TableChanges(ABC, Generic[MapT]):
         table = await self._store.change(decide)
         if table.table_id:
             # Also if nothing changed: the call that made the change may have given up waiting.
-            await self._until_current(table, deadline)
+            await self._until_registered(table, deadline)
         return table
 
     async def report_backfill(self, request: pb.ReportBackfillRequest, deadline: float) -> Table:

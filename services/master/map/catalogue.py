@@ -25,7 +25,7 @@ class OwedBackfill:
     row: bytes = b""
     """Everything before this row is done."""
     cells: int = 0
-    """How many cells that are."""
+    """The number of cells that were notified so far."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Observer:
     backfill: bool = False
     """It was registered to handle older cells, too. Earlier releases knew no such observers."""
     owed: OwedBackfill | None = None
-    """What is left of that."""
+    """The backfill that is not finished yet."""
 
 
 @dataclass(frozen=True)

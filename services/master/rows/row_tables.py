@@ -68,13 +68,6 @@ class RowTables(TableChanges[Catalogue]):
         finally:
             self._creating.release()
 
-    async def change_observers(self, request: pb.ChangeObserversRequest, deadline: float) -> Table:
-        table = await super().change_observers(request, deadline)
-        if table.table_id:
-            # Only now, and also if nothing has changed: an earlier call may have ended in between.
-            await self._until_registered(table, deadline)
-        return table
-
     async def _until_registered(self, table: Table, deadline: float) -> None:
         await self._oracle_time.raise_epoch(deadline)
 

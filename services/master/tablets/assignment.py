@@ -201,7 +201,8 @@ class Assignment:
     async def _until_none(
         self, waited_for: Callable[[], list[Tablet]], deadline: float
     ) -> list[Tablet]:
-        """Those that are left at the deadline."""
+        """Waits until there are none of these tablets. Returns the ones that are left at the
+        deadline."""
         self.wake()
         while (left := waited_for()) and self._world.clock.monotonic_seconds() < deadline:
             with suppress(TimeoutError):
