@@ -306,7 +306,7 @@ class SchemaError(PercolatorError):
     """An unknown table or column, or a value that does not fit its column."""
 
     was_dropped = False
-    """Whether the table was dropped while a transaction or snapshot used it. A new one uses the
+    """True if the table was dropped while a transaction or snapshot used it. A new one uses the
     next table of that name, or is told that there is none."""
 
     def __init__(

@@ -29,7 +29,7 @@ class Held:
 
     table: str
     forms: Forms
-    """How rows of its table are shown."""
+    """Shows the rows of its table."""
     row: bytes
     column: bytes
     lock: LockRecord

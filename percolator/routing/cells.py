@@ -275,8 +275,9 @@ _SETTLING_SHARE = 0.2
 
 
 def waiting_seconds(left: float) -> float:
-    """How long a transaction that has this much time left may wait to be executed. The rest is for
-    its marker, without which its caller cannot know that no late copy will be executed."""
+    """The time for which a transaction may wait to be executed, if it has `left` seconds left. The
+    rest is for its marker, without which its caller cannot know that no late copy will be executed.
+    """
     return left - min(left * _SETTLING_SHARE, _SETTLING_SECONDS)
 
 

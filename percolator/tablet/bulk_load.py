@@ -147,7 +147,7 @@ async def _clear(state: TabletState, latch: WriteLatch, asked: LoadFence) -> pb.
                         f"the load {present.name!r} is complete, so it cannot be cleared",
                     )
                 # One walk for all writes: each new walk would first pass all that is deleted.
-                # Nobody else adds or deletes rows there meanwhile: that takes `between`, too.
+                # No other load adds or clears rows there meanwhile, since that takes `between`.
                 entries = entries or _entries(state, present, _CLEARED_SPACES)
                 some = await _next_of(state, entries)
                 if not some:

@@ -123,7 +123,7 @@ class Sessions:
         self.last_error: PercolatorError | None = None
         """Why the last attempt to open or renew the session failed; None if it succeeded."""
         self.lost_because = ""
-        """What the lock service said when it ended; empty while it has not."""
+        """The lock service's reason when the session ended; empty before that."""
 
     @property
     def session_id(self) -> bytes | None:

@@ -5,7 +5,8 @@ master orders, and `served_tablet.py` is one of them from its opening to its end
 takes a tablet's directory over; `leveldb_clone.py` copies it and `leveldb_storage.py` reads and
 writes it, in the threads of `services/chassis/store`.
 
-`oracle_word.py` and `primaries_elsewhere.py` are what tablets ask others for.
+Tablets ask the oracle through `oracle_word.py`, and tablets elsewhere through
+`primaries_elsewhere.py`.
 
 All decisions about cells are in `percolator.tablet`. No answer may leave before a look, after the
 work, at whether this server still owns the directory.

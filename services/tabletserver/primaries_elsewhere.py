@@ -1,4 +1,4 @@
-"""What the tablets of a server ask primaries for: whether transactions have committed, and when.
+"""Asks the primaries of transactions for the tablets of a server: have they committed, and when?
 
 A primary may be in a tablet of any server, and in a table that is being deleted. All are asked over
 the network, those of this server too: then there is one way, and a primary's tablet answers after

@@ -122,7 +122,7 @@ class _Order(NamedTuple):
     """By the beginning of their locks, the start timestamp. Those that are not committed as the
     caller says are removed."""
     unproven: list[_Fate]
-    """Those of which a lock was found, and whose primaries have not been looked at yet."""
+    """Transactions of which a lock was found, and whose primaries were not asked yet."""
     observed: Mapping[bytes, tuple[bytes, ...]]
     schema_version: int
     row: bytes

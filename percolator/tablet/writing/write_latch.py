@@ -60,7 +60,7 @@ class WriteLatch:
 
     @property
     def has_batches(self) -> bool:
-        """Whether there was a batch lately, so that another one may wait soon."""
+        """True if there was a batch lately, so that another one may wait soon."""
         return asyncio.get_running_loop().time() - self._last_batch < _LATELY_SECONDS
 
     @property
