@@ -15,7 +15,7 @@ from typing import Any, NoReturn, Protocol
 
 import grpc
 
-from percolator.errors import NotReady, PercolatorError, UnknownServer
+from percolator.errors import InvariantViolation, NotReady, PercolatorError, UnknownServer
 from percolator.v1.cluster_pb2 import Server
 from percolator.wire.channels import (
     FORWARDED_METADATA,
@@ -25,7 +25,6 @@ from percolator.wire.channels import (
     left_at_once,
 )
 from percolator.wire.line import Line
-from percolator.wire.roles import Role
 from percolator.wire.status import from_rpc_error, status_code, too_large
 from services.chassis.serving.access import Check
 from services.chassis.serving.arrivals import Held, NoMoreRequests
@@ -99,7 +98,6 @@ class ForwardedCall:
         self._code = "CANCELLED"
         self._is_stream = is_stream
         self._admitted: CallerIdentity | None = None
-        self._trusted = False
         self._held: Held | None = None
         self._problem: PercolatorError | None = None
         """Why a further message of the caller was refused."""
@@ -212,7 +210,6 @@ class ForwardedCall:
         caller = self._check(context)
         self._gate.enter(caller, is_stream=self._is_stream)
         self._admitted = caller
-        self._trusted = caller.role >= Role.ADMIN
         if self._routes.draining and self._routes.is_endless(self._path):
             raise gateway_leaves()
         _require_not_forwarded(context, self._names)
@@ -221,7 +218,9 @@ class ForwardedCall:
     async def _received(self, context: Context) -> bytes:
         """The next message of the caller, in place of the one before it."""
         self._release()
-        self._held = await self._gate.receive(context, trusted=self._trusted)
+        if self._admitted is None:
+            raise InvariantViolation("a request is received before its call is admitted")
+        self._held = await self._gate.receive(context, self._admitted)
         self._routes.calls.request_bytes += len(self._held.raw)
         return self._held.raw
 

@@ -25,7 +25,7 @@ class LockServiceSettings(ServiceSettings):
 
     request_bytes_total_max: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 64 << 20
     """The memory for requests that arrive or are being answered. One connection may use a quarter
-    of it; administrators and servers have as much of their own."""
+    of it, one client half; administrators and servers have as much of their own."""
 
     ttl_milliseconds_min: Annotated[int, Field(ge=500, le=3_600_000)] = (
         _DEFAULTS.ttl_milliseconds_min

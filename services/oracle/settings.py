@@ -28,7 +28,7 @@ class OracleSettings(FramedSettings):
 
     request_bytes_total_max: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 64 << 20
     """The memory for requests that arrive or are being answered. One connection may use a quarter
-    of it; administrators and servers have as much of their own."""
+    of it, one client half; administrators and servers have as much of their own."""
 
     store: Annotated[str, Field(min_length=1)]
     """The store root, or bigtable://PROJECT/INSTANCE?profile=NAME: the mark is kept there, and one

@@ -4,34 +4,40 @@ gRPC hands over a request when it is complete. Until then its caller decides how
 and the server holds what has come. So a call asks here before it receives; nothing of its request
 is received earlier, apart from the `LOOKAHEAD_BYTES` that every stream may send:
 - Until it has arrived, a request counts as the largest one, and afterwards as what it is.
-- The requests of one connection have a share. Above it they wait for each other, without loss: flow
-  control stops their sender.
-- All requests together have a budget. Requests do not wait for those of other connections: a few
-  may arrive above the budget if they do so at once, as small ones do. Others are refused.
+- The requests of one connection have a share, and so do those of one client, whose connections may
+  be many. Above it they wait for each other, without loss: flow control stops their sender.
+- All requests together have a budget. Above it, a few may arrive at a time if they do so at once,
+  as small ones do; one that does not is refused. Others wait: no client can make them wait alone,
+  because its share is half.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 
 import grpc
 
 from percolator.errors import InvalidArgument, Overloaded
 from percolator.wire.tls import CLUSTER_NAME
+from services.chassis.serving.quotas import CallerIdentity
 
 LOOKAHEAD_BYTES = 16 * 1024
 """How much of its request a stream may send before a call receives it."""
 CONNECTIONS_MIN = 4
 """A connection may use the budget divided by this number."""
+CLIENTS_MIN = 2
+"""A client may use the budget divided by this number."""
 HASTY_MAX = 4
-"""Requests above the budget that may arrive at a time."""
+"""Requests above the budget that may arrive at a time, and how many of the largest ones may be in
+memory above it when they have arrived."""
 HASTY_SECONDS = 0.1
 """How long each of them may take."""
 _SLACK_BYTES = 1024 * 1024
 _RETRY_SECONDS = 0.1
 _INT_MAX = 2**31 - 1
 _CLUSTER = CLUSTER_NAME.encode()
+_ALL = "all callers"
 
 
 def received_bytes_max(request_bytes_max: int) -> int:
@@ -54,19 +60,25 @@ class Arrivals:
         self.largest = received_bytes_max(request_bytes_max)
         self.bytes_max = max(bytes_max, self.largest)
         self.connection_bytes_max = max(bytes_max // CONNECTIONS_MIN, self.largest)
+        self.client_bytes_max = max(bytes_max // CLIENTS_MIN, self.largest)
         self.seconds = seconds
-        self.connections: dict[str, _Connection] = {}
+        self.shares: dict[object, _Share] = {}
+        """By connection, and by client."""
         self.used = 0
         """Bytes of the budget in use."""
         self.hasty = 0
-        """Requests above the budget."""
+        """Requests that arrive above the budget, or are too large to be counted in it."""
+        self.waiting: OrderedDict[Held, None] = OrderedDict()
+        """Requests that wait for the budget, the oldest first."""
         self.refused: Counter[str] = Counter(dict.fromkeys(("budget", "late", "streams"), 0))
         """Refused requests, by reason."""
 
-    async def receive(self, context: grpc.aio.ServicerContext) -> Held:
+    async def receive(
+        self, context: grpc.aio.ServicerContext, caller: CallerIdentity | None = None
+    ) -> Held:
         """The request of a call, which nobody has received yet, in memory until it is released.
         Raises `Overloaded` and `InvalidArgument`."""
-        held = Held(self, self._connection(context))
+        held = Held(self, self._shares(context, caller))
         try:
             await held.turn()
             held.raw = await self._arrived(held, context)
@@ -79,7 +91,7 @@ class Arrivals:
         """A request that has arrived. Raises `Overloaded`."""
         if self.used + len(raw) > self.bytes_max:
             raise self.refusal("budget", "the requests in progress use all memory for requests")
-        held = Held(self, None)
+        held = Held(self, [])
         held.raw = raw
         held.count()
         held.resize(len(raw))
@@ -90,99 +102,149 @@ class Arrivals:
         self.refused[reason] += 1
         return Overloaded(text, retry_after_seconds=_RETRY_SECONDS)
 
-    async def _arrived(self, held: Held, context: grpc.aio.ServicerContext) -> bytes:
-        seconds = self.seconds
+    def admit(self, held: Held) -> bool:
+        """Lets the request arrive, within the budget or above it, if it may now."""
         if self.used + self.largest <= self.bytes_max:
             held.count()
         elif self.hasty < HASTY_MAX:
             held.hurry()
-            seconds = HASTY_SECONDS
         else:
-            raise self._no_memory()
+            return False
+        return True
+
+    def admit_waiting(self) -> None:
+        """To be called when there may be memory for more."""
+        while self.waiting and self.admit(next(iter(self.waiting))):
+            self.waiting.popitem(last=False)[0].grant()
+
+    async def _arrived(self, held: Held, context: grpc.aio.ServicerContext) -> bytes:
+        seconds = HASTY_SECONDS if held.is_hasty else self.seconds
         try:
             async with asyncio.timeout(seconds):
                 raw: bytes = await context.read()
         except TimeoutError:
             if held.is_hasty:
-                raise self._no_memory() from None
+                raise self.no_memory(_ALL) from None
             reason = f"the request has not arrived within {seconds:g} s (request_seconds_max)"
             raise self.refusal("late", reason) from None
         if raw is grpc.aio.EOF:
             raise NoMoreRequests("request", "is missing")
         held.resize(len(raw))
-        if held.is_hasty and self.used + len(raw) <= self.bytes_max:
+        # Otherwise a few long calls would keep all others from arriving.
+        above = self.bytes_max + HASTY_MAX * self.largest
+        if held.is_hasty and self.used + len(raw) <= above:
             held.count()
         return raw
 
-    def _connection(self, context: grpc.aio.ServicerContext) -> _Connection:
-        peer = context.peer()
-        connection = self.connections.get(peer)
-        if connection is None:
-            # A gateway has one connection for all its callers, and has shared out between them.
-            is_server = _CLUSTER in (context.peer_identities() or ())
-            bytes_max = self.bytes_max if is_server else self.connection_bytes_max
-            connection = self.connections[peer] = _Connection(peer, bytes_max)
-        return connection
+    def _shares(
+        self, context: grpc.aio.ServicerContext, caller: CallerIdentity | None
+    ) -> list[_Share]:
+        shares = []
+        # A gateway has one connection for all its callers: they must not wait for each other.
+        if _CLUSTER not in (context.peer_identities() or ()):
+            peer = context.peer()
+            shares.append(self._share(peer, "this connection", self.connection_bytes_max))
+        if caller is not None and caller.client is not None:
+            shares.append(self._share(caller.client, "this client", self.client_bytes_max))
+        return shares
 
-    def _no_memory(self) -> Overloaded:
+    def _share(self, owner: object, described: str, bytes_max: int) -> _Share:
+        share = self.shares.get(owner)
+        if share is None:
+            share = self.shares[owner] = _Share(owner, described, bytes_max)
+        return share
+
+    def no_memory(self, whose: str) -> Overloaded:
         return self.refusal(
-            "budget", "requests of others use all memory for requests (request_bytes_total_max)"
+            "budget", f"the requests of {whose} use all memory for them (request_bytes_total_max)"
         )
 
 
-class _Connection:
-    """The requests of one connection, while there are any."""
+class _Share:
+    """The requests of one connection or client, while there are any."""
 
-    __slots__ = ("bytes_max", "calls", "peer", "used", "waiting")
+    __slots__ = ("bytes_max", "calls", "described", "owner", "used", "waiting")
 
-    def __init__(self, peer: str, bytes_max: int) -> None:
-        self.peer = peer
+    def __init__(self, owner: object, described: str, bytes_max: int) -> None:
+        self.owner = owner
+        self.described = described
         self.bytes_max = bytes_max
         self.calls = 0
         self.used = 0
-        self.waiting: deque[Held] = deque()
+        self.waiting: OrderedDict[Held, None] = OrderedDict()
 
 
 class Held:
     """A request in memory, or the memory into which it arrives."""
 
-    __slots__ = ("_arrivals", "_bytes", "_connection", "_granted", "_is_counted", "is_hasty", "raw")
+    __slots__ = (
+        "_arrivals",
+        "_bytes",
+        "_granted",
+        "_is_counted",
+        "_reserved",
+        "_shares",
+        "_wait_until",
+        "is_hasty",
+        "raw",
+    )
 
-    def __init__(self, arrivals: Arrivals, connection: _Connection | None) -> None:
+    def __init__(self, arrivals: Arrivals, shares: list[_Share]) -> None:
         self.raw = b""
         self.is_hasty = False
         self._arrivals = arrivals
-        self._connection = connection
+        self._shares = shares
+        self._reserved = 0
+        """In how many of the shares its bytes are counted."""
         self._bytes = 0
         self._is_counted = False
         """Whether its bytes are part of the budget in use."""
         self._granted: asyncio.Future[None] | None = None
-        if connection is not None:
-            connection.calls += 1
+        self._wait_until: float | None = None
+        for share in shares:
+            share.calls += 1
 
     async def turn(self) -> None:
-        """Returns when the largest request fits into the connection's share, and reserves it."""
-        connection, largest = self._connection, self._arrivals.largest
-        if connection is None:
-            return
-        if not connection.waiting and connection.used + largest <= connection.bytes_max:
-            self.resize(largest)
-            return
-        self._granted = asyncio.get_running_loop().create_future()
-        connection.waiting.append(self)
+        """Returns when the largest request fits, and reserves it: in the share of the connection,
+        then in that of the client, then in the budget. Raises `Overloaded`."""
+        arrivals = self._arrivals
+        self._bytes = arrivals.largest
+        for share in self._shares:
+            if share.waiting or share.used + arrivals.largest > share.bytes_max:
+                await self._wait_in(share.waiting, share.described)
+            else:
+                self.reserve()
+        if arrivals.waiting or not arrivals.admit(self):
+            await self._wait_in(arrivals.waiting, _ALL)
+
+    async def _wait_in(self, queue: OrderedDict[Held, None], whose: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._granted = loop.create_future()
+        if self._wait_until is None:
+            self._wait_until = loop.time() + self._arrivals.seconds
+        queue[self] = None
         try:
-            async with asyncio.timeout(self._arrivals.seconds):
+            async with asyncio.timeout_at(self._wait_until):
                 await self._granted
         except TimeoutError:
-            raise self._arrivals.refusal(
-                "budget", "the requests of this connection use its share of the memory"
-            ) from None
+            raise self._arrivals.no_memory(whose) from None
+        finally:
+            queue.pop(self, None)
+
+    def grant(self) -> None:
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_result(None)
+
+    def reserve(self) -> None:
+        """From now on its bytes are part of the next share."""
+        self._shares[self._reserved].used += self._bytes
+        self._reserved += 1
 
     def count(self) -> None:
         """From now on its bytes are part of the budget in use."""
-        self._settle()
         self._is_counted = True
         self._arrivals.used += self._bytes
+        self._settle()
 
     def hurry(self) -> None:
         """It arrives above the budget."""
@@ -193,30 +255,27 @@ class Held:
         if self.is_hasty:
             self.is_hasty = False
             self._arrivals.hasty -= 1
+            self._arrivals.admit_waiting()
 
     def resize(self, size: int) -> None:
         """It takes so many bytes now."""
         change, self._bytes = size - self._bytes, size
+        for share in self._shares[: self._reserved]:
+            share.used += change
+            while share.waiting and share.used + self._arrivals.largest <= share.bytes_max:
+                waiting, _ = share.waiting.popitem(last=False)
+                waiting.reserve()
+                waiting.grant()
         if self._is_counted:
             self._arrivals.used += change
-        connection = self._connection
-        if connection is not None:
-            connection.used += change
-            largest = self._arrivals.largest
-            while connection.waiting and connection.used + largest <= connection.bytes_max:
-                connection.waiting.popleft()._grant(largest)
-
-    def _grant(self, size: int) -> None:
-        if self._granted is not None and not self._granted.done():
-            self._granted.set_result(None)
-            self.resize(size)
+            self._arrivals.admit_waiting()
 
     def release(self) -> None:
         """It is answered, or refused."""
         self._settle()
         self.resize(0)
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.calls -= 1
-            if not connection.calls:
-                del self._arrivals.connections[connection.peer]
+        shares, self._shares, self._reserved = self._shares, [], 0
+        for share in shares:
+            share.calls -= 1
+            if not share.calls:
+                del self._arrivals.shares[share.owner]

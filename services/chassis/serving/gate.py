@@ -53,7 +53,7 @@ class Gate:
 
         self._usual = arrivals(request_bytes_total_max)
         self._trusted = arrivals(request_bytes_total_max)
-        """For administrators and servers: they get through whatever clients do."""
+        """For administrators and servers, which get through whatever clients do."""
         self.open = arrivals(0, min(_OPEN_SECONDS_MAX, request_seconds_max))
         """For requests that need no token, of health and reflection: one at a time, and a few that
         arrive at once."""
@@ -96,9 +96,11 @@ class Gate:
         """All kinds, for the metrics."""
         return self._usual, self._trusted, self.open, self.framed
 
-    async def receive(self, context: grpc.aio.ServicerContext, *, trusted: bool) -> Held:
+    async def receive(self, context: grpc.aio.ServicerContext, caller: CallerIdentity) -> Held:
         """The request of an admitted call over gRPC. To be released when it is answered."""
-        held = await (self._trusted if trusted else self._usual).receive(context)
+        # Not by the role: where no token proves it, clients have the role of administrators.
+        arrivals = self._trusted if caller.client is None else self._usual
+        held = await arrivals.receive(context, caller)
         try:
             self._require_size(held.raw)
         except BaseException:

@@ -249,7 +249,7 @@ class _Call:
             if isinstance(request, bytes):
                 held = self.gate.hold(request)
             else:
-                held = await self.gate.receive(context, trusted=caller.role >= Role.ADMIN)
+                held = await self.gate.receive(context, caller)
             answer: Awaitable[Message] = self.handle(self._decode(held.raw))
             encoded = (await answer).SerializeToString()
             code = "OK"
@@ -283,7 +283,7 @@ class _Call:
             admitted = caller
             _caller.set(caller)
             _remaining.set(context.time_remaining)
-            held = await self.gate.receive(context, trusted=caller.role >= Role.ADMIN)
+            held = await self.gate.receive(context, caller)
             checked = started
             # Close it at once when the caller is gone, not whenever it is garbage-collected.
             async with aclosing(self.handle(self._decode(held.raw))) as messages:

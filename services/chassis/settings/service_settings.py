@@ -134,7 +134,7 @@ class ServiceSettings(BaseModel):
 
     request_bytes_total_max: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 256 << 20
     """The memory for requests that arrive or are being answered. One connection may use a quarter
-    of it; administrators and servers have as much of their own."""
+    of it, one client half; administrators and servers have as much of their own."""
 
     request_seconds_max: Seconds = 60.0
     """How long a request may take to arrive, and how long it may wait before it does until other
@@ -145,7 +145,7 @@ class ServiceSettings(BaseModel):
     sometimes a few below the limit, so it should be as high as concurrency_max."""
 
     connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
-    """gRPC connections at once, and connections for frames; further ones are closed."""
+    """gRPC connections at once; further ones are closed."""
 
     open_streams_max: Annotated[int, Field(ge=1, le=1_000_000)] = 1_000
     """Streams of health and reflection at once, which need no token. One connection may have 16."""

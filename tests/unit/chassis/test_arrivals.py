@@ -9,6 +9,7 @@ import grpc
 import pytest
 
 from percolator.errors import Overloaded
+from percolator.wire.roles import Role
 from percolator.wire.tls import CLUSTER_NAME
 from services.chassis.serving.arrivals import (
     HASTY_MAX,
@@ -17,6 +18,8 @@ from services.chassis.serving.arrivals import (
     Held,
     NoMoreRequests,
 )
+from services.chassis.serving.gate import Gate
+from services.chassis.serving.quotas import CallerIdentity
 
 REQUEST = 1_000
 LARGEST = 2 * REQUEST
@@ -48,8 +51,10 @@ class Call:
         self._request.set_result(request)
 
 
-def receiving(arrivals: Arrivals, call: Call) -> asyncio.Task[Held]:
-    return asyncio.create_task(arrivals.receive(call))
+def receiving(
+    arrivals: Arrivals, call: Call, caller: CallerIdentity | None = None
+) -> asyncio.Task[Held]:
+    return asyncio.create_task(arrivals.receive(call, caller))
 
 
 async def settle() -> None:
@@ -58,7 +63,8 @@ async def settle() -> None:
 
 
 def require_empty(arrivals: Arrivals) -> None:
-    assert (arrivals.used, arrivals.hasty, arrivals.connections) == (0, 0, {})
+    assert (arrivals.used, arrivals.hasty, arrivals.shares) == (0, 0, {})
+    assert not arrivals.waiting
 
 
 async def test_a_request_takes_what_the_largest_would_until_it_has_arrived() -> None:
@@ -133,7 +139,7 @@ async def test_a_request_that_waits_too_long_for_others_of_its_connection_is_ref
     await settle()
     first.send(b"x")
     held = await task
-    with pytest.raises(Overloaded, match="this connection use its share"):
+    with pytest.raises(Overloaded, match="requests of this connection use all memory for them"):
         await arrivals.receive(second)
     assert arrivals.refused["budget"] == 1
     held.release()
@@ -167,7 +173,8 @@ async def test_above_the_budget_a_request_passes_that_arrives_at_once() -> None:
     call.send(b"quick")
     held = await task
     assert held.raw == b"quick"
-    assert arrivals.hasty == 1  # until it is answered
+    assert arrivals.hasty == 0  # or a few long calls would keep all others out
+    assert arrivals.used == arrivals.bytes_max + len(b"quick")
     held.release()
     for upload in uploads:
         upload.cancel()
@@ -179,7 +186,7 @@ async def test_above_the_budget_a_request_is_refused_that_does_not_arrive_at_onc
     arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
     uploads = await slow_uploads(arrivals)
     began = asyncio.get_running_loop().time()
-    with pytest.raises(Overloaded, match=r"of others .* \(request_bytes_total_max\)"):
+    with pytest.raises(Overloaded, match=r"of all callers .* \(request_bytes_total_max\)"):
         await arrivals.receive(Call("slow too"))
     assert asyncio.get_running_loop().time() - began == pytest.approx(HASTY_SECONDS)
     for upload in uploads:
@@ -188,17 +195,145 @@ async def test_above_the_budget_a_request_is_refused_that_does_not_arrive_at_onc
     require_empty(arrivals)
 
 
-async def test_above_the_budget_only_a_few_requests_arrive_at_a_time() -> None:
+async def test_above_the_budget_a_few_requests_arrive_at_a_time_and_others_wait() -> None:
     arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
     uploads = await slow_uploads(arrivals)
     few = [receiving(arrivals, Call(f"few {one}")) for one in range(HASTY_MAX)]
     await settle()
-    with pytest.raises(Overloaded):
-        await asyncio.wait_for(arrivals.receive(one := Call("one more")), 0.001)
-    assert not one.begun
-    assert arrivals.refused["budget"] == 1
+    more = [Call(f"more {one}") for one in range(HASTY_MAX + 1)]
+    waiting = [receiving(arrivals, call) for call in more]
+    await settle()
+    assert not any(call.begun for call in more)
+    few[0].cancel()
+    await settle()
+    assert [call.begun for call in more] == [True] + HASTY_MAX * [False]
+    waiting[1].cancel()
+    uploads[0].cancel()
+    await settle()
+    assert [call.begun for call in more[:4]] == [True, False, True, False]
+    await asyncio.sleep(1.5 * HASTY_SECONDS)  # the others of the few are refused
+    assert all(call.begun for call in (*more[:1], *more[2:]))
+    for task in (*uploads, *few, *waiting):
+        task.cancel()
+    await asyncio.gather(*uploads, *few, *waiting, return_exceptions=True)
+    require_empty(arrivals)
+
+
+async def test_a_request_that_waits_too_long_for_those_of_all_others_is_refused() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, 0.05)
+    uploads = await slow_uploads(arrivals)
+    few = [receiving(arrivals, Call(f"few {one}")) for one in range(HASTY_MAX)]
+    await settle()
+    for upload in uploads:
+        upload.cancel()
+    uploads = await slow_uploads(arrivals)
+    with pytest.raises(Overloaded, match="requests of all callers use all memory for them"):
+        await arrivals.receive(Call("one more"))
     for task in (*uploads, *few):
         task.cancel()
+    await asyncio.gather(*uploads, *few, return_exceptions=True)
+    require_empty(arrivals)
+
+
+async def test_small_requests_of_long_calls_do_not_keep_others_from_arriving() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    uploads = await slow_uploads(arrivals)
+    answered_late = []
+    for one in range(10 * HASTY_MAX):
+        task = receiving(arrivals, call := Call(f"long {one}"))
+        call.send(b"small")
+        answered_late.append(await task)
+    for held in answered_late:
+        held.release()
+    for upload in uploads:
+        upload.cancel()
+    await settle()
+    require_empty(arrivals)
+
+
+async def test_large_requests_above_the_budget_do_not_add_up() -> None:
+    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+    uploads = await slow_uploads(arrivals)
+    held: list[Held] = []
+    tasks = []
+    for one in range(10 * HASTY_MAX):
+        tasks.append(receiving(arrivals, call := Call(f"large {one}")))
+        await settle()
+        if call.begun:
+            call.send(bytes(LARGEST))
+            held.append(await tasks[-1])
+    assert sum(len(one.raw) for one in held) == 2 * HASTY_MAX * LARGEST
+    for task in (*uploads, *tasks):
+        task.cancel()
+    for one in held:
+        one.release()
+    await settle()
+    require_empty(arrivals)
+
+
+def client(name: bytes) -> CallerIdentity:
+    return CallerIdentity(Role.CLIENT, (name, "machine"))
+
+
+async def test_one_client_leaves_half_of_the_budget_to_others_however_it_connects() -> None:
+    arrivals = Arrivals(REQUEST, 8 * LARGEST, SECONDS)
+    calls = [Call(f"connection {one}") for one in range(20)]
+    tasks = [receiving(arrivals, call, client(b"one")) for call in calls]
+    await settle()
+    assert arrivals.used == arrivals.bytes_max // 2
+    assert arrivals.hasty == 0
+    other = Call("gateway", (CLUSTER_NAME.encode(),))
+    task = receiving(arrivals, other, client(b"other"))
+    await settle()
+    assert other.begun
+    other.send(b"x")
+    (await task).release()
+    # Its own requests wait for each other.
+    calls[0].send(b"x")
+    (await tasks[0]).release()
+    await settle()
+    assert [call.begun for call in calls] == 5 * [True] + 15 * [False]
+    for one in tasks:
+        one.cancel()
+    await settle()
+    require_empty(arrivals)
+
+
+@pytest.mark.parametrize(
+    ("caller", "is_trusted"),
+    [
+        (CallerIdentity(Role.SERVER), True),
+        (CallerIdentity(Role.ADMIN), True),
+        (CallerIdentity(Role.CLIENT, (b"token", "machine")), False),
+        (CallerIdentity(Role.ADMIN, (b"", "machine")), False),
+    ],
+    ids=["server", "administrator", "client", "anybody where there are no tokens"],
+)
+async def test_requests_of_clients_take_no_memory_of_administrators_and_servers(
+    caller: CallerIdentity, is_trusted: bool
+) -> None:
+    gate = Gate(concurrency_max=10, request_bytes_max=REQUEST)
+    task = asyncio.create_task(gate.receive(Call(), caller))
+    await settle()
+    usual, trusted, *_ = gate.arrivals
+    assert (usual.used, trusted.used) == ((0, LARGEST) if is_trusted else (LARGEST, 0))
+    task.cancel()
+
+
+async def test_a_client_that_waits_does_not_use_up_the_connection_of_a_gateway() -> None:
+    arrivals = Arrivals(REQUEST, 8 * LARGEST, SECONDS)
+
+    def call() -> Call:
+        return Call("gateway", (CLUSTER_NAME.encode(),))
+
+    tasks = [receiving(arrivals, call(), client(b"one")) for _ in range(100)]
+    await settle()
+    other = call()
+    tasks.append(receiving(arrivals, other, client(b"other")))
+    await settle()
+    assert other.begun
+    for one in tasks:
+        one.cancel()
     await settle()
     require_empty(arrivals)
 
