@@ -8,7 +8,7 @@ from copy import copy
 import grpc
 
 from percolator.errors import InvalidArgument, PercolatorError
-from services.chassis.serving.arrivals import Arrivals, Held
+from services.chassis.serving.arrivals import Arrivals, Held, received_bytes_max
 from services.chassis.serving.quotas import CallerIdentity, Quotas
 
 STREAMS_MAX = 10_000
@@ -17,6 +17,7 @@ REQUEST_SECONDS_MAX = 60.0
 FRAME_BYTES_MAX = 64 * 1024
 """The largest request in a frame. The library sends larger ones than 8 KiB over gRPC."""
 _OPEN_SECONDS_MAX = 10.0
+_OPEN_REQUESTS = 4
 _CALLS_RETRY_SECONDS = 0.1
 _STREAMS_RETRY_SECONDS = 1.0
 """Longer: a stream may last for as long as its caller wants."""
@@ -54,9 +55,12 @@ class Gate:
         self._usual = arrivals(request_bytes_total_max)
         self._trusted = arrivals(request_bytes_total_max)
         """For administrators and servers, which get through whatever clients do."""
-        self.open = arrivals(0, min(_OPEN_SECONDS_MAX, request_seconds_max))
-        """For requests that need no token, of health and reflection: one at a time, and a few that
-        arrive at once."""
+        self.open = arrivals(
+            _OPEN_REQUESTS * received_bytes_max(request_bytes_max),
+            min(_OPEN_SECONDS_MAX, request_seconds_max),
+        )
+        """For requests that need no token, of health and reflection: one at a time of a connection,
+        and half of them of a machine."""
         self.framed = arrivals(request_bytes_total_max // 4)
         """For what is complete, and small: what arrives slowly over gRPC does not stop it."""
         self.idle = asyncio.Event()

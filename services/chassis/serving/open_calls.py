@@ -16,12 +16,14 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from percolator.errors import InvalidArgument, Overloaded, PercolatorError
+from percolator.wire.roles import Role
 from services.chassis.serving.arrivals import Arrivals, NoMoreRequests
+from services.chassis.serving.quotas import CallerIdentity, machine_of
 from services.chassis.serving.trailers import failure
 
 OPEN_STREAMS_MAX = 1_000
 CONNECTION_STREAMS_MAX = 16
-"""Of those, the streams of one connection."""
+"""Of those, the streams of one connection. It may have as many calls that are no streams."""
 _RETRY_SECONDS = 1.0
 
 MessageT = TypeVar("MessageT", bound=Message)
@@ -38,6 +40,8 @@ class OpenCalls:
         self._streams_max = streams_max
         self._streams: Counter[str] = Counter()
         """Open streams, by connection."""
+        self._calls: Counter[str] = Counter()
+        """Calls whose requests have not arrived, by connection."""
 
     def unary(
         self,
@@ -48,7 +52,9 @@ class OpenCalls:
 
         async def call(requests: AsyncIterator[bytes], context: Context) -> bytes:
             try:
-                request = await self._received(kind, context)
+                self._require_few(self._calls[context.peer()], "calls")
+                with _counted(self._calls, context):
+                    request = await self._received(kind, context)
             except PercolatorError as error:
                 await _abort(error, context)
             return (await answer(request, context)).SerializeToString()
@@ -81,7 +87,9 @@ class OpenCalls:
                 return
 
     async def _received(self, kind: type[MessageT], context: Context) -> MessageT:
-        held = await self._arrivals.receive(context)
+        # By machine, so that those of one cannot keep the health checks of all others waiting.
+        caller = CallerIdentity(Role.CLIENT, (b"", machine_of(context.peer())))
+        held = await self._arrivals.receive(context, caller)
         try:
             return kind.FromString(held.raw)
         except DecodeError:
@@ -91,22 +99,31 @@ class OpenCalls:
 
     @contextmanager
     def _opened(self, context: Context) -> Iterator[None]:
-        peer = context.peer()
-        if self._streams[peer] >= CONNECTION_STREAMS_MAX:
-            self._refuse(f"{CONNECTION_STREAMS_MAX} streams are open on this connection")
+        self._require_few(self._streams[context.peer()], "streams")
         if self._streams.total() >= self._streams_max:
             self._refuse(f"{self._streams_max} streams are open (open_streams_max)")
-        self._streams[peer] += 1
-        try:
+        with _counted(self._streams, context):
             yield
-        finally:
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
+
+    def _require_few(self, count: int, what: str) -> None:
+        if count >= CONNECTION_STREAMS_MAX:
+            self._refuse(f"{CONNECTION_STREAMS_MAX} {what} are open on this connection")
 
     def _refuse(self, text: str) -> NoReturn:
         self._arrivals.refused["streams"] += 1
         raise Overloaded(text, retry_after_seconds=_RETRY_SECONDS)
+
+
+@contextmanager
+def _counted(counts: Counter[str], context: Context) -> Iterator[None]:
+    peer = context.peer()
+    counts[peer] += 1
+    try:
+        yield
+    finally:
+        counts[peer] -= 1
+        if not counts[peer]:
+            del counts[peer]
 
 
 async def _abort(error: PercolatorError, context: Context) -> NoReturn:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import pytest
@@ -19,6 +19,8 @@ from services.chassis.serving.arrivals import (
     NoMoreRequests,
 )
 from services.chassis.serving.gate import Gate
+from services.chassis.serving.health import Health
+from services.chassis.serving.open_calls import CONNECTION_STREAMS_MAX, OpenCalls
 from services.chassis.serving.quotas import CallerIdentity
 
 REQUEST = 1_000
@@ -46,6 +48,9 @@ class Call:
     async def read(self) -> Any:
         self.begun = True
         return await self._request
+
+    async def abort(self, _: grpc.StatusCode, details: str, trailers: object) -> NoReturn:
+        raise Overloaded(details, retry_after_seconds=1.0)
 
     def send(self, request: Any) -> None:
         self._request.set_result(request)
@@ -265,8 +270,8 @@ async def test_large_requests_above_the_budget_do_not_add_up() -> None:
     assert sum(len(one.raw) for one in held) == 2 * HASTY_MAX * LARGEST
     for task in (*uploads, *tasks):
         task.cancel()
-    for one in held:
-        one.release()
+    for received in held:
+        received.release()
     await settle()
     require_empty(arrivals)
 
@@ -318,6 +323,53 @@ async def test_requests_of_clients_take_no_memory_of_administrators_and_servers(
     usual, trusted, *_ = gate.arrivals
     assert (usual.used, trusted.used) == ((0, LARGEST) if is_trusted else (LARGEST, 0))
     task.cancel()
+
+
+async def test_unfinished_health_checks_of_one_machine_do_not_stop_those_of_others() -> None:
+    gate = Gate(concurrency_max=10, request_bytes_max=REQUEST)
+    check = Health().handler(OpenCalls(gate.open)).service(_Details("Check")).stream_unary
+
+    def checking(peer: str) -> tuple[Call, asyncio.Task[bytes]]:
+        call = Call(peer)
+        return call, asyncio.create_task(check(None, call))
+
+    attack = [checking(f"ipv4:10.0.0.1:{port}") for port in range(50) for _ in range(10)]
+    await settle()
+    assert sum(call.begun for call, _ in attack) == 2
+    call, task = checking("ipv4:10.0.0.2:1")
+    call.send(b"")
+    assert await task
+    for _, one in attack:
+        one.cancel()
+    await settle()
+    require_empty(gate.open)
+
+
+async def test_a_connection_may_have_few_unfinished_health_checks() -> None:
+    gate = Gate(concurrency_max=10, request_bytes_max=REQUEST)
+    check = Health().handler(OpenCalls(gate.open)).service(_Details("Check")).stream_unary
+    few = [asyncio.create_task(check(None, Call())) for _ in range(CONNECTION_STREAMS_MAX)]
+    await settle()
+    with pytest.raises(Overloaded, match="16 calls are open on this connection"):
+        await check(None, Call())
+    for task in few:
+        task.cancel()
+    await settle()
+    call = Call()
+    call.send(b"")
+    assert await check(None, call)
+    require_empty(gate.open)
+
+
+class _Details(NamedTuple):
+    """Of a call to the health service."""
+
+    name: str
+    invocation_metadata: tuple[()] = ()
+
+    @property
+    def method(self) -> str:
+        return f"/grpc.health.v1.Health/{self.name}"
 
 
 async def test_a_client_that_waits_does_not_use_up_the_connection_of_a_gateway() -> None:
