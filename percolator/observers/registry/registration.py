@@ -41,17 +41,25 @@ async def register(
     with another definition. With `in_advance`, which names the tables for which this was done
     before, first registers the observers of such tables, for when they are created.
     """
-    watched: list[Watched] = []
+    # All are checked first: what a refused program had registered would wait for a worker forever.
+    by_table = _by_table(observers)
+    found: dict[str, pb.Table] = {}
     absent: SchemaError | None = None
-    for table, own in _by_table(observers).items():
+    for table, own in by_table.items():
         try:
-            described = await context.describe(table)
+            found[table] = await context.describe(table)
         except SchemaError as error:
             absent = absent or with_remedy(error, table)
-            if in_advance is None:
-                raise absent from None
-            await _register_in_advance(context, table, own, in_advance)
-            continue
+        else:
+            _missing(found[table], own)
+    if absent is not None:
+        if in_advance is None:
+            raise absent
+        for table in [one for one in by_table if one not in found]:
+            await _register_in_advance(context, table, by_table[table], in_advance)
+    watched: list[Watched] = []
+    for table, described in found.items():
+        own = by_table[table]
         missing = _missing(described, own)
         if missing:
             request = pb.ChangeObserversRequest(table=table, add=missing)

@@ -25,7 +25,7 @@ from percolator.observers.registry.registration import Registrations, register
 from percolator.observers.running.dead_letter import DEAD_LETTERS
 from percolator.observers.running.dead_letter_box import DeadLetterBox
 from percolator.observers.waiting import wait_until_quiet
-from percolator.observers.worker import Worker, WorkerLimits
+from percolator.observers.worker import Worker, WorkerLimits, start_in_advance
 from percolator.v1.master_pb2 import ChangeObserversRequest
 
 from .observed_cluster import copy, observed, source, total
@@ -353,6 +353,27 @@ async def test_a_missing_table_is_named() -> None:
     async with observed() as world:
         with pytest.raises(SchemaError, match="there is no table 'nowhere'"):
             await world.db.run_observers([lost]).start()
+
+
+async def test_of_several_observers_none_is_registered_if_one_is_refused() -> None:
+    """Its backfill would wait for a worker forever, and so would `percolator wait`."""
+    elsewhere = Table("elsewhere")
+    watched = elsewhere.column("text", codecs.text)
+
+    @observes(watched, name="late")
+    async def late(tx: Any, row: str) -> None: ...
+
+    @observes(watched, name="late", weak=True)
+    async def other(tx: Any, row: str) -> None: ...
+
+    async with observed() as world:
+        with pytest.raises(SchemaError, match="there is no table 'elsewhere'"):
+            await world.db.register_observers([copying, late])
+        await world.db.create_table(elsewhere)
+        await world.db.register_observers([other])
+        with pytest.raises(InvalidArgument, match="has another observer 'late'"):
+            await start_in_advance(world.db.run_observers([copying, late]))
+        assert not (await world.context.describe("docs")).observers
 
 
 async def test_a_worker_that_is_stopped_finishes_its_runs_and_starts_no_more() -> None:
