@@ -209,7 +209,7 @@ def _as_error(called: _Call, owner: str, end: str) -> UsageError:
     call = f"{name}({', '.join(shown) or '...'})"
     place = f"{code.co_filename}:{line}"
     if _has_begun(coroutine):
-        return UsageError(f"{call} at {place} is still running, so {end}: await it before")
+        return UsageError(f"{call} at {place} is still running, so {end}: await it first")
     return UsageError(
         f"{call} at {place} was called without await, so it has done nothing, and {end}: "
         f"write await {name}(...)"
@@ -260,7 +260,8 @@ class Awaits:
             # The body of a recipe's method is private: the error has to name the method.
             method = frame.f_code.co_qualname
             is_body = call.__name__.startswith("_") and "<locals>" not in method
-            self._note_call(call, frame.f_back or frame, method if is_body else call.__qualname__)
+            name = method if is_body else call.__qualname__.rpartition("<locals>.")[2]
+            self._note_call(call, frame.f_back or frame, name)
 
     def _unfinished(self) -> _Call | None:
         for call in self._calls or ():

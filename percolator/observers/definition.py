@@ -147,6 +147,7 @@ def check_choices(
 ) -> None:
     """Refuses invalid options, before the decorator is given a function."""
     _check_columns(columns)
+    require_bool(weak, "weak")
     require_bool(deletes, "deletes")
     if backfill is not None:
         require_bool(backfill, "backfill")

@@ -255,6 +255,17 @@ async def test_a_call_without_await_fails_a_function_that_is_run(writes: bool) -
         assert await values_of(db) == {}
 
 
+async def test_the_error_names_a_function_as_the_program_calls_it() -> None:
+    @both_kinds
+    async def pay(tx: Transaction) -> None:
+        tx.set("ann", balance, 1)
+
+    async with connected() as (db, _):
+        with pytest.raises(UsageError, match=r"^pay\(\.\.\.\) at .*: write await pay\(\.\.\.\)$"):
+            async with db.transaction() as tx:
+                pay(tx)
+
+
 async def test_a_call_that_is_still_running_fails_the_commit() -> None:
     async with connected() as (db, _):
         tx = db.transaction()
@@ -262,7 +273,7 @@ async def test_a_call_that_is_still_running_fails_the_commit() -> None:
         reading = asyncio.create_task(tx.get("ann", balance))
         never = asyncio.create_task(asyncio.wait_for(_never(tx), None))
         await reading
-        with pytest.raises(UsageError, match=r"waits\('ann'\) at .* is still running, so nothing"):
+        with pytest.raises(UsageError, match=r"waits\('ann'\) at .* is still running, so .*: await it first$"):
             await tx.commit()
         never.cancel()
         await asyncio.wait([never])

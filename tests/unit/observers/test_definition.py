@@ -88,6 +88,7 @@ def test_watched_columns_are_checked(columns: tuple[Any, ...], reason: str) -> N
         ({"name": b"bytes"}, "name"),
         ({"name": ""}, "name"),
         ({"backfill": 1}, "backfill"),
+        ({"weak": "no"}, "weak"),
         ({"weak": True, "backfill": True}, "backfill"),
         ({"name": "n" * 65}, "name"),
         ({"name": "two\nlines"}, "name"),
