@@ -51,8 +51,8 @@ def worker(
 ) -> None:
     """Run observers until Ctrl-C or SIGTERM.
 
-    It waits for tables that do not exist yet. Runs in progress are finished first; a second signal
-    ends the program at once. Neither loses any work.
+    While a table does not exist yet, it waits, and runs none of its observers. Runs in progress are
+    finished first; a second signal ends the program at once. Neither loses any work.
     """
     here = connection(context)
     try:
