@@ -70,7 +70,8 @@ def _changed(
         if known is not None and not notified_alike(known, one) and not may_replace:
             raise InvalidArgument(
                 f"add[{index}]",
-                f"{table!r} already has another observer {one.name!r}, for {_described(known)}",
+                f"table {table!r} already has another observer {one.name!r}, for "
+                f"{_described(known)}; remove it, or choose another name",
             )
         if known is not None and notified_alike(known, one):
             continue  # the first registration decides on the backfill, too
@@ -190,7 +191,7 @@ def notified_alike(one: pb.Observer, other: pb.Observer) -> bool:
 
 
 def _described(observer: pb.Observer) -> str:
-    columns = ", ".join(repr(column) for column in sorted(observer.columns))
+    columns = ", ".join(quoted(column) for column in sorted(observer.columns))
     return f"{columns} (weak)" if observer.weak else columns
 
 

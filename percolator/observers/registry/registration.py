@@ -90,6 +90,9 @@ async def _register_in_advance(
     )
     try:
         exists = await context.catalog.await_table(request, context.deadline())
+    except InvalidArgument as error:
+        # The program knows its list of observers, not the fields of the request.
+        raise InvalidArgument("observers", error.reason) from None
     except SchemaError:
         return  # a master of an earlier release
     except PermissionDenied:

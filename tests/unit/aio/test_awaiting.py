@@ -273,7 +273,9 @@ async def test_a_call_that_is_still_running_fails_the_commit() -> None:
         reading = asyncio.create_task(tx.get("ann", balance))
         never = asyncio.create_task(asyncio.wait_for(_never(tx), None))
         await reading
-        with pytest.raises(UsageError, match=r"waits\('ann'\) at .* is still running, so .*: await it first$"):
+        with pytest.raises(
+            UsageError, match=r"waits\('ann'\) at .* is still running, so .*: await it first$"
+        ):
             await tx.commit()
         never.cancel()
         await asyncio.wait([never])

@@ -200,7 +200,7 @@ def test_observers_of_a_table_that_does_not_exist_yet_owe_nothing() -> None:
     (awaited,) = awaited_observers("pages", [], Change(add=[FILLED]))
     assert awaited == FILLED
     other = Observer(name="index", columns=[b"body"])
-    with pytest.raises(InvalidArgument, match="already has another observer"):
+    with pytest.raises(InvalidArgument, match=r"'pages' already has another .* 'title'; remove it"):
         awaited_observers("pages", [awaited], Change(add=[other]))
     assert awaited_observers("pages", [awaited], Change(add=[other], replace=True)) == [other]
     assert awaited_observers("pages", [awaited], Change(remove=["index"])) == []

@@ -376,6 +376,25 @@ async def test_of_several_observers_none_is_registered_if_one_is_refused() -> No
         assert not (await world.context.describe("docs")).observers
 
 
+async def test_a_worker_that_waits_is_refused_if_another_one_means_something_else() -> None:
+    elsewhere = Table("elsewhere")
+
+    def waiting(column: str) -> Worker:
+        @observes(elsewhere.column(column, codecs.text), name="late")
+        async def late(tx: Any, row: str) -> None: ...
+
+        return world.db.run_observers([late])
+
+    async with observed() as world:
+        earlier, later = waiting("text"), waiting("title")
+        for worker in (earlier, later):
+            with pytest.raises(SchemaError, match="there is no table 'elsewhere'"):
+                await start_in_advance(worker)
+        text = "^observers: table 'elsewhere' already has another observer 'late', for 'title'; "
+        with pytest.raises(InvalidArgument, match=text):
+            await start_in_advance(earlier)
+
+
 async def test_a_worker_that_is_stopped_finishes_its_runs_and_starts_no_more() -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
 
