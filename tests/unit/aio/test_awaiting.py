@@ -263,7 +263,7 @@ async def test_the_error_names_a_function_as_the_program_calls_it() -> None:
     async with connected() as (db, _):
         with pytest.raises(UsageError, match=r"^pay\(\.\.\.\) at .*: write await pay\(\.\.\.\)$"):
             async with db.transaction() as tx:
-                pay(tx)
+                pay(tx)  # type: ignore[unused-coroutine]
 
 
 async def test_a_call_that_is_still_running_fails_the_commit() -> None:
