@@ -24,6 +24,7 @@ from percolator.backup.import_log import ImportLog, open_log
 from percolator.backup.layout import DamagedExport
 from percolator.backup.table_messages import codecs_of, observers_of, options_of, require_observers
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
+from percolator.observers.registry.observer_change import notified_alike
 from percolator.v1.master_pb2 import TableOptions
 
 PARTS_AT_A_TIME = 4
@@ -329,14 +330,31 @@ def _is_final(error: BaseException) -> bool:
 
 
 async def _register(database: Database, table: ExportedTable) -> None:
-    """Registers the table's observers. This comes last: imported cells must not notify them."""
-    if not table.observers:
-        return
-    catalog = database.internal.engine.catalog
+    """Registers the table's observers. This comes last: imported cells must not notify them.
+
+    An observer that the export does not know, and that wants a backfill, is owed one: a worker that
+    waited for the table may have registered it before there were any cells. The other observers
+    have handled the cells before the export, and their results came with it.
+    """
+    engine = database.internal.engine
+    catalog = engine.catalog
     added, paused = observers_of(table)
-    await catalog.change_observers(added, database.internal.engine.now() + _CALL_SECONDS)
+    exported = {one.name: one for one in added.add}
+    there = await catalog.describe(table.name, engine.now() + _CALL_SECONDS)
+    for one in there.observers:
+        same = exported.get(one.name)
+        is_owed = same is None or (same.backfill and notified_alike(one, same))
+        if one.backfill and is_owed:
+            # Registered anew: a backfill may already have passed rows that were imported later.
+            added.remove.append(one.name)
+            if same is None:
+                added.add.append(one)
+            if one.paused:
+                added.pause.append(one.name)
+    if added.add:
+        await catalog.change_observers(added, engine.now() + _CALL_SECONDS)
     if paused.pause:
-        await catalog.change_observers(paused, database.internal.engine.now() + _CALL_SECONDS)
+        await catalog.change_observers(paused, engine.now() + _CALL_SECONDS)
 
 
 def _load_of(database: Database, export: Export, table: ExportedTable) -> BulkLoad | RowLoad:

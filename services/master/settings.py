@@ -30,6 +30,10 @@ class MasterSettings(StoreSettings):
     """The store root, a directory that all servers of the cluster share. Or a row store, which
     then keeps everything, including all cells: bigtable://PROJECT/INSTANCE?profile=NAME."""
 
+    request_bytes_total_max: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 64 << 20
+    """The memory for requests that arrive or are being answered. One connection may use a quarter
+    of it, one client half; administrators and servers have as much of their own."""
+
     server_silence_seconds: Annotated[float, Field(ge=2.0, le=3_600)] = 5.0
     """A server that has not reported for this long is no longer listed."""
 

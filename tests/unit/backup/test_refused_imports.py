@@ -117,6 +117,28 @@ async def register(database: Database, column: str) -> None:
     await engine.catalog.change_observers(request, engine.now() + 10)
 
 
+async def test_observers_that_have_waited_for_an_imported_table_are_owed_its_cells(
+    tmp_path: Path,
+) -> None:
+    """But not those that came with the export: they have handled the cells before."""
+    directory = tmp_path / "out"
+    async with loaded_tablets() as at:
+        engine = at.database.internal.engine
+        await exported(at.database, directory, *TABLES)
+        watch(directory)
+        names = {"watcher": True, "new": True, "only what is new": False}
+        waiting = [
+            Observer(name=name, columns=[b"v"], backfill=backfill)
+            for name, backfill in names.items()
+        ]
+        request = ChangeObserversRequest(table=A.name, add=waiting, awaited=True)
+        assert not await engine.catalog.await_table(request, engine.now() + 10)
+        await importing.import_tables(at.database, directory)
+        found = (await engine.catalog.describe(A.name, engine.now() + 10)).observers
+        owed = {one.name: list(one.owed.columns) for one in found}
+        assert owed == {"watcher": [], "new": [b"v"], "only what is new": []}
+
+
 async def test_so_does_one_that_is_refused_for_its_observers(tmp_path: Path) -> None:
     directory = tmp_path / "out"
     async with loaded_tablets() as at:
