@@ -19,7 +19,9 @@ Rules, each with the failure that it prevents:
   turns up nevertheless, in a table created since, it is rolled back without its primary, and no
   verdict is recorded.
 - If a table is gone for good, no primary in it has committed anything that is still locked. Only
-  the leading master can say so: another master may not know a table because it is new.
+  the leading master can say so: another master may not know a table because it is new. A lock that
+  is still there is rolled back, but no verdict is recorded: the transaction may have committed, and
+  been rolled forward, since its lock was met.
 - A reader may push a live writer's commit above itself instead of waiting for it (pushing.py); it
   passes the lock only after the push is durable on the primary.
 - A reader that knows a commit at or below its snapshot reads the value in the lock, and leaves the
@@ -103,10 +105,11 @@ class Cleanup:
                 del unknown[start]
         overtaken: set[int] = set()
         if unknown:
-            undecided = await self._ask_primaries(list(unknown.values()), deadline)
-            undecided, overtaken = await self._bury_the_dead(
+            undecided, overtaken = await self._ask_primaries(list(unknown.values()), deadline)
+            undecided, collected = await self._bury_the_dead(
                 undecided, deadline, known_now, waited_seconds, ended_below
             )
+            overtaken |= collected
             if read_at:
                 # Without a lock on the primary, its prewrite may be in flight: there is nothing to
                 # push yet.
@@ -153,11 +156,15 @@ class Cleanup:
         """What a snapshot sees in a locked cell, if the lock says so (rolling.py)."""
         return self._rolling.read(met, read_at)
 
-    async def _ask_primaries(self, unknown: Sequence[MetLock], deadline: float) -> list[_Undecided]:
+    async def _ask_primaries(
+        self, unknown: Sequence[MetLock], deadline: float
+    ) -> tuple[list[_Undecided], set[int]]:
+        """Returns those without a verdict, and those whose primary's table is gone for good."""
+        gone: set[int] = set()
         undecided = [_Undecided(met, met.lock) for met in unknown if met.on_primary]
         asked = [met for met in unknown if not met.on_primary]
         if not asked:
-            return undecided
+            return undecided, gone
         requests = {}
         for _, lock, _ in asked:
             (table_id, row, column), start = lock.primary, lock.start_timestamp
@@ -169,7 +176,7 @@ class Cleanup:
             if answer is APPLIED:
                 undecided.append(_Undecided(met, None))
             elif self._primaries.is_gone(answer):
-                self._note_gone(start)
+                gone.add(start)
             elif isinstance(answer, InvariantViolation):
                 raise copy(answer)  # waiting will not decide it
             elif not isinstance(answer, Refused):
@@ -180,7 +187,7 @@ class Cleanup:
                 self._env.verdicts.put(start, ROLLED_BACK)
             else:
                 undecided.append(_Undecided(met, _primary_lock(met, answer)))
-        return undecided
+        return undecided, gone
 
     async def _bury_the_dead(
         self,
@@ -193,7 +200,7 @@ class Cleanup:
         """Rolls back, on its primary, every transaction whose owner is gone.
 
         Returns the live ones, and those whose outcome the primary no longer knows, because its
-        history was collected.
+        history was collected, or its table is gone for good.
         """
         overtaken: set[int] = set()
         if not undecided:
@@ -224,19 +231,11 @@ class Cleanup:
                 start = one.met.lock.start_timestamp
                 if answer is APPLIED:
                     self._env.verdicts.put(start, ROLLED_BACK)
-                elif self._primaries.is_gone(answer):
-                    self._note_gone(start)
                 elif isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT:
                     self._env.verdicts.put(start, answer.offender.timestamp)
-                elif isinstance(answer, SnapshotTooOld):
+                elif isinstance(answer, SnapshotTooOld) or self._primaries.is_gone(answer):
                     overtaken.add(start)
         return alive, overtaken
-
-    def _note_gone(self, start: int) -> None:
-        """The primary's table is gone for good: nothing is left to decide the transaction, unless
-        it was decided after its lock was met. Then the lock itself is gone, too."""
-        if self._env.verdicts.get(start) is None:
-            self._env.verdicts.put(start, ROLLED_BACK)
 
     async def _take_back(self, met: Sequence[MetLock], deadline: float) -> None:
         """Rolls back cells without a decision. On a cell that was committed, the tablet refuses:

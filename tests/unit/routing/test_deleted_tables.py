@@ -139,6 +139,32 @@ async def test_what_is_known_of_a_transaction_outlasts_the_table_of_its_primary(
         assert env.verdicts.get(start) == start + 1
 
 
+async def test_a_transaction_is_not_taken_for_rolled_back_because_its_primary_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was committed and rolled forward after a reader had met its lock, and the table was
+    removed before the reader asked."""
+    async with connected() as (one, db, cluster):
+        tx = await left_behind(one, monkeypatch, committed=True)
+        await db.drop_table(deleted)
+        env = db.internal.engine.env
+        assert env.deleted_tables is not None
+        ask = env.deleted_tables.mutate
+
+        async def late(*arguments: Any) -> Any:
+            async with one.transaction() as resolving:
+                await resolving.lock("a", other)  # waits until the cell is rolled forward
+            cluster.drop()
+            return await ask(*arguments)
+
+        monkeypatch.setattr(env.deleted_tables, "mutate", late)
+        async with db.snapshot(timeout=READ_SECONDS_MAX) as snapshot:
+            assert await snapshot.get("a", other) == 1
+        assert tx.start_timestamp is not None
+        # Whoever repeats the commit would be told the verdict, and its answer contradict it.
+        assert env.verdicts.get(tx.start_timestamp) is None
+
+
 async def test_the_outcome_can_be_learned_while_the_primarys_table_is_being_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
