@@ -222,11 +222,11 @@ BUGS = (
     *(
         Bug(
             plant,
-            (Kind.PAUSE,),
+            (Kind.UNHEARD,),
             workload="recreations",
             with_master=True,
             one_round_share=0.5,
-            seconds_max=3.0,
+            lone_strike_seconds=2.5,
             is_quickly_caught=True,
         )
         for plant in table_bugs.DROPS

@@ -32,6 +32,10 @@ _ROWS_SHARE = 0.5
 """The share of the other workloads' seeds that run on a row store: a third of all seeds."""
 _ROWS_MASTER_SHARE = 0.4
 """The share of seeds on a row store in which everything is there: masters and oracles, too."""
+_ON_SCHEMAS = {"newcomers", "successors"}
+"""Workloads that change schemas while servers do not hear of it, and clients go on using them."""
+_UNHEARD_SHARE = 0.5
+_UNHEARD_SECONDS_MAX = 3.0
 _CLIENTS_SHARE_WITH_OBSERVERS = 0.4
 """The clients' share of all transactions: the others are runs of observers."""
 TROUBLE_SECONDS = 2.5
@@ -56,6 +60,7 @@ class Kind(Enum):
     HALF = "partition: two halves"
     RING = "partition: ring"
     ISOLATE = "partition: one isolated"
+    UNHEARD = "tablet server does not hear the masters"
     SLOW_LINKS = "slow links"
     CLOCK_BACK = "wall clock set back"
     CLOCK_FORWARD = "wall clock set forward"
@@ -191,6 +196,8 @@ def scenario_of(
         found = replace(found, with_master=True)  # the stand-in does not drop tables
     if found.workload == "newcomers" and not found.on_rows:
         found = replace(found, with_master=True)  # on tablets, the stand-in registers nothing
+    if found.workload in _ON_SCHEMAS and not found.on_rows:
+        found = _with_servers_unheard(found)
     if found.workload == "crowd":
         return replace(
             found,
@@ -203,6 +210,17 @@ def scenario_of(
     if chance.random() < _BURSTS_SHARE:
         return in_bursts(found)
     return found
+
+
+def _with_servers_unheard(scenario: Scenario) -> Scenario:
+    """In some seeds, a strike that is not among the others, which all workloads draw from."""
+    chance = Random(f"unheard {scenario.seed}")
+    if chance.random() >= _UNHEARD_SHARE:
+        return scenario
+    drawn = _strike(chance)
+    unheard = replace(drawn, kind=Kind.UNHEARD, seconds=chance.random() * _UNHEARD_SECONDS_MAX)
+    strikes = sorted((*scenario.strikes, unheard), key=lambda strike: strike.at_seconds)
+    return replace(scenario, strikes=tuple(strikes))
 
 
 def in_bursts(scenario: Scenario) -> Scenario:

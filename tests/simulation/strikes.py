@@ -57,6 +57,7 @@ class Strikes:
             Kind.HALF: self._cut_in_half,
             Kind.RING: self._cut_to_ring,
             Kind.ISOLATE: self._isolate,
+            Kind.UNHEARD: self._cut_off_from_masters,
             Kind.SLOW_LINKS: self._slow_links,
             Kind.CLOCK_BACK: self._set_clock_back,
             Kind.CLOCK_FORWARD: self._set_clock_forward,
@@ -146,6 +147,23 @@ class Strikes:
     def _isolate(self, strike: Strike) -> Callable[[], None]:
         self._cluster.wire.links.isolate(self._process(strike).address, self._cluster.processes)
         return self._healing(strike)
+
+    def _cut_off_from_masters(self, strike: Strike) -> Callable[[], None] | None:
+        """A tablet server no longer hears the masters, and clients go on using it."""
+        cluster = self._cluster
+        if cluster.row_store is not None:
+            return None
+        self._count(strike.kind)
+        server = cluster.tablet_servers[strike.target % len(cluster.tablet_servers)]
+        links = cluster.wire.links
+        for master in cluster.masters:
+            links.cut(master, server)
+
+        def mend() -> None:
+            for master in cluster.masters:
+                links.mend(master, server)
+
+        return mend
 
     def _slow_links(self, strike: Strike) -> Callable[[], None]:
         slow = self._process(strike).address

@@ -34,6 +34,11 @@ class Links:
         self._cut.add((source, target))
         self.whole = False
 
+    def mend(self, source: str, target: str) -> None:
+        """Undoes `cut`. What else is cut or slow stays so."""
+        self._cut.discard((source, target))
+        self.whole = not (self._cut or self._extra_seconds)
+
     def cut_both(self, one: str, other: str) -> None:
         self.cut(one, other)
         self.cut(other, one)

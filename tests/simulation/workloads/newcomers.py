@@ -1,7 +1,7 @@
 """Observers that are registered when their cells are there already, or before their table is.
 
     first    by the workers, before clients write
-    amid     by the workers, while clients write and servers and workers die
+    amid     by a client, or by the workers, while clients write and servers and workers die
     last     when the trouble is over, just before it is waited for observers
     arrived  before its table exists: it wants nothing older than itself, and must miss nothing
 
@@ -21,13 +21,19 @@ from percolator.observers.registry.registration import register
 from percolator.observers.running.dead_letter import DEAD_LETTERS
 from tests.simulation.recorded_tx import Cells, RecordedTx
 from tests.simulation.sessions import Session
-from tests.simulation.workloads.workload import Ending, Workload
+from tests.simulation.workloads.workload import Ending, Workload, preferred
 
 _ROWS = [b"row-%02d" % number for number in range(60)]
 _LOADED_AT_ONCE = 15
+_OF_CLIENTS = (_ROWS[:20], _ROWS[20:40], _ROWS[40:], _ROWS)
+"""The rows to which each client writes. One that writes to all tablets soon learns of a new
+observer. The others write to the only tablet that they use as long as it has not heard of it."""
+_FRESH_SHARE = 0.5
+"""The share of writes into rows that were empty: no backfill from before such a write knows their
+cells. It notifies of all others, and an observer reads what is newest."""
 _CREATED_SHARE = 0.3
 _CALL_SECONDS = 3.0
-_STEPS_BEFORE = 5
+_STEPS_BEFORE = 40
 _AGAIN_SECONDS = 0.2
 _LATER = "created-late"
 
@@ -66,7 +72,7 @@ class Newcomers(Workload):
     def observers_of(self, worker: str) -> list[Observer]:
         """One worker waits for the table that does not exist yet, and the other one does not."""
         waits = self._creates and worker.startswith("worker-1")
-        is_amid = self._steps > _STEPS_BEFORE
+        is_amid = self._steps >= _STEPS_BEFORE
         later = [self._amid] * is_amid + [self._last] * self._is_over
         return [self._first, *later] + [self._arrived] * waits
 
@@ -93,7 +99,9 @@ class Newcomers(Workload):
 
     async def step(self, session: Session) -> None:
         self._steps += 1
-        if self._creates and session.random.random() < _CREATED_SHARE:
+        if self._steps == _STEPS_BEFORE:
+            await self._register(session)
+        elif self._creates and session.random.random() < _CREATED_SHARE:
             if self._is_created:
                 await self._write(session, self._later.column("text"))
             else:
@@ -102,13 +110,24 @@ class Newcomers(Workload):
             await self._write(session, session.random.choice((self._text, self._other)))
 
     async def _write(self, session: Session, column: Column[bytes]) -> None:
-        rows = session.random.sample(_ROWS, session.random.choice((1, 1, 2)))
+        chosen = preferred(session, _OF_CLIENTS)
+        rows = session.random.sample(chosen, session.random.choice((1, 1, 2)))
+        if session.random.random() < _FRESH_SHARE:
+            rows = [b"%s %d" % (row, self._steps) for row in rows]
 
         async def body(tx: RecordedTx) -> None:
             for row in rows:
                 await tx.set(row, column, session.unique())
 
         await session.run(body)
+
+    async def _register(self, session: Session) -> None:
+        """While this waits for the tablets, workers start that find the observer registered."""
+        session.skip()
+        try:
+            await register(worker_context(session.database.internal.engine), [self._amid])
+        except PercolatorError as error:
+            session.expect(error)
 
     async def _create(self, session: Session) -> None:
         """Only once a worker waits for it: otherwise the observer may be younger than cells."""
@@ -139,7 +158,7 @@ class Newcomers(Workload):
 
     def check(self, ending: Ending) -> Iterable[str]:
         copies = [(self._text, name) for name in ("first", "last")] + [(self._other, "last")]
-        if self._steps > _STEPS_BEFORE:
+        if self._steps >= _STEPS_BEFORE:
             copies.append((self._text, "amid"))
         tables = [(self.cells, copies)]
         if self._is_created:

@@ -17,7 +17,7 @@ from percolator.codecs import raw
 from percolator.errors import PercolatorError, SchemaError
 from tests.simulation.recorded_tx import Cells, RecordedTx, table_names
 from tests.simulation.sessions import Session
-from tests.simulation.workloads.workload import Workload
+from tests.simulation.workloads.workload import Workload, preferred
 
 DROPPED = "table dropped while others use it"
 DROP_REPEATED = "drop repeated after a time-out"
@@ -26,8 +26,11 @@ _AGAIN = Table("again", key=raw)
 _VALUE = _AGAIN.column("v", raw)
 _ROWS = [b"a", b"k", b"s"]
 _SPLITS = [b"g", b"p"]
+_OF_CLIENTS = ([b"a"], [b"k"], [b"s"], _ROWS)
+"""The rows that each client uses. One that uses all, as the one that drops the table does, soon
+learns of the drop from a server that has heard of it. The others go on using their only server."""
 _BETWEEN_DROPS_SECONDS = 0.5
-_SHORT_SECONDS, _LONG_SECONDS = 0.6, 5.0
+_SHORT_SECONDS, _LONG_SECONDS = 0.4, 5.0
 """Time-outs: the first is over before a silent server is replaced, the other is not."""
 _ALONE_SHARE = 0.3
 """The share of reads without a transaction."""
@@ -50,7 +53,7 @@ class Recreations(Workload):
     async def step(self, session: Session) -> None:
         session.also_expected = SchemaError
         now = asyncio.get_running_loop().time()
-        if now >= self._next_drop:
+        if now >= self._next_drop and preferred(session, _OF_CLIENTS) is _ROWS:
             self._next_drop = now + _BETWEEN_DROPS_SECONDS
             session.skip()
             await self._replace(session)
@@ -62,7 +65,8 @@ class Recreations(Workload):
 
     async def _use(self, session: Session) -> None:
         chance, gone = session.random, frozenset(self._gone)
-        row, column, value = chance.choice(_ROWS), self.cells.column(), session.unique()
+        rows, column, value = preferred(session, _OF_CLIENTS), self.cells.column(), session.unique()
+        row = chance.choice(rows)
         reads, writes = chance.random() < 0.7, chance.random() < 0.6
         used: list[int] = []
 
@@ -70,7 +74,7 @@ class Recreations(Workload):
             await tx.get(row, column)
             await tx.set(row, column, value)  # so that its outcome can be told at the end
             if reads:
-                found = await tx.itself.get_many(_AGAIN, _ROWS, [_VALUE])
+                found = await tx.itself.get_many(_AGAIN, rows, [_VALUE])
                 used.append(self._noted(tx.itself))
                 self._judge_reads(session, gone, used[0], [one.get(_VALUE) for one in found])
             if writes:
@@ -90,8 +94,9 @@ class Recreations(Workload):
 
     async def _read_alone(self, session: Session) -> None:
         gone = frozenset(self._gone)
+        row = session.random.choice(preferred(session, _OF_CLIENTS))
         try:
-            found = await session.database.get(session.random.choice(_ROWS), _VALUE)
+            found = await session.database.get(row, _VALUE)
         except PercolatorError as error:
             session.expect(error)
         else:
@@ -128,8 +133,10 @@ class Recreations(Workload):
                 self._gone |= before
                 session.strike(DROPPED)
                 break
+        # The only tablet of the next table may be at another server than the one that is silent.
+        splits = session.random.choice((_SPLITS, []))
         try:
-            await database.create_table(_AGAIN, _SPLITS, exist_ok=True, timeout=seconds)
+            await database.create_table(_AGAIN, splits, exist_ok=True, timeout=seconds)
         except PercolatorError as error:
             session.expect(error)
         else:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 from percolator.aio import Database
 from percolator.observers.definition import Observer
 from percolator.testing.isolation.history import History, TransactionRecord
 from tests.simulation.recorded_tx import Body, Cells, RecordedTx
 from tests.simulation.sessions import Session
+
+T = TypeVar("T")
 
 Rows = dict[bytes, dict[bytes, bytes]]
 """Values by row and column."""
@@ -83,6 +86,11 @@ class Workload(ABC):
     def check(self, ending: Ending) -> Iterable[str]:
         """What is wrong at the end, beyond what checker and audit find."""
         return ()
+
+
+def preferred(session: Session, choices: Sequence[T]) -> T:
+    """The one of these that the session's client prefers, and others do not."""
+    return choices[sum(session.client.encode()) % len(choices)]
 
 
 def loading(values: dict[bytes, bytes], cells: Cells) -> Body:
