@@ -40,7 +40,8 @@ class Bug:
     on_rows: bool = False
     """Whether it is a bug of the way to a row store."""
     after_seconds: float = 0.0
-    """Strikes wait this long, and there is work for as long: history has to be collected first."""
+    """Strikes wait this long, and there is work for as long: history has to be collected first. If
+    it is negative, they come so much earlier."""
     network: NetworkFaults | None = None
     """If given, the one of each seed. A message that is lost keeps a collector from work for 30 s,
     and some bugs need copies of messages more often than a seed has them."""

@@ -24,6 +24,7 @@ FIRST_SEEDS = {
     "all parts are committed": 1,
     "answered before it is durable": 7,
     "any lock is deleted with the own": 1,
+    "backfill at a snapshot from before the registration": 4,
     "backfill is reported before its notifications are durable": 15,
     "baton taken by one that came later": 50,
     "begun anew while the outcome is unknown": 4,

@@ -149,10 +149,14 @@ BUGS = (
         workload="chains",
         with_master=True,
     ),
+    # The server is cut off before the observer is registered, which is early.
     Bug(
         observer_bugs.backfill_at_a_snapshot_from_before_the_registration,
+        (Kind.UNHEARD,),
         workload="newcomers",
-        seeds_max=200,
+        network=PERFECT,
+        after_seconds=-1.2,
+        lone_strike_seconds=2.5,
     ),
     Bug(
         observer_bugs.waiting_does_not_count_backfills,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from percolator.errors import OutcomeUnknown, PercolatorError
-from percolator.observers import waiting, worker
+from percolator.observers import waiting
 from percolator.observers.context import WorkerContext
-from percolator.observers.definition import Observer
-from percolator.observers.registry import backfilling, registration
+from percolator.observers.registry import backfilling
 from percolator.observers.running.acknowledgement import Acknowledgement
 from percolator.observers.running.run import ObserverRun
 from percolator.observers.running.run_pool import RunPool
@@ -230,21 +230,22 @@ def notification_deleted_before_the_run(patch: Patch) -> None:
 
 
 def backfill_at_a_snapshot_from_before_the_registration(patch: Patch) -> None:
-    """What is committed in between notifies nobody, and the snapshot does not show it."""
-    register = registration.register
+    """What a tablet that has not heard of it commits after that notifies nobody, and is not in the
+    snapshot. The next snapshot, if one is needed, is a new one."""
+    early = ContextVar("early", default=0)
+    correct, snapshot = backfilling.backfill_owed, backfilling._Backfill._snapshot
 
-    async def wrong(context: WorkerContext, observers: Sequence[Observer], **rest: Any) -> Any:
-        now = await context.env.timestamps.get(timeout_seconds=1.0)
-        for one in observers:
-            vars(context.catalog).setdefault(f"before {one.name}", now)
-        return await register(context, observers, **rest)
+    async def wrong(context: WorkerContext, watched: Watched, **rest: Any) -> None:
+        early.set(await context.env.timestamps.get(timeout_seconds=1.0))
+        await correct(context, watched, **rest)
 
-    async def early(self: backfilling._Backfill) -> int:
-        before: int = vars(self._context.catalog)[f"before {self._observer}"]
-        return before
+    async def taken_before(self: backfilling._Backfill) -> int:
+        found = early.get()
+        early.set(0)
+        return found or await snapshot(self)
 
-    patch.setattr(worker, "register", wrong)
-    patch.setattr(backfilling._Backfill, "_snapshot", early)
+    patch.setattr(backfilling, "backfill_owed", wrong)
+    patch.setattr(backfilling._Backfill, "_snapshot", taken_before)
 
 
 def waiting_does_not_count_backfills(patch: Patch) -> None:
