@@ -110,7 +110,7 @@ class TablesInMemory(ABC):
             created_at=self._allocate(1),
             codecs=CodecNames().declared(request.name, request.codecs).message(),
             created_by=request.request_id,
-            observers=self._awaited.pop(request.name, ()),
+            observers=self._awaited.get(request.name, ()),
         )
         for start, end in itertools.pairwise(bounds):
             identity = TabletIdentity(table.table_id, next(self._ids), 1, start, end)
@@ -146,7 +146,7 @@ class TablesInMemory(ABC):
             awaited=[
                 master_pb2.Table(name=name, observers=found)
                 for name, found in sorted(self._awaited.items())
-                if found
+                if found and name not in self._tables
             ],
         )
 
@@ -167,6 +167,9 @@ class TablesInMemory(ABC):
             return master_pb2.ChangeObserversResponse(table=table)
         table = self._table(request.table, 0)
         change = changed_observers(table, request)
+        named = {one.name for one in request.add}.union(request.remove)
+        awaited = self._awaited.get(request.table, [])
+        self._awaited[request.table] = [one for one in awaited if one.name not in named]
         del table.observers[:]
         table.observers.extend(change.observers)
         table.schema_version += change.raises_version

@@ -172,7 +172,7 @@ class TableChanges(ABC, Generic[MapT]):
         changed, table = self._with_new_table(current, creation)
         awaited = current.awaited.get(table.name, ())
         table = replace(table, created_by=request.request_id, observers=awaited)
-        return changed.with_tables(table).with_awaited(table.name, ()), (table, True)
+        return changed.with_tables(table), (table, True)
 
     async def delete(self, request: pb.DeleteTableRequest, deadline: float) -> bool:
         """Returns when nothing of the table can be read or acknowledged any more. What is left of
@@ -216,6 +216,7 @@ class TableChanges(ABC, Generic[MapT]):
             if request.awaited and current.named(request.table) is None:
                 return _awaiting(current, request)
             table = current.table(request.table)
+            current = _known_at_their_table(current, request)
             change = changed_observers(table_message(table), request)
             observers = observers_of(change.observers)
             if observers == table.observers:
@@ -356,6 +357,18 @@ def _awaiting(current: MapT, request: pb.ChangeObserversRequest) -> tuple[MapT, 
     return current.with_awaited(request.table, observers), Table(
         0, request.table, observers=observers
     )
+
+
+def _known_at_their_table(current: MapT, request: pb.ChangeObserversRequest) -> MapT:
+    """The map without observers in advance that are now registered with their table, or removed.
+
+    Until then they stay: a table that is dropped and created again before its worker has seen it is
+    created with them each time.
+    """
+    awaited = current.awaited.get(request.table, ())
+    names = {one.name for one in request.add}.union(request.remove)
+    left = tuple(one for one in awaited if one.name not in names)
+    return current if left == awaited else current.with_awaited(request.table, left)
 
 
 def _require_request_id(request_id: bytes) -> None:

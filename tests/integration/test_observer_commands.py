@@ -158,7 +158,8 @@ def test_waiting_notifications_are_listed_counted_and_thrown_away(command: Comma
     assert "purge" in refused
     removed = command.data("observers", "remove", "pages", "measure", "--purge", "--yes")
     assert (removed["removed"], removed["purged"], removed["left"]) == (True, 6, 0)
-    assert command.text("observers", "list").strip() == "no observers"
+    # Other tests have observers that wait for tables.
+    assert "measure" not in command.text("observers", "list")
 
 
 def test_an_unknown_observer_or_table_is_named_in_the_error(command: CommandLine) -> None:

@@ -26,7 +26,7 @@ def list_tables(current: Catalogue) -> pb.ListTablesResponse:
     tables = sorted(known, key=lambda table: (table.name, table.table_id))
     return pb.ListTablesResponse(
         tables=[_message(current, table) for table in tables],
-        awaited=awaited_messages(current),
+        awaited=[one for one in awaited_messages(current) if current.named(one.name) is None],
     )
 
 

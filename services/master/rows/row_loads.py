@@ -97,8 +97,6 @@ class RowLoads(RowTables):
             for table, one in zip(found, request.loads, strict=True)
         ]
         published = current.with_tables(*changed)
-        for table in changed:
-            published = published.with_awaited(table.name, ())
         return replace(published, load_floor=floor), changed
 
     async def abandon_load(

@@ -600,6 +600,27 @@ async def test_observers_of_a_table_that_does_not_exist_outlive_the_master_and_c
         assert [one.HasField("owed") for one in changed.observers] == [False, True]
 
 
+async def test_observers_stay_in_advance_until_they_are_registered_with_their_table() -> None:
+    """A table may be dropped and created again before the worker that waits has seen it."""
+    async with cluster("a:1") as world:
+        await asyncio.sleep(5)
+        add = pb.ChangeObserversRequest(table="t", add=[INDEX], awaited=True)
+        await world.ask(methods.CHANGE_OBSERVERS, add)
+
+        async def created() -> list[str]:
+            await create(world)
+            found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+            return [one.name for one in found.table.observers]
+
+        for _ in range(2):
+            assert await created() == ["index"]
+            await drop(world)
+        await created()
+        await world.ask(methods.CHANGE_OBSERVERS, pb.ChangeObserversRequest(table="t", add=[INDEX]))
+        await drop(world)
+        assert await created() == []
+
+
 async def test_only_so_many_tables_that_do_not_exist_have_observers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
