@@ -155,7 +155,7 @@ class Commit:
     @property
     def may_be_committed(self) -> bool:
         """True once the commit was sent, unless it is known that it was not applied."""
-        return self._is_committed or self._is_sent or self._one_round.is_out
+        return self._is_committed or self._is_sent or self._is_out
 
     @property
     def is_whole(self) -> bool:
@@ -174,6 +174,18 @@ class Commit:
     def _is_sent(self) -> bool:
         """The commit of the primary was sent, and it is not known whether it was applied."""
         return self._two_phases is not None and self._two_phases.point.sent
+
+    @property
+    def _is_out(self) -> bool:
+        """A message that commits was sent, and a copy of it may still be executed."""
+        phases = self._two_phases
+        return self._one_round.is_out or (phases is not None and phases.point.is_out)
+
+    def _ended(self) -> None:
+        """The outcome is final: late copies can no longer change it."""
+        self._one_round.ended()
+        if self._two_phases is not None:
+            self._two_phases.point.is_out = False
 
     async def _reach_outcome(
         self, deadline: float, answer: CommitAnswer | None = None, *, settling: bool
@@ -213,7 +225,7 @@ class Commit:
                 self._heartbeats.discard(self._two_phases.point)
         # From here on, a caller who is cancelled must not be told that it was rolled back.
         self._is_committed = True
-        one_round.ended()
+        self._ended()
         env.verdicts.put(write.start, commit)
         if len(write.cells) > 1 and not one_round.is_whole:
             too_much = env.background_is_full
@@ -230,7 +242,7 @@ class Commit:
 
         If the marker gets no answer, the transaction is still as good as rolled back when no
         commit was sent and no other process will send one, or when the primary was never locked.
-        Otherwise, and if a message that commits in one round may still arrive, `OutcomeUnknown` is
+        Otherwise, and if a copy of a message that commits may still arrive, `OutcomeUnknown` is
         raised.
         """
         self._given_up = True
@@ -240,7 +252,7 @@ class Commit:
         if problem.retry is Retry.UNKNOWN:
             problem.retry = Retry.SAFE  # nothing is committed, whatever was prewritten
         if one_round.is_lost or (phases is not None and phases.prewriting.is_lost):
-            one_round.ended()
+            self._ended()
             # This is as final as a marker. The marker is still written if locks may be left on
             # other cells: clients that meet them will look for it on the primary.
             if touched:
@@ -252,12 +264,12 @@ class Commit:
             except PercolatorError as unmarked:
                 self._roll_back_in_background()
                 is_safe = self._alone or self._write.primary not in touched
-                if is_safe and not one_round.is_out:
+                if is_safe and not self._is_out:
                     raise problem from None
                 raise self._unknown(unmarked) from problem
             if commit:
                 return commit
-        one_round.ended()
+        self._ended()
         if touched:
             others = aftermath.roll_back_others(self._env, self._write, touched)
             self._env.background.start(others)
@@ -278,7 +290,7 @@ class Commit:
             return
         # Unanswered prewrites may still arrive.
         self._begin_two_phases().prewriting.touched = self._write.cells
-        if self._one_round.is_out:
+        if self._is_out:
             # A late copy may commit it before the marker is there: only the marker tells.
             self._given_up = True
             self._start_settling(aftermath.background_deadline(self._env))
@@ -293,7 +305,7 @@ class Commit:
         try:
             if self._given_up:
                 commit = await self._give_up(conflicts.given_up(self._write), deadline)
-                self._one_round.ended()
+                self._ended()
                 self._env.verdicts.put(self._write.start, commit)
                 return commit
             return await self._reach_outcome(deadline, settling=True)

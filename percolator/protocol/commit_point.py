@@ -39,7 +39,7 @@ from percolator.protocol.statistics import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.cells import APPLIED, Answer, Refused
+from percolator.routing.cells import APPLIED, Answer, NotSent, Refused
 from percolator.wire.backoff import Backoff
 
 
@@ -57,6 +57,7 @@ class CommitPoint:
         "is_awaited",
         "is_locked",
         "is_lost",
+        "is_out",
         "min_commit",
         "sent",
         "ttl",
@@ -89,6 +90,10 @@ class CommitPoint:
         """A heartbeat found the lock gone."""
         self.sent = False
         """A commit was sent, and it is not known whether it was applied."""
+        self.is_out = False
+        """A commit was sent, even if its answer was that it was not executed: networks repeat, so
+        a copy may arrive late, at a server that has the tablet by then. Until a marker is durable,
+        it may commit the transaction."""
 
     # ------------------------------------------------------------------ reaching it
 
@@ -105,7 +110,7 @@ class CommitPoint:
                 # Either this is the first round, or the lock was seen with this number in it. Then
                 # nothing sent before was applied, and since the number only grows, nothing ever
                 # will be.
-                self.sent = False
+                self.sent = self.is_out = False
                 await self._take_commit_timestamp(deadline)
                 if self.announcement is not None:
                     await self.announcement.renew(deadline)
@@ -121,6 +126,7 @@ class CommitPoint:
                 require_same_codecs(write.writes, write.tables, self._env.schemas)
             step = write.commit_primary(schema, min_commit, commit)
             sent_before, self.sent = self.sent, True
+            out_before, self.is_out = self.is_out, True
             self._statistics.round_trips += 1
             (answer,) = await self._env.cells.mutate((step,), deadline)
             if answer is APPLIED:
@@ -136,6 +142,8 @@ class CommitPoint:
                 continue
             if answer.retry is not Retry.UNKNOWN:
                 self.sent = sent_before
+            if isinstance(answer, NotSent):
+                self.is_out = out_before
             if isinstance(answer, SchemaChanged):
                 # The step is rebuilt, with the notifications that the newer schema asks for.
                 await self._env.schemas.refresh(table_id, deadline)
@@ -175,7 +183,7 @@ class CommitPoint:
             commit = await aftermath.mark_primary(self._env, self._write, deadline)
             if commit:
                 return commit
-        self.sent = False  # nothing that was sent before can be applied now
+        self.sent = self.is_out = False  # nothing that was sent before can be applied now
         raise conflicts.rolled_back_by_others(self._env, self._write, self._write.primary)
 
     async def _notify(self, commit: int, deadline: float) -> None:

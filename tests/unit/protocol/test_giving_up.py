@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from percolator.errors import ConflictError, OutcomeUnknown
+from percolator.errors import ConflictError, NotReady, OutcomeUnknown, PercolatorError
 from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.protocol.commit import Commit
-from percolator.routing.cells import CellMutation
+from percolator.routing.cells import APPLIED, CellMutation
 
 from .cells_and_steps import PATIENT, A, B, put, puts, settled, world
 from .naive_cells import ROLLBACK, WRITE
@@ -87,6 +87,28 @@ async def test_a_lone_committer_reports_the_conflict_without_its_marker() -> Non
     commit = await _in_conflict(here, client, alone=True)
     with pytest.raises(ConflictError, match="was committed by transaction"):
         await commit.run(client.deadline(1.0))
+
+
+async def test_a_commit_that_was_refused_may_arrive_late_so_only_its_marker_tells() -> None:
+    """A server that has no tablet refuses one copy; another copy finds the tablet there."""
+    here = world()
+    client = here.client(PATIENT)
+    commits: list[CellMutation] = []
+
+    def refused(step: CellMutation) -> PercolatorError | None:
+        if puts(step, WRITE):
+            commits.append(step)
+        is_final = puts(step, WRITE) or puts(step, ROLLBACK)
+        return NotReady("the tablet is not served here") if is_final else None
+
+    client.network.refuses = refused
+    commit = client.commit(await client.start_timestamp(), WRITES, alone=True)
+    with pytest.raises(OutcomeUnknown):
+        await commit.run(client.deadline(1.0))
+    assert commit.may_be_committed
+    client.network.refuses = lambda step: None
+    assert here.store.apply(commits[0]) is APPLIED
+    assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
 
 async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_conflict() -> None:
