@@ -61,11 +61,17 @@ async def register(
     for table, described in found.items():
         own = by_table[table]
         missing = _missing(described, own)
-        if missing:
-            request = pb.ChangeObserversRequest(table=table, add=missing)
+        # The master keeps observers in advance until it hears of them with their table: it may be
+        # dropped and created again before the worker has seen it.
+        confirmed = in_advance is not None and table in in_advance
+        if missing or confirmed:
+            added = [_registered_as(one) for one in own] if confirmed else missing
+            request = pb.ChangeObserversRequest(table=table, add=added)
             described = await context.catalog.change_observers(request, context.deadline())
             _missing(described, own)  # another worker may have been first, with another definition
             _tell_of_registration(described, missing)
+            if in_advance is not None:
+                in_advance.pop(table, None)
         watched += [Watched(observer, described.table_id) for observer in own]
         _note(described, [one for one in watched if one.table_id == described.table_id])
     if absent is not None:
