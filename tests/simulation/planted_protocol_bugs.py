@@ -53,6 +53,11 @@ def commit_leaves_out_writes_whose_table_is_not_known_yet(patch: Patch) -> None:
     patch.setattr(LateWrites, "settle", wrong)
 
 
+def no_copy_of_a_refused_commit_is_expected(patch: Patch) -> None:
+    """A copy arrives when the server has the tablet; the transaction was reported as aborted."""
+    patch.setattr(commit.Commit, "_is_out", property(lambda self: self._one_round.is_out))
+
+
 def no_rollback_marker(patch: Patch) -> None:
     """A late prewrite resurrects a transaction that others have rolled back."""
 

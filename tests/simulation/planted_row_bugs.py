@@ -39,6 +39,7 @@ from percolator.rowstore.scanning import RowScan
 from percolator.rowstore.selecting import Wanted
 from percolator.rowstore.times import Times
 from percolator.v1.tabletserver_pb2 import Mutation
+from tests.simulation import planted_protocol_bugs as protocol_bugs
 from tests.simulation.per_seed import PerSeed
 from tests.simulation.scenario import Kind
 
@@ -180,6 +181,7 @@ def no_answer_is_taken_for_not_executed(patch: Patch) -> None:
 def an_unexplained_refusal_was_not_executed(patch: Patch) -> None:
     """Of a call that arrived twice, the second copy is refused because of what the first has made:
     the transaction is reported as aborted, and is committed."""
+    protocol_bugs.no_copy_of_a_refused_commit_is_expected(patch)  # it would keep the outcome open
     correct = mutating.RowMutations._look
 
     async def wrong(
