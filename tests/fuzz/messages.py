@@ -8,7 +8,7 @@ entries, a value that belongs to something else.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -71,7 +71,7 @@ class Vocabulary:
     def learn(self, message: Message) -> None:
         """Takes in the short values of a message that a client has really sent."""
         for field, value in message.ListFields():
-            for one in value if field.is_repeated else (value,):
+            for one in _entries(field, value):
                 if field.message_type is not None:
                     self.learn(one)
                 elif field.name not in CLOSED and len(str(one)) <= 64:
@@ -232,6 +232,15 @@ def grow(message: Message, chance: Random) -> None:
         setattr(place, field.name, b"x" * chance.choice(_LONG_BYTES))
 
 
+def _entries(field: FieldDescriptor, value: Any) -> Iterable[Any]:
+    """The values of a field: of a map, such as the states in an answer about health, without its
+    keys."""
+    if not field.is_repeated:
+        return (value,)
+    entries: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
+    return entries
+
+
 def places(message: Message) -> Iterator[Message]:
     """The message and all messages in it, outermost first; not all of very many."""
     waiting = [message]
@@ -241,7 +250,7 @@ def places(message: Message) -> Iterator[Message]:
         yield place
         for field, value in place.ListFields():
             if field.message_type is not None:
-                waiting.extend(value if field.is_repeated else (value,))
+                waiting.extend(_entries(field, value))
 
 
 def damaged(data: bytes, chance: Random) -> bytes:
