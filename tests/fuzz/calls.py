@@ -55,6 +55,9 @@ _FORWARDED = "/percolator.v1.MasterService/"
 _ABANDONED_SECONDS = (0.0005, 0.002, 0.01, 0.05)
 _MESSAGES_MAX = 50
 _LIMIT_BYTES = 16 << 20
+_SMALL_LIMIT_BYTES = 1 << 20
+_SMALL = ("/percolator.v1.OracleService/", "/percolator.v1.LockService/")
+"""Services with the smaller limit."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,8 @@ class Calls:
         if kind == "damaged bytes":
             data = damaged(data, chance)
         elif kind == "above the limit":
-            data = bytes(_LIMIT_BYTES + chance.choice((1, 1 << 10, 1 << 20)))
+            limit = _SMALL_LIMIT_BYTES if method.path.startswith(_SMALL) else _LIMIT_BYTES
+            data = bytes(limit + chance.choice((1, 1 << 10, 1 << 20)))
         elif kind == "metadata":
             metadata = self._metadata(chance)
         elif kind == "through a gateway":
