@@ -72,7 +72,7 @@ def test_a_row_outside_of_the_range_of_a_bulk_load_is_refused_by_name(
     pages = Pages(db)
     frame = spark.createDataFrame([(row, "t", 1), ("b", "t", 1)], PAGES)
     given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
-    with pytest.raises(PythonException, match=f"{option}: row b'{row}' of the frame is"):
+    with pytest.raises(PythonException, match=f"{option}: row '{row}' of the frame is"):
         bulk_load(frame, **given, load_from="b", load_to="c")
     assert pages.stored() == {}
 
@@ -142,6 +142,6 @@ def test_a_row_that_is_twice_in_a_conditional_frame_is_refused(
     pages = Pages(db)
     frame = spark.createDataFrame([("a", "t", 1), ("a", "t", 2)], PAGES).coalesce(1)
     writer = write(frame, pages.name, catalog=CATALOG, if_unchanged_since=int(db.timestamp()))
-    with pytest.raises(PythonException, match=r"appears twice in the frame, .*: row b'a'"):
+    with pytest.raises(PythonException, match=r"appears twice in the frame, .*: row 'a'"):
         writer.save()
     assert pages.stored() == {}

@@ -126,10 +126,10 @@ def test_what_cannot_be_stored_is_refused_with_the_name_of_its_field(
             "text",
             b"\xff\xfe",
             b"1",
-            r"key 'id': 2 stored bytes are not UTF-8 text, in row b'.xff.xfe'",
+            r"key 'id': 2 stored bytes are not UTF-8 text, in row 'hex:fffe'",
         ),
-        ("ordered_integer", b"ab", b"1", "key 'id': 2 stored bytes are not .*, in row b'ab'"),
-        ("text", b"z", b"{", "field 'note': 1 stored bytes are not JSON, in row b'z'"),
+        ("ordered_integer", b"ab", b"1", "key 'id': 2 stored bytes are not .*, in row 'ab'"),
+        ("text", b"z", b"{", "field 'note': 1 stored bytes are not JSON, in row 'z'"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_field_and_row(
