@@ -42,16 +42,17 @@ def _lengths(db: Database) -> dict[str, int]:
 def test_a_client_that_knows_an_older_schema_notifies_a_new_observer(
     cluster: LocalCluster,
 ) -> None:
+    fresh = observes(BODY, name="measure", backfill=False)(measure.function)
     with percolator.connect(cluster.address) as db, percolator.connect(cluster.address) as other:
         db.create_table(PAGES)
         with other.transaction() as tx:  # now it knows the table, without an observer
             tx.set("before", BODY, "text")
-        db.register_observers([measure])
+        db.register_observers([fresh])
         with other.transaction() as tx:
             tx.set("after", BODY, "text")
-        with db.run_observers([measure]):
+        with db.run_observers([fresh]):
             db.wait_for_observers(timeout=60)
             assert _lengths(db) == {"after": 4}
-            assert db.backfill(measure) == 2
+            assert db.backfill(fresh) == 2
             db.wait_for_observers(timeout=60)
             assert _lengths(db) == {"before": 4, "after": 4}
