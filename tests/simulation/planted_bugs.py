@@ -249,10 +249,11 @@ BUGS = (
     ),
     Bug(
         one_round_bugs.write_latch_does_not_wait_for_held_cells,
-        workload="chains",
+        (Kind.SLOW_DISK,),
+        workload="loads",
         with_master=True,
-        one_round_share=0.8,
-        seeds_max=300,
+        one_round_share=0.9,
+        is_quickly_caught=True,
     ),
     *(
         Bug(

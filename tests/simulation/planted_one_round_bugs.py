@@ -247,7 +247,7 @@ def what_gives_up_stays_in_its_lines(patch: Patch) -> None:
 
 
 def write_latch_does_not_wait_for_held_cells(patch: Patch) -> None:
-    """What was judged under an older schema lands after the new one was acknowledged."""
+    """A transaction that was judged before a fence was raised commits behind it."""
 
     async def wrong(self: HeldCells) -> None:
         """Does not wait."""
