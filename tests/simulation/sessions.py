@@ -245,7 +245,11 @@ class Session:
         """Commits like a gateway whose caller has sent the same commit to another gateway, too."""
         if transaction._late:
             # `commit` would do so first. The other gateway is sent all writes.
-            await transaction._complete(self._database._engine.now() + LIMIT_SECONDS)
+            try:
+                await transaction._complete(self._database._engine.now() + LIMIT_SECONDS)
+            except PercolatorError as error:
+                recorded.aborted()
+                return self._expected(error)
         self._chronicle.doubled.add(recorded.record.start_ts)
         transaction._alone = False
         other = transaction._prepare_commit()
