@@ -49,7 +49,7 @@ from percolator.v1.cells_pb2 import RowRange
 COMMITTERS = 256
 LOADERS = 4
 ROWS_PER_LOAD = 8_000
-"""Of 100 bytes: with more, the library would send more than one request."""
+"""Names of 100 bytes. With more, the library would send several requests."""
 SHARE_MIN = 0.7
 ONE_LOADERS_SHARE = 0.5
 CALL_SECONDS = 5.0
@@ -61,7 +61,7 @@ _OUTSIDE = 10_000
 
 @dataclass
 class Pass:
-    """What was measured while some loaders and committers were at work."""
+    """The measurements of one slice, with some loaders and committers at work."""
 
     commits: float
     """Per CPU second."""

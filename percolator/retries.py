@@ -199,5 +199,5 @@ class Attempts:
 
 
 def _is_repeatable(error: PercolatorError) -> bool:
-    """Whether another attempt may succeed where this one has done nothing."""
+    """True if another attempt may succeed where this one has done nothing."""
     return error.retry is Retry.SAFE or (isinstance(error, SchemaError) and error.was_dropped)

@@ -58,5 +58,5 @@ async def learn_schemas(env: Environment, table_ids: Iterable[int], deadline: fl
 
 
 def is_current(env: Environment, table_id: int) -> bool:
-    """Whether the schema is as young as the highest epoch that has come with a timestamp."""
+    """True if the schema is as young as the highest epoch that has come with a timestamp."""
     return env.schemas_as_of.get(table_id, 0) >= env.catalogue_epoch()

@@ -34,7 +34,7 @@ _ANSWER_SHARE = 0.1
 """What is reserved of the caller's deadline for the answer: learning that the outcome is unknown is
 better than no answer."""
 _LOOKS_PER_SECOND = 250
-"""Of all followers of changes of one client together, while nothing changes."""
+"""Looks of all followers of changes of one client together, while nothing changes."""
 _READ = re.compile(r"(?:batches\[\d+\]\.)?reads\[\d+\]\.?(.*)")
 """A field of a tablet server's request, and what follows in it."""
 

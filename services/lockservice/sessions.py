@@ -63,7 +63,7 @@ class Session:
     opened_tick: int
     deadline_tick: int
     caller: CallerIdentity
-    """Who opened it, or took it over."""
+    """The caller that opened it, or took it over."""
     locks: int = 0
 
 

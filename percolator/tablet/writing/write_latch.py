@@ -1,4 +1,4 @@
-"""Who may write to a tablet: a batch of the group commit, or what writes between two batches.
+"""The right to write to a tablet: for a batch of the group commit, or between two batches.
 
 There are two ways to write between two batches:
 
@@ -65,7 +65,7 @@ class WriteLatch:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether transactions have to wait before they hold cells."""
+        """True while transactions have to wait before they hold cells."""
         return self._wanted > 0
 
     @asynccontextmanager

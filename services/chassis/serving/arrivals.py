@@ -198,7 +198,7 @@ class Held:
         """In how many of the shares its bytes are counted."""
         self._bytes = 0
         self._is_counted = False
-        """Whether its bytes are part of the budget in use."""
+        """True while its bytes are part of the budget in use."""
         self._granted: asyncio.Future[None] | None = None
         self._wait_until: float | None = None
         for share in shares:

@@ -69,7 +69,7 @@ class FrameServer:
         self._server_id = ""
         self._connections: dict[ServedConnection, CallerIdentity] = {}
         self._unknown: dict[ServedConnection, None] = {}
-        """Those that have not said hello, the oldest first."""
+        """Connections that have not said hello, the oldest first."""
         self.unfinished_bytes = 0
         self._leaving = False
         self._all_ended = asyncio.Event()

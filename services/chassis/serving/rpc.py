@@ -77,7 +77,7 @@ def caller_role() -> Role:
 
 
 def caller_identity() -> CallerIdentity:
-    """Who makes the current RPC."""
+    """The caller of the current RPC."""
     return _caller.get()
 
 

@@ -25,7 +25,7 @@ from services.chassis.serving.quotas import CallerIdentity
 
 REQUEST = 1_000
 LARGEST = 2 * REQUEST
-"""What a request counts as until it has arrived."""
+"""The size that a request counts as until it has arrived."""
 SECONDS = 60.0
 
 
