@@ -168,6 +168,7 @@ def one_refusal_for_all_joined_steps(patch: Patch) -> None:
 
 def no_answer_is_taken_for_not_executed(patch: Patch) -> None:
     """It was executed: the transaction is reported as aborted, and is committed."""
+    protocol_bugs.no_copy_of_a_refused_commit_is_expected(patch)  # it would keep the outcome open
     correct = Patience.outlast
 
     async def wrong(self: Patience, problem: PercolatorError, *, is_read: bool) -> None:
