@@ -62,7 +62,7 @@ protos: $(PROTOS_READY) ## Generate percolator/v1 from protos/
 
 # ------------------------------------------------------------------------------ checks
 
-SOURCES := percolator pyspark_percolator services tests benchmarks examples
+SOURCES := percolator pyspark_percolator tests benchmarks examples
 
 .PHONY: format
 format: $(READY) ## Format the code
@@ -343,7 +343,7 @@ CERTIFICATES ?= var/certificates
 
 .PHONY: certs
 certs: $(READY) ## Create an authority and certificates for development (CERTIFICATES=var/certificates)
-	$(BIN)/python -m services.local.authority $(CERTIFICATES)
+	$(BIN)/python -m percolator.services.local.authority $(CERTIFICATES)
 
 .PHONY: image
 image: ## Build the image of all services (BASE_IMAGE= replaces the default base image)

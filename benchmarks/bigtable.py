@@ -43,7 +43,7 @@ from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tables import create_table
 from percolator.rowstore.port import Change, Check, Selection, StoredRow
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 
 RUNS = 5

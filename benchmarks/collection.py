@@ -33,8 +33,8 @@ from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.aio.connecting import connect
 from percolator.backup.exporting import export
 from percolator.backup.importing import import_tables
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 
 CELLS = 1_000
 VALUE_BYTES = 100

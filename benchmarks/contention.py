@@ -33,7 +33,7 @@ from benchmarks.report import Report
 from benchmarks.tablet_traffic import process_clock
 from benchmarks.transaction_cost import Meter
 from percolator import aio
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 STORM_THREADS = 20
 STORM_INCREMENTS = 1_000

@@ -20,7 +20,7 @@ from benchmarks import failover_tablets
 from benchmarks.report import Report
 from percolator import Table, aio, codecs
 from percolator.errors import OutcomeUnknown, PercolatorError
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 TABLETS = 12
 ACCOUNTS = 1_200

@@ -20,10 +20,10 @@ from benchmarks.tablet_traffic import process_clock
 from benchmarks.transaction_cost import Cost, Meter
 from benchmarks.transaction_traffic import Accounts, Traffic, row_key
 from percolator import aio
+from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import gateway_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from services.local.cluster import LocalCluster
 
 ROWS = 20_000
 COUNT = 4_000

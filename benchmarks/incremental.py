@@ -46,7 +46,7 @@ from examples.webindex import batch, tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.spark_documents import stored
 from percolator import Table, codecs
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 SIZES = [100_000, 1_000_000]
 SECONDS = 60.0

@@ -33,7 +33,7 @@ from benchmarks.report import Report
 from benchmarks.watched_memory import WatchedMemory
 from percolator import Table, aio, codecs
 from percolator.aio.tickets import Receipt
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 ROWS = 200_000
 TASKS = 8

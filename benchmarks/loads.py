@@ -46,8 +46,8 @@ from benchmarks.tablet_traffic import process_clock
 from benchmarks.transaction_cost import CLIENT, ORACLE, TABLET_SERVERS
 from benchmarks.transaction_traffic import Accounts, row_key
 from percolator import aio, transactional, tune_garbage_collector
+from percolator.services.local.cluster import LocalCluster
 from percolator.timestamps import SEQUENCE_BITS
-from services.local.cluster import LocalCluster
 
 SERVERS = 3
 TABLETS = 9

@@ -21,7 +21,7 @@ from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.aio.connecting import connect
 from percolator.backup import exporting, importing
 from percolator.bigtable.place import EMULATOR_VARIABLE
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 
 CELLS = 1_000_000

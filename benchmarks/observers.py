@@ -23,7 +23,7 @@ from benchmarks.observed import chain, links, observers
 from benchmarks.report import Report
 from benchmarks.tablet_traffic import process_clock
 from percolator import aio
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 SERVERS = 1
 TABLETS = 4

@@ -27,7 +27,7 @@ import psutil
 
 from benchmarks.oracle_client import Measured, Order
 from benchmarks.report import Report
-from services.local.process import ServiceProcess
+from percolator.services.local.process import ServiceProcess
 
 RUNS = 5
 SECONDS = 1.2
@@ -160,7 +160,11 @@ def _fsyncs(metrics_address: str) -> float:
 def measure(directory: Path, clients: int) -> Report:
     report = Report("oracle")
     oracle = ServiceProcess(
-        "oracle", "services.oracle", ["--store", str(directory)], logs=directory, run=directory
+        "oracle",
+        "percolator.services.oracle",
+        ["--store", str(directory)],
+        logs=directory,
+        run=directory,
     )
     runs: defaultdict[str, list[Run]] = defaultdict(list)
     oracle.start()

@@ -25,7 +25,7 @@ from benchmarks.report import Report
 from benchmarks.tablet_traffic import process_clock
 from benchmarks.transaction_cost import Meter
 from percolator import Limits, RetryPolicy, aio
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 DOCUMENTS = 1_000
 NUMBERS = 2_000

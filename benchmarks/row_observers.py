@@ -26,7 +26,7 @@ from percolator.aio import Transaction
 from percolator.aio.bulk_load import LoadPlan
 from percolator.aio.row_load import RowLoad
 from percolator.bigtable.place import EMULATOR_VARIABLE
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 
 RUNS_MUST = 0.15

@@ -24,11 +24,11 @@ from benchmarks.row_traffic import BANK, connected, transfers
 from percolator import aio, tune_garbage_collector
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
+from percolator.services.local.cluster import LocalCluster
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import MachineClock, Network
-from services.local.cluster import LocalCluster
 
 SCALING_MUST = 0.9
 

@@ -21,7 +21,7 @@ import percolator
 from benchmarks.report import Report
 from percolator import Table, Transaction, codecs
 from percolator.errors import InvariantViolation
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 THREADS = 8
 TURNS = 3

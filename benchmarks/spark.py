@@ -34,7 +34,7 @@ from benchmarks import postgresql
 from benchmarks.report import Report
 from benchmarks.spark_steps import PARTS, ROWS, TABLETS, TRANSACTION_ROWS, Cost, Steps
 from benchmarks.spark_stream import stream_latencies
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 RUNS = 3
 KEYS = 9_999_999_967

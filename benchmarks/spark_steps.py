@@ -71,7 +71,7 @@ def _cpu() -> dict[str, float]:
 
 
 def _kind(command: str) -> str:
-    if "services.tabletserver" in command:
+    if "percolator.services.tabletserver" in command:
         return "tablet server"
     if "services." in command and "org.apache.spark" not in command:
         return "other services"

@@ -21,6 +21,8 @@ from pathlib import Path
 
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
@@ -29,8 +31,6 @@ from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock
-from services.chassis.store.disk_threads import DiskThreads
-from services.tabletserver.leveldb_storage import LevelDBStorage
 
 TARGET = pb.TabletTarget(tablet_id=1, epoch=1, schema_version=1)
 COLUMN = b"balance"

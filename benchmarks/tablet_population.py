@@ -19,6 +19,8 @@ from percolator.formats.records import (
     WriteRecord,
     shared_part,
 )
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 from percolator.tablet import keys
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
@@ -27,8 +29,6 @@ from percolator.testing.memory_ownership import MemoryOwnership
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock
-from services.chassis.store.disk_threads import DiskThreads
-from services.tabletserver.leveldb_storage import LevelDBStorage
 
 EPOCH = 1
 CELLS_PER_BATCH = 1_000

@@ -20,10 +20,10 @@ from percolator.routing.cells import CellMutation
 from percolator.routing.common_step import CommonStep
 from percolator.routing.mutation_lane import fill_list
 from percolator.routing.table_info import TableSchema
+from percolator.services.local.process import ServiceProcess
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from services.local.process import ServiceProcess
 
 CALLS_IN_FLIGHT = 4
 CALL_SECONDS = 60.0
@@ -226,7 +226,7 @@ async def served(name: str, directory: Path, tablets: list[int]) -> AsyncIterato
     (directory / "store").mkdir(parents=True, exist_ok=True)
     process = ServiceProcess(
         name,
-        "services.tabletserver",
+        "percolator.services.tabletserver",
         ["--store", str(directory / "store"), "--tablets-warn", "1000"],
         logs=directory,
         run=directory,

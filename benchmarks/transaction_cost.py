@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from benchmarks.tablet_traffic import process_clock
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 CLIENT = "client"
 TABLET_SERVERS = "tablet servers"

@@ -32,7 +32,7 @@ from benchmarks.report import Report
 from benchmarks.transaction_cost import KINDS, TABLET_SERVERS, Costs, Meter
 from benchmarks.transaction_traffic import Accounts, Traffic, lone_latencies, threads_read_write
 from percolator import Limits, aio, tune_garbage_collector
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 RUNS = 7
 SERVERS = 3

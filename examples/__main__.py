@@ -16,7 +16,7 @@ from pathlib import Path
 
 from percolator.errors import InvalidArgument
 from percolator.observers.registry.loading import load
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 
 def main(arguments: list[str]) -> int:

@@ -13,7 +13,7 @@ import urllib.request
 from pathlib import Path
 
 from percolator import Table, aio, codecs, observes
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 BACKLOG = 4_000
 TABLETS = 4

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import percolator
 from percolator import RetryPolicy, Table, codecs
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 THREADS = 20
 INCREMENTS = 1_000

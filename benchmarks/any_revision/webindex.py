@@ -18,7 +18,7 @@ from random import Random
 from examples.webindex.crawl import Crawl
 from examples.webindex.load import Crawling
 from percolator import aio
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 CHANGES = 4_000
 """Work for many seconds: that all of it is done is noticed up to a second late."""

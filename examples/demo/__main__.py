@@ -19,9 +19,9 @@ from examples.demo.queries import show_commands
 from examples.demo.screen import Screen
 from examples.demo.story import OBSERVERS, Plan, tell
 from percolator.errors import PercolatorError
-from services.local.cluster import LocalCluster
-from services.local.directory import delete, running
-from services.local.process import LocalClusterError
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.directory import delete, running
+from percolator.services.local.process import LocalClusterError
 
 TABLET_SERVERS = 3
 ORACLES_ON_ROWS = 2
@@ -147,7 +147,7 @@ def _keep(data: Path, store: str, port: int, documents: int, screen: Screen) -> 
     arguments += ["--store", store] if store else ["--tablet-servers", str(TABLET_SERVERS)]
     arguments += ["--workers", str(WORKERS), "--observers", OBSERVERS]
     started = subprocess.run(  # noqa: S603 - our own module, and no shell
-        [sys.executable, "-m", "services.local", *arguments],
+        [sys.executable, "-m", "percolator.services.local", *arguments],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -27,9 +27,9 @@ from examples.webindex import tables
 from examples.webindex.load import Crawling
 from percolator import aio
 from percolator.errors import ExecutionUnknown, NotExecuted
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from percolator.timestamps import seconds_between
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
 
 OFTEN_SECONDS = 0.25
 SELDOM_SECONDS = 1.0

@@ -23,7 +23,7 @@ from examples.webindex import tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.load import Change, Crawling, changes
 from percolator import Limits, RetryPolicy, aio
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 OBSERVERS = "examples.webindex.observers:observers"
 PATIENCE_SECONDS = 300.0

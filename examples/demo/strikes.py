@@ -13,12 +13,12 @@ from collections.abc import Collection
 from examples.demo.state import LEADS, Server, State, Tablet
 from examples.webindex import tables
 from percolator.errors import PercolatorError
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from percolator.v1.master_pb2 import ListTabletsRequest
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire import methods
 from percolator.world import Network
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
 
 ANSWER_SECONDS = 5.0
 LEADER_SECONDS = 1.0

@@ -7,7 +7,7 @@ from percolator.aio.database import Database
 from percolator.errors import ExecutionUnknown, NotExecuted
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
-from services.chassis.host import Host, SettingsT
+from percolator.services.chassis.host import Host, SettingsT
 
 _CONNECT_SECONDS = 600.0
 """Services start in any order, and the chassis cancels a start that is no longer wanted."""

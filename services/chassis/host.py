@@ -13,14 +13,14 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 from prometheus_client import CollectorRegistry
 
+from percolator.services.chassis.serving.quotas import Quotas
+from percolator.services.chassis.serving.rpc import Exposed, Forwarder
+from percolator.services.chassis.settings.service_settings import ServiceSettings
+from percolator.services.chassis.store.files import Files
+from percolator.services.chassis.store.store_watch import StoreWatch
 from percolator.tasks import Tasks
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.world import World
-from services.chassis.serving.quotas import Quotas
-from services.chassis.serving.rpc import Exposed, Forwarder
-from services.chassis.settings.service_settings import ServiceSettings
-from services.chassis.store.files import Files
-from services.chassis.store.store_watch import StoreWatch
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 

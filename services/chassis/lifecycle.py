@@ -37,30 +37,30 @@ from percolator.errors import (
     WrongCluster,
 )
 from percolator.event_loop import new_event_loop
+from percolator.services.chassis import descriptors, logs, standard_streams
+from percolator.services.chassis.garbage_collector import collect_seldom, skip_imports
+from percolator.services.chassis.host import Build, Host, SettingsT
+from percolator.services.chassis.membership import Membership, Registration
+from percolator.services.chassis.ready_file import ReadyFile
+from percolator.services.chassis.refusal import may_pass, one_line
+from percolator.services.chassis.serving import metrics
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.quotas import Quotas
+from percolator.services.chassis.serving.server import CannotListen, Server, listening_metrics
+from percolator.services.chassis.serving.server_tls import ServerTls
+from percolator.services.chassis.serving.tokens import Tokens
+from percolator.services.chassis.settings.environment import unknown_variables
+from percolator.services.chassis.settings.service_settings import StoreSettings
+from percolator.services.chassis.store.cluster_identity import STORE_FORMAT
+from percolator.services.chassis.store.private_root import close_root, limit_new_files
+from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis.version import version
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import PLAIN_TEXT
 from percolator.wire.through import shutting_down
 from percolator.world import MachineClock, World, machine_random
-from services.chassis import descriptors, logs, standard_streams
-from services.chassis.garbage_collector import collect_seldom, skip_imports
-from services.chassis.host import Build, Host, SettingsT
-from services.chassis.membership import Membership, Registration
-from services.chassis.ready_file import ReadyFile
-from services.chassis.refusal import may_pass, one_line
-from services.chassis.serving import metrics
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.quotas import Quotas
-from services.chassis.serving.server import CannotListen, Server, listening_metrics
-from services.chassis.serving.server_tls import ServerTls
-from services.chassis.serving.tokens import Tokens
-from services.chassis.settings.environment import unknown_variables
-from services.chassis.settings.service_settings import StoreSettings
-from services.chassis.store.cluster_identity import STORE_FORMAT
-from services.chassis.store.private_root import close_root, limit_new_files
-from services.chassis.store.real_files import RealFiles
-from services.chassis.version import version
 
 EXIT_OK = 0
 EXIT_FAILED = 1

@@ -14,10 +14,10 @@ from contextlib import suppress
 import structlog
 
 from percolator.errors import PercolatorError, WrongCluster
+from percolator.services.chassis.trouble import Trouble
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.methods import DESCRIBE, REGISTER
 from percolator.world import World
-from services.chassis.trouble import Trouble
 
 _CALL_SECONDS = 2.0
 _WAIT_SECONDS = 0.25

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from percolator.errors import PercolatorError, Retry, StoreFault, StoreUnusable
-from services.chassis.settings.service_settings import ServiceSettings
+from percolator.services.chassis.settings.service_settings import ServiceSettings
 
 _PATH_SETTINGS = ("store", "ready_file", "trace_file")
 _TEMPORARY = ".new"

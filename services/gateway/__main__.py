@@ -1,4 +1,4 @@
-"""python -m services.gateway: one front door, for other languages and other networks."""
+"""python -m percolator.services.gateway: one front door, for other languages and other networks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
+from percolator.services.gateway.service import gateway_service
+from percolator.services.gateway.settings import GatewaySettings
 from percolator.v1.cluster_pb2 import ServiceKind
-from services.chassis.host import Host
-from services.chassis.lifecycle import run
-from services.chassis.serving.rpc import Exposed
-from services.chassis.settings.loading import load
-from services.gateway.service import gateway_service
-from services.gateway.settings import GatewaySettings
 
 
 @asynccontextmanager

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from percolator.errors import InvalidArgument, NotReady
+from percolator.services.gateway.servers import Servers
 from percolator.v1 import cluster_pb2 as pb
-from services.gateway.servers import Servers
 
 _RETRY_SECONDS = 0.5
 

@@ -34,11 +34,11 @@ from percolator.protocol.read_locks import locked_cell
 from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
+from percolator.services.chassis.serving.quotas import Quota
+from percolator.services.chassis.serving.rpc import caller_identity
+from percolator.services.gateway.requests import Writes
 from percolator.tasks import Tasks
 from percolator.timestamps import SEQUENCE_BITS
-from services.chassis.serving.quotas import Quota
-from services.chassis.serving.rpc import caller_identity
-from services.gateway.requests import Writes
 
 COMMITS_RETRY_SECONDS = 0.1
 

@@ -16,6 +16,13 @@ from typing import Any, NoReturn, Protocol
 import grpc
 
 from percolator.errors import InvariantViolation, NotReady, PercolatorError, UnknownServer
+from percolator.services.chassis.serving.access import Check
+from percolator.services.chassis.serving.arrivals import Held, NoMoreRequests
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.quotas import CallerIdentity, machine_of
+from percolator.services.chassis.serving.rpc import Unreceived
+from percolator.services.chassis.serving.trailers import failure
+from percolator.services.gateway.shutdown import gateway_leaves
 from percolator.v1.cluster_pb2 import Server
 from percolator.wire.channels import (
     FORWARDED_METADATA,
@@ -26,13 +33,6 @@ from percolator.wire.channels import (
 )
 from percolator.wire.line import Line
 from percolator.wire.status import from_rpc_error, status_code, too_large
-from services.chassis.serving.access import Check
-from services.chassis.serving.arrivals import Held, NoMoreRequests
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.quotas import CallerIdentity, machine_of
-from services.chassis.serving.rpc import Unreceived
-from services.chassis.serving.trailers import failure
-from services.gateway.shutdown import gateway_leaves
 
 _OF_THE_CONNECTION = frozenset(("user-agent", "content-type", "te", SERVER_METADATA))
 """Metadata that belongs to a connection, and is not forwarded."""

@@ -21,12 +21,12 @@ from percolator.protocol.scan import scan_pages
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
+from percolator.services.chassis.serving.rpc import caller_identity, remaining_seconds
+from percolator.services.gateway.commits import Commits
+from percolator.services.gateway.requests import Requests
+from percolator.services.gateway.shutdown import EndlessStreams
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.tabletserver_pb2 import RowRead
-from services.chassis.serving.rpc import caller_identity, remaining_seconds
-from services.gateway.commits import Commits
-from services.gateway.requests import Requests
-from services.gateway.shutdown import EndlessStreams
 
 CALL_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2

@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from services.gateway.commits import Commits
-from services.gateway.server_routes import ForwardedCalls
+from percolator.services.gateway.commits import Commits
+from percolator.services.gateway.server_routes import ForwardedCalls
 
 _PREFIX = "percolator_gateway_"
 

@@ -17,13 +17,13 @@ from percolator.bigtable.missing_family import FamilyMissing, missing_family, na
 from percolator.bigtable.place import Place
 from percolator.errors import InvalidArgument, NotReady, PermissionDenied, Unauthenticated
 from percolator.rowstore.identity import CLUSTER
+from percolator.services.chassis.serving.rpc import caller_role, remaining_seconds
+from percolator.services.gateway import row_store_rules as rules
+from percolator.services.gateway.row_store_rules import RequestT
+from percolator.services.gateway.servers import Servers
 from percolator.v1 import bigtable_pb2 as pb
 from percolator.v1.cluster_pb2 import DescribeResponse
 from percolator.world import Network, ResponseT, StreamCall, UnaryCall
-from services.chassis.serving.rpc import caller_role, remaining_seconds
-from services.gateway import row_store_rules as rules
-from services.gateway.row_store_rules import RequestT
-from services.gateway.servers import Servers
 
 CALL_SECONDS_MAX = 600.0
 _USUAL_SECONDS = 30.0

@@ -18,16 +18,16 @@ from percolator.errors import (
     PercolatorError,
     Unavailable,
 )
+from percolator.services.chassis.serving.access import Check
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.gateway.forwarded_call import ForwardedCall
+from percolator.services.gateway.servers import Servers
 from percolator.v1.cluster_pb2 import SERVICE_KIND_MASTER, Server
 from percolator.v1.master_pb2 import DESCRIPTOR as MASTER_PROTO
 from percolator.wire import methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.line import Line
 from percolator.world import StreamMethod, UnaryMethod
-from services.chassis.serving.access import Check
-from services.chassis.serving.gate import Gate
-from services.gateway.forwarded_call import ForwardedCall
-from services.gateway.servers import Servers
 
 _MASTER_SERVICE = MASTER_PROTO.services_by_name["MasterService"].full_name
 _MASTER_PATHS = f"/{_MASTER_SERVICE}/"
@@ -56,7 +56,7 @@ class ForwardedCalls:
 
 
 class ServerRoutes:
-    """A `services.chassis.serving.rpc.Forwarder`, and the `Routes` of its calls."""
+    """A `percolator.services.chassis.serving.rpc.Forwarder`, and the `Routes` of its calls."""
 
     def __init__(self, network: GrpcNetwork, servers: Servers, own: Server) -> None:
         self.calls = ForwardedCalls()

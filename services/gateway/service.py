@@ -6,19 +6,19 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from percolator.aio.row_store import connection_to
+from percolator.services.chassis.cluster_client import connected
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.gateway.cluster_handler import ClusterHandler
+from percolator.services.gateway.commits import COMMITS_RETRY_SECONDS, Commits
+from percolator.services.gateway.gateway_handler import GatewayHandler
+from percolator.services.gateway.metrics import GatewayMetrics
+from percolator.services.gateway.row_store_handler import RowStoreHandler
+from percolator.services.gateway.server_routes import ServerRoutes
+from percolator.services.gateway.servers import Servers
+from percolator.services.gateway.settings import GatewaySettings
 from percolator.v1 import cluster_pb2, gateway_pb2, row_store_pb2
 from percolator.wire.channels import GrpcNetwork
-from services.chassis.cluster_client import connected
-from services.chassis.host import Host
-from services.chassis.serving.rpc import Exposed
-from services.gateway.cluster_handler import ClusterHandler
-from services.gateway.commits import COMMITS_RETRY_SECONDS, Commits
-from services.gateway.gateway_handler import GatewayHandler
-from services.gateway.metrics import GatewayMetrics
-from services.gateway.row_store_handler import RowStoreHandler
-from services.gateway.server_routes import ServerRoutes
-from services.gateway.servers import Servers
-from services.gateway.settings import GatewaySettings
 
 _DRAIN_SECONDS = 2.0
 """For commits in progress and their secondary cells. What is left can be finished by others."""

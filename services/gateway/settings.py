@@ -6,7 +6,12 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
 
-from services.chassis.settings.loading import DialAddress, ListenAddress, Seconds, ServiceSettings
+from percolator.services.chassis.settings.loading import (
+    DialAddress,
+    ListenAddress,
+    Seconds,
+    ServiceSettings,
+)
 
 
 class GatewaySettings(ServiceSettings):

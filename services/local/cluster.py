@@ -13,9 +13,9 @@ from typing import Self
 
 from percolator.bigtable.place import parse_place
 from percolator.errors import InvalidArgument
-from services.local import directory
-from services.local.link import Link
-from services.local.process import LocalClusterError, ServiceProcess
+from percolator.services.local import directory
+from percolator.services.local.link import Link
+from percolator.services.local.process import LocalClusterError, ServiceProcess
 
 START_SECONDS = 300.0
 """The longest start of one process: far more than any takes that works."""
@@ -204,7 +204,7 @@ class LocalCluster:
             _require_free(self._port, _GATEWAY_PORT_STEP)
         store = self._store
         masters = [
-            self._add(name, "services.master", ["--store", store])
+            self._add(name, "percolator.services.master", ["--store", store])
             for name in _numbered("master", self._masters)
         ]
         if self._port:
@@ -214,12 +214,12 @@ class LocalCluster:
         found = ["--store", store, *known]
         standby = ["--standby"] if self._oracles > 1 else []
         rest = [
-            self._add(name, "services.oracle", [*found, *standby])
+            self._add(name, "percolator.services.oracle", [*found, *standby])
             for name in _numbered("oracle", self._oracles)
         ]
-        rest.append(self._add("lockservice", "services.lockservice", known))
+        rest.append(self._add("lockservice", "percolator.services.lockservice", known))
         rest += [
-            self._add(f"tabletserver-{number}", "services.tabletserver", found)
+            self._add(f"tabletserver-{number}", "percolator.services.tabletserver", found)
             for number in range(1, self._tablet_servers + 1)
         ]
         self._launch(rest)
@@ -231,7 +231,7 @@ class LocalCluster:
 
     def _added_gateways(self, known: list[str]) -> list[ServiceProcess]:
         gateways = [
-            self._add(name, "services.gateway", known)
+            self._add(name, "percolator.services.gateway", known)
             for name in _numbered("gateway", self._gateways)
         ]
         if gateways and self._port:
@@ -241,7 +241,7 @@ class LocalCluster:
     def _added_workers(self, known: list[str]) -> list[ServiceProcess]:
         arguments = [*known, "--observers", ",".join(self._observers)]
         return [
-            self._add(name, "services.worker", arguments)
+            self._add(name, "percolator.services.worker", arguments)
             for name in _numbered("worker", self._workers)
         ]
 
@@ -307,7 +307,7 @@ def _require_row_store(store: str) -> None:
         raise LocalClusterError(error.message) from None
 
 
-_FRAMED = ("services.oracle", "services.tabletserver")
+_FRAMED = ("percolator.services.oracle", "percolator.services.tabletserver")
 """The services that also take calls in frames."""
 
 

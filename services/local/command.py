@@ -18,12 +18,12 @@ import typer
 from rich.console import Console
 
 from percolator.cli.connection import confirm
-from services.local import directory, launching, welcome
-from services.local.cluster import START_SECONDS
-from services.local.control import ask
-from services.local.directory import DEFAULT_DATA
-from services.local.launching import Plan
-from services.local.process import STOP_SECONDS, LocalClusterError
+from percolator.services.local import directory, launching, welcome
+from percolator.services.local.cluster import START_SECONDS
+from percolator.services.local.control import ask
+from percolator.services.local.directory import DEFAULT_DATA
+from percolator.services.local.launching import Plan
+from percolator.services.local.process import STOP_SECONDS, LocalClusterError
 
 app = typer.Typer(
     add_completion=False,

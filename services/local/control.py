@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from services.local.directory import data_option, running
-from services.local.process import LocalClusterError
+from percolator.services.local.directory import data_option, running
+from percolator.services.local.process import LocalClusterError
 
 CarryOut = Callable[[str, str], str]
 """Carries out an action on the named process, and returns the text of the answer."""

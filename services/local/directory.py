@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from percolator import private_files
-from services.local.process import STOP_SECONDS, LocalClusterError
+from percolator.services.local.process import STOP_SECONDS, LocalClusterError
 
 State = dict[str, Any]
 

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from percolator import private_files
-from services.local import directory
-from services.local.cluster import START_SECONDS, LocalCluster
-from services.local.process import (
+from percolator.services.local import directory
+from percolator.services.local.cluster import START_SECONDS, LocalCluster
+from percolator.services.local.process import (
     STILL_STARTING,
     LocalClusterError,
     NotReadyInTime,
     environment,
 )
-from services.local.session import Session
+from percolator.services.local.session import Session
 
 _POLL_SECONDS = 0.05
 _ERROR = "error: "
@@ -103,7 +103,15 @@ def detach(data: Path, plan: Plan, say: Callable[[str], None]) -> directory.Stat
         raise LocalClusterError(directory.already_running(data))
     directory.make_data_directory(data)
     log_file = data / "logs" / "launcher.log"
-    command = [sys.executable, "-P", "-m", "services.local", "--data", str(data), *plan.options()]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "percolator.services.local",
+        "--data",
+        str(data),
+        *plan.options(),
+    ]
     with open(log_file, "wb", opener=private_files.opener) as log:
         launcher = subprocess.Popen(  # noqa: S603 - our own module, and no shell
             command,

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from percolator import private_files
 from percolator.errors import PercolatorError
-from services.local.reserved_port import ReservedPort
+from percolator.services.local.reserved_port import ReservedPort
 
 _ROOT = Path(__file__).parents[2]
 """Where this very package `services` is."""
@@ -115,7 +115,7 @@ class ServiceProcess:
         if not self._ports:
             self._ports = [ReservedPort(), ReservedPort()]
         own, metrics = self._ports
-        # -P: a folder called "services" in the working directory is somebody else's.
+        # -P: a folder called "percolator" in the working directory is somebody else's.
         command = [sys.executable, "-P", "-m", self._module]
         command += ["--listen", self._listen or own.address, "--metrics-listen", metrics.address]
         command += ["--ready-file", str(self._ready_file), "--stop-with-stdin", "--log-format=json"]

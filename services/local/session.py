@@ -7,10 +7,10 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from services.local.cluster import LocalCluster
-from services.local.control import Control
-from services.local.process import LocalClusterError, ServiceProcess
-from services.local.sources import Sources, names
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.control import Control
+from percolator.services.local.process import LocalClusterError, ServiceProcess
+from percolator.services.local.sources import Sources, names
 
 _LOOK_SECONDS = 0.25
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from services.local.directory import State, data_option
+from percolator.services.local.directory import State, data_option
 
 PROGRAM = """\
 import percolator

@@ -1,4 +1,4 @@
-"""python -m services.lockservice: which processes are alive, and which rows they work on."""
+"""The lock service: which processes are alive, and which rows they work on."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
+from percolator.services.lockservice.handler import LockServiceHandler
+from percolator.services.lockservice.metrics import LockServiceMetrics
+from percolator.services.lockservice.settings import LockServiceSettings
 from percolator.v1 import lockservice_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
-from services.chassis.host import Host
-from services.chassis.lifecycle import run
-from services.chassis.serving.rpc import Exposed
-from services.chassis.settings.loading import load
-from services.lockservice.handler import LockServiceHandler
-from services.lockservice.metrics import LockServiceMetrics
-from services.lockservice.settings import LockServiceSettings
 
 
 @asynccontextmanager

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from percolator.errors import Overloaded
-from services.chassis.lived_time import LivedTime, ticks_of
-from services.chassis.serving.quotas import Quotas
-from services.lockservice.deadlines import Deadlines
-from services.lockservice.limits import LockServiceLimits
-from services.lockservice.sessions import Session
+from percolator.services.chassis.lived_time import LivedTime, ticks_of
+from percolator.services.chassis.serving.quotas import Quotas
+from percolator.services.lockservice.deadlines import Deadlines
+from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.lockservice.sessions import Session
 
 _RETRY_SECONDS = 1.0
 _EXPIRE_AT_MOST = 1_000

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Final
 
 from percolator.errors import InvalidArgument
+from percolator.services.chassis.lived_time import ASK_SECONDS, LivedTime
+from percolator.services.chassis.serving.quotas import Quotas
+from percolator.services.chassis.serving.rpc import caller_identity
+from percolator.services.lockservice.advisory_locks import HeldLocks
+from percolator.services.lockservice.limits import LockServiceLimits, check_session_id
+from percolator.services.lockservice.sessions import OpenSessions, Session, SessionInfo
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.world import Clock, Random
-from services.chassis.lived_time import ASK_SECONDS, LivedTime
-from services.chassis.serving.quotas import Quotas
-from services.chassis.serving.rpc import caller_identity
-from services.lockservice.advisory_locks import HeldLocks
-from services.lockservice.limits import LockServiceLimits, check_session_id
-from services.lockservice.sessions import OpenSessions, Session, SessionInfo
 
 _EXPIRE_AT_MOST: Final = 5_000
 """In one slice, which takes a few milliseconds: requests are served between two slices."""

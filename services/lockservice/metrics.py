@@ -8,7 +8,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from services.lockservice.handler import LockServiceHandler
+from percolator.services.lockservice.handler import LockServiceHandler
 
 _PREFIX = "percolator_lockservice_"
 

@@ -26,15 +26,15 @@ from percolator.errors import (
     SessionExpired,
     SnapshotTooOld,
 )
+from percolator.services.chassis.lived_time import LivedTime, milliseconds_between, ticks_of
+from percolator.services.chassis.serving.quotas import CallerIdentity, Quotas
+from percolator.services.lockservice.deadlines import Deadlines
+from percolator.services.lockservice.limits import LockServiceLimits
 from percolator.timestamps import Timestamp
 from percolator.v1.lockservice_pb2 import HistoryLimits
 from percolator.wire.liveness import SESSION_ID_BYTES, Liveness
 from percolator.wire.roles import Role
 from percolator.world import Random
-from services.chassis.lived_time import LivedTime, milliseconds_between, ticks_of
-from services.chassis.serving.quotas import CallerIdentity, Quotas
-from services.lockservice.deadlines import Deadlines
-from services.lockservice.limits import LockServiceLimits
 
 _RETRY_SECONDS = 1.0
 _EXPIRE_AT_MOST = 1_000

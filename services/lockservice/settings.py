@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, model_validator
 
-from services.chassis.settings.loading import ListenAddress, ServiceSettings
-from services.lockservice.limits import LockServiceLimits
+from percolator.services.chassis.settings.loading import ListenAddress, ServiceSettings
+from percolator.services.lockservice.limits import LockServiceLimits
 
 _DEFAULTS = LockServiceLimits()
 

@@ -1,4 +1,4 @@
-"""python -m services.master: tables, and which server serves which tablet."""
+"""python -m percolator.services.master: tables, and which server serves which tablet."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
+from percolator.services.chassis.store_kinds.opening import opened
+from percolator.services.master.service import master_service
+from percolator.services.master.settings import MasterSettings
 from percolator.v1.cluster_pb2 import ServiceKind
-from services.chassis.host import Host
-from services.chassis.lifecycle import run
-from services.chassis.serving.rpc import Exposed
-from services.chassis.settings.loading import load
-from services.chassis.store_kinds.opening import opened
-from services.master.service import master_service
-from services.master.settings import MasterSettings
 
 
 @asynccontextmanager

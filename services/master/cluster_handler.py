@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from percolator.errors import InvalidArgument, WrongCluster
+from percolator.services.chassis.compatibility import are_compatible
+from percolator.services.chassis.lived_time import ASK_SECONDS
+from percolator.services.chassis.store.cluster_identity import ClusterIdentity
+from percolator.services.master.registry import Registry
 from percolator.v1 import cluster_pb2 as pb
 from percolator.world import Clock
-from services.chassis.compatibility import are_compatible
-from services.chassis.lived_time import ASK_SECONDS
-from services.chassis.store.cluster_identity import ClusterIdentity
-from services.master.registry import Registry
 
 REPORT_INTERVAL_MILLISECONDS = 1_000
 

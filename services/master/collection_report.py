@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from percolator.services.master.history.collection import Collection
+from percolator.services.master.map.catalogue import Table
 from percolator.v1 import master_pb2 as pb
 from percolator.wire.status import to_detail
-from services.master.history.collection import Collection
-from services.master.map.catalogue import Table
 
 
 def describe(

@@ -7,23 +7,23 @@ from functools import partial
 from pathlib import Path
 
 from percolator.errors import StoreFault, StoreUnusable
+from percolator.services.chassis.coordinator.interface import Leadership
+from percolator.services.chassis.store.files import Files, fault_of
+from percolator.services.master.history.collection import Collection, CollectionTimes
+from percolator.services.master.history.tablet_collecting import TabletCollecting
+from percolator.services.master.map.cluster_map import ClusterMap
+from percolator.services.master.map.map_store import MapStore, decoded
+from percolator.services.master.registry import Registry
+from percolator.services.master.store_format import StoreFormat
+from percolator.services.master.tablets.assignment import Assignment
+from percolator.services.master.tablets.balance import Balance, BalanceLimits
+from percolator.services.master.tablets.removal import Removal
+from percolator.services.master.tablets.server_watch import ServerWatch, WatchTimes
+from percolator.services.master.tablets.tables import Tables
+from percolator.services.master.tablets.tablet_changes import TabletChanges
+from percolator.services.master.term import Term
 from percolator.v1.cluster_pb2 import Server, ServiceKind
 from percolator.world import World
-from services.chassis.coordinator.interface import Leadership
-from services.chassis.store.files import Files, fault_of
-from services.master.history.collection import Collection, CollectionTimes
-from services.master.history.tablet_collecting import TabletCollecting
-from services.master.map.cluster_map import ClusterMap
-from services.master.map.map_store import MapStore, decoded
-from services.master.registry import Registry
-from services.master.store_format import StoreFormat
-from services.master.tablets.assignment import Assignment
-from services.master.tablets.balance import Balance, BalanceLimits
-from services.master.tablets.removal import Removal
-from services.master.tablets.server_watch import ServerWatch, WatchTimes
-from services.master.tablets.tables import Tables
-from services.master.tablets.tablet_changes import TabletChanges
-from services.master.term import Term
 
 _FORGET_SECONDS = 5.0
 
@@ -132,7 +132,7 @@ class Leader(Term[ClusterMap]):
 
 
 class TabletTerms:
-    """The terms of a master over tablets (`services.master.master.Terms`)."""
+    """The terms of a master over tablets (`percolator.services.master.master.Terms`)."""
 
     def __init__(
         self,

@@ -13,18 +13,18 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 
 from percolator.errors import NotReady, PercolatorError, Retry, StoreUnusable
+from percolator.services.chassis.coordinator.candidacy import Candidacy
+from percolator.services.chassis.coordinator.interface import Coordinator, Leadership, Session
+from percolator.services.chassis.store.cluster_identity import FIRST_FORMAT
+from percolator.services.chassis.trouble import Trouble
+from percolator.services.master.kind_check import KindCheck
+from percolator.services.master.map.catalogue import Catalogue
+from percolator.services.master.map.map_store import KEY, MapT
+from percolator.services.master.registry import Registry, check
+from percolator.services.master.term import SERVERS_KEY, Term
 from percolator.v1 import master_records_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.world import World
-from services.chassis.coordinator.candidacy import Candidacy
-from services.chassis.coordinator.interface import Coordinator, Leadership, Session
-from services.chassis.store.cluster_identity import FIRST_FORMAT
-from services.chassis.trouble import Trouble
-from services.master.kind_check import KindCheck
-from services.master.map.catalogue import Catalogue
-from services.master.map.map_store import KEY, MapT
-from services.master.registry import Registry, check
-from services.master.term import SERVERS_KEY, Term
 
 ROLE = "master"
 SESSION_PREFIX = "master-"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from percolator.errors import InvalidArgument, SchemaError
+from percolator.services.master.leader import Leader
+from percolator.services.master.map import locations
+from percolator.services.master.map.cluster_map import ClusterMap, Tablet
+from percolator.services.master.map.map_record import location_message
+from percolator.services.master.table_handler import TableHandler
 from percolator.v1 import master_pb2 as pb
 from percolator.wire.status import to_detail
-from services.master.leader import Leader
-from services.master.map import locations
-from services.master.map.cluster_map import ClusterMap, Tablet
-from services.master.map.map_record import location_message
-from services.master.table_handler import TableHandler
 
 
 class MasterHandler(TableHandler[ClusterMap, Leader]):

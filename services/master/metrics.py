@@ -10,17 +10,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from percolator.services.master.leader import Leader
+from percolator.services.master.map.catalogue import Catalogue
+from percolator.services.master.map.cluster_map import ClusterMap
+from percolator.services.master.map.map_store import MapT
+from percolator.services.master.master import Master, TermT
+from percolator.services.master.oracle_time import OracleTime
+from percolator.services.master.registry import Registry
+from percolator.services.master.rows.row_term import RowTerm
 from percolator.timestamps import seconds_between
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.cluster_clock import majority
-from services.master.leader import Leader
-from services.master.map.catalogue import Catalogue
-from services.master.map.cluster_map import ClusterMap
-from services.master.map.map_store import MapT
-from services.master.master import Master, TermT
-from services.master.oracle_time import OracleTime
-from services.master.registry import Registry
-from services.master.rows.row_term import RowTerm
 
 _KIND_PREFIX = "SERVICE_KIND_"
 

@@ -9,14 +9,14 @@ from __future__ import annotations
 import structlog
 
 from percolator.errors import NotReady, PercolatorError
+from percolator.services.chassis.trouble import Trouble
+from percolator.services.master.registry import Registry
 from percolator.timestamps import Timestamp
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.v1.oracle_pb2 import AdvanceEpochRequest
 from percolator.wire.methods import ADVANCE_EPOCH
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import World
-from services.chassis.trouble import Trouble
-from services.master.registry import Registry
 
 _ASK_SECONDS = 1.0
 _ANSWER_SECONDS = 2.0

@@ -19,10 +19,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from percolator.errors import InvalidArgument, Overloaded
+from percolator.services.chassis.lived_time import LivedTime, milliseconds_between
 from percolator.v1.cluster_pb2 import Server, ServiceKind
 from percolator.wire.addresses import parse_host_port
 from percolator.world import Clock
-from services.chassis.lived_time import LivedTime, milliseconds_between
 
 _TEXT_CHARACTERS_MAX = 256
 _METADATA_TEXT = re.compile(r"[!-~]+")

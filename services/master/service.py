@@ -6,24 +6,24 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
+from percolator.services.chassis.coordinator.interface import Coordinator
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.lived_time import LivedTime
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.store_kinds.cluster_store import ClusterStore
+from percolator.services.chassis.store_kinds.directory_store import DirectoryStore
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.master.cluster_handler import ClusterHandler
+from percolator.services.master.leader import TabletTerms
+from percolator.services.master.master import Master
+from percolator.services.master.master_handler import MasterHandler
+from percolator.services.master.metrics import MasterMetrics, RowMasterMetrics, TabletMasterMetrics
+from percolator.services.master.registry import Registry
+from percolator.services.master.rows.row_handler import RowMasterHandler
+from percolator.services.master.rows.row_term import RowTerms
+from percolator.services.master.settings import MasterSettings
 from percolator.v1 import cluster_pb2, master_pb2
-from services.chassis.coordinator.interface import Coordinator
-from services.chassis.coordinator.times import CoordinatorTimes
-from services.chassis.host import Host
-from services.chassis.lived_time import LivedTime
-from services.chassis.serving.rpc import Exposed
-from services.chassis.store_kinds.cluster_store import ClusterStore
-from services.chassis.store_kinds.directory_store import DirectoryStore
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from services.master.cluster_handler import ClusterHandler
-from services.master.leader import TabletTerms
-from services.master.master import Master
-from services.master.master_handler import MasterHandler
-from services.master.metrics import MasterMetrics, RowMasterMetrics, TabletMasterMetrics
-from services.master.registry import Registry
-from services.master.rows.row_handler import RowMasterHandler
-from services.master.rows.row_term import RowTerms
-from services.master.settings import MasterSettings
 
 _ELECTION_SECONDS = 1.0
 

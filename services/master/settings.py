@@ -6,16 +6,16 @@ from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from services.chassis.coordinator.times import GRACE_SECONDS_MIN
-from services.chassis.settings.loading import (
+from percolator.services.chassis.coordinator.times import GRACE_SECONDS_MIN
+from percolator.services.chassis.settings.loading import (
     DialAddress,
     ListenAddress,
     StoreSettings,
 )
-from services.master.history.collection import CollectionTimes
-from services.master.leader import MasterTimes
-from services.master.tablets.balance import BalanceLimits
-from services.master.tablets.server_watch import WatchTimes
+from percolator.services.master.history.collection import CollectionTimes
+from percolator.services.master.leader import MasterTimes
+from percolator.services.master.tablets.balance import BalanceLimits
+from percolator.services.master.tablets.server_watch import WatchTimes
 
 
 class MasterSettings(StoreSettings):

@@ -11,16 +11,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from percolator.errors import InvalidArgument, StoreUnusable, WrongCluster
-from percolator.v1.cluster_pb2 import Server, ServiceKind
-from percolator.world import World
-from services.chassis.store.cluster_identity import (
+from percolator.services.chassis.store.cluster_identity import (
     EXPIRING_FORMAT,
     FIRST_FORMAT,
     raise_format,
 )
-from services.chassis.store.files import Files, fault_of
-from services.master.map.cluster_map import ClusterMap
-from services.master.registry import Registry
+from percolator.services.chassis.store.files import Files, fault_of
+from percolator.services.master.map.cluster_map import ClusterMap
+from percolator.services.master.registry import Registry
+from percolator.v1.cluster_pb2 import Server, ServiceKind
+from percolator.world import World
 
 _OPENING = {
     ServiceKind.SERVICE_KIND_MASTER: "master",

@@ -25,6 +25,17 @@ from percolator.observers.registry.observer_change import (
     changed_observers,
     with_report,
 )
+from percolator.services.master.map.catalogue import Catalogue, Table
+from percolator.services.master.map.map_record import (
+    observer_messages,
+    observers_of,
+    options_message,
+    table_message,
+    ttl_messages,
+    ttls_of,
+)
+from percolator.services.master.map.map_store import MapT, StoredMap
+from percolator.services.master.oracle_time import OracleTime
 from percolator.v1 import master_pb2 as pb
 from percolator.wire.table_options import (
     changed_ttls,
@@ -36,17 +47,6 @@ from percolator.wire.table_options import (
     table_exists,
 )
 from percolator.world import Clock
-from services.master.map.catalogue import Catalogue, Table
-from services.master.map.map_record import (
-    observer_messages,
-    observers_of,
-    options_message,
-    table_message,
-    ttl_messages,
-    ttls_of,
-)
-from services.master.map.map_store import MapT, StoredMap
-from services.master.oracle_time import OracleTime
 
 SPLIT_BYTES_MIN = 64 << 10
 REQUEST_ID_BYTES_MAX = 64

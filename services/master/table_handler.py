@@ -6,16 +6,16 @@ from collections.abc import Awaitable, Callable
 from typing import Generic
 
 from percolator.errors import SchemaError
+from percolator.services.chassis.serving.rpc import caller_role, remaining_seconds
+from percolator.services.master import collection_report
+from percolator.services.master.map import locations
+from percolator.services.master.map.catalogue import Table
+from percolator.services.master.map.map_record import table_message
+from percolator.services.master.map.map_store import MapT
+from percolator.services.master.master import Master, TermT
 from percolator.v1 import master_pb2 as pb
 from percolator.wire.roles import Role
 from percolator.world import Clock
-from services.chassis.serving.rpc import caller_role, remaining_seconds
-from services.master import collection_report
-from services.master.map import locations
-from services.master.map.catalogue import Table
-from services.master.map.map_record import table_message
-from services.master.map.map_store import MapT
-from services.master.master import Master, TermT
 
 WAIT_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2

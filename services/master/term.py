@@ -15,19 +15,19 @@ from typing import Any, Generic
 import structlog
 
 from percolator.errors import NotReady, Overloaded, StoreUnusable
+from percolator.services.chassis.coordinator.interface import Leadership
+from percolator.services.chassis.lived_time import ASK_SECONDS
+from percolator.services.chassis.store.cluster_identity import FIRST_FORMAT
+from percolator.services.chassis.trouble import Trouble
+from percolator.services.master.history.collection import Collection
+from percolator.services.master.map.map_store import MapT, StoredMap
+from percolator.services.master.oracle_time import OracleTime
+from percolator.services.master.registry import Registry
+from percolator.services.master.table_changes import TableChanges
 from percolator.tasks import Tasks
 from percolator.v1 import master_records_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.world import World
-from services.chassis.coordinator.interface import Leadership
-from services.chassis.lived_time import ASK_SECONDS
-from services.chassis.store.cluster_identity import FIRST_FORMAT
-from services.chassis.trouble import Trouble
-from services.master.history.collection import Collection
-from services.master.map.map_store import MapT, StoredMap
-from services.master.oracle_time import OracleTime
-from services.master.registry import Registry
-from services.master.table_changes import TableChanges
 
 SERVERS_KEY = "servers"
 _SETTLE_SECONDS = 1.0

@@ -1,4 +1,4 @@
-"""python -m services.oracle: hands out the cluster's timestamps."""
+"""python -m percolator.services.oracle: hands out the cluster's timestamps."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
+from percolator.services.chassis.store_kinds.opening import opened
+from percolator.services.oracle.service import oracle_service
+from percolator.services.oracle.settings import OracleSettings
 from percolator.v1.cluster_pb2 import ServiceKind
-from services.chassis.host import Host
-from services.chassis.lifecycle import run
-from services.chassis.serving.rpc import Exposed
-from services.chassis.settings.loading import load
-from services.chassis.store_kinds.opening import opened
-from services.oracle.service import oracle_service
-from services.oracle.settings import OracleSettings
 
 
 @asynccontextmanager

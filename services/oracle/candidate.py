@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import structlog
 
 from percolator.errors import NotReady, StoreUnusable, UsageError
+from percolator.services.chassis.coordinator.candidacy import Candidacy
+from percolator.services.chassis.coordinator.interface import Coordinator, Leadership
+from percolator.services.oracle.ledger import ROLE, Ledger
+from percolator.services.oracle.oracle import Oracle, OracleCounts, OracleLimits
+from percolator.services.oracle.other_clocks import ClockUnconfirmed, OtherClocks
+from percolator.services.oracle.probe import Probe
 from percolator.world import Clock
-from services.chassis.coordinator.candidacy import Candidacy
-from services.chassis.coordinator.interface import Coordinator, Leadership
-from services.oracle.ledger import ROLE, Ledger
-from services.oracle.oracle import Oracle, OracleCounts, OracleLimits
-from services.oracle.other_clocks import ClockUnconfirmed, OtherClocks
-from services.oracle.probe import Probe
 
 _log = structlog.get_logger("percolator.oracle")
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from percolator.services.oracle.oracle import Oracle
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,
     AdvanceEpochResponse,
     GetTimestampsRequest,
     GetTimestampsResponse,
 )
-from services.oracle.oracle import Oracle
 
 
 class OracleHandler:

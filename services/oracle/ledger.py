@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import Self
 
 from percolator.errors import InvariantViolation, StoreFault, StoreUnusable, WrongCluster
-from services.chassis.coordinator.interface import Leadership
-from services.oracle.mark import Mark
+from percolator.services.chassis.coordinator.interface import Leadership
+from percolator.services.oracle.mark import Mark
 
 ROLE = "oracle"
 MARK = "mark"

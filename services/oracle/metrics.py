@@ -8,8 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from services.chassis.store.files import Files
-from services.oracle.candidate import Candidate
+from percolator.services.chassis.store.files import Files
+from percolator.services.oracle.candidate import Candidate
 
 _PREFIX = "percolator_oracle_"
 

@@ -31,10 +31,10 @@ from percolator.errors import (
     StoreUnusable,
     UsageError,
 )
+from percolator.services.oracle.allocator import Allocator
+from percolator.services.oracle.physical_time import LEADING_SPEED, PhysicalTime
 from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX
 from percolator.world import Clock
-from services.oracle.allocator import Allocator
-from services.oracle.physical_time import LEADING_SPEED, PhysicalTime
 
 WINDOW_LEFT_AT_EXTENSION = 0.3
 """The share of the window that is left when its extension begins. An extension costs two fsyncs,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.store_kinds.cluster_store import ClusterStore
+from percolator.services.oracle.candidate import Candidate, Site
+from percolator.services.oracle.handler import OracleHandler
+from percolator.services.oracle.metrics import OracleMetrics
+from percolator.services.oracle.other_clocks import OtherClocks
+from percolator.services.oracle.probe import Probe
+from percolator.services.oracle.settings import OracleSettings
 from percolator.v1 import oracle_pb2
-from services.chassis.coordinator.times import CoordinatorTimes
-from services.chassis.host import Host
-from services.chassis.serving.rpc import Exposed
-from services.chassis.store_kinds.cluster_store import ClusterStore
-from services.oracle.candidate import Candidate, Site
-from services.oracle.handler import OracleHandler
-from services.oracle.metrics import OracleMetrics
-from services.oracle.other_clocks import OtherClocks
-from services.oracle.probe import Probe
-from services.oracle.settings import OracleSettings
 
 _ELECTION_SECONDS = 1.0
 _PATIENCE_SECONDS = 2.0

@@ -6,11 +6,11 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
+from percolator.services.chassis.coordinator.times import GRACE_SECONDS_MIN
+from percolator.services.chassis.settings.loading import FramedSettings, ListenAddress
+from percolator.services.oracle.oracle import OracleLimits
+from percolator.services.oracle.physical_time import LEADING_SPEED
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
-from services.chassis.coordinator.times import GRACE_SECONDS_MIN
-from services.chassis.settings.loading import FramedSettings, ListenAddress
-from services.oracle.oracle import OracleLimits
-from services.oracle.physical_time import LEADING_SPEED
 
 _DEFAULTS = OracleLimits()
 

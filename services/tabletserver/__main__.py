@@ -1,4 +1,4 @@
-"""python -m services.tabletserver: serves tablets. `dump PATH` shows a closed one instead."""
+"""The tablet server: serves tablets. `dump PATH` shows a closed one instead."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 
+from percolator.services.chassis import descriptors
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.tabletserver import dump
+from percolator.services.tabletserver.service import tablet_server
+from percolator.services.tabletserver.settings import TabletServerSettings
+from percolator.services.tabletserver.store_root import open_store_root
+from percolator.services.tabletserver.tablet_store import Budget, SharedDirectoryStore
 from percolator.v1.cluster_pb2 import ServiceKind
-from services.chassis import descriptors
-from services.chassis.host import Host
-from services.chassis.lifecycle import run
-from services.chassis.serving.rpc import Exposed
-from services.chassis.settings.loading import load
-from services.chassis.store.disk_threads import DiskThreads
-from services.chassis.store.real_files import RealFiles
-from services.tabletserver import dump
-from services.tabletserver.service import tablet_server
-from services.tabletserver.settings import TabletServerSettings
-from services.tabletserver.store_root import open_store_root
-from services.tabletserver.tablet_store import Budget, SharedDirectoryStore
 
 SLOW_THREADS_MAX = 32
 """Databases that are opened, flushed or compacted at once, when others are stuck."""

@@ -1,4 +1,4 @@
-"""`python -m services.tabletserver dump PATH`: a closed tablet's cells, as lines or JSON.
+"""`tabletserver dump PATH`: a closed tablet's cells, as lines or JSON.
 
 It takes nothing over and changes nothing: opening a LevelDB replays its log into new files, so it
 opens a clone in a temporary directory instead. It refuses a tablet that some process has open.
@@ -21,12 +21,12 @@ import plyvel
 
 from percolator.errors import InvariantViolation
 from percolator.formats.records import LockRecord, WriteRecord
+from percolator.services.chassis.store import epoch_names
+from percolator.services.chassis.store.epoch_names import Stage
+from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.tabletserver.leveldb_clone import clone_leveldb
 from percolator.tablet import keys
 from percolator.timestamps import in_json
-from services.chassis.store import epoch_names
-from services.chassis.store.epoch_names import Stage
-from services.chassis.store.real_files import RealFiles
-from services.tabletserver.leveldb_clone import clone_leveldb
 
 EXIT_REFUSED = 2
 _TIMESTAMPS = frozenset({"timestamp", "start", "min_commit"})
@@ -39,7 +39,7 @@ class CannotDump(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Runs the subcommand. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m services.tabletserver dump",
+        prog="python -m percolator.services.tabletserver dump",
         description="Shows the cells of a closed tablet directory, without changing anything.",
     )
     parser.add_argument("path", type=Path, help="STORE/<table>/<tablet>, or one of its epochs")

@@ -22,6 +22,13 @@ from percolator.errors import (
     PercolatorError,
     StoreUnusable,
 )
+from percolator.services.chassis.serving.quotas import Quota
+from percolator.services.chassis.serving.rpc import caller_identity, remaining_seconds
+from percolator.services.tabletserver.collecting import Collecting
+from percolator.services.tabletserver.disk_space import DiskSpace
+from percolator.services.tabletserver.served_tablet import Schema
+from percolator.services.tabletserver.tablet_store import Ancestry
+from percolator.services.tabletserver.tablets import Tablets
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import ttls_of
 from percolator.tablet.reading.point_reads import AnswerRoom
@@ -30,13 +37,6 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire.status import to_detail
 from percolator.world import Clock
-from services.chassis.serving.quotas import Quota
-from services.chassis.serving.rpc import caller_identity, remaining_seconds
-from services.tabletserver.collecting import Collecting
-from services.tabletserver.disk_space import DiskSpace
-from services.tabletserver.served_tablet import Schema
-from services.tabletserver.tablet_store import Ancestry
-from services.tabletserver.tablets import Tablets
 
 OVERLOAD_RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 0.5

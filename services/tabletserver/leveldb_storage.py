@@ -25,8 +25,8 @@ from pathlib import Path
 import plyvel
 
 from percolator.errors import StoreFault, StoreUnusable
+from percolator.services.chassis.store.disk_threads import DiskThreads
 from percolator.tasks import Tasks
-from services.chassis.store.disk_threads import DiskThreads
 
 KIBIBYTE = 1024
 MEBIBYTE = 1024 * KIBIBYTE

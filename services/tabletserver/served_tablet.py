@@ -15,6 +15,8 @@ from typing import Any, NamedTuple, Protocol
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import NotReady, PercolatorError, StoreFault, StoreUnusable, TabletMoved
+from percolator.services.chassis.trouble import Trouble
+from percolator.services.tabletserver.tablet_store import TabletStore
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import Ttls
 from percolator.tablet.limits import TabletLimits
@@ -27,8 +29,6 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.backoff import Backoff
 from percolator.wire.status import to_detail
 from percolator.world import Clock, Random
-from services.chassis.trouble import Trouble
-from services.tabletserver.tablet_store import TabletStore
 
 REOPEN_SECONDS_MIN = 0.05
 REOPEN_SECONDS_MAX = 5.0

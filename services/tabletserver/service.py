@@ -6,20 +6,20 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.tabletserver.collecting import Collecting
+from percolator.services.tabletserver.disk_space import DiskSpace
+from percolator.services.tabletserver.drain import hand_over
+from percolator.services.tabletserver.handler import TabletServerHandler
+from percolator.services.tabletserver.metrics import TabletServerMetrics
+from percolator.services.tabletserver.oracle_word import OracleWord
+from percolator.services.tabletserver.primaries_elsewhere import PrimariesElsewhere
+from percolator.services.tabletserver.settings import TabletServerSettings
+from percolator.services.tabletserver.tablet_store import TabletStore
+from percolator.services.tabletserver.tablets import Tablets
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.v1 import tabletserver_pb2
-from services.chassis.host import Host
-from services.chassis.serving.rpc import Exposed
-from services.tabletserver.collecting import Collecting
-from services.tabletserver.disk_space import DiskSpace
-from services.tabletserver.drain import hand_over
-from services.tabletserver.handler import TabletServerHandler
-from services.tabletserver.metrics import TabletServerMetrics
-from services.tabletserver.oracle_word import OracleWord
-from services.tabletserver.primaries_elsewhere import PrimariesElsewhere
-from services.tabletserver.settings import TabletServerSettings
-from services.tabletserver.tablet_store import TabletStore
-from services.tabletserver.tablets import Tablets
 
 
 @asynccontextmanager

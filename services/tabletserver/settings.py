@@ -8,9 +8,9 @@ from pydantic import Field, field_validator
 
 from percolator.bigtable.place import SCHEME
 from percolator.schema import ROW_BYTES_MAX
+from percolator.services.chassis.settings.loading import FramedSettings, ListenAddress, Seconds
+from percolator.services.tabletserver.handler import RequestLimits
 from percolator.tablet.limits import TabletLimits
-from services.chassis.settings.loading import FramedSettings, ListenAddress, Seconds
-from services.tabletserver.handler import RequestLimits
 
 _DEFAULTS = TabletLimits()
 _GIBIBYTE = 1 << 30

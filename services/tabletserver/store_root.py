@@ -8,10 +8,14 @@ from pathlib import Path
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument
-from services.chassis.store.cluster_identity import FILE_NAME, check_identity, read_identity
-from services.chassis.store.file_systems import refuse_network
-from services.chassis.store.files import Files
-from services.tabletserver.settings import TabletServerSettings
+from percolator.services.chassis.store.cluster_identity import (
+    FILE_NAME,
+    check_identity,
+    read_identity,
+)
+from percolator.services.chassis.store.file_systems import refuse_network
+from percolator.services.chassis.store.files import Files
+from percolator.services.tabletserver.settings import TabletServerSettings
 
 
 async def open_store_root(

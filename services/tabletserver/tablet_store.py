@@ -14,27 +14,27 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.ownership import Ownership
-from percolator.world import Storage
-from services.chassis.store.disk_threads import DiskThreads
-from services.chassis.store.epoch_directory import (
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.store.epoch_directory import (
     EpochDirectory,
     Inheritance,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
-from services.chassis.store.epoch_names import EpochName, Stage
-from services.chassis.store.files import Files
-from services.tabletserver.leveldb_clone import CURRENT, clone_leveldb, lacks_current
-from services.tabletserver.leveldb_storage import (
+from percolator.services.chassis.store.epoch_names import EpochName, Stage
+from percolator.services.chassis.store.files import Files
+from percolator.services.tabletserver.leveldb_clone import CURRENT, clone_leveldb, lacks_current
+from percolator.services.tabletserver.leveldb_storage import (
     WRITE_BUFFERS_BYTES,
     LevelDBOptions,
     LevelDBStorage,
     fault_of,
     write_buffer_bytes,
 )
+from percolator.tablet.identity import TabletIdentity
+from percolator.tablet.ownership import Ownership
+from percolator.world import Storage
 
 MEBIBYTE = 1024 * 1024
 OPEN_FILES_MIN = 74

@@ -12,6 +12,16 @@ from collections.abc import Iterable
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument, StoreUnusable, TabletMoved
+from percolator.services.chassis.store.epoch_directory import EPOCH_MAX
+from percolator.services.tabletserver.order_turns import OrderTurns
+from percolator.services.tabletserver.served_tablet import (
+    Background,
+    Schema,
+    ServedTablet,
+    SharedByTablets,
+    TabletEvents,
+)
+from percolator.services.tabletserver.tablet_store import Ancestry, TabletStore
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.notification_watch import NotificationWatch
@@ -21,16 +31,6 @@ from percolator.tablet.tablet import Tablet
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Random
-from services.chassis.store.epoch_directory import EPOCH_MAX
-from services.tabletserver.order_turns import OrderTurns
-from services.tabletserver.served_tablet import (
-    Background,
-    Schema,
-    ServedTablet,
-    SharedByTablets,
-    TabletEvents,
-)
-from services.tabletserver.tablet_store import Ancestry, TabletStore
 
 
 class Tablets:

@@ -1,4 +1,4 @@
-"""python -m services.worker --observers module:name: runs observers."""
+"""python -m percolator.services.worker --observers module:name: runs observers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
+from percolator.services.worker.service import worker_service
+from percolator.services.worker.settings import WorkerSettings
 from percolator.v1.cluster_pb2 import ServiceKind
-from services.chassis.host import Host
-from services.chassis.lifecycle import run
-from services.chassis.serving.rpc import Exposed
-from services.chassis.settings.loading import load
-from services.worker.service import worker_service
-from services.worker.settings import WorkerSettings
 
 
 @asynccontextmanager

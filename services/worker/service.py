@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from percolator.observers.registry.loading import load
 from percolator.observers.running.trace import trace_to
 from percolator.observers.starting import start_when_ready
-from services.chassis.cluster_client import connected
-from services.chassis.host import Host
-from services.chassis.serving.rpc import Exposed
-from services.worker.metrics import WorkerMetrics
-from services.worker.settings import WorkerSettings
+from percolator.services.chassis.cluster_client import connected
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.worker.metrics import WorkerMetrics
+from percolator.services.worker.settings import WorkerSettings
 
 _DRAIN_SHARE = 0.5
 """The share of the time to shut down that runs in progress may take."""

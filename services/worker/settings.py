@@ -8,7 +8,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field, field_validator
 
 from percolator.observers.worker import WorkerLimits
-from services.chassis.settings.loading import DialAddress, ListenAddress, Seconds, ServiceSettings
+from percolator.services.chassis.settings.loading import (
+    DialAddress,
+    ListenAddress,
+    Seconds,
+    ServiceSettings,
+)
 
 _DEFAULTS = WorkerLimits()
 

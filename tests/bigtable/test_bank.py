@@ -14,7 +14,7 @@ from percolator.aio import Database
 from percolator.bigtable.channel import BigtableNetwork
 from percolator.bigtable.place import Place
 from percolator.bigtable.tables import create_table
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.bank_client import (
     ACCOUNTS,
     BALANCE,

@@ -16,7 +16,7 @@ import pytest
 import percolator
 from percolator import Database, InvalidArgument, Table, Transaction, codecs
 from percolator.errors import PercolatorError, Retry, UsageError
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.bank_client import ACCOUNTS, BALANCE, BANK, START_BALANCE, TRANSFERS
 from tests.bigtable.emulator_process import emulator
 
@@ -112,7 +112,7 @@ def test_the_environment_may_name_the_emulator_but_not_that_of_another_cluster(
 def test_an_oracle_of_another_cluster_is_refused(store: str, tmp_path: Path) -> None:
     other = f"{store}b"
     with cluster_on(other, tmp_path / "other"), cluster_on(store, tmp_path / "one") as cluster:
-        command = ["services.oracle", "--store", other, "--masters", cluster.address]
+        command = ["percolator.services.oracle", "--store", other, "--masters", cluster.address]
         called = subprocess.run(
             [sys.executable, "-m", *command, "--listen", "127.0.0.1:0"],
             cwd=ROOT,

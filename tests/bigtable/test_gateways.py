@@ -12,11 +12,11 @@ import percolator
 from percolator import OutcomeUnknown, Table, Transaction, codecs, observes
 from percolator.bigtable.place import EMULATOR_VARIABLE
 from percolator.errors import Unavailable
+from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.master_pb2 import CreateTableRequest
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 from tests.integration.command_line import CommandLine
 from tests.integration.test_gateway import (

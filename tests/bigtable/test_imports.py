@@ -19,7 +19,7 @@ import percolator
 from percolator import Table, codecs
 from percolator.backup import import_log
 from percolator.bigtable.place import EMULATOR_VARIABLE
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 from tests.integration.command_line import CommandLine
 

@@ -9,7 +9,7 @@ import pytest
 
 import percolator
 from percolator import Database, Table, Transaction, codecs, observes
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 
 pytestmark = [pytest.mark.bigtable, pytest.mark.timeout(300)]

@@ -17,7 +17,7 @@ from percolator.backup import layout, part_files
 from percolator.bigtable.channel import BigtableNetwork
 from percolator.bigtable.place import EMULATOR_VARIABLE, Place, parse_place
 from percolator.bigtable.tables import has_table
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 from tests.integration.command_line import CommandLine
 from tests.integration.test_history import SETTINGS

@@ -11,7 +11,7 @@ import pytest
 import percolator
 from examples.webindex import tables
 from examples.webindex.crawl import Crawl
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 from tests.integration.test_webindex import crawl_among_kills
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 from percolator import Table, aio, codecs
 from percolator.errors import PercolatorError, TabletLocation
+from percolator.services.local.process import ServiceProcess
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.world import Network
-from services.local.process import ServiceProcess
 from tests.chaos.standing_still import DidNotStrike, require_stopped
 
 WRITE_BUFFERS_BYTES = 64 << 10

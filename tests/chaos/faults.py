@@ -13,8 +13,8 @@ import signal
 import time
 from abc import ABC, abstractmethod
 
+from percolator.services.local.process import ServiceProcess
 from percolator.world import Random
-from services.local.process import ServiceProcess
 from tests.chaos.scene import Scene
 from tests.chaos.standing_still import DidNotStrike, require_stopped
 

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 import psutil
 
 from percolator.errors import PercolatorError
+from percolator.services.local.link import Disturbance, Link
+from percolator.services.local.process import ServiceProcess
 from percolator.world import Random
-from services.local.link import Disturbance, Link
-from services.local.process import ServiceProcess
 from tests.chaos.compaction import require_deposed
 from tests.chaos.faults import Fault, a
 from tests.chaos.scene import Scene

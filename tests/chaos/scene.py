@@ -10,11 +10,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from percolator.errors import PercolatorError, TabletLocation
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import LocalClusterError, ServiceProcess
 from percolator.v1 import master_pb2
 from percolator.wire import methods
 from percolator.world import Random, RequestT, ResponseT, UnaryMethod
-from services.local.cluster import LocalCluster
-from services.local.process import LocalClusterError, ServiceProcess
 from tests.chaos.clients import Clients
 from tests.chaos.compaction import Filler
 from tests.chaos.host_clock import HostClock

@@ -19,13 +19,13 @@ from typing import IO
 
 import plyvel
 
+from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.settings.loading import load
+from percolator.services.tabletserver.__main__ import build
+from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
+from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.world import Random
-from services.chassis.lifecycle import run
-from services.chassis.settings.loading import load
-from services.tabletserver.__main__ import build
-from services.tabletserver.leveldb_storage import LevelDBStorage
-from services.tabletserver.settings import TabletServerSettings
 
 _NOTES = ".fsynced"
 

@@ -25,7 +25,7 @@ import pytest
 from rich.console import Console
 
 from percolator import aio
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.chaos import appender, recovery
 from tests.chaos.catalogue import streams
 from tests.chaos.client import Life
@@ -100,7 +100,7 @@ def _cluster(
 ) -> Iterator[LocalCluster]:
     def program(name: str, module: str) -> list[str]:
         own = ["--write-buffers-bytes", str(WRITE_BUFFERS_BYTES)]
-        if module == "services.tabletserver":
+        if module == "percolator.services.tabletserver":
             module, more = "tests.chaos.tablet_server", own
         else:
             more = []

@@ -17,7 +17,7 @@ from percolator.aio import Database
 from percolator.aio.connecting import connect
 from percolator.backup import exporting, import_log, importing
 from percolator.errors import NotReady, PercolatorError, SchemaError
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.chaos.killed_backup import EXPORT, IMPORT, PIN_TTL
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(240)]

@@ -23,8 +23,8 @@ from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.aio.connecting import connect
 from percolator.backup import import_log, importing, layout
 from percolator.errors import PercolatorError
+from percolator.services.local.cluster import LocalCluster
 from percolator.world import Random
-from services.local.cluster import LocalCluster
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
 

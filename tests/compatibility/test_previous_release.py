@@ -22,9 +22,9 @@ import pytest
 import percolator
 from percolator import Database, Table, codecs
 from percolator.errors import InvalidArgument
-from services.local import process
-from services.local.cluster import LocalCluster
-from services.local.process import LocalClusterError
+from percolator.services.local import process
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import LocalClusterError
 from tests.integration.command_line import CommandLine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]

@@ -16,8 +16,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from percolator.services.local.authority import files_in, make_all
 from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
-from services.local.authority import files_in, make_all
 from tests.chaos.clients import Clients, lives
 from tests.chaos.shop import Shop
 from tests.chaos.supervisor import Verdict, supervising

@@ -14,8 +14,8 @@ from percolator import Database, Limits, Table, codecs
 from percolator.bigtable.channel import BigtableNetwork
 from percolator.bigtable.place import Place
 from percolator.schema import Column
+from percolator.services.local.cluster import LocalCluster
 from percolator.testing.row_database import connect_over, connect_over_model
-from services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 
 IN_PROCESS = "in this process"

@@ -20,19 +20,19 @@ from percolator.bigtable.store import BigtableStore
 from percolator.bigtable.tables import create_table
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.port import RowStore, SetCell
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.coordinator.interface import Coordinator, Leadership
+from percolator.services.chassis.coordinator.row_coordinator import RowCoordinator
+from percolator.services.chassis.coordinator.row_leadership import role_key, value_column
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from percolator.services.chassis.records.records import Records
+from percolator.services.chassis.store.files import FileLock, Files
+from percolator.services.chassis.store.real_files import RealFiles
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Clock, MachineClock, Network, World
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.coordinator.interface import Coordinator, Leadership
-from services.chassis.coordinator.row_coordinator import RowCoordinator
-from services.chassis.coordinator.row_leadership import role_key, value_column
-from services.chassis.coordinator.times import CoordinatorTimes
-from services.chassis.records.records import Records
-from services.chassis.store.files import FileLock, Files
-from services.chassis.store.real_files import RealFiles
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

@@ -14,10 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.errors import InvariantViolation, StoreFault, StoreUnusable
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.tabletserver.leveldb_storage import (
+    LevelDBOptions,
+    LevelDBStorage,
+    write_buffer_bytes,
+)
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.world import Cursor, Storage
-from services.chassis.store.disk_threads import DiskThreads
-from services.tabletserver.leveldb_storage import LevelDBOptions, LevelDBStorage, write_buffer_bytes
 
 pytestmark = pytest.mark.real_time  # LevelDB writes in a thread
 

@@ -30,6 +30,7 @@ from percolator.protocol.announcing import Announcement
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED
 from percolator.schema import Column
+from percolator.services.local.cluster import LocalCluster
 from percolator.testing.row_database import connect_over, connect_over_model
 from percolator.v1.master_pb2 import (
     ChangeObserversRequest,
@@ -37,7 +38,6 @@ from percolator.v1.master_pb2 import (
     ReportBackfillRequest,
 )
 from percolator.v1.master_pb2 import Observer as Registered
-from services.local.cluster import LocalCluster
 from tests.contracts.conftest import EMULATOR, ROWS
 
 

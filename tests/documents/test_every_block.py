@@ -76,7 +76,7 @@ def test_commands_that_are_named_in_the_text_exist_with_their_options() -> None:
         ("make test-spark SEEDS=1", ""),
         ("percolator tablets slpit 7", "No such command"),
         ("percolator tablets split 7 --rows g", "No such option"),
-        ("python -m services.worker --master host:7100", "no such option: --master"),
+        ("python -m percolator.services.worker --master host:7100", "no such option: --master"),
         ("python -m services.missing", "no such module"),
         ("percolate", "not a command"),
     ],

@@ -19,7 +19,7 @@ import pytest
 import percolator
 from percolator import Table, codecs
 from percolator.schema import INTERNAL_PREFIX
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.documents.blocks import PROGRAMS, ROOT, Block, all_blocks
 
 pytestmark = pytest.mark.integration
@@ -152,8 +152,8 @@ class Overdrafts:
         self.commands = {
             "percolator worker": ["-m", "percolator.cli", "worker"],
             # As compose.yaml and `percolator dev` start it.
-            "services.worker": [
-                *("-m", "services.worker", "--masters", cluster.address),
+            "percolator.services.worker": [
+                *("-m", "percolator.services.worker", "--masters", cluster.address),
                 *("--listen", "127.0.0.1:0", "--metrics-listen="),
             ],
         }
@@ -229,12 +229,12 @@ def db(cluster: LocalCluster) -> Iterator[percolator.Database]:
 
 RUNNING = {
     "percolator worker": "running flag of accounts",
-    "services.worker": "running an observer",
+    "percolator.services.worker": "running an observer",
 }
 
 
 @pytest.mark.timeout(3 * SECONDS_MAX)
-@pytest.mark.parametrize("kind", ["percolator worker", "services.worker"])
+@pytest.mark.parametrize("kind", ["percolator worker", "percolator.services.worker"])
 @pytest.mark.parametrize("order", ["worker before table", "worker after data", "two workers"])
 def test_an_observer_handles_everything_in_whatever_order_programs_start(
     overdrafts: Overdrafts, db: percolator.Database, kind: str, order: str
@@ -268,7 +268,9 @@ def test_a_worker_that_is_killed_during_the_backfill_is_followed_by_another(
     worker.kill()
     worker.wait()
     assert len(overdrafts.overdrawn(db)) < ROWS_BEFORE, "the worker was killed too late"
-    overdrafts.start_worker("services.worker", until=RUNNING["services.worker"])
+    overdrafts.start_worker(
+        "percolator.services.worker", until=RUNNING["percolator.services.worker"]
+    )
     overdrafts.wait()
     assert len(overdrafts.overdrawn(db)) == ROWS_BEFORE + 2
 

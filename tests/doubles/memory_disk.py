@@ -16,8 +16,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from percolator.services.chassis.store.files import FileStatus
 from percolator.world import Random
-from services.chassis.store.files import FileStatus
 
 _DEVICE = 1
 """The device of all files."""

@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 
 from percolator.errors import InvalidArgument
+from percolator.services.chassis.serving.tokens import Tokens
+from percolator.services.local.authority import files_in, make_all
 from percolator.wire import tls
 from percolator.wire.credentials import TOKEN_VARIABLE, client_credentials
 from percolator.world import Random
-from services.chassis.serving.tokens import Tokens
-from services.local.authority import files_in, make_all
 from tests.fuzz.messages import damaged
 
 _PARTS = ("ca", "certificate", "key")

@@ -27,9 +27,7 @@ def _imported_with_guidance() -> None:
     if HAS_ATHERIS:
         import atheris
 
-        with atheris.instrument_imports(
-            include=["percolator", "services"], enable_loader_override=False
-        ):
+        with atheris.instrument_imports(include=["percolator"], enable_loader_override=False):
             importlib.import_module("tests.fuzz.decoding")
             importlib.import_module("tests.fuzz.judging")
             importlib.import_module("tests.fuzz.on_rows")

@@ -22,17 +22,17 @@ from percolator.bigtable.place import Place
 from percolator.errors import InvariantViolation, PercolatorError
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import LOCKS, WRITES
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.gateway.row_store_handler import RowStoreHandler
+from percolator.services.master.map.map_store import KEY, CatalogueStore, decoded_catalogue
+from percolator.services.master.rows.row_handler import RowMasterHandler
+from percolator.services.master.rows.row_loads import RowLoads
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import bigtable_pb2 as bigtable
 from percolator.v1 import master_pb2 as master
 from percolator.v1.cluster_pb2 import DescribeResponse, RowStorePlace
 from percolator.world import MachineClock, Random, World
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from services.gateway.row_store_handler import RowStoreHandler
-from services.master.map.map_store import KEY, CatalogueStore, decoded_catalogue
-from services.master.rows.row_handler import RowMasterHandler
-from services.master.rows.row_loads import RowLoads
 
 PLACE = Place("bigtable:443", "fuzzed", "instance")
 _OTHERS = (PLACE.table(0), f"{PLACE.parent}/tables/customers")

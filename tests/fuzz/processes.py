@@ -11,8 +11,8 @@ from collections.abc import Mapping
 
 import psutil
 
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from tests.fuzz.findings import Record
 
 GROWTH_BYTES_MAX = 384 << 20

@@ -12,12 +12,12 @@ from pathlib import Path
 
 from percolator.backup.exported import ExportFormat
 from percolator.errors import PercolatorError
+from percolator.services.local.authority import files_in, make_all
+from percolator.services.local.cluster import LocalCluster
 from percolator.wire import tls
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import Credentials
 from percolator.world import Random
-from services.local.authority import files_in, make_all
-from services.local.cluster import LocalCluster
 from tests.fuzz import recorded
 from tests.fuzz.calls import Calls, Tokens
 from tests.fuzz.canary import Canary

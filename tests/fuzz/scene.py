@@ -16,12 +16,12 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from percolator.errors import InvalidArgument, NotExecuted, TabletLocation, TabletMoved
+from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import cells_pb2, cluster_pb2, lockservice_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import Random, UnaryMethod
-from services.local.cluster import LocalCluster
 from tests.fuzz.messages import Vocabulary
 
 RequestT = TypeVar("RequestT", bound=Message)

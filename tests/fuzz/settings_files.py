@@ -10,16 +10,16 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
+from percolator.services.chassis.settings.loading import environment_name, flag_name, load
+from percolator.services.chassis.settings.output import to_toml
+from percolator.services.chassis.settings.service_settings import ServiceSettings
+from percolator.services.gateway.settings import GatewaySettings
+from percolator.services.lockservice.settings import LockServiceSettings
+from percolator.services.master.settings import MasterSettings
+from percolator.services.oracle.settings import OracleSettings
+from percolator.services.tabletserver.settings import TabletServerSettings
+from percolator.services.worker.settings import WorkerSettings
 from percolator.world import Random
-from services.chassis.settings.loading import environment_name, flag_name, load
-from services.chassis.settings.output import to_toml
-from services.chassis.settings.service_settings import ServiceSettings
-from services.gateway.settings import GatewaySettings
-from services.lockservice.settings import LockServiceSettings
-from services.master.settings import MasterSettings
-from services.oracle.settings import OracleSettings
-from services.tabletserver.settings import TabletServerSettings
-from services.worker.settings import WorkerSettings
 from tests.fuzz.messages import damaged
 
 KINDS: dict[str, type[ServiceSettings]] = {

@@ -6,10 +6,10 @@ import asyncio
 import ssl
 from pathlib import Path
 
+from percolator.services.local.authority import files_in
+from percolator.services.local.cluster import LocalCluster
 from percolator.wire.credentials import SCHEME
 from percolator.world import Random
-from services.local.authority import files_in
-from services.local.cluster import LocalCluster
 from tests.fuzz.findings import Record
 from tests.fuzz.frames import hostile
 from tests.fuzz.methods import METHODS

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from percolator.services.local.process import Ready, ServiceProcess
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.methods import GET_TIMESTAMPS
-from services.local.process import Ready, ServiceProcess
 
 SECONDS = 20.0
 """How long to wait before a test fails because something is stuck."""

@@ -15,6 +15,12 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from percolator.errors import InvalidArgument, NotReady
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import ListenAddress, ServiceSettings, load
+from percolator.services.chassis.store.files import OpenFile
+from percolator.services.chassis.store.real_files import RealFiles
 from percolator.v1 import cluster_pb2, oracle_pb2
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,
@@ -22,12 +28,6 @@ from percolator.v1.oracle_pb2 import (
     GetTimestampsRequest,
     GetTimestampsResponse,
 )
-from services.chassis.host import Host
-from services.chassis.lifecycle import run
-from services.chassis.serving.rpc import Exposed
-from services.chassis.settings.loading import ListenAddress, ServiceSettings, load
-from services.chassis.store.files import OpenFile
-from services.chassis.store.real_files import RealFiles
 
 STUCK = 999_999
 """A value of `count` that blocks the whole event loop."""

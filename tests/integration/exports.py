@@ -13,7 +13,7 @@ import pytest
 import percolator
 from percolator import Table, Timestamp, codecs
 from percolator.aio import Database
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
 ROWS = 1_500

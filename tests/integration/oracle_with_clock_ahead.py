@@ -7,14 +7,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
+from percolator.services.oracle.__main__ import build
+from percolator.services.oracle.settings import OracleSettings
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.world import MachineClock
-from services.chassis.host import Host
-from services.chassis.lifecycle import run
-from services.chassis.serving.rpc import Exposed
-from services.chassis.settings.loading import load
-from services.oracle.__main__ import build
-from services.oracle.settings import OracleSettings
 
 AHEAD_MILLISECONDS = 2 * 3_600_000
 

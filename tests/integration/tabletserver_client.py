@@ -8,11 +8,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from percolator.formats.records import RecordKind, WriteRecord
+from percolator.services.local.process import ServiceProcess
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from services.local.process import ServiceProcess
 
 CALL_SECONDS = 20.0
 READY_SECONDS = 40.0
@@ -31,7 +31,7 @@ class TabletServer:
         self.store = store
         self.process = ServiceProcess(
             name,
-            "services.tabletserver",
+            "percolator.services.tabletserver",
             ["--store", str(store), *flags],
             logs=directory,
             run=directory,

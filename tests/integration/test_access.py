@@ -26,6 +26,9 @@ from percolator.errors import (
     Unauthenticated,
     Unavailable,
 )
+from percolator.services.local.authority import Authority, files_in, make_all
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.tabletserver_pb2 import WatchNotificationsRequest
 from percolator.wire import methods, tls
@@ -38,9 +41,6 @@ from percolator.wire.roles import REQUIRED, Role
 from percolator.wire.through import ThroughNetwork
 from percolator.wire.tls import Tls
 from percolator.world import Network, StreamMethod, UnaryMethod
-from services.local.authority import Authority, files_in, make_all
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.chaos.clients import Clients, lives
 from tests.chaos.supervisor import supervising
 

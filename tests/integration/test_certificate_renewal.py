@@ -14,11 +14,11 @@ import pytest
 import percolator
 from percolator import Table, aio, codecs
 from percolator.errors import Unauthenticated
+from percolator.services.local.authority import files_in, make_all
+from percolator.services.local.cluster import LocalCluster
 from percolator.wire.addresses import parse_host_port
 from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
 from percolator.wire.tls import CLUSTER_NAME, Tls
-from services.local.authority import files_in, make_all
-from services.local.cluster import LocalCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 

@@ -17,7 +17,7 @@ import percolator
 from percolator import Change, SnapshotTooOld, Table, Timestamp, codecs
 from percolator.backup import exporting, importing
 from percolator.errors import ExecutionUnknown, NotExecuted, OutcomeUnknown
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration

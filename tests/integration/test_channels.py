@@ -9,13 +9,13 @@ import grpc
 import pytest
 
 from percolator.errors import ExecutionUnknown, PercolatorError, Unavailable, UsageError
+from percolator.services.chassis.serving.server_tls import ServerTls
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.v1.tabletserver_pb2 import ScanRequest
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import PLAIN_TEXT, Credentials
 from percolator.wire.methods import GET_TIMESTAMPS, SCAN
 from percolator.wire.tls import Tls, TlsMaterial
-from services.chassis.serving.server_tls import ServerTls
 from tests.unit.wire.certificates import Certificates, made
 
 __all__ = ["made"]

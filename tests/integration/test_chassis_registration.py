@@ -12,6 +12,9 @@ import grpc
 import pytest
 
 from percolator.errors import WrongCluster
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.metrics import RpcMetrics
+from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import (
     DescribeRequest,
@@ -20,9 +23,6 @@ from percolator.v1.cluster_pb2 import (
     RegisterResponse,
 )
 from percolator.world import MachineClock
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, RpcEdge
 from tests.integration.chassis_process import (
     NOT_SERVING,
     SECONDS,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from percolator.services.local.cluster import LocalCluster
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import MachineClock, World, machine_random
-from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration

@@ -15,8 +15,8 @@ import pytest
 import typer
 
 from examples.demo.__main__ import main
-from services.local.cluster import LocalCluster
-from services.local.directory import Ownership, running
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.directory import Ownership, running
 
 ROOT = Path(__file__).parents[2]
 SECONDS_MAX = 100

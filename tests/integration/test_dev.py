@@ -17,7 +17,7 @@ import pytest
 
 import percolator
 from percolator import Table, codecs
-from services.local.directory import running
+from percolator.services.local.directory import running
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(180)]
 
@@ -96,16 +96,16 @@ def launched(here: Path, *arguments: str) -> Iterator[Launcher]:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A project that has a folder called `services`, as many have."""
+    """A project whose observers are in a package called `services`, as many have."""
     project = tmp_path / "project"
     (project / "services").mkdir(parents=True)
-    (project / "services" / "__init__.py").write_text("raise SystemExit('the wrong services')")
-    (project / "shop.py").write_text(OBSERVERS)
+    (project / "services" / "__init__.py").touch()
+    (project / "services" / "shop.py").write_text(OBSERVERS)
     return project
 
 
 def test_from_the_first_line_to_ctrl_c(here: Path) -> None:
-    with launched(here, "--tablet-servers", "2", "--observers", "shop:observers") as launcher:
+    with launched(here, "--tablet-servers=2", "--observers=services.shop:observers") as launcher:
         launcher.hears("percolator dev ps")
         state = running(here / ".percolator")
         assert state
@@ -121,7 +121,9 @@ def test_from_the_first_line_to_ctrl_c(here: Path) -> None:
             assert db.get("second", words) == 2
             assert db.get("first", text) == "hello"
 
-            (here / "shop.py").write_text(OBSERVERS.replace(".split())", ".split()) + 100"))
+            (here / "services" / "shop.py").write_text(
+                OBSERVERS.replace(".split())", ".split()) + 100")
+            )
             launcher.hears("shop.py changed: workers restart")
             launcher.hears("worker runs its observers", times=2)
             db.run(lambda tx: tx.set("third", text, "three more words"))
@@ -141,8 +143,8 @@ def test_from_the_first_line_to_ctrl_c(here: Path) -> None:
 
 
 def test_a_broken_module_is_told_and_the_corrected_one_runs(here: Path) -> None:
-    (here / "shop.py").write_text("from percolator import nothing_of_that_name\n")
-    options = ["--tablet-servers", "1", "--gateways", "0", "--observers", "shop:observers"]
+    (here / "services" / "shop.py").write_text("from percolator import nothing_of_that_name\n")
+    options = ["--tablet-servers", "1", "--gateways", "0", "--observers", "services.shop:observers"]
     with launched(here, *options) as launcher:
         launcher.hears("worker exited with 2: ")
         assert "nothing_of_that_name" in launcher.said()
@@ -150,7 +152,7 @@ def test_a_broken_module_is_told_and_the_corrected_one_runs(here: Path) -> None:
         assert state
         with percolator.connect(state["address"]) as db:
             db.create_table(notes)
-        (here / "shop.py").write_text(OBSERVERS)
+        (here / "services" / "shop.py").write_text(OBSERVERS)
         launcher.hears("worker runs its observers")
 
 

@@ -11,8 +11,8 @@ import pytest
 import percolator
 from percolator import Database, Table, codecs
 from percolator.errors import DeadlineExceeded, SchemaError
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration

@@ -18,8 +18,8 @@ from percolator.backup import cells_file, exporting, importing, layout
 from percolator.backup.exported import ExportedObserver
 from percolator.backup.layout import DamagedExport
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
+from percolator.services.local.cluster import LocalCluster
 from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
-from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 from tests.integration.exports import (
     ROWS,

@@ -16,7 +16,7 @@ from percolator.backup import exporting, importing, layout
 from percolator.backup.exported import ExportFormat
 from percolator.backup.layout import DamagedExport
 from percolator.errors import InvalidArgument, SchemaError
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration

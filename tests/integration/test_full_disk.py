@@ -14,7 +14,7 @@ from percolator import Table, codecs
 from percolator.cli.app import app
 from percolator.errors import OutcomeUnknown
 from percolator.limits import Limits
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.command_line import CliRunner
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

@@ -24,6 +24,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import percolator
 from percolator import Table, codecs
 from percolator.errors import ConflictError, ExecutionUnknown, NotExecuted, OutcomeUnknown
+from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import cluster_pb2
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.cluster_pb2 import DescribeRequest
@@ -31,7 +32,6 @@ from percolator.v1.master_pb2 import CreateTableRequest, SetChangeFeedRequest
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import RequestT, ResponseT, UnaryMethod
-from services.local.cluster import LocalCluster
 from tests.documents.blocks import blocks
 from tests.integration.command_line import CommandLine
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from percolator.services.local.authority import files_in, make_all
+from percolator.services.local.cluster import LocalCluster
 from percolator.wire.credentials import TLS_VARIABLES
-from services.local.authority import files_in, make_all
-from services.local.cluster import LocalCluster
 from tests.integration.chassis_process import service
 
 pytestmark = pytest.mark.integration
@@ -41,7 +41,7 @@ def probed(ready_file: Path, certificates: Path | None) -> tuple[int, str]:
         files = files_in(certificates / "cluster")
         environment |= {name: getattr(files, part) for part, name in TLS_VARIABLES.items()}
     done = subprocess.run(
-        [sys.executable, "-m", "services.chassis.serving.health_probe", str(ready_file)],
+        [sys.executable, "-m", "percolator.services.chassis.serving.health_probe", str(ready_file)],
         env=environment,
         capture_output=True,
         text=True,

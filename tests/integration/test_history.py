@@ -17,11 +17,11 @@ import percolator
 from percolator import InvalidArgument, SnapshotTooOld, Table, Timestamp, codecs, observes
 from percolator.errors import SchemaError, SessionExpired
 from percolator.formats.hidden_cells import acknowledgement_column
+from percolator.services.local.authority import files_in, make_all
+from percolator.services.local.cluster import LocalCluster
 from percolator.spark.options import ReadOptions
 from percolator.spark.reading.pins import pinned_timestamp
 from percolator.timestamps import SEQUENCE_BITS
-from services.local.authority import files_in, make_all
-from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import percolator
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 from tests.integration.indexed_people import by_city, city, people
 

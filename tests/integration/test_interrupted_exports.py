@@ -15,7 +15,7 @@ from percolator.aio import Database
 from percolator.aio.connecting import connect
 from percolator.backup import exporting, import_log, importing, layout, part_files
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.integration.exports import (
     ROWS,
     Interrupted,

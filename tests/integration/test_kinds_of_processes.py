@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import InvalidArgument
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from percolator.v1 import cluster_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 
@@ -64,7 +64,7 @@ async def test_a_port_may_be_given_to_another_kind_of_server_at_once(
     gateway.kill()
     successor = ServiceProcess(
         "successor",
-        "services.lockservice",
+        "percolator.services.lockservice",
         ["--masters", cluster.address],
         logs=tmp_path,
         run=tmp_path,

@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, SessionExpired
+from percolator.services.local.process import ServiceProcess
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.liveness import Liveness
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import MachineClock, World, machine_random
-from services.local.process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 
@@ -41,7 +41,7 @@ def longest_ttl_seconds() -> float:
 def service(tmp_path: Path, longest_ttl_seconds: float) -> Iterator[ServiceProcess]:
     arguments = ["--ttl-milliseconds-max", str(round(longest_ttl_seconds * 1000))]
     process = ServiceProcess(
-        "lockservice", "services.lockservice", arguments, logs=tmp_path, run=tmp_path
+        "lockservice", "percolator.services.lockservice", arguments, logs=tmp_path, run=tmp_path
     )
     process.start()
     process.wait_ready(START_SECONDS)

@@ -16,6 +16,7 @@ from percolator import Table, aio, codecs
 from percolator.errors import PercolatorError, SchemaError
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.limits import Limits
+from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import cells_pb2
 from percolator.v1 import master_pb2 as pb
 from percolator.v1 import tabletserver_pb2 as tablets
@@ -23,7 +24,6 @@ from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import RequestT, ResponseT, UnaryMethod
-from services.local.cluster import LocalCluster
 
 pytestmark = pytest.mark.integration
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import WrongCluster
+from percolator.services.local.process import ServiceProcess
 from percolator.v1 import cluster_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from services.local.process import ServiceProcess
 
 pytestmark = pytest.mark.integration
 
@@ -111,7 +111,14 @@ def test_an_unusable_store_root_is_one_line_and_exit_code_2(
 ) -> None:
     store = tmp_path / "store"
     prepare(store)
-    command = [sys.executable, "-m", "services.master", "--store", str(store), "--log-format=json"]
+    command = [
+        sys.executable,
+        "-m",
+        "percolator.services.master",
+        "--store",
+        str(store),
+        "--log-format=json",
+    ]
     command += ["--listen", "127.0.0.1:0", "--metrics-listen", "127.0.0.1:0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
     assert done.returncode == 2
@@ -121,7 +128,7 @@ def test_an_unusable_store_root_is_one_line_and_exit_code_2(
 
 
 def test_a_master_does_not_accept_addresses_of_masters(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "services.master", "--store", str(tmp_path)]
+    command = [sys.executable, "-m", "percolator.services.master", "--store", str(tmp_path)]
     command += ["--masters", "localhost:7100"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
     assert done.returncode == 2

@@ -14,8 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import percolator
-from services.local.authority import files_in, make_all
-from services.local.cluster import LocalCluster
+from percolator.services.local.authority import files_in, make_all
+from percolator.services.local.cluster import LocalCluster
 from tests.integration.observed_orders import orders
 from tests.unit.repository.monitored import alerts, metrics_in, panels
 

@@ -15,8 +15,8 @@ import pytest
 
 import percolator
 from percolator import Database, Table, aio, codecs, observes
+from percolator.services.local.cluster import LocalCluster
 from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
-from services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration

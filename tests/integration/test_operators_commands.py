@@ -21,14 +21,14 @@ from percolator.cli.connection import console
 from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import read_lock_column
 from percolator.formats.records import LockRecord, RecordKind
+from percolator.services.chassis.serving.tokens import Tokens
+from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.roles import Role
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.wire.tokens import token_hash
-from services.chassis.serving.tokens import Tokens
-from services.local.cluster import LocalCluster
 from tests.command_line import CliRunner
 from tests.integration.command_line import CommandLine
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from percolator import errors
+from percolator.services.chassis.coordinator import stored_value
+from percolator.services.local.process import ServiceProcess
+from percolator.services.oracle.mark import Mark
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import MachineClock, World, machine_random
-from services.chassis.coordinator import stored_value
-from services.local.process import ServiceProcess
-from services.oracle.mark import Mark
 from tests.integration.oracle_with_clock_ahead import AHEAD_MILLISECONDS
 
 pytestmark = pytest.mark.integration
@@ -30,7 +30,7 @@ READY_SECONDS = 30.0
 
 
 def oracle_process(
-    directory: Path, *arguments: str, module: str = "services.oracle"
+    directory: Path, *arguments: str, module: str = "percolator.services.oracle"
 ) -> ServiceProcess:
     arguments = ("--store", str(directory / "store"), *arguments)
     return ServiceProcess("oracle", module, list(arguments), logs=directory, run=directory)
@@ -55,7 +55,7 @@ def refused_start(directory: Path) -> str:
     """The last line of an oracle that refuses to start: what is wrong."""
     arguments = ["--store", str(directory / "store"), "--listen", "127.0.0.1:0"]
     ended = subprocess.run(
-        [sys.executable, "-m", "services.oracle", *arguments],
+        [sys.executable, "-m", "percolator.services.oracle", *arguments],
         capture_output=True,
         text=True,
         timeout=READY_SECONDS,
@@ -161,7 +161,9 @@ def two_oracles(directory: Path) -> Iterator[tuple[ServiceProcess, ServiceProces
         own.mkdir()
         arguments = ["--store", str(directory / "store"), "--standby"]
         arguments += ["--leader-silence-seconds", "1"]
-        processes.append(ServiceProcess("oracle", "services.oracle", arguments, logs=own, run=own))
+        processes.append(
+            ServiceProcess("oracle", "percolator.services.oracle", arguments, logs=own, run=own)
+        )
     with running(processes[0]), running(processes[1]):
         yield processes[0], processes[1]
 

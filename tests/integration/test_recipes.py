@@ -11,7 +11,7 @@ import pytest
 
 import percolator
 from percolator import Database, Transaction
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.integration.recipes_at_work import FILE_VARIABLE, mirror, mirrors, out, sums
 
 pytestmark = pytest.mark.integration

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import pytest
 
 from percolator import Table, aio, codecs
+from percolator.services.local.cluster import LocalCluster
 from percolator.world import Random
-from services.local.cluster import LocalCluster
 from tests.integration.observed_orders import orders
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]

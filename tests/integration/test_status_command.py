@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from percolator.cli.app import app
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.command_line import CliRunner
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]

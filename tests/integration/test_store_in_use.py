@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import StoreUnusable
-from services.chassis.store.disk_threads import DiskThreads
-from services.tabletserver.leveldb_storage import LevelDBStorage
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.store.store_watch import PROBE
-from services.local.process import LocalClusterError
+from percolator.services.chassis.store.store_watch import PROBE
+from percolator.services.local.process import LocalClusterError
 from tests.integration.tabletserver_client import puts, said, tablet_server
 
 MAY_MOUNT = os.geteuid() == 0 and os.path.exists("/dev/fuse") and find_library("fuse3")

@@ -58,7 +58,7 @@ async def test_a_full_disk_refuses_writes_of_every_tablet_and_serves_reads(tmp_p
 
 
 def dump(path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "services.tabletserver", "dump", str(path), *flags]
+    command = [sys.executable, "-m", "percolator.services.tabletserver", "dump", str(path), *flags]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -113,7 +113,13 @@ async def test_streams_of_notifications_end_at_the_drain_and_do_not_delay_it(
 
 
 def test_a_missing_store_root_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "services.tabletserver", "--store", str(tmp_path / "none")]
+    command = [
+        sys.executable,
+        "-m",
+        "percolator.services.tabletserver",
+        "--store",
+        str(tmp_path / "none"),
+    ]
     refused = subprocess.run(
         [*command, "--listen", "127.0.0.1:0", "--metrics-listen", ""],
         capture_output=True,

@@ -8,7 +8,7 @@ import pytest
 
 import percolator
 from percolator import Database, Table, Ticket, Transaction, codecs, observes
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from percolator import Table, aio, codecs
+from percolator.services.local.authority import files_in, make_all
+from percolator.services.local.cluster import LocalCluster
 from percolator.wire import methods
-from services.local.authority import files_in, make_all
-from services.local.cluster import LocalCluster
 from tests.unfinished import Unfinished
 
 pytestmark = [pytest.mark.integration, pytest.mark.real_time, pytest.mark.timeout(180)]

@@ -18,7 +18,7 @@ from examples.webindex.definition import served
 from examples.webindex.documents import Document
 from examples.webindex.served import served_table
 from percolator import Database
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
 

@@ -15,7 +15,7 @@ from examples.webindex.crawl import Crawl
 from examples.webindex.definition import served
 from examples.webindex.served import served_table
 from percolator.errors import UsageError
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 pytestmark = pytest.mark.integration
 

@@ -15,7 +15,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import percolator
 from percolator import Database
-from services.local.cluster import START_SECONDS, LocalCluster
+from percolator.services.local.cluster import START_SECONDS, LocalCluster
 from tests.integration.command_line import CommandLine
 
 from .observed_orders import disputed, orders, packed, placed, shipped
@@ -137,12 +137,12 @@ def test_a_worker_that_is_told_to_stop_drains_and_another_continues(
     ("module", "observers", "reason"),
     [
         (
-            "services.worker",
+            "percolator.services.worker",
             "tests.integration.observed_orders:others",
             "has another observer 'pack'",
         ),
         (
-            "services.worker",
+            "percolator.services.worker",
             "tests.integration.nothing:x",
             "cannot be imported: ModuleNotFoundError",
         ),
@@ -156,7 +156,7 @@ def test_a_worker_that_is_told_to_stop_drains_and_another_continues(
 def test_wrong_observers_are_reported_in_one_line_with_exit_code_2(
     cluster: LocalCluster, db: Database, module: str, observers: str, reason: str
 ) -> None:
-    if module == "services.worker":
+    if module == "percolator.services.worker":
         arguments = ["--masters", cluster.address, "--listen", "127.0.0.1:0", "--metrics-listen="]
     else:
         arguments = ["--address", cluster.address, "worker"]

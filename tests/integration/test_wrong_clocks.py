@@ -15,9 +15,9 @@ import percolator
 from percolator import Table, codecs
 from percolator.blocking.database import Database
 from percolator.cli.app import app
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from percolator.world import MachineClock
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
 from tests.command_line import CliRunner
 from tests.integration.oracle_with_clock_ahead import AHEAD_MILLISECONDS
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.packaging.conftest import ROOT, empty_environment
 
 pytestmark = pytest.mark.timeout(180)  # the first test fetches and installs
@@ -53,7 +53,7 @@ def test_the_wheel_holds_the_library_and_the_services_and_nothing_else(wheel: Pa
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names}
     info = f"{wheel.name.removesuffix('-py3-none-any.whl')}.dist-info"
-    assert tops == {"percolator", "pyspark_percolator", "services", info}
+    assert tops == {"percolator", "pyspark_percolator", info}
     assert {"percolator/py.typed", "percolator/v1/cells_pb2.pyi", f"{info}/licenses/LICENSE"} <= {
         *names
     }
@@ -192,8 +192,8 @@ def test_what_needs_an_extra_says_which(environment: Path, cluster: LocalCluster
     "command",
     [
         ["percolator", "dev"],
-        ["python", "-m", "services.local"],
-        ["python", "-m", "services.oracle"],
+        ["python", "-m", "percolator.services.local"],
+        ["python", "-m", "percolator.services.oracle"],
     ],
 )
 def test_services_without_the_extra_say_what_to_install(

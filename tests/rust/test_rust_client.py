@@ -13,7 +13,7 @@ import pytest
 
 import percolator
 from percolator import Table, codecs
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 pytestmark = [pytest.mark.rust, pytest.mark.timeout(900)]
 

@@ -22,6 +22,7 @@ from percolator.errors import StoreUnusable, Unavailable
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.rowstore.intents import INTENTS_TABLE
+from percolator.services.chassis.serving import rpc
 from percolator.testing.isolation.history import Recorder
 from percolator.testing.simulator.network_faults import PERFECT
 from percolator.testing.simulator.simulated_loop import SimulationLoop
@@ -29,7 +30,6 @@ from percolator.testing.simulator.simulated_process import Incarnation, Main, Si
 from percolator.testing.simulator.simulated_wire import Wire
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.world import Random, World
-from services.chassis.serving import rpc
 from tests.simulation import observing
 from tests.simulation.expected import host_of
 from tests.simulation.masters import Masters, Operator

@@ -11,9 +11,9 @@ import errno
 from collections import Counter
 from pathlib import Path
 
+from percolator.services.chassis.store.files import FileStatus
 from percolator.testing.simulator.simulated_loop import SimulationLoop
 from percolator.world import Random
-from services.chassis.store.files import FileStatus
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from percolator.errors import PercolatorError
+from percolator.services.master.map.catalogue import Catalogue, Table
+from percolator.services.master.map.map_record import (
+    decode_catalogue,
+    encode_catalogue,
+    table_message,
+)
+from percolator.services.master.rows.row_loads import RowLoads
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire import methods
 from percolator.world import World
-from services.master.map.catalogue import Catalogue, Table
-from services.master.map.map_record import decode_catalogue, encode_catalogue, table_message
-from services.master.rows.row_loads import RowLoads
 from tests.simulation.programs import ORACLE
 from tests.simulation.rows import drop_table, make_table
 

@@ -5,23 +5,23 @@ from __future__ import annotations
 import asyncio
 
 from percolator.errors import PercolatorError
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from percolator.services.chassis.lived_time import LivedTime
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.store.cluster_identity import STORE_FORMAT, establish_identity
+from percolator.services.chassis.version import version
+from percolator.services.master.cluster_handler import ClusterHandler
+from percolator.services.master.history.collection import CollectionTimes
+from percolator.services.master.leader import MasterTimes, TabletTerms
+from percolator.services.master.master import Master
+from percolator.services.master.master_handler import MasterHandler
+from percolator.services.master.registry import Registry
+from percolator.services.master.tablets.server_watch import WatchTimes
 from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, master_pb2
 from percolator.wire import methods
 from percolator.world import Random, World
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.coordinator.times import CoordinatorTimes
-from services.chassis.lived_time import LivedTime
-from services.chassis.serving.rpc import Exposed
-from services.chassis.store.cluster_identity import STORE_FORMAT, establish_identity
-from services.chassis.version import version
-from services.master.cluster_handler import ClusterHandler
-from services.master.history.collection import CollectionTimes
-from services.master.leader import MasterTimes, TabletTerms
-from services.master.master import Master
-from services.master.master_handler import MasterHandler
-from services.master.registry import Registry
-from services.master.tablets.server_watch import WatchTimes
 from tests.simulation.disks import ROOT
 from tests.simulation.programs import POLL_SECONDS, StoreRoot
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument
+from percolator.services.oracle import other_clocks
+from percolator.services.oracle.candidate import Candidate, Site
+from percolator.services.oracle.other_clocks import OtherClocks
 from percolator.tablet.memory.timestamp_guard import TimestampGuard, UnheardTimestamp
 from percolator.timestamps import SEQUENCE_BITS
-from services.oracle import other_clocks
-from services.oracle.candidate import Candidate, Site
-from services.oracle.other_clocks import OtherClocks
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch

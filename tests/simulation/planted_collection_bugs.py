@@ -12,6 +12,8 @@ from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.services.master.history.collection import CollectionTimes
+from percolator.services.master.history.old_locks import OldLocks
 from percolator.tablet import opening
 from percolator.tablet.collection import collection
 from percolator.tablet.collection.answered_cells import AnsweredCells, Record
@@ -21,8 +23,6 @@ from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.point_reads import PointReads
 from percolator.tablet.safe_points import SafePoints
 from percolator.tablet.writing import mutation_queue
-from services.master.history.collection import CollectionTimes
-from services.master.history.old_locks import OldLocks
 from tests.simulation import masters
 from tests.simulation.scenario import Kind
 

@@ -13,6 +13,7 @@ from percolator.aio.transaction_internals import TransactionInternals
 from percolator.protocol import aftermath
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
+from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.tablet.collection.collection import _WalkOfVersions
 from percolator.tablet.lifetimes import Lifetimes
 from percolator.tablet.memory.state import TabletState
@@ -20,7 +21,6 @@ from percolator.tablet.reading.point_reads import PointReads
 from percolator.tablet.reading.scan_page import ScanPage
 from percolator.timestamps import is_expired
 from percolator.v1.cells_pb2 import Cell
-from services.tabletserver.settings import TabletServerSettings
 from tests.simulation.planted_collection_bugs import collect_eagerly
 
 Patch = pytest.MonkeyPatch

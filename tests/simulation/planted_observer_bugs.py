@@ -29,15 +29,15 @@ from percolator.protocol.resolving.rolling import Rolling
 from percolator.routing.catalog import Catalog
 from percolator.routing.cells import FoundCell
 from percolator.routing.table_info import TableSchema
+from percolator.services.master.map.catalogue import Table
+from percolator.services.master.table_changes import Creation, TableChanges
+from percolator.services.master.tablets.tables import Tables
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.v1.tabletserver_pb2 import Mutation
-from services.master.map.catalogue import Table
-from services.master.table_changes import Creation, TableChanges
-from services.master.tablets.tables import Tables
 from tests.simulation.planted_protocol_bugs import without_lists
 
 Patch = pytest.MonkeyPatch

@@ -17,17 +17,17 @@ from typing import Any, cast
 import pytest
 
 from percolator.history.rows import RowHistory
+from percolator.services.chassis.coordinator.row_leadership import RoleRow, RowLeadership
+from percolator.services.chassis.coordinator.stamp import Stamp
+from percolator.services.master.history.collection import Collection
+from percolator.services.master.history.row_collecting import RowCollecting
+from percolator.services.master.history.safe_points import ClusterSafePoints
+from percolator.services.master.master import ROLE as MASTER_ROLE
+from percolator.services.master.oracle_time import OracleTime
+from percolator.services.master.rows.row_drops import RowDrops
+from percolator.services.oracle.handler import OracleHandler
+from percolator.services.oracle.oracle import Oracle
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
-from services.chassis.coordinator.row_leadership import RoleRow, RowLeadership
-from services.chassis.coordinator.stamp import Stamp
-from services.master.history.collection import Collection
-from services.master.history.row_collecting import RowCollecting
-from services.master.history.safe_points import ClusterSafePoints
-from services.master.master import ROLE as MASTER_ROLE
-from services.master.oracle_time import OracleTime
-from services.master.rows.row_drops import RowDrops
-from services.oracle.handler import OracleHandler
-from services.oracle.oracle import Oracle
 from tests.simulation import row_cluster
 from tests.simulation.per_seed import PerSeed
 from tests.simulation.scenario import Kind

@@ -16,9 +16,9 @@ from percolator.errors import PercolatorError
 from percolator.rowstore import collecting
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange
+from percolator.services.master.map.catalogue import Catalogue, Table, TableLoad
+from percolator.services.master.rows import row_loads
 from percolator.v1 import master_pb2 as pb
-from services.master.map.catalogue import Catalogue, Table, TableLoad
-from services.master.rows import row_loads
 
 Patch = pytest.MonkeyPatch
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from percolator.services.chassis.store.epoch_directory import EpochDirectory
+from percolator.services.oracle.ledger import Ledger
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.point_reads import AnswerRoom
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import MemoryCursor
 from percolator.v1.tabletserver_pb2 import ReadBatch, ReadBatchResult
-from services.chassis.store.epoch_directory import EpochDirectory
-from services.oracle.ledger import Ledger
 
 Patch = pytest.MonkeyPatch
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from services.chassis.store.epoch_directory import EpochDirectory
-from services.chassis.store.shared_look import SharedLook
+from percolator.services.chassis.store.epoch_directory import EpochDirectory
+from percolator.services.chassis.store.shared_look import SharedLook
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch

@@ -10,11 +10,11 @@ import pytest
 
 from percolator.aio.moment import Moment
 from percolator.routing.table_info import TableInfo
+from percolator.services.master.map.cluster_map import Tablet
+from percolator.services.master.table_changes import TableChanges
+from percolator.services.master.tablets.assignment import Assignment
+from percolator.services.master.tablets.tables import Tables
 from percolator.v1 import master_pb2 as pb
-from services.master.map.cluster_map import Tablet
-from services.master.table_changes import TableChanges
-from services.master.tablets.assignment import Assignment
-from services.master.tablets.tables import Tables
 
 Patch = pytest.MonkeyPatch
 

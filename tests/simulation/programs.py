@@ -16,22 +16,22 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvariantViolation, PercolatorError, StoreFault, StoreUnusable
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.service_settings import ServiceSettings
+from percolator.services.chassis.store.cluster_identity import STORE_FORMAT
+from percolator.services.chassis.store_kinds.directory_store import DirectoryStore
+from percolator.services.chassis.version import version
+from percolator.services.lockservice.handler import LockServiceHandler
+from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.oracle.service import oracle_service
+from percolator.services.oracle.settings import OracleSettings
+from percolator.services.tabletserver.service import tablet_server
+from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, lockservice_pb2
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.wire.methods import REGISTER
-from services.chassis.host import Host
-from services.chassis.serving.rpc import Exposed
-from services.chassis.settings.service_settings import ServiceSettings
-from services.chassis.store.cluster_identity import STORE_FORMAT
-from services.chassis.store_kinds.directory_store import DirectoryStore
-from services.chassis.version import version
-from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import LockServiceLimits
-from services.oracle.service import oracle_service
-from services.oracle.settings import OracleSettings
-from services.tabletserver.service import tablet_server
-from services.tabletserver.settings import TabletServerSettings
 from tests.doubles.memory_disk import MemoryDisk
 from tests.simulation.disks import ROOT, SimulatedFiles
 from tests.simulation.tablet_store import SimulatedTabletStore

@@ -13,22 +13,22 @@ from contextlib import asynccontextmanager
 
 from percolator.errors import PercolatorError, Retry, StoreFault, StoreUnusable
 from percolator.rowstore.times import Times
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from percolator.services.chassis.records.records import Records
+from percolator.services.chassis.store_kinds import row_identity
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.master.map.catalogue import Catalogue
+from percolator.services.master.map.map_store import KEY, decoded_catalogue
+from percolator.services.master.master import ROLE as MASTER_ROLE
+from percolator.services.master.service import master_service
+from percolator.services.master.settings import MasterSettings
+from percolator.services.oracle.ledger import ROLE as ORACLE_ROLE
+from percolator.services.oracle.service import oracle_service
+from percolator.services.oracle.settings import OracleSettings
 from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2
 from percolator.wire.cluster import describe
 from percolator.world import World
-from services.chassis.coordinator.times import CoordinatorTimes
-from services.chassis.records.records import Records
-from services.chassis.store_kinds import row_identity
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from services.master.map.catalogue import Catalogue
-from services.master.map.map_store import KEY, decoded_catalogue
-from services.master.master import ROLE as MASTER_ROLE
-from services.master.service import master_service
-from services.master.settings import MasterSettings
-from services.oracle.ledger import ROLE as ORACLE_ROLE
-from services.oracle.service import oracle_service
-from services.oracle.settings import OracleSettings
 from tests.doubles.memory_disk import MemoryDisk
 from tests.simulation.disks import SimulatedFiles
 from tests.simulation.programs import POLL_SECONDS, failure, host_for, register

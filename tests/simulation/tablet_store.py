@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.store.epoch_directory import EpochDirectory
+from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.ownership import Ownership
 from percolator.testing.memory_storage import MemoryStorage
-from services.chassis.store.disk_threads import DiskThreads
-from services.chassis.store.epoch_directory import EpochDirectory
-from services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
 from tests.simulation.disks import ROOT, SimulatedFiles
 from tests.simulation.tablet_log import open_tablet
 

@@ -15,6 +15,12 @@ from random import Random
 import pytest
 
 from percolator.errors import ExecutionUnknown, NotExecuted
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.oracle.candidate import Candidate, Site
+from percolator.services.oracle.handler import OracleHandler
+from percolator.services.oracle.ledger import Ledger
+from percolator.services.oracle.oracle import OracleLimits
 from percolator.testing.isolation.checker import Report, ViolationKind, check
 from percolator.testing.isolation.history import Recorder
 from percolator.testing.simulator.network_faults import PERFECT, Fault, NetworkFaults
@@ -23,12 +29,6 @@ from percolator.testing.simulator.simulated_process import Incarnation, Simulate
 from percolator.testing.simulator.simulated_wire import Wire
 from percolator.v1 import oracle_pb2
 from percolator.wire.timestamp_source import TimestampSource
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.serving.rpc import Exposed
-from services.oracle.candidate import Candidate, Site
-from services.oracle.handler import OracleHandler
-from services.oracle.ledger import Ledger
-from services.oracle.oracle import OracleLimits
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import StoreUnusable
-from services.chassis.store.epoch_directory import Inheritance, _Takeover, take_over
-from services.chassis.store.epoch_names import EpochName, Stage
-from services.tabletserver import leveldb_clone
-from services.tabletserver.leveldb_clone import ClonePlan, clone_leveldb
+from percolator.services.chassis.store.epoch_directory import Inheritance, _Takeover, take_over
+from percolator.services.chassis.store.epoch_names import EpochName, Stage
+from percolator.services.tabletserver import leveldb_clone
+from percolator.services.tabletserver.leveldb_clone import ClonePlan, clone_leveldb
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.tabletserver.interleavings import Explorer

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Screen
 
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.soak import client, plots
 from tests.soak.disturbances import DidNotStrike, Disturbances
 from tests.soak.sampling import Sampler

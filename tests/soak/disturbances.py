@@ -13,8 +13,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 
+from percolator.services.local.cluster import LocalCluster
 from percolator.world import Random
-from services.local.cluster import LocalCluster
 from tests.soak.traffic import TABLES
 
 RESTARTED = ("tabletserver-3", "gateway-2", "worker-2", "master-2", "oracle-2")

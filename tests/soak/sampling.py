@@ -9,8 +9,8 @@ import urllib.request
 from collections import Counter
 from pathlib import Path
 
-from services.local.cluster import LocalCluster
-from services.local.process import Ready, ServiceProcess
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import Ready, ServiceProcess
 from tests.soak.series import MEBIBYTE, Key, Samples
 
 _METRICS = {

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
 
 import percolator
 import percolator.spark
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.spark.gates import GATES, Gates
 from tests.spark.sessions import local_session
 

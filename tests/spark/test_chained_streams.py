@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import percolator
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, Followed, Pages
 
 pytestmark = [

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 import percolator
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.spark.drivers import Driver, killed
 from tests.spark.gates import Gates
 from tests.spark.tables import CATALOG, Pages, Rows, keys

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrameReader, SparkSession
 import percolator
 import percolator.spark
 from percolator.blocking import loop_thread
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, Pages
 
 pytestmark = [

@@ -16,9 +16,9 @@ from percolator.errors import CellAddress, InvalidArgument
 from percolator.formats.records import KIND_PUT
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED
+from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import master_pb2
 from percolator.wire import methods
-from services.local.cluster import LocalCluster
 from tests.spark.gates import Gates
 from tests.spark.tables import CATALOG, PAGES, Pages, failing, halting, keys
 

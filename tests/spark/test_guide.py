@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from percolator import Database, Table, codecs
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.documents.blocks import ROOT, blocks
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]

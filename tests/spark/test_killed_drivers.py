@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import percolator
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.spark.driver_program import start_stream, write_batch
 from tests.spark.drivers import Driver
 from tests.spark.gates import Gates

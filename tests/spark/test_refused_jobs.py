@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 import percolator
 import percolator.spark
 from percolator import InvalidArgument, SchemaError, Table, Timestamp, UsageError
+from percolator.services.local.cluster import LocalCluster
 from percolator.spark.bulk_loading import bulk_load
 from percolator.spark.merging import merge_frame
 from percolator.spark.snapshots import SparkSnapshot
-from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, PAGES, Pages
 
 pytestmark = [

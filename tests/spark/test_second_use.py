@@ -11,8 +11,8 @@ from pyspark.sql import SparkSession
 
 import percolator
 import percolator.spark
+from percolator.services.local.cluster import LocalCluster
 from percolator.spark.bulk_loading import bulk_load
-from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, PAGES, Pages
 
 pytestmark = [

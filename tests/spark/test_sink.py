@@ -18,9 +18,9 @@ from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
+from percolator.services.local.cluster import LocalCluster
 from percolator.spark.writing import sink
 from percolator.spark.writing.sink import Sink, sink_of
-from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, PAGES, Pages
 
 pytestmark = [

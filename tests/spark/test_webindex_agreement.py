@@ -20,7 +20,7 @@ from examples.webindex.spark_load import load
 from percolator import Table
 from percolator.blocking import loop_thread
 from percolator.cli.app import app
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.spark,

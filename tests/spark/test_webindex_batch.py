@@ -13,7 +13,7 @@ from examples.webindex.crawl import Crawl
 from examples.webindex.definition import Inlink, Served, served
 from examples.webindex.documents import Document, parse, read_text
 from examples.webindex.served import served_table
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.spark,

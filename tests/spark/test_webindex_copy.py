@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 import percolator
 from examples.webindex import spark_copy, tables
 from percolator import Table
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 
 pytestmark = [
     pytest.mark.spark,

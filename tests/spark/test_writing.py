@@ -14,12 +14,12 @@ from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
+from percolator.services.local.cluster import LocalCluster
 from percolator.spark.bulk_loading import bulk_load
 from percolator.spark.options import WriteOptions
 from percolator.spark.writing.transactions import Transactions
 from percolator.spark.writing.writers import writer_of
 from percolator.spark.writing.written import Written, total
-from services.local.cluster import LocalCluster
 from tests.spark.tables import CATALOG, PAGES, Pages, keys
 
 pytestmark = [

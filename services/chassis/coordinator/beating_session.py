@@ -13,8 +13,8 @@ from typing import Protocol
 import structlog
 
 from percolator.errors import PercolatorError
+from percolator.services.chassis.trouble import Trouble
 from percolator.world import Clock
-from services.chassis.trouble import Trouble
 
 _COUNT_BYTES = 8
 _log = structlog.get_logger("percolator.coordinator")

@@ -22,9 +22,13 @@ from typing import Generic, NoReturn, TypeVar
 import structlog
 
 from percolator.errors import NotReady, PercolatorError
+from percolator.services.chassis.coordinator.interface import (
+    Coordinator,
+    Leadership,
+    no_lost_leader,
+)
+from percolator.services.chassis.trouble import Trouble
 from percolator.world import Clock
-from services.chassis.coordinator.interface import Coordinator, Leadership, no_lost_leader
-from services.chassis.trouble import Trouble
 
 LOOK_SECONDS = 0.25
 """The interval at which a waiting process checks who leads."""

@@ -14,25 +14,41 @@ from pathlib import Path
 import structlog
 
 from percolator.errors import InvalidArgument, NotReady, StoreUnusable, TabletMoved
-from percolator.world import Clock
-from services.chassis.coordinator import stored_value
-from services.chassis.coordinator.beating_session import BeatingSession
-from services.chassis.coordinator.directory_leadership import (
+from percolator.services.chassis.coordinator import stored_value
+from percolator.services.chassis.coordinator.beating_session import BeatingSession
+from percolator.services.chassis.coordinator.directory_leadership import (
     BEAT,
     LEADER,
     LOCK,
     DirectoryLeadership,
     clone_values,
 )
-from services.chassis.coordinator.directory_sessions import DirectorySessions, SessionFile
-from services.chassis.coordinator.interface import KnownLeader, check_name, no_lost_leader
-from services.chassis.coordinator.own_process import OwnProcess
-from services.chassis.coordinator.silence import Silence
-from services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
-from services.chassis.store import epoch_names
-from services.chassis.store.epoch_directory import Inheritance, remove_superseded, take_over
-from services.chassis.store.epoch_names import EpochName, Stage
-from services.chassis.store.files import FileLock, Files, fault_of, make_durable_directory
+from percolator.services.chassis.coordinator.directory_sessions import (
+    DirectorySessions,
+    SessionFile,
+)
+from percolator.services.chassis.coordinator.interface import (
+    KnownLeader,
+    check_name,
+    no_lost_leader,
+)
+from percolator.services.chassis.coordinator.own_process import OwnProcess
+from percolator.services.chassis.coordinator.silence import Silence
+from percolator.services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
+from percolator.services.chassis.store import epoch_names
+from percolator.services.chassis.store.epoch_directory import (
+    Inheritance,
+    remove_superseded,
+    take_over,
+)
+from percolator.services.chassis.store.epoch_names import EpochName, Stage
+from percolator.services.chassis.store.files import (
+    FileLock,
+    Files,
+    fault_of,
+    make_durable_directory,
+)
+from percolator.world import Clock
 
 DIRECTORY = "coordinator"
 SESSIONS = "sessions"

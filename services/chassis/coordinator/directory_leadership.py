@@ -21,13 +21,13 @@ from pathlib import Path
 import structlog
 
 from percolator.errors import InvalidArgument, NotReady, StoreUnusable
+from percolator.services.chassis.coordinator import stored_value
+from percolator.services.chassis.coordinator.interface import VALUE_BYTES_MAX, check_name
+from percolator.services.chassis.store.epoch_directory import EpochDirectory
+from percolator.services.chassis.store.files import FileLock, Files, fault_of, replace_durably
+from percolator.services.chassis.trouble import Trouble
 from percolator.tasks import Tasks
 from percolator.world import Clock
-from services.chassis.coordinator import stored_value
-from services.chassis.coordinator.interface import VALUE_BYTES_MAX, check_name
-from services.chassis.store.epoch_directory import EpochDirectory
-from services.chassis.store.files import FileLock, Files, fault_of, replace_durably
-from services.chassis.trouble import Trouble
 
 LOCK = "lock"
 LEADER = "leader"

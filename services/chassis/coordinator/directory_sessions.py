@@ -7,12 +7,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from percolator.errors import StoreUnusable
+from percolator.services.chassis.coordinator import stored_value
+from percolator.services.chassis.coordinator.beating_session import value_of
+from percolator.services.chassis.coordinator.interface import VALUE_BYTES_MAX, check_name
+from percolator.services.chassis.coordinator.silence import SilentSessions
+from percolator.services.chassis.store.files import Files
 from percolator.world import Clock
-from services.chassis.coordinator import stored_value
-from services.chassis.coordinator.beating_session import value_of
-from services.chassis.coordinator.interface import VALUE_BYTES_MAX, check_name
-from services.chassis.coordinator.silence import SilentSessions
-from services.chassis.store.files import Files
 
 _UNFINISHED = ".new"
 

@@ -12,9 +12,9 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from percolator.services.chassis.coordinator.beating_session import BeatingSession, SessionPlace
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
 from percolator.world import Clock
-from services.chassis.coordinator.beating_session import BeatingSession, SessionPlace
-from services.chassis.coordinator.times import CoordinatorTimes
 
 _log = structlog.get_logger("percolator.coordinator")
 

@@ -13,21 +13,25 @@ from collections.abc import Callable, Mapping
 import structlog
 
 from percolator.errors import PercolatorError, StoreUnusable
-from percolator.world import World
-from services.chassis.coordinator import stored_value
-from services.chassis.coordinator.beating_session import BeatingSession, value_of
-from services.chassis.coordinator.interface import KnownLeader, check_name, no_lost_leader
-from services.chassis.coordinator.own_process import OwnProcess
-from services.chassis.coordinator.row_leadership import (
+from percolator.services.chassis.coordinator import stored_value
+from percolator.services.chassis.coordinator.beating_session import BeatingSession, value_of
+from percolator.services.chassis.coordinator.interface import (
+    KnownLeader,
+    check_name,
+    no_lost_leader,
+)
+from percolator.services.chassis.coordinator.own_process import OwnProcess
+from percolator.services.chassis.coordinator.row_leadership import (
     LEADER,
     RoleRow,
     RowLeadership,
     value_column,
 )
-from services.chassis.coordinator.silence import Silence, SilentSessions
-from services.chassis.coordinator.stamp import Stamp
-from services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
-from services.chassis.records.records import Records
+from percolator.services.chassis.coordinator.silence import Silence, SilentSessions
+from percolator.services.chassis.coordinator.stamp import Stamp
+from percolator.services.chassis.coordinator.times import USUAL_TIMES, CoordinatorTimes
+from percolator.services.chassis.records.records import Records
+from percolator.world import World
 
 SESSIONS = b"session/"
 SESSION = b"session"

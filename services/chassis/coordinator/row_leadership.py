@@ -20,14 +20,14 @@ from typing import NamedTuple
 import structlog
 
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, StoreUnusable
+from percolator.services.chassis.coordinator import stored_value
+from percolator.services.chassis.coordinator.interface import check_name
+from percolator.services.chassis.coordinator.stamp import Stamp
+from percolator.services.chassis.records.records import Records, Seen, unusable
+from percolator.services.chassis.store.shared_look import SharedLook
+from percolator.services.chassis.trouble import Trouble
 from percolator.tasks import Tasks
 from percolator.world import Clock
-from services.chassis.coordinator import stored_value
-from services.chassis.coordinator.interface import check_name
-from services.chassis.coordinator.stamp import Stamp
-from services.chassis.records.records import Records, Seen, unusable
-from services.chassis.store.shared_look import SharedLook
-from services.chassis.trouble import Trouble
 
 STAMP = b"stamp"
 LEADER = b"leader"

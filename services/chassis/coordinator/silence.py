@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from percolator.services.chassis.lived_time import LivedTime, milliseconds_between
 from percolator.world import Clock
-from services.chassis.lived_time import LivedTime, milliseconds_between
 
 _FORGET_FACTOR = 20
 """A session that was silent for this many grace periods is removed."""

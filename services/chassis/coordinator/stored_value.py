@@ -10,8 +10,8 @@ import zlib
 from pathlib import Path
 
 from percolator.errors import StoreFault, StoreUnusable
-from services.chassis.coordinator.interface import VALUE_BYTES_MAX
-from services.chassis.store.files import Files
+from percolator.services.chassis.coordinator.interface import VALUE_BYTES_MAX
+from percolator.services.chassis.store.files import Files
 
 FORMAT = 1
 _HEADER = re.compile(rb"percolator-value ([0-9]{1,9}) ([0-9]{1,12}) ([0-9a-f]{8})\n")

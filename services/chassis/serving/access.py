@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable
 import grpc
 
 from percolator.errors import PermissionDenied, Unauthenticated
+from percolator.services.chassis.serving.quotas import CallerIdentity, machine_of
+from percolator.services.chassis.serving.tokens import Tokens
 from percolator.wire.channels import FORWARDED_METADATA, SERVER_METADATA
 from percolator.wire.credentials import AUTHORIZATION, SCHEME
 from percolator.wire.roles import NO_ROLE, REQUIRED, Role
 from percolator.wire.tls import CLUSTER_NAME
 from percolator.wire.tokens import token_hash
-from services.chassis.serving.quotas import CallerIdentity, machine_of
-from services.chassis.serving.tokens import Tokens
 
 _CLUSTER = CLUSTER_NAME.encode()
 

@@ -19,8 +19,8 @@ from collections import Counter, OrderedDict
 import grpc
 
 from percolator.errors import InvalidArgument, Overloaded
+from percolator.services.chassis.serving.quotas import CallerIdentity
 from percolator.wire.tls import CLUSTER_NAME
-from services.chassis.serving.quotas import CallerIdentity
 
 LOOKAHEAD_BYTES = 16 * 1024
 """How much of its request a stream may send before a call receives it."""

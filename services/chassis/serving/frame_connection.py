@@ -20,6 +20,10 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from percolator.errors import ExecutionUnknown, InvalidArgument, PercolatorError
+from percolator.services.chassis.serving.frame_call import Caller, FrameCallContext, FrameCallFailed
+from percolator.services.chassis.serving.quotas import peer_name
+from percolator.services.chassis.serving.rpc import Unary
+from percolator.services.chassis.serving.trailers import failure
 from percolator.v1.frames_pb2 import FramesHello, FramesWelcome
 from percolator.wire.frames.layout import (
     ANSWER_BYTES_MAX,
@@ -33,10 +37,6 @@ from percolator.wire.frames.layout import (
     frame,
 )
 from percolator.wire.methods import READING
-from services.chassis.serving.frame_call import Caller, FrameCallContext, FrameCallFailed
-from services.chassis.serving.quotas import peer_name
-from services.chassis.serving.rpc import Unary
-from services.chassis.serving.trailers import failure
 
 CALLS_MAX = 64
 HELLO_SECONDS = 10.0

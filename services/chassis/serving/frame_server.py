@@ -10,6 +10,9 @@ import sys
 from collections.abc import Callable, Mapping
 
 from percolator.errors import Overloaded
+from percolator.services.chassis.serving.frame_connection import ServedConnection
+from percolator.services.chassis.serving.quotas import CallerIdentity, Quota, machine_of
+from percolator.services.chassis.serving.rpc import Exposed, Unary
 from percolator.v1 import frames_pb2
 from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.addresses import HostPort
@@ -17,9 +20,6 @@ from percolator.wire.frames import local_socket
 from percolator.wire.frames.layout import FRAMED
 from percolator.wire.roles import Role
 from percolator.wire.tls import CLUSTER_NAME
-from services.chassis.serving.frame_connection import ServedConnection
-from services.chassis.serving.quotas import CallerIdentity, Quota, machine_of
-from services.chassis.serving.rpc import Exposed, Unary
 
 UNKNOWN_MAX = 1_000
 UNFINISHED_BYTES_MAX = 32 << 20

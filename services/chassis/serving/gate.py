@@ -8,8 +8,8 @@ from copy import copy
 import grpc
 
 from percolator.errors import InvalidArgument, PercolatorError
-from services.chassis.serving.arrivals import Arrivals, Held, received_bytes_max
-from services.chassis.serving.quotas import CallerIdentity, Quotas
+from percolator.services.chassis.serving.arrivals import Arrivals, Held, received_bytes_max
+from percolator.services.chassis.serving.quotas import CallerIdentity, Quotas
 
 STREAMS_MAX = 10_000
 REQUEST_BYTES_TOTAL_MAX = 256 << 20

@@ -18,7 +18,7 @@ from grpc_health.v1.health_pb2 import (
     HealthListResponse,
 )
 
-from services.chassis.serving.open_calls import Context, OpenCalls
+from percolator.services.chassis.serving.open_calls import Context, OpenCalls
 
 
 class Health:

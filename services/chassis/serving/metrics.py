@@ -28,9 +28,9 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.version import version
 from percolator.world import Clock
-from services.chassis.serving.gate import Gate
-from services.chassis.version import version
 
 BUCKETS_SECONDS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,

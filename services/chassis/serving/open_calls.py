@@ -16,10 +16,10 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 
 from percolator.errors import InvalidArgument, Overloaded, PercolatorError
+from percolator.services.chassis.serving.arrivals import Arrivals, NoMoreRequests
+from percolator.services.chassis.serving.quotas import CallerIdentity, machine_of
+from percolator.services.chassis.serving.trailers import failure
 from percolator.wire.roles import Role
-from services.chassis.serving.arrivals import Arrivals, NoMoreRequests
-from services.chassis.serving.quotas import CallerIdentity, machine_of
-from services.chassis.serving.trailers import failure
 
 OPEN_STREAMS_MAX = 1_000
 CONNECTION_STREAMS_MAX = 16

@@ -18,11 +18,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from percolator.errors import Overloaded
-from percolator.wire.roles import Role
-from services.chassis.settings.service_settings import (
+from percolator.services.chassis.settings.service_settings import (
     CLIENT_QUOTA_PERCENT,
     CLIENTS_QUOTA_PERCENT,
 )
+from percolator.wire.roles import Role
 
 LOCAL = "localhost"
 _IPV6_NETWORK_BITS = 64

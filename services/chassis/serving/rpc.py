@@ -32,17 +32,17 @@ from percolator.errors import (
     PermissionDenied,
     Unauthenticated,
 )
+from percolator.services.chassis.serving.access import Access, Check, by_address
+from percolator.services.chassis.serving.arrivals import Held
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.metrics import MethodMetrics, RpcMetrics
+from percolator.services.chassis.serving.quotas import OWN, CallerIdentity
+from percolator.services.chassis.serving.trailers import failure
 from percolator.wire.channels import cancelled_by_caller
 from percolator.wire.methods import method_name
 from percolator.wire.roles import Role
 from percolator.wire.status import status_code
 from percolator.world import Clock
-from services.chassis.serving.access import Access, Check, by_address
-from services.chassis.serving.arrivals import Held
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.metrics import MethodMetrics, RpcMetrics
-from services.chassis.serving.quotas import OWN, CallerIdentity
-from services.chassis.serving.trailers import failure
 
 _STARTING_RETRY_SECONDS = 0.25
 _CHECKED_AGAIN_SECONDS = 1.0

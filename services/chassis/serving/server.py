@@ -19,20 +19,20 @@ from grpc_health.v1 import health
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry
 
+from percolator.services.chassis.serving import metrics, metrics_endpoint
+from percolator.services.chassis.serving.access import Access
+from percolator.services.chassis.serving.arrivals import LOOKAHEAD_BYTES, received_bytes_max
+from percolator.services.chassis.serving.frame_server import FrameServer
+from percolator.services.chassis.serving.gate import FRAME_BYTES_MAX, Gate
+from percolator.services.chassis.serving.health import Health
+from percolator.services.chassis.serving.open_calls import OpenCalls
+from percolator.services.chassis.serving.quotas import Quotas
+from percolator.services.chassis.serving.rpc import Exposed, Forwarder, RpcEdge
+from percolator.services.chassis.serving.server_tls import ServerTls
+from percolator.services.chassis.serving.tokens import Tokens
+from percolator.services.chassis.settings.service_settings import FramedSettings, ServiceSettings
 from percolator.wire.addresses import HostPort
 from percolator.world import Clock
-from services.chassis.serving import metrics, metrics_endpoint
-from services.chassis.serving.access import Access
-from services.chassis.serving.arrivals import LOOKAHEAD_BYTES, received_bytes_max
-from services.chassis.serving.frame_server import FrameServer
-from services.chassis.serving.gate import FRAME_BYTES_MAX, Gate
-from services.chassis.serving.health import Health
-from services.chassis.serving.open_calls import OpenCalls
-from services.chassis.serving.quotas import Quotas
-from services.chassis.serving.rpc import Exposed, Forwarder, RpcEdge
-from services.chassis.serving.server_tls import ServerTls
-from services.chassis.serving.tokens import Tokens
-from services.chassis.settings.service_settings import FramedSettings, ServiceSettings
 
 _REFLECTION_PATH = f"/{reflection.SERVICE_NAME}/ServerReflectionInfo"
 

@@ -17,11 +17,11 @@ from pathlib import Path
 import structlog
 
 from percolator.errors import InvalidArgument
+from percolator.services.chassis.trouble import Trouble
 from percolator.wire.renewal import FileState, file_state
 from percolator.wire.roles import Role
 from percolator.wire.tokens import NAME, ROLES
 from percolator.world import Clock
-from services.chassis.trouble import Trouble
 
 _HASH = re.compile("[0-9a-f]{64}")
 _LOOK_SECONDS = 2.0

@@ -10,11 +10,11 @@ import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from percolator.services.chassis.settings.loading import environment_name
+from percolator.services.chassis.settings.service_settings import ServiceSettings
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.cluster import ENVIRONMENT_VARIABLE
 from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
-from services.chassis.settings.loading import environment_name
-from services.chassis.settings.service_settings import ServiceSettings
 
 _PREFIX = "PERCOLATOR_"
 

@@ -14,9 +14,9 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import ValidationError
 
-from services.chassis import standard_streams
-from services.chassis.settings.output import help_text, to_toml
-from services.chassis.settings.service_settings import (
+from percolator.services.chassis import standard_streams
+from percolator.services.chassis.settings.output import help_text, to_toml
+from percolator.services.chassis.settings.service_settings import (
     DialAddress,
     FramedSettings,
     ListenAddress,

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from services.chassis.settings.service_settings import ServiceSettings
+from percolator.services.chassis.settings.service_settings import ServiceSettings
 
 _UNITS = ("seconds", "milliseconds", "microseconds", "bytes", "rows", "cells", "percent")
 

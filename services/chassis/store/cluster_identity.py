@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, WrongCluster
+from percolator.services.chassis.store.files import Files
+from percolator.services.chassis.version import version
 from percolator.world import Random
-from services.chassis.store.files import Files
-from services.chassis.version import version
 
 FILE_NAME = "cluster.json"
 FIRST_FORMAT = 1

@@ -34,10 +34,10 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
-from services.chassis.store import epoch_names
-from services.chassis.store.epoch_names import EpochName, Stage
-from services.chassis.store.files import Files, FileStatus
-from services.chassis.store.shared_look import SharedLook
+from percolator.services.chassis.store import epoch_names
+from percolator.services.chassis.store.epoch_names import EpochName, Stage
+from percolator.services.chassis.store.files import Files, FileStatus
+from percolator.services.chassis.store.shared_look import SharedLook
 
 _OCCUPIED = frozenset({errno.ENOTEMPTY, errno.EEXIST})
 """The target of a rename is a directory with content; file systems report different errors."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument
-from services.chassis.settings.service_settings import StoreSettings
-from services.chassis.store.files import Files
+from percolator.services.chassis.settings.service_settings import StoreSettings
+from percolator.services.chassis.store.files import Files
 
 NETWORK_FILE_SYSTEMS = frozenset(
     {

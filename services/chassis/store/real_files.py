@@ -13,9 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
-from services.chassis.store.disk_threads import DiskThreads
-from services.chassis.store.files import FileLock, FileStatus, OpenFile
-from services.chassis.store.mounts import device_waits, file_system_of
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.store.files import FileLock, FileStatus, OpenFile
+from percolator.services.chassis.store.mounts import device_waits, file_system_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from structlog.stdlib import BoundLogger
 
+from percolator.services.chassis.store.files import Files, FileStatus
 from percolator.world import Clock
-from services.chassis.store.files import Files, FileStatus
 
 PROBE = ".probe"
 """A file in the store root that every process writes again and again. Its content is unused."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from percolator.services.chassis.coordinator.interface import Coordinator
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from percolator.services.chassis.host import AnyHost
+from percolator.services.chassis.store.cluster_identity import ClusterIdentity
 from percolator.v1.cluster_pb2 import RowStorePlace
-from services.chassis.coordinator.interface import Coordinator
-from services.chassis.coordinator.times import CoordinatorTimes
-from services.chassis.host import AnyHost
-from services.chassis.store.cluster_identity import ClusterIdentity
 
 
 class ClusterStore(Protocol):

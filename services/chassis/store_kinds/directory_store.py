@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from percolator.v1.cluster_pb2 import RowStorePlace
-from percolator.world import World
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.coordinator.times import CoordinatorTimes
-from services.chassis.host import AnyHost
-from services.chassis.store.cluster_identity import (
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from percolator.services.chassis.host import AnyHost
+from percolator.services.chassis.store.cluster_identity import (
     ClusterIdentity,
     establish_identity,
     refuse_other_cluster,
 )
-from services.chassis.store.files import Files, make_durable_directory
+from percolator.services.chassis.store.files import Files, make_durable_directory
+from percolator.v1.cluster_pb2 import RowStorePlace
+from percolator.world import World
 
 
 class DirectoryStore:
-    """A `services.chassis.store_kinds.cluster_store.ClusterStore`."""
+    """A `percolator.services.chassis.store_kinds.cluster_store.ClusterStore`."""
 
     def __init__(self, files: Files, root: Path, world: World) -> None:
         self.files = files

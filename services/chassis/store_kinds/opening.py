@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from percolator.bigtable.connection import Connection
-from services.chassis.host import Host
-from services.chassis.settings.service_settings import StoreSettings
-from services.chassis.store.file_systems import refuse_network
-from services.chassis.store_kinds.cluster_store import ClusterStore
-from services.chassis.store_kinds.directory_store import DirectoryStore
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.chassis.host import Host
+from percolator.services.chassis.settings.service_settings import StoreSettings
+from percolator.services.chassis.store.file_systems import refuse_network
+from percolator.services.chassis.store_kinds.cluster_store import ClusterStore
+from percolator.services.chassis.store_kinds.directory_store import DirectoryStore
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
 
 StoreSettingsT = TypeVar("StoreSettingsT", bound=StoreSettings)
 

@@ -15,21 +15,21 @@ from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import FAMILIES
 from percolator.rowstore.port import Selection
 from percolator.rowstore.steady_scan import steady_scan
+from percolator.services.chassis.coordinator.row_coordinator import RowCoordinator
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from percolator.services.chassis.host import AnyHost
+from percolator.services.chassis.records.records import Records
+from percolator.services.chassis.store_kinds import row_identity
+from percolator.services.chassis.store_kinds.row_identity import RowIdentity
+from percolator.services.chassis.store_kinds.row_store_watch import RowStoreWatch
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.world import Network, World
-from services.chassis.coordinator.row_coordinator import RowCoordinator
-from services.chassis.coordinator.times import CoordinatorTimes
-from services.chassis.host import AnyHost
-from services.chassis.records.records import Records
-from services.chassis.store_kinds import row_identity
-from services.chassis.store_kinds.row_identity import RowIdentity
-from services.chassis.store_kinds.row_store_watch import RowStoreWatch
 
 _TABLE_SECONDS = 30.0
 
 
 class RowClusterStore:
-    """A `services.chassis.store_kinds.cluster_store.ClusterStore`."""
+    """A `percolator.services.chassis.store_kinds.cluster_store.ClusterStore`."""
 
     def __init__(self, network: Network, place: Place, world: World) -> None:
         """`network` reaches the store; that of `world`, the cluster's servers."""

@@ -13,15 +13,15 @@ from dataclasses import dataclass
 
 from percolator.errors import InvalidArgument, PercolatorError, StoreFault, StoreUnusable
 from percolator.rowstore.identity import CLUSTER, IDENTITY
-from percolator.world import World
-from services.chassis.records.records import NoRecords, Records, Seen
-from services.chassis.store.cluster_identity import (
+from percolator.services.chassis.records.records import NoRecords, Records, Seen
+from percolator.services.chassis.store.cluster_identity import (
     FIRST_FORMAT,
     ClusterIdentity,
     parse_identity,
     require_same_cluster,
 )
-from services.chassis.version import version
+from percolator.services.chassis.version import version
+from percolator.world import World
 
 EPOCH_BEFORE_MILLISECONDS = 30 * 86_400_000
 """How far before the first master's clock times are counted from: a margin for an oracle whose

@@ -12,8 +12,8 @@ from collections.abc import Awaitable, Callable
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import StoreUnusable
+from percolator.services.chassis.store_kinds.row_identity import RowIdentity
 from percolator.world import Clock
-from services.chassis.store_kinds.row_identity import RowIdentity
 
 LOOK_SECONDS = 1.0
 STALLED_SECONDS = 5.0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from percolator.services.master.history.safe_points import ClusterSafePoints
 from percolator.wire.liveness import Liveness
-from services.master.history.safe_points import ClusterSafePoints
 
 
 @dataclass(frozen=True)

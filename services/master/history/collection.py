@@ -19,18 +19,18 @@ import structlog
 
 from percolator.errors import NotReady, PercolatorError
 from percolator.protocol.environment import Timestamps
+from percolator.services.master.history import safe_points
+from percolator.services.master.history.collecting import Collecting, TableCollected
+from percolator.services.master.history.history_needs import HistoryNeeds, history_needs
+from percolator.services.master.history.safe_points import ClusterSafePoints
+from percolator.services.master.map.catalogue import Table
+from percolator.services.master.map.map_store import StoredMap
+from percolator.services.master.oracle_time import OracleTime
+from percolator.services.master.registry import Registry
 from percolator.timestamps import SEQUENCE_BITS, seconds_between
 from percolator.v1 import cluster_pb2
 from percolator.v1.lockservice_pb2 import HistoryLimits
 from percolator.world import World
-from services.master.history import safe_points
-from services.master.history.collecting import Collecting, TableCollected
-from services.master.history.history_needs import HistoryNeeds, history_needs
-from services.master.history.safe_points import ClusterSafePoints
-from services.master.map.catalogue import Table
-from services.master.map.map_store import StoredMap
-from services.master.oracle_time import OracleTime
-from services.master.registry import Registry
 
 _TIMESTAMP_SECONDS = 5.0
 

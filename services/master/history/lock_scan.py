@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+from percolator.services.master.map.cluster_map import ClusterMap, Tablet
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.status import from_detail
 from percolator.world import Network
-from services.master.map.cluster_map import ClusterMap, Tablet
 
 _SCAN_SECONDS = 60.0
 

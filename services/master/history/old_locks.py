@@ -14,12 +14,12 @@ from percolator.protocol.verdicts import Verdicts
 from percolator.routing.router import Router
 from percolator.routing.table_info import TableSchema
 from percolator.routing.tablet_map import TabletMap
+from percolator.services.master.history.collecting import NoOwners
+from percolator.services.master.history.lock_scan import scan_locks
+from percolator.services.master.map.cluster_map import Tablet
+from percolator.services.master.map.map_record import observer_messages
+from percolator.services.master.map.map_store import MapStore
 from percolator.world import World
-from services.master.history.collecting import NoOwners
-from services.master.history.lock_scan import scan_locks
-from services.master.map.cluster_map import Tablet
-from services.master.map.map_record import observer_messages
-from services.master.map.map_store import MapStore
 
 
 class OldLocks:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from percolator.history.rows import Decided, RowHistory, TableProgress
-from services.master.history.collecting import TableCollected
-from services.master.history.safe_points import ClusterSafePoints
+from percolator.services.master.history.collecting import TableCollected
+from percolator.services.master.history.safe_points import ClusterSafePoints
 
 
 class Drops(Protocol):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from percolator.services.chassis.coordinator.interface import Leadership
 from percolator.v1 import master_records_pb2
-from services.chassis.coordinator.interface import Leadership
 
 KEY = "safe-points"
 

@@ -15,15 +15,15 @@ from typing import Any
 
 from percolator.errors import NotReady
 from percolator.protocol.environment import Timestamps
+from percolator.services.master.history.collecting import TableCollected
+from percolator.services.master.history.old_locks import OldLocks
+from percolator.services.master.history.safe_points import ClusterSafePoints
+from percolator.services.master.map.cluster_map import Tablet
+from percolator.services.master.map.map_store import MapStore
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.status import from_detail
 from percolator.world import World
-from services.master.history.collecting import TableCollected
-from services.master.history.old_locks import OldLocks
-from services.master.history.safe_points import ClusterSafePoints
-from services.master.map.cluster_map import Tablet
-from services.master.map.map_store import MapStore
 
 _ORDER_SECONDS = 30.0
 _TABLETS_AT_A_TIME = 8

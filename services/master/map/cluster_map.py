@@ -15,7 +15,7 @@ from types import MappingProxyType
 
 from percolator.codec_names import CodecNames
 from percolator.errors import InvariantViolation
-from services.master.map.catalogue import Catalogue, Table
+from percolator.services.master.map.catalogue import Catalogue, Table
 
 
 @dataclass(frozen=True)

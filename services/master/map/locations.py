@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.v1 import master_pb2 as pb
-from percolator.v1.cells_pb2 import RowRange
-from services.master.map.catalogue import Catalogue, Table
-from services.master.map.cluster_map import ClusterMap, Tablet
-from services.master.map.map_record import (
+from percolator.services.master.map.catalogue import Catalogue, Table
+from percolator.services.master.map.cluster_map import ClusterMap, Tablet
+from percolator.services.master.map.map_record import (
     awaited_messages,
     codecs_message,
     location_message,
@@ -17,6 +15,8 @@ from services.master.map.map_record import (
     table_message,
     ttl_messages,
 )
+from percolator.v1 import master_pb2 as pb
+from percolator.v1.cells_pb2 import RowRange
 
 LOCATIONS_MAX = 1_000
 

@@ -8,11 +8,17 @@ from google.protobuf.message import DecodeError
 
 from percolator.codec_names import CodecNames
 from percolator.errors import StoreFault, StoreUnusable
+from percolator.services.master.map.catalogue import (
+    Catalogue,
+    Observer,
+    OwedBackfill,
+    Table,
+    TableLoad,
+)
+from percolator.services.master.map.cluster_map import ClusterMap, Tablet
 from percolator.v1 import errors_pb2, master_pb2, master_records_pb2
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.tabletserver_pb2 import ColumnTtl
-from services.master.map.catalogue import Catalogue, Observer, OwedBackfill, Table, TableLoad
-from services.master.map.cluster_map import ClusterMap, Tablet
 
 
 def encode(current: ClusterMap) -> bytes:

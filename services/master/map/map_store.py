@@ -15,11 +15,11 @@ import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
+from percolator.services.chassis.coordinator.interface import Leadership
+from percolator.services.master.map import map_record
+from percolator.services.master.map.catalogue import Catalogue
+from percolator.services.master.map.cluster_map import ClusterMap
 from percolator.tasks import Tasks
-from services.chassis.coordinator.interface import Leadership
-from services.master.map import map_record
-from services.master.map.catalogue import Catalogue
-from services.master.map.cluster_map import ClusterMap
 
 KEY = "map"
 T = TypeVar("T")

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 import structlog
 
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.master.map.catalogue import Catalogue
+from percolator.services.master.map.map_store import CatalogueStore
+from percolator.services.master.oracle_time import OracleTime
 from percolator.world import Clock
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from services.master.map.catalogue import Catalogue
-from services.master.map.map_store import CatalogueStore
-from services.master.oracle_time import OracleTime
 
 _ORACLE_SECONDS = 10.0
 

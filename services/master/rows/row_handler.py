@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import NoReturn
 
 from percolator.errors import InvalidArgument
+from percolator.services.master.map.catalogue import Catalogue
+from percolator.services.master.map.map_record import table_message
+from percolator.services.master.master import Master
+from percolator.services.master.rows.row_term import RowTerm
+from percolator.services.master.table_handler import TableHandler
 from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock
-from services.master.map.catalogue import Catalogue
-from services.master.map.map_record import table_message
-from services.master.master import Master
-from services.master.rows.row_term import RowTerm
-from services.master.table_handler import TableHandler
 
 _NOT_YET = "are not there yet on a row store (docs/bigtable.md)"
 

@@ -12,14 +12,14 @@ from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.dropped import DroppedTables
 from percolator.rowstore.intents import Intents
 from percolator.rowstore.times import Numbers, SpacedTimestamps, Times
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.master.history.collecting import NoOwners
+from percolator.services.master.history.row_collecting import RowCollecting
+from percolator.services.master.map.catalogue import Table
+from percolator.services.master.map.map_record import observer_messages
+from percolator.services.master.map.map_store import CatalogueStore
+from percolator.services.master.rows.row_drops import RowDrops
 from percolator.world import World
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from services.master.history.collecting import NoOwners
-from services.master.history.row_collecting import RowCollecting
-from services.master.map.catalogue import Table
-from services.master.map.map_record import observer_messages
-from services.master.map.map_store import CatalogueStore
-from services.master.rows.row_drops import RowDrops
 
 
 def row_collecting(

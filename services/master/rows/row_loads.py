@@ -22,8 +22,7 @@ from functools import partial
 import structlog
 
 from percolator.errors import InvalidArgument
-from percolator.v1 import master_pb2 as pb
-from services.master.map.catalogue import (
+from percolator.services.master.map.catalogue import (
     FIRST_VERSION,
     Catalogue,
     Observer,
@@ -31,8 +30,9 @@ from services.master.map.catalogue import (
     Table,
     TableLoad,
 )
-from services.master.rows.row_tables import RowTables, require_not_loading
-from services.master.table_changes import Creation
+from percolator.services.master.rows.row_tables import RowTables, require_not_loading
+from percolator.services.master.table_changes import Creation
+from percolator.v1 import master_pb2 as pb
 
 LOAD_BYTES_MAX = 255
 

@@ -14,13 +14,13 @@ from dataclasses import replace
 
 from percolator.codec_names import CodecNames
 from percolator.errors import DeadlineExceeded, InvalidArgument, NotReady, PercolatorError
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.master.map.catalogue import Catalogue, Table
+from percolator.services.master.map.map_store import CatalogueStore
+from percolator.services.master.oracle_time import OracleTime
+from percolator.services.master.table_changes import Creation, TableChanges
 from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from services.master.map.catalogue import Catalogue, Table
-from services.master.map.map_store import CatalogueStore
-from services.master.oracle_time import OracleTime
-from services.master.table_changes import Creation, TableChanges
 
 
 class RowTables(TableChanges[Catalogue]):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
+from percolator.services.chassis.coordinator.interface import Leadership
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.master.history.collection import Collection, CollectionTimes
+from percolator.services.master.map.catalogue import Catalogue
+from percolator.services.master.map.map_store import CatalogueStore, decoded_catalogue
+from percolator.services.master.registry import Registry
+from percolator.services.master.rows.row_drops import RowDrops
+from percolator.services.master.rows.row_history import row_collecting
+from percolator.services.master.rows.row_loads import RowLoads
+from percolator.services.master.term import Term
 from percolator.world import World
-from services.chassis.coordinator.interface import Leadership
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from services.master.history.collection import Collection, CollectionTimes
-from services.master.map.catalogue import Catalogue
-from services.master.map.map_store import CatalogueStore, decoded_catalogue
-from services.master.registry import Registry
-from services.master.rows.row_drops import RowDrops
-from services.master.rows.row_history import row_collecting
-from services.master.rows.row_loads import RowLoads
-from services.master.term import Term
 
 
 class RowTerm(Term[Catalogue]):
@@ -61,7 +61,7 @@ class RowTerm(Term[Catalogue]):
 
 
 class RowTerms:
-    """The terms of a master over a row store (`services.master.master.Terms`)."""
+    """The terms of a master over a row store (`percolator.services.master.master.Terms`)."""
 
     def __init__(
         self,

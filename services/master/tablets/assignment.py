@@ -28,18 +28,18 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
+from percolator.services.chassis.store.epoch_directory import EPOCH_MAX
+from percolator.services.chassis.trouble import Trouble
+from percolator.services.master.map.cluster_map import ClusterMap, Tablet
+from percolator.services.master.map.map_record import ttl_messages
+from percolator.services.master.map.map_store import MapStore
+from percolator.services.master.tablets.closing import Closing, Start
+from percolator.services.master.tablets.server_watch import ServerWatch, WatchedServer
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire import methods
 from percolator.wire.backoff import pause_seconds
 from percolator.world import World
-from services.chassis.store.epoch_directory import EPOCH_MAX
-from services.chassis.trouble import Trouble
-from services.master.map.cluster_map import ClusterMap, Tablet
-from services.master.map.map_record import ttl_messages
-from services.master.map.map_store import MapStore
-from services.master.tablets.closing import Closing, Start
-from services.master.tablets.server_watch import ServerWatch, WatchedServer
 
 _ROUND_SECONDS = 0.5
 """The longest pause between two comparisons. `wake` ends it early."""

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import structlog
 
 from percolator.errors import PercolatorError
+from percolator.services.master.map.cluster_map import ClusterMap, Tablet
+from percolator.services.master.map.map_store import MapStore
+from percolator.services.master.tablets.assignment import Assignment
+from percolator.services.master.tablets.server_watch import ServerWatch
+from percolator.services.master.tablets.tablet_changes import TabletChanges
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.world import World
-from services.master.map.cluster_map import ClusterMap, Tablet
-from services.master.map.map_store import MapStore
-from services.master.tablets.assignment import Assignment
-from services.master.tablets.server_watch import ServerWatch
-from services.master.tablets.tablet_changes import TabletChanges
 
 _DESCRIBE_SECONDS = 5.0
 _CHANGE_SECONDS = 30.0

@@ -13,11 +13,11 @@ from typing import Any
 import structlog
 
 from percolator.errors import PercolatorError
+from percolator.services.master.map.map_store import MapStore
+from percolator.services.master.tablets.server_watch import ServerWatch, WatchedServer
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.world import World
-from services.master.map.map_store import MapStore
-from services.master.tablets.server_watch import ServerWatch, WatchedServer
 
 _CLOSE_SECONDS = 10.0
 

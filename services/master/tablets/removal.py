@@ -16,15 +16,15 @@ import structlog
 
 from percolator.errors import PercolatorError
 from percolator.formats.records import LockRecord
+from percolator.services.chassis.store.epoch_directory import remove_tree
+from percolator.services.chassis.store.files import Files
+from percolator.services.chassis.trouble import Trouble
+from percolator.services.master.history.lock_scan import scan_locks
+from percolator.services.master.map.catalogue import Table
+from percolator.services.master.map.cluster_map import ClusterMap, Tablet
+from percolator.services.master.map.map_store import MapStore
+from percolator.services.master.tablets.assignment import Assignment
 from percolator.world import World
-from services.chassis.store.epoch_directory import remove_tree
-from services.chassis.store.files import Files
-from services.chassis.trouble import Trouble
-from services.master.history.lock_scan import scan_locks
-from services.master.map.catalogue import Table
-from services.master.map.cluster_map import ClusterMap, Tablet
-from services.master.map.map_store import MapStore
-from services.master.tablets.assignment import Assignment
 
 _ROUND_SECONDS = 1.0
 

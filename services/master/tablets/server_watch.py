@@ -18,13 +18,13 @@ from typing import TypeVar
 import structlog
 
 from percolator.errors import PercolatorError, Unavailable
+from percolator.services.chassis.lived_time import LivedTime, milliseconds_between
 from percolator.tasks import Tasks, stop_waiting_for
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire import methods
 from percolator.wire.backoff import doubled_seconds
 from percolator.world import World
-from services.chassis.lived_time import LivedTime, milliseconds_between
 
 PROBATION_SECONDS_MIN = 5.0
 PROBATION_SECONDS_MAX = 60.0

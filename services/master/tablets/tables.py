@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument
+from percolator.services.master.map.catalogue import Table
+from percolator.services.master.map.cluster_map import ClusterMap
+from percolator.services.master.map.map_record import ttls_of
+from percolator.services.master.map.map_store import MapStore
+from percolator.services.master.oracle_time import OracleTime
+from percolator.services.master.store_format import StoreFormat
+from percolator.services.master.table_changes import Creation, TableChanges
+from percolator.services.master.tablets.assignment import Assignment
 from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock
-from services.master.map.catalogue import Table
-from services.master.map.cluster_map import ClusterMap
-from services.master.map.map_record import ttls_of
-from services.master.map.map_store import MapStore
-from services.master.oracle_time import OracleTime
-from services.master.store_format import StoreFormat
-from services.master.table_changes import Creation, TableChanges
-from services.master.tablets.assignment import Assignment
 
 
 class Tables(TableChanges[ClusterMap]):

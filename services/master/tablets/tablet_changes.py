@@ -17,14 +17,14 @@ import structlog
 
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, StoreUnusable
 from percolator.row_text import quoted
+from percolator.services.master.map.cluster_map import ClusterMap, Tablet
+from percolator.services.master.map.map_store import MapStore
+from percolator.services.master.tablets.assignment import Assignment
+from percolator.services.master.tablets.server_watch import ServerWatch, WatchedServer
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.table_options import SPLIT_ROW_BYTES_MAX
 from percolator.world import World
-from services.master.map.cluster_map import ClusterMap, Tablet
-from services.master.map.map_store import MapStore
-from services.master.tablets.assignment import Assignment
-from services.master.tablets.server_watch import ServerWatch, WatchedServer
 
 _PROPOSE_SECONDS = 10.0
 _MOVES_AT_ONCE = 4

@@ -9,6 +9,15 @@ from dataclasses import dataclass, field
 
 import grpc
 
+from percolator.services.chassis.serving.frame_server import (
+    UNFINISHED_BYTES_MAX,
+    UNKNOWN_MAX,
+    FrameServer,
+)
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.metrics import RpcMetrics
+from percolator.services.chassis.serving.quotas import Quota
+from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
 from percolator.v1 import oracle_pb2
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import (
@@ -24,15 +33,6 @@ from percolator.wire.frames.connection import FrameConnection
 from percolator.wire.frames.layout import FRAMED, PREAMBLE, Frame, FrameReader, Kind, frame
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import MachineClock
-from services.chassis.serving.frame_server import (
-    UNFINISHED_BYTES_MAX,
-    UNKNOWN_MAX,
-    FrameServer,
-)
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.quotas import Quota
-from services.chassis.serving.rpc import Exposed, RpcEdge
 
 SECONDS = 30.0
 """How long anything may take that has to happen soon, however busy the machine is. Calls last

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from percolator.errors import StoreUnusable
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
 from percolator.testing.simulator.virtual_time import VirtualClock
-from services.chassis.coordinator.directory import DirectoryCoordinator
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

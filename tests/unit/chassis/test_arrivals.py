@@ -9,19 +9,19 @@ import grpc
 import pytest
 
 from percolator.errors import Overloaded
-from percolator.wire.roles import Role
-from percolator.wire.tls import CLUSTER_NAME
-from services.chassis.serving.arrivals import (
+from percolator.services.chassis.serving.arrivals import (
     HASTY_MAX,
     HASTY_SECONDS,
     Arrivals,
     Held,
     NoMoreRequests,
 )
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.health import Health
-from services.chassis.serving.open_calls import CONNECTION_STREAMS_MAX, OpenCalls
-from services.chassis.serving.quotas import CallerIdentity
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.health import Health
+from percolator.services.chassis.serving.open_calls import CONNECTION_STREAMS_MAX, OpenCalls
+from percolator.services.chassis.serving.quotas import CallerIdentity
+from percolator.wire.roles import Role
+from percolator.wire.tls import CLUSTER_NAME
 
 REQUEST = 1_000
 LARGEST = 2 * REQUEST

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import NotReady, StoreFault, StoreUnusable
+from percolator.services.chassis.coordinator.candidacy import Candidacy
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.coordinator.interface import Leadership
 from percolator.testing.simulator.virtual_time import VirtualClock
-from services.chassis.coordinator.candidacy import Candidacy
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.coordinator.interface import Leadership
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

@@ -9,8 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from percolator.services.chassis.serving.metrics import (
+    BUCKETS_SECONDS,
+    RpcMetrics,
+    watch_event_loop,
+)
 from percolator.testing.simulator.virtual_time import VirtualClock
-from services.chassis.serving.metrics import BUCKETS_SECONDS, RpcMetrics, watch_event_loop
 
 
 @given(st.lists(st.floats(min_value=0, max_value=20), max_size=50))

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable, WrongCluster
-from services.chassis.compatibility import are_compatible
-from services.chassis.store.cluster_identity import (
+from percolator.services.chassis.compatibility import are_compatible
+from percolator.services.chassis.store.cluster_identity import (
     EXPIRING_FORMAT,
     FILE_NAME,
     FIRST_FORMAT,

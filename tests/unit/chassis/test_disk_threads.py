@@ -9,8 +9,8 @@ from operator import floordiv
 
 import pytest
 
-from services.chassis.store import disk_threads
-from services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.store import disk_threads
+from percolator.services.chassis.store.disk_threads import DiskThreads
 
 pytestmark = pytest.mark.real_time
 

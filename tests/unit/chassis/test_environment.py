@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from services.chassis.settings.environment import SERVICES, unknown_variables
-from services.gateway.settings import GatewaySettings
-from services.lockservice.settings import LockServiceSettings
-from services.master.settings import MasterSettings
-from services.oracle.settings import OracleSettings
-from services.tabletserver.settings import TabletServerSettings
-from services.worker.settings import WorkerSettings
+from percolator.services.chassis.settings.environment import SERVICES, unknown_variables
+from percolator.services.gateway.settings import GatewaySettings
+from percolator.services.lockservice.settings import LockServiceSettings
+from percolator.services.master.settings import MasterSettings
+from percolator.services.oracle.settings import OracleSettings
+from percolator.services.tabletserver.settings import TabletServerSettings
+from percolator.services.worker.settings import WorkerSettings
 
 
 def oracle(*names: str) -> list[tuple[str, str]]:

@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from services.chassis.store.file_systems import NETWORK_FILE_SYSTEMS, is_network
-from services.chassis.store.mounts import device_waits, file_system_of, file_system_type, waits
+from percolator.services.chassis.store.file_systems import NETWORK_FILE_SYSTEMS, is_network
+from percolator.services.chassis.store.mounts import (
+    device_waits,
+    file_system_of,
+    file_system_type,
+    waits,
+)
 
 MOUNTS = r"""
 overlay / overlay rw 0 0

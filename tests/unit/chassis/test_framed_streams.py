@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from percolator import errors
+from percolator.services.chassis.serving.rpc import Exposed
 from percolator.v1 import tabletserver_pb2
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
 from percolator.wire.frames.layout import FRAMED
 from percolator.wire.methods import SCAN, SHORT_SCAN_ROWS_MAX
-from services.chassis.serving.rpc import Exposed
 from tests.unit.chassis.framed_edge import SECONDS, Framed, echo, framed
 
 pytestmark = pytest.mark.real_time

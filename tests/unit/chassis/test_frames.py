@@ -12,6 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from percolator import errors
+from percolator.services.chassis.serving.frame_connection import ServedConnection
+from percolator.services.chassis.serving.rpc import remaining_seconds
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.channels import GrpcNetwork
@@ -19,8 +21,6 @@ from percolator.wire.frames import choosing
 from percolator.wire.frames import connection as connections
 from percolator.wire.frames.layout import CALL_HEAD, PREAMBLE, Kind, NotFrames, frame
 from percolator.wire.methods import GET_TIMESTAMPS
-from services.chassis.serving.frame_connection import ServedConnection
-from services.chassis.serving.rpc import remaining_seconds
 from tests.unit.chassis.framed_edge import SECONDS, SERVER_ID, echo, framed
 from tests.unit.chassis.test_rpc_edge import EVERY_ERROR, cut_off
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from percolator.services.chassis.serving import frame_connection
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.frames.layout import (
@@ -18,7 +19,6 @@ from percolator.wire.frames.layout import (
     Kind,
     frame,
 )
-from services.chassis.serving import frame_connection
 from tests.unit.chassis.framed_edge import REQUEST_BYTES_MAX, SECONDS, SERVER_ID, echo, framed
 from tests.unit.chassis.test_frames import Held
 

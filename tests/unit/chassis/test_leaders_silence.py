@@ -8,18 +8,18 @@ from typing import Any, cast
 
 import pytest
 
-from percolator.testing.simulator.virtual_time import VirtualClock
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.coordinator.times import (
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.coordinator.times import (
     BEAT_SECONDS,
     GRACE_SECONDS_MIN,
     CoordinatorTimes,
 )
-from services.chassis.settings.loading import load
-from services.chassis.settings.service_settings import ServiceSettings
-from services.chassis.store.files import Files
-from services.master.settings import MasterSettings
-from services.oracle.settings import OracleSettings
+from percolator.services.chassis.settings.loading import load
+from percolator.services.chassis.settings.service_settings import ServiceSettings
+from percolator.services.chassis.store.files import Files
+from percolator.services.master.settings import MasterSettings
+from percolator.services.oracle.settings import OracleSettings
+from percolator.testing.simulator.virtual_time import VirtualClock
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

@@ -8,12 +8,12 @@ import ssl
 
 import pytest
 
+from percolator.services.chassis.serving.frame_server import FrameServer
+from percolator.services.chassis.serving.quotas import Quota
 from percolator.tasks import Tasks
 from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.addresses import HostPort
 from percolator.wire.frames import choosing
-from services.chassis.serving.frame_server import FrameServer
-from services.chassis.serving.quotas import Quota
 from tests.unit.chassis.framed_edge import REQUEST_BYTES_MAX, SECONDS, Framed, echo, framed
 
 pytestmark = pytest.mark.real_time

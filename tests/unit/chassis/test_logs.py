@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 import structlog
 
-from services.chassis import logs
+from percolator.services.chassis import logs
 
 
 @pytest.fixture(autouse=True)

@@ -12,11 +12,11 @@ import pytest
 import structlog
 
 from percolator.errors import PercolatorError, Unavailable, WrongCluster
+from percolator.services.chassis.membership import Membership, Registration
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.methods import DESCRIBE
 from percolator.world import UnaryMethod, World
-from services.chassis.membership import Membership, Registration
 from tests.unit.unary_network import UnaryNetwork
 
 

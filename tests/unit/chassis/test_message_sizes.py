@@ -12,15 +12,15 @@ from prometheus_client import CollectorRegistry
 
 from percolator import errors
 from percolator.errors import Retry
+from percolator.services.chassis.serving.arrivals import received_bytes_max
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.metrics import RpcMetrics
+from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import channels, methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.status import DETAILS_TRAILER, from_rpc_error
 from percolator.world import MachineClock
-from services.chassis.serving.arrivals import received_bytes_max
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, RpcEdge
 
 pytestmark = pytest.mark.real_time
 

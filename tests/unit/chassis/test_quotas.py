@@ -8,14 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import Overloaded, PercolatorError
-from percolator.wire.channels import FORWARDED_METADATA, SERVER_METADATA
-from percolator.wire.credentials import AUTHORIZATION, SCHEME
-from percolator.wire.roles import Role
-from percolator.wire.tls import CLUSTER_NAME
-from percolator.wire.tokens import token_hash
-from services.chassis.serving.access import Access
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.quotas import (
+from percolator.services.chassis.serving.access import Access
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.quotas import (
     LOCAL,
     CallerIdentity,
     Quota,
@@ -23,6 +18,11 @@ from services.chassis.serving.quotas import (
     machine_of,
     peer_name,
 )
+from percolator.wire.channels import FORWARDED_METADATA, SERVER_METADATA
+from percolator.wire.credentials import AUTHORIZATION, SCHEME
+from percolator.wire.roles import Role
+from percolator.wire.tls import CLUSTER_NAME
+from percolator.wire.tokens import token_hash
 
 GREEDY = CallerIdentity(Role.CLIENT, (b"a token", "192.0.2.1"))
 OTHER = CallerIdentity(Role.CLIENT, (b"another", "192.0.2.1"))

@@ -12,13 +12,13 @@ import pytest
 from percolator.bigtable.tables import create_table
 from percolator.errors import InvalidArgument, SchemaError, StoreUnusable, WrongCluster
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
+from percolator.services.chassis.records.records import Records
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
-from services.chassis.records.records import Records
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
 
 
 class Instance:

@@ -22,15 +22,15 @@ from percolator.errors import (
 )
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.port import RowStore
+from percolator.services.chassis.coordinator.row_coordinator import RowCoordinator
+from percolator.services.chassis.coordinator.row_leadership import STAMP, role_key
+from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from percolator.services.chassis.records.records import Records
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
-from services.chassis.coordinator.row_coordinator import RowCoordinator
-from services.chassis.coordinator.row_leadership import STAMP, role_key
-from services.chassis.coordinator.times import CoordinatorTimes
-from services.chassis.records.records import Records
 
 NO_BEATS = CoordinatorTimes(beat_seconds=1_000.0)
 

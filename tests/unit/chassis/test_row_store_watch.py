@@ -15,20 +15,20 @@ import structlog
 from percolator.bigtable.tables import delete_table
 from percolator.errors import StoreFault, StoreUnusable, Unavailable
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
+from percolator.services.chassis.records.records import Records
+from percolator.services.chassis.store_kinds import row_identity
+from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.chassis.store_kinds.row_identity import RowIdentity
+from percolator.services.chassis.store_kinds.row_store_watch import (
+    LOOK_SECONDS,
+    STALLED_SECONDS,
+    RowStoreWatch,
+)
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
-from services.chassis.records.records import Records
-from services.chassis.store_kinds import row_identity
-from services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from services.chassis.store_kinds.row_identity import RowIdentity
-from services.chassis.store_kinds.row_store_watch import (
-    LOOK_SECONDS,
-    STALLED_SECONDS,
-    RowStoreWatch,
-)
 
 
 class Watched:

@@ -14,6 +14,10 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from percolator import errors
+from percolator.services.chassis.serving.arrivals import received_bytes_max
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.metrics import RpcMetrics
+from percolator.services.chassis.serving.rpc import Exposed, RpcEdge, remaining_seconds
 from percolator.v1 import lockservice_pb2, oracle_pb2, tabletserver_pb2
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,
@@ -26,10 +30,6 @@ from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.status import from_detail, to_detail
 from percolator.world import MachineClock, UnaryMethod
-from services.chassis.serving.arrivals import received_bytes_max
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, RpcEdge, remaining_seconds
 
 pytestmark = pytest.mark.real_time
 

@@ -13,9 +13,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
+from percolator.services.chassis.settings.loading import (
+    ListenAddress,
+    ServiceSettings,
+    environment_name,
+    load,
+)
+from percolator.services.chassis.settings.output import to_toml
 from percolator.wire.addresses import HostPort
-from services.chassis.settings.loading import ListenAddress, ServiceSettings, environment_name, load
-from services.chassis.settings.output import to_toml
 
 
 class ShopSettings(ServiceSettings):

@@ -13,18 +13,18 @@ import pytest
 import structlog
 
 from percolator.errors import StoreUnusable
-from percolator.tablet.identity import TabletIdentity
-from percolator.testing.simulator.virtual_time import VirtualClock, VirtualTimeLoop
-from services.chassis.store.disk_threads import DiskThreads
-from services.chassis.store.epoch_directory import take_over
-from services.chassis.store.store_watch import (
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.store.epoch_directory import take_over
+from percolator.services.chassis.store.store_watch import (
     LASTING_SECONDS,
     LOOK_SECONDS,
     STALLED_SECONDS,
     StoreWatch,
 )
-from services.tabletserver.leveldb_clone import clone_leveldb
-from services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
+from percolator.services.tabletserver.leveldb_clone import clone_leveldb
+from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
+from percolator.tablet.identity import TabletIdentity
+from percolator.testing.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

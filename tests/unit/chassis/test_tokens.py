@@ -10,10 +10,10 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument
+from percolator.services.chassis.serving.tokens import Tokens
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.wire.roles import Role
 from percolator.wire.tokens import new_token, token_entry, token_hash
-from services.chassis.serving.tokens import Tokens
 from tests.unit.wire.permissions import change_mode
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
 from percolator.testing.simulator.virtual_time import VirtualClock
-from services.chassis.coordinator.directory import DirectoryCoordinator
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

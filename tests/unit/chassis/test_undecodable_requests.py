@@ -9,11 +9,11 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
 from percolator.errors import InvalidArgument
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.health import Health
+from percolator.services.chassis.serving.open_calls import OpenCalls
+from percolator.services.chassis.serving.server import reflection_handler
 from percolator.wire.status import from_rpc_error
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.health import Health
-from services.chassis.serving.open_calls import OpenCalls
-from services.chassis.serving.server import reflection_handler
 
 pytestmark = pytest.mark.real_time
 

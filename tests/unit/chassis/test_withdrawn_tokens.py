@@ -10,6 +10,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from percolator.errors import NotReady, Unauthenticated, UsageError
+from percolator.services.chassis.serving.access import Access
+from percolator.services.chassis.serving.frame_call import Caller, FrameCallContext, FrameCallFailed
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.metrics import RpcMetrics
+from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
+from percolator.services.chassis.serving.tokens import Tokens
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.credentials import SCHEME
@@ -17,12 +23,6 @@ from percolator.wire.methods import WATCH_NOTIFICATIONS
 from percolator.wire.roles import Role
 from percolator.wire.status import from_status
 from percolator.wire.tokens import token_entry
-from services.chassis.serving.access import Access
-from services.chassis.serving.frame_call import Caller, FrameCallContext, FrameCallFailed
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, RpcEdge
-from services.chassis.serving.tokens import Tokens
 
 SHOP, BOSS = token_entry("shop", Role.CLIENT, "s3cret"), token_entry("boss", Role.ADMIN, "b0ss")
 SERVICE = pb.DESCRIPTOR.services_by_name["TabletServerService"]

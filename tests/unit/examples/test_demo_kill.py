@@ -9,8 +9,8 @@ from examples.demo.screen import Screen
 from examples.demo.state import LEADS, Server, State
 from examples.demo.story import _Story
 from examples.demo.strikes import OracleAndWorkerKilled
-from services.local.cluster import LocalCluster
-from services.local.process import ServiceProcess
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 
 
 class Looks:

@@ -10,10 +10,10 @@ import pytest
 from google.protobuf.message import Message
 
 from percolator.bigtable.place import Place
+from percolator.services.gateway import row_store_rules
 from percolator.v1 import bigtable_pb2 as bigtable
 from percolator.wire.methods import method_name
 from percolator.world import Random
-from services.gateway import row_store_rules
 from tests.fuzz import on_rows
 from tests.fuzz.__main__ import UNREACHED
 from tests.fuzz.messages import damaged

@@ -10,17 +10,17 @@ from typing import Any
 import grpc
 
 from percolator import errors
+from percolator.services.chassis.serving.gate import Gate
+from percolator.services.chassis.serving.metrics import RpcMetrics
+from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
+from percolator.services.gateway.server_routes import ServerRoutes
+from percolator.services.gateway.servers import Servers
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.wire import methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.through import ThroughNetwork
 from percolator.world import MachineClock, World, machine_random
-from services.chassis.serving.gate import Gate
-from services.chassis.serving.metrics import RpcMetrics
-from services.chassis.serving.rpc import Exposed, RpcEdge
-from services.gateway.server_routes import ServerRoutes
-from services.gateway.servers import Servers
 
 SECONDS = 10.0
 CLUSTER = cluster_pb2.DESCRIPTOR.services_by_name["ClusterService"]

@@ -13,6 +13,9 @@ from percolator.aio.connecting import connect_to
 from percolator.errors import Unavailable
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
+from percolator.services.chassis.serving.quotas import Quota
+from percolator.services.gateway.commits import Commits
+from percolator.services.gateway.gateway_handler import GatewayHandler
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.simulator.virtual_time import VirtualClock
@@ -20,9 +23,6 @@ from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.world import World
-from services.chassis.serving.quotas import Quota
-from services.gateway.commits import Commits
-from services.gateway.gateway_handler import GatewayHandler
 
 TABLE = "accounts"
 COLUMN = b"balance"

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from percolator import errors
+from percolator.services.chassis.serving.trailers import failure
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.v1.master_pb2 import CreateTableRequest, CreateTableResponse
 from percolator.wire import methods
 from percolator.wire.channels import SERVER_METADATA
-from services.chassis.serving.trailers import failure
 from tests.unit.gateway.forwarding_site import SECONDS, Behind, site
 
 pytestmark = pytest.mark.real_time

@@ -10,6 +10,8 @@ import grpc
 import pytest
 
 from percolator import errors
+from percolator.services.chassis.serving.trailers import failure
+from percolator.services.gateway.settings import GatewaySettings
 from percolator.v1 import cluster_pb2, tabletserver_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
@@ -17,8 +19,6 @@ from percolator.wire import by_address, methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.status import from_rpc_error
 from percolator.wire.through import ThroughNetwork, shutting_down
-from services.chassis.serving.trailers import failure
-from services.gateway.settings import GatewaySettings
 from tests.unit.gateway.forwarding_site import (
     OWN,
     REQUEST_BYTES_MAX,

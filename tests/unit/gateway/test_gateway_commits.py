@@ -16,9 +16,9 @@ from percolator.errors import (
     PercolatorError,
     Retry,
 )
+from percolator.services.gateway.requests import Writes
 from percolator.v1.gateway_pb2 import ResolveResponse, ScanTableRequest
 from percolator.v1.tabletserver_pb2 import MutateRequest
-from services.gateway.requests import Writes
 
 from .gateways import COLUMN, DELETE, LOCK, TABLE, Gateway, commits_primary, gateways, write
 

@@ -11,8 +11,8 @@ from percolator.errors import CellAddress, DeadlineExceeded, Retry
 from percolator.protocol import aftermath
 from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.resolving.cleanup import Cleanup
+from percolator.services.chassis.serving import rpc
 from percolator.v1 import gateway_pb2 as pb
-from services.chassis.serving import rpc
 
 from .gateways import TABLE, Gateway, gateways, write
 

@@ -27,6 +27,9 @@ from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID, require_cl
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import COLLECTED, DATA, LOCKS, WRITES
 from percolator.rowstore.port import Change, Check, RowChange, Selection, SetCell
+from percolator.services.chassis.serving import rpc
+from percolator.services.chassis.serving.quotas import CallerIdentity
+from percolator.services.gateway.row_store_handler import RowStoreHandler
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import bigtable_pb2 as pb
@@ -34,9 +37,6 @@ from percolator.v1.cluster_pb2 import DescribeResponse, RowStorePlace
 from percolator.wire import methods
 from percolator.wire.roles import REQUIRED, Role
 from percolator.world import Network, StreamMethod, UnaryMethod
-from services.chassis.serving import rpc
-from services.chassis.serving.quotas import CallerIdentity
-from services.gateway.row_store_handler import RowStoreHandler
 
 SECONDS = 5.0
 GATEWAY = "gateway:1"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.local.control import Control, ask
-from services.local.process import LocalClusterError
+from percolator.services.local.control import Control, ask
+from percolator.services.local.process import LocalClusterError
 
 DEEP = "a-directory-whose-name-is-longer-than-the-address-of-a-socket-" * 3
 

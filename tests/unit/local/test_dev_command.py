@@ -16,9 +16,9 @@ from typer.testing import Result
 
 from percolator.cli import app
 from percolator.cli import dev as dev_command
-from services.local import launching, welcome
-from services.local.directory import Ownership, delete, running, write_state
-from services.local.process import LocalClusterError, ServiceProcess
+from percolator.services.local import launching, welcome
+from percolator.services.local.directory import Ownership, delete, running, write_state
+from percolator.services.local.process import LocalClusterError, ServiceProcess
 from tests.command_line import CliRunner
 
 
@@ -87,7 +87,7 @@ def test_a_directory_that_cannot_be_written_is_named_with_what_to_do(here: Path)
 def test_a_second_one_in_a_directory_says_how_to_stop_the_first(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("percolator.services.local.directory.time.sleep", lambda seconds: None)
     first = Ownership(here / ".percolator", print)
     for detached in ([], ["--detach"]):
         line = refused("--port", "0", *detached)
@@ -157,7 +157,9 @@ def test_processes_that_a_killed_launcher_has_left_are_waited_for(
     with (here / "run" / "processes").open() as process:
         killed.release()
         fcntl.flock(process, fcntl.LOCK_EX)
-        monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: process.close())
+        monkeypatch.setattr(
+            "percolator.services.local.directory.time.sleep", lambda seconds: process.close()
+        )
         Ownership(here, said.append).release()
     left.close()
     assert said == ["waiting for processes that a killed launcher has left"]
@@ -167,8 +169,8 @@ def test_processes_that_do_not_end_are_named(here: Path, monkeypatch: pytest.Mon
     Ownership(here, print).release()
     gone = {"name": "oracle", "pid": 2**22 + 1}
     (here / "run" / "local.json").write_text(json.dumps({"processes": [gone]}))
-    monkeypatch.setattr("services.local.directory.STOP_SECONDS", 0.0)
-    monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("percolator.services.local.directory.STOP_SECONDS", 0.0)
+    monkeypatch.setattr("percolator.services.local.directory.time.sleep", lambda seconds: None)
     with (here / "run" / "processes").open() as process:
         fcntl.flock(process, fcntl.LOCK_EX)
         with pytest.raises(LocalClusterError, match=r"still run on .*: unknown to it; end them"):

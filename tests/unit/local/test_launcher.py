@@ -9,10 +9,10 @@ from typing import IO, Any
 
 import pytest
 
-from services.local.cluster import LocalCluster
-from services.local.command import app, main
-from services.local.directory import running
-from services.local.process import LocalClusterError, ServiceProcess
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.command import app, main
+from percolator.services.local.directory import running
+from percolator.services.local.process import LocalClusterError, ServiceProcess
 from tests.command_line import CliRunner
 
 LONG = "a-very-long-name-of-a-directory-without-any-end" * 3
@@ -56,7 +56,9 @@ def test_a_start_is_not_refused_because_of_a_check_whether_a_cluster_is_running(
 ) -> None:
     """The launcher's own parent asks many times a second while it waits."""
     asking = locked(tmp_path)
-    monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: asking.close())
+    monkeypatch.setattr(
+        "percolator.services.local.directory.time.sleep", lambda seconds: asking.close()
+    )
     start_none(monkeypatch, [])
     with pytest.raises(Stopped):
         LocalCluster(tmp_path).start()
@@ -65,7 +67,7 @@ def test_a_start_is_not_refused_because_of_a_check_whether_a_cluster_is_running(
 def test_a_data_directory_in_use_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("services.local.directory.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("percolator.services.local.directory.time.sleep", lambda seconds: None)
     with locked(tmp_path), pytest.raises(LocalClusterError, match=r"--data: .* running on"):
         LocalCluster(tmp_path).start()
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from percolator.services.local.link import Link
 from percolator.world import Random
-from services.local.link import Link
 
 pytestmark = pytest.mark.real_time
 

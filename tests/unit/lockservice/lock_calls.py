@@ -7,12 +7,12 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
+from percolator.services.chassis.serving import rpc
+from percolator.services.chassis.serving.quotas import CallerIdentity
+from percolator.services.lockservice.handler import LockServiceHandler
+from percolator.services.lockservice.limits import LockServiceLimits
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
-from services.chassis.serving import rpc
-from services.chassis.serving.quotas import CallerIdentity
-from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import LockServiceLimits
 
 UNKNOWN_ID = b"sixteen bytes id"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument
+from percolator.services.lockservice.handler import LockServiceHandler
+from percolator.services.lockservice.limits import LockServiceLimits
 from percolator.v1 import lockservice_pb2 as pb
-from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import LockServiceLimits
 from tests.unit.lockservice.lock_calls import info, listed, lock_service, opened, renewed
 
 

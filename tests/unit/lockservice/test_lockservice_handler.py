@@ -10,16 +10,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument, Overloaded, SessionExpired, SnapshotTooOld
+from percolator.services.chassis.lived_time import LivedTime
+from percolator.services.chassis.serving.quotas import CallerIdentity, Quotas
+from percolator.services.lockservice.advisory_locks import HeldLocks
+from percolator.services.lockservice.handler import LockServiceHandler
+from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.lockservice.metrics import LockServiceMetrics
+from percolator.services.lockservice.sessions import Session, SessionInfo
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.roles import Role
-from services.chassis.lived_time import LivedTime
-from services.chassis.serving.quotas import CallerIdentity, Quotas
-from services.lockservice.advisory_locks import HeldLocks
-from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import LockServiceLimits
-from services.lockservice.metrics import LockServiceMetrics
-from services.lockservice.sessions import Session, SessionInfo
 from tests.unit.lockservice.lock_calls import (
     UNKNOWN_ID,
     called_by,

@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from percolator.errors import NotReady, Overloaded, SessionExpired
+from percolator.services.chassis.lived_time import GAP_SECONDS_MAX, LivedTime
+from percolator.services.chassis.serving.quotas import OWN, Quotas
+from percolator.services.lockservice.advisory_locks import HeldLocks
+from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.lockservice.sessions import OpenSessions, SessionInfo
 from percolator.wire.liveness import Liveness
-from services.chassis.lived_time import GAP_SECONDS_MAX, LivedTime
-from services.chassis.serving.quotas import OWN, Quotas
-from services.lockservice.advisory_locks import HeldLocks
-from services.lockservice.limits import LockServiceLimits
-from services.lockservice.sessions import OpenSessions, SessionInfo
 
 LIMITS = LockServiceLimits(
     ttl_milliseconds_min=450, ttl_milliseconds_max=2_050, sessions_max=4, locks_max=5

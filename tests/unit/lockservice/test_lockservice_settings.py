@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from services.chassis.settings.loading import load
-from services.lockservice.limits import LockServiceLimits
-from services.lockservice.settings import LockServiceSettings
+from percolator.services.chassis.settings.loading import load
+from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.lockservice.settings import LockServiceSettings
 
 
 def test_without_flags_it_has_the_default_limits() -> None:

@@ -24,6 +24,16 @@ from percolator.errors import (
     Unavailable,
     WrongCluster,
 )
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.lived_time import LivedTime
+from percolator.services.chassis.store.cluster_identity import STORE_FORMAT, establish_identity
+from percolator.services.master.history.collection import CollectionTimes
+from percolator.services.master.leader import Leader, MasterTimes, TabletTerms
+from percolator.services.master.map.cluster_map import ClusterMap
+from percolator.services.master.master import Master
+from percolator.services.master.master_handler import MasterHandler
+from percolator.services.master.registry import Registry
+from percolator.services.master.tablets.balance import BalanceLimits
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2, cluster_pb2
 from percolator.v1 import master_pb2 as pb
@@ -39,16 +49,6 @@ from percolator.world import (
     UnaryMethod,
     World,
 )
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.lived_time import LivedTime
-from services.chassis.store.cluster_identity import STORE_FORMAT, establish_identity
-from services.master.history.collection import CollectionTimes
-from services.master.leader import Leader, MasterTimes, TabletTerms
-from services.master.map.cluster_map import ClusterMap
-from services.master.master import Master
-from services.master.master_handler import MasterHandler
-from services.master.registry import Registry
-from services.master.tablets.balance import BalanceLimits
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.master import model_oracle

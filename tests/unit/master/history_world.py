@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 
 from percolator.errors import CellAddress, Unavailable
 from percolator.formats.records import LockRecord, RecordKind
+from percolator.services.master.history.collection import Collection, CollectionTimes
+from percolator.services.master.leader import Leader
 from percolator.v1 import cells_pb2, cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as pb
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.wire import methods
-from services.master.history.collection import Collection, CollectionTimes
-from services.master.leader import Leader
 from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.model_oracle import SECOND
 

@@ -15,10 +15,10 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
+from percolator.services.chassis.store.cluster_identity import STORE_FORMAT
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire.status import to_detail
-from services.chassis.store.cluster_identity import STORE_FORMAT
 
 _UNREADABLE = StoreUnusable("unreadable", fault=StoreFault.DAMAGED)
 

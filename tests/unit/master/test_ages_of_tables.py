@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from percolator.errors import NotReady, SchemaError
+from percolator.services.master.map import map_record
+from percolator.services.master.map.cluster_map import ClusterMap
 from percolator.v1 import master_pb2 as pb
 from percolator.v1 import oracle_pb2
 from percolator.wire import methods
-from services.master.map import map_record
-from services.master.map.cluster_map import ClusterMap
 from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.model_oracle import ORACLE
 

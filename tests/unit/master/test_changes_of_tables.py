@@ -18,6 +18,8 @@ from percolator.errors import (
 from percolator.routing.catalog import Catalog
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
+from percolator.services.master import table_changes
+from percolator.services.master.map import map_record
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
@@ -25,8 +27,6 @@ from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.table_options import by_column
-from services.master import table_changes
-from services.master.map import map_record
 from tests.simulation import planted_table_bugs as bugs
 from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.tables_of_rows import (

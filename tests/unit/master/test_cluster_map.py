@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.errors import InvalidArgument, InvariantViolation, SchemaError, StoreUnusable
+from percolator.services.master.map import locations, map_record
+from percolator.services.master.map.catalogue import Observer, Table
+from percolator.services.master.map.cluster_map import ClusterMap, Tablet
+from percolator.services.master.tablets.balance import BalanceLimits, next_move
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
-from services.master.map import locations, map_record
-from services.master.map.catalogue import Observer, Table
-from services.master.map.cluster_map import ClusterMap, Tablet
-from services.master.tablets.balance import BalanceLimits, next_move
 
 rows = st.binary(min_size=1, max_size=3)
 

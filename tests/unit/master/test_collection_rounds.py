@@ -9,16 +9,16 @@ from functools import partial
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, Unavailable
+from percolator.services.chassis.serving import rpc
+from percolator.services.chassis.serving.quotas import CallerIdentity
+from percolator.services.master.history.collection import Collection
+from percolator.services.master.history.tablet_collecting import TabletCollecting
+from percolator.services.master.oracle_time import OracleTime
 from percolator.v1 import cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.roles import Role
-from services.chassis.serving import rpc
-from services.chassis.serving.quotas import CallerIdentity
-from services.master.history.collection import Collection
-from services.master.history.tablet_collecting import TabletCollecting
-from services.master.oracle_time import OracleTime
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.history_world import (
     LOCK_SERVICE,

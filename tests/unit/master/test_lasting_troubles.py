@@ -11,8 +11,8 @@ import pytest
 import structlog
 
 from percolator.errors import DeadlineExceeded, StoreFault, StoreUnusable
+from percolator.services.chassis.trouble import REASONS_MAX, Trouble
 from percolator.v1 import cluster_pb2
-from services.chassis.trouble import REASONS_MAX, Trouble
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.model_oracle import ORACLE, SERVER
 from tests.unit.master.tables_of_rows import create, served

@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 
 from percolator.errors import NotReady, StoreUnusable
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.master.leader import TabletTerms
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.master.leader import TabletTerms
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.master.cluster_world import ROOT, cluster

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from percolator.errors import StoreFault, StoreUnusable
-from services.chassis.coordinator.interface import Leadership
-from services.master.map.cluster_map import ClusterMap
-from services.master.map.map_store import MapStore
+from percolator.services.chassis.coordinator.interface import Leadership
+from percolator.services.master.map.cluster_map import ClusterMap
+from percolator.services.master.map.map_store import MapStore
 
 
 class SlowLeadership(Leadership):

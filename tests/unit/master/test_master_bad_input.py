@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument, SchemaError
+from percolator.services.master.map import map_record
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.world import UnaryMethod
-from services.master.map import map_record
 from tests.unit.master.cluster_world import ModelCluster, cluster
 
 Options = pb.TableOptions

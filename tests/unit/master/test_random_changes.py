@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from percolator.services.master.map import map_record, map_store
+from percolator.services.master.map.catalogue import Catalogue
+from percolator.services.master.map.cluster_map import ClusterMap
+from percolator.services.master.map.map_store import StoredMap
+from percolator.services.master.table_changes import Creation, TableChanges
 from percolator.v1 import master_pb2 as pb
-from services.master.map import map_record, map_store
-from services.master.map.catalogue import Catalogue
-from services.master.map.cluster_map import ClusterMap
-from services.master.map.map_store import StoredMap
-from services.master.table_changes import Creation, TableChanges
 from tests.unit.master.random_changes import EXPECTED, POWER_CUT, run_seed
 
 Patch = pytest.MonkeyPatch

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument, SchemaError
+from percolator.services.master.map import map_record
+from percolator.services.master.map.catalogue import DELETIONS_KEPT, Catalogue
+from percolator.services.master.table_changes import REQUEST_ID_BYTES_MAX
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
-from services.master.map import map_record
-from services.master.map.catalogue import DELETIONS_KEPT, Catalogue
-from services.master.table_changes import REQUEST_ID_BYTES_MAX
 from tests.unit.master.cluster_world import ModelCluster, cluster
 
 

@@ -7,15 +7,15 @@ from random import Random
 from typing import Any
 
 from percolator.errors import Unavailable
-from percolator.testing.simulator.virtual_time import VirtualClock
-from percolator.v1 import tabletserver_pb2 as pb
-from percolator.world import UnaryMethod, World
-from services.master.tablets.server_watch import (
+from percolator.services.master.tablets.server_watch import (
     PROBATION_SECONDS_MAX,
     ServerState,
     ServerWatch,
     WatchTimes,
 )
+from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.v1 import tabletserver_pb2 as pb
+from percolator.world import UnaryMethod, World
 from tests.unit.unary_network import UnaryNetwork
 
 LOSSES = 1_100

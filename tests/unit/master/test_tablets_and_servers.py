@@ -14,9 +14,9 @@ from percolator.errors import (
     PercolatorError,
     SchemaError,
 )
+from percolator.services.master.tablets import tablet_changes
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
-from services.master.tablets import tablet_changes
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.tables_of_rows import (
     LEASE_SECONDS,

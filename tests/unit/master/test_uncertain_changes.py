@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 import pytest
 
 from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable
+from percolator.services.master.map import map_record
+from percolator.services.master.map.cluster_map import ClusterMap
+from percolator.services.master.map.map_store import StoredMap
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.world import RequestT, ResponseT, UnaryMethod
-from services.master.map import map_record
-from services.master.map.cluster_map import ClusterMap
-from services.master.map.map_store import StoredMap
 from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.tables_of_rows import SPLITS, create, served
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.store.files import make_durable_directory
+from percolator.services.oracle.ledger import ROLE, Ledger
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Clock
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.store.files import make_durable_directory
-from services.oracle.ledger import ROLE, Ledger
 from tests.doubles.memory_files import MemoryFiles
 
 STORE = Path("/store")

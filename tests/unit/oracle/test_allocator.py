@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.errors import InvariantViolation, Overloaded
+from percolator.services.oracle.allocator import Allocator
 from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX, SEQUENCES_PER_MILLISECOND
-from services.oracle.allocator import Allocator
 
 START = 1_800_000_000_000
 LEAD = 400

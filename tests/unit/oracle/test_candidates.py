@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, UsageError
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.oracle.candidate import Candidate, Site
+from percolator.services.oracle.oracle import OracleLimits
+from percolator.services.oracle.probe import Probe
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Network, UnaryMethod, World
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.oracle.candidate import Candidate, Site
-from services.oracle.oracle import OracleLimits
-from services.oracle.probe import Probe
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.oracle.ledgers import STORE

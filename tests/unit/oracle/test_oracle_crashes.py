@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.errors import PercolatorError
+from percolator.services.chassis.coordinator import directory_leadership
+from percolator.services.chassis.store.files import Files
+from percolator.services.oracle.oracle import Oracle, OracleLimits
 from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
-from services.chassis.coordinator import directory_leadership
-from services.chassis.store.files import Files
-from services.oracle.oracle import Oracle, OracleLimits
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles, run_until_killed
 from tests.unit.oracle.ledgers import open_ledger

@@ -8,13 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument
+from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.settings.loading import load
+from percolator.services.oracle.candidate import Candidate, Site
+from percolator.services.oracle.metrics import OracleMetrics
+from percolator.services.oracle.oracle import OracleLimits
+from percolator.services.oracle.settings import OracleSettings
 from percolator.testing.simulator.virtual_time import VirtualClock
-from services.chassis.coordinator.directory import DirectoryCoordinator
-from services.chassis.settings.loading import load
-from services.oracle.candidate import Candidate, Site
-from services.oracle.metrics import OracleMetrics
-from services.oracle.oracle import OracleLimits
-from services.oracle.settings import OracleSettings
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.oracle.ledgers import STORE

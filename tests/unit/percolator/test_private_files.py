@@ -15,12 +15,12 @@ from percolator import private_files
 from percolator.backup import layout
 from percolator.observers.running import trace
 from percolator.recipes.export_file import ExportFile
+from percolator.services.chassis.ready_file import ReadyFile
+from percolator.services.chassis.store.private_root import close_root, limit_new_files
+from percolator.services.local import directory
+from percolator.services.local.authority import make_all
 from percolator.v1 import cluster_pb2
 from percolator.wire.addresses import HostPort
-from services.chassis.ready_file import ReadyFile
-from services.chassis.store.private_root import close_root, limit_new_files
-from services.local import directory
-from services.local.authority import make_all
 
 OWN_GROUP = os.getegid()
 

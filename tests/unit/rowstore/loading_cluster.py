@@ -16,6 +16,13 @@ from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.times import Times
+from percolator.services.master.map.catalogue import Catalogue
+from percolator.services.master.map.map_record import (
+    decode_catalogue,
+    encode_catalogue,
+    table_message,
+)
+from percolator.services.master.rows.row_loads import RowLoads
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.cluster_over_rows import ClusterOverRows
@@ -23,9 +30,6 @@ from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock, MachineClock, Network, World
-from services.master.map.catalogue import Catalogue
-from services.master.map.map_record import decode_catalogue, encode_catalogue, table_message
-from services.master.rows.row_loads import RowLoads
 
 SECONDS = 10.0
 

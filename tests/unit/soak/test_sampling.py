@@ -6,7 +6,7 @@ import json
 import os
 from pathlib import Path
 
-from services.local.cluster import LocalCluster
+from percolator.services.local.cluster import LocalCluster
 from tests.soak.sampling import Sampler, leveldb_files
 from tests.soak.series import Samples
 

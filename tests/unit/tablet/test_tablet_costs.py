@@ -12,6 +12,8 @@ import pytest
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
 from percolator.observers.running.acknowledgement import Acknowledgement
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 from percolator.tablet import split_point
 from percolator.tablet.collection.dead_letters import may_be_put_aside
 from percolator.tablet.keys import cell_prefix
@@ -20,8 +22,6 @@ from percolator.tablet.reading.visible_runs import RUN_ENTRIES_MIN
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock
-from services.chassis.store.disk_threads import DiskThreads
-from services.tabletserver.leveldb_storage import LevelDBStorage
 from tests.unit.tablet.counting import CountingStorage
 from tests.unit.tablet.tablets import (
     ABSENT,

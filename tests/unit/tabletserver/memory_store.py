@@ -13,6 +13,12 @@ import structlog
 
 from percolator.errors import StoreFault, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
+from percolator.services.chassis.serving.quotas import Quota
+from percolator.services.tabletserver.collecting import Collecting
+from percolator.services.tabletserver.disk_space import DiskSpace
+from percolator.services.tabletserver.handler import RequestLimits, TabletServerHandler
+from percolator.services.tabletserver.tablet_store import Ancestry
+from percolator.services.tabletserver.tablets import Tablets
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
@@ -21,12 +27,6 @@ from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
-from services.chassis.serving.quotas import Quota
-from services.tabletserver.collecting import Collecting
-from services.tabletserver.disk_space import DiskSpace
-from services.tabletserver.handler import RequestLimits, TabletServerHandler
-from services.tabletserver.tablet_store import Ancestry
-from services.tabletserver.tablets import Tablets
 
 COLUMN = b"c"
 NO_ANCESTRY = Ancestry()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from percolator.formats.records import RecordKind, WriteRecord
+from percolator.services.tabletserver.dump import _entry, as_line
 from percolator.tablet import keys
 from percolator.v1 import tabletserver_pb2 as pb
-from services.tabletserver.dump import _entry, as_line
 from tests.unit.tabletserver.memory_store import COLUMN, COMMIT, START, Machine, put, target
 
 LATER = COMMIT + 10

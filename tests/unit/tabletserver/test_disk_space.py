@@ -7,8 +7,8 @@ import asyncio
 import structlog
 
 from percolator.errors import Retry, StoreFault, StoreUnusable
+from percolator.services.tabletserver.disk_space import CHECK_SECONDS, DiskSpace
 from percolator.testing.simulator.virtual_time import VirtualClock
-from services.tabletserver.disk_space import CHECK_SECONDS, DiskSpace
 
 
 def refusal(disk: DiskSpace) -> StoreUnusable | None:

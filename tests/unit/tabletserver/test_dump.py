@@ -7,8 +7,8 @@ from pathlib import Path
 import plyvel
 import pytest
 
+from percolator.services.tabletserver.dump import as_json, as_line, dumped
 from percolator.tablet import keys
-from services.tabletserver.dump import as_json, as_line, dumped
 from tests.unit.tablet.tablets import COLUMN, lock_record, write_record
 
 CELL = keys.cell_prefix(b"row", COLUMN)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+from percolator.services.tabletserver.handler import RequestLimits
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE
-from services.tabletserver.handler import RequestLimits
 from tests.unit.tabletserver.memory_store import COLUMN, COMMIT, Machine, outcomes, target
 
 

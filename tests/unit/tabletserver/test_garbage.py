@@ -9,7 +9,11 @@ from contextlib import contextmanager
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tabletserver.memory_store import COMMIT, Machine, put, target
 
-OF_A_TABLET_SERVER = ("percolator.tablet", "percolator.v1.tabletserver", "services.tabletserver")
+OF_A_TABLET_SERVER = (
+    "percolator.tablet",
+    "percolator.v1.tabletserver",
+    "percolator.services.tabletserver",
+)
 """Only these are counted: in another thread, a client of another test may still be running."""
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from services.chassis.store.epoch_directory import take_over
-from services.chassis.store.real_files import RealFiles
-from services.tabletserver.leveldb_clone import clone_leveldb, lacks_current, plan_clone
+from percolator.services.chassis.store.epoch_directory import take_over
+from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.tabletserver.leveldb_clone import clone_leveldb, lacks_current, plan_clone
 
 TAKEOVERS = 10
 WRITES_PER_EPOCH = 2_000

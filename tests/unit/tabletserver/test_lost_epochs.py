@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import StoreFault, StoreUnusable
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.store.epoch_directory import take_over
+from percolator.services.tabletserver.leveldb_clone import clone_leveldb
+from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
 from percolator.tablet.identity import TabletIdentity
-from services.chassis.store.disk_threads import DiskThreads
-from services.chassis.store.epoch_directory import take_over
-from services.tabletserver.leveldb_clone import clone_leveldb
-from services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

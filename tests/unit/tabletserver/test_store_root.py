@@ -9,9 +9,9 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument, WrongCluster
-from services.chassis.store.real_files import RealFiles
-from services.tabletserver import store_root
-from services.tabletserver.settings import TabletServerSettings
+from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.tabletserver import store_root
+from percolator.services.tabletserver.settings import TabletServerSettings
 
 pytestmark = pytest.mark.real_time
 

@@ -8,11 +8,11 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, TabletMoved
+from percolator.services.chassis.store.epoch_directory import EPOCH_MAX
+from percolator.services.tabletserver.served_tablet import REOPEN_SECONDS_MAX
 from percolator.tablet import opening
 from percolator.tablet.memory.state import TabletState
 from percolator.v1 import tabletserver_pb2 as pb
-from services.chassis.store.epoch_directory import EPOCH_MAX
-from services.tabletserver.served_tablet import REOPEN_SECONDS_MAX
 from tests.unit.tabletserver.memory_store import (
     Machine,
     MemoryOwnership,

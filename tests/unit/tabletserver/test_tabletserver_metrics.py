@@ -6,9 +6,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import StoreUnusable
+from percolator.services.tabletserver.metrics import TabletServerMetrics
 from percolator.tablet.keys import NOTIFY, encode
 from percolator.v1 import tabletserver_pb2 as pb
-from services.tabletserver.metrics import TabletServerMetrics
 from tests.unit.tabletserver.memory_store import Machine, disk_full, put
 
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from percolator import Limits
-from services.tabletserver.settings import TabletServerSettings
+from percolator.services.tabletserver.settings import TabletServerSettings
 
 
 @pytest.mark.parametrize("setting", ["row_bytes_max", "column_bytes_max"])

@@ -11,15 +11,15 @@ from random import Random
 import pytest
 
 from percolator.errors import InvalidArgument, TabletMoved
-from services.chassis.store.epoch_directory import (
+from percolator.services.chassis.store.epoch_directory import (
     Clone,
     EpochDirectory,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
-from services.chassis.store.files import Files
-from services.tabletserver.leveldb_clone import clone_leveldb
+from percolator.services.chassis.store.files import Files
+from percolator.services.tabletserver.leveldb_clone import clone_leveldb
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import TabletMoved
+from percolator.services.chassis.store.epoch_directory import EPOCH_MAX, take_over
+from percolator.services.tabletserver.leveldb_clone import clone_leveldb
 from percolator.wire.status import from_detail, to_detail
-from services.chassis.store.epoch_directory import EPOCH_MAX, take_over
-from services.tabletserver.leveldb_clone import clone_leveldb
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.tabletserver.memory_store import Machine

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from percolator.services.local.authority import CLIENT_NAME, Authority
 from percolator.wire.tls import CLUSTER_NAME, Tls
-from services.local.authority import CLIENT_NAME, Authority
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from percolator.errors import PercolatorError, Unavailable
+from percolator.services.lockservice.handler import LockServiceHandler
+from percolator.services.lockservice.limits import LockServiceLimits
 from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.sessions import Sessions, SessionSettings
@@ -21,8 +23,6 @@ from percolator.world import (
     UnaryMethod,
     World,
 )
-from services.lockservice.handler import LockServiceHandler
-from services.lockservice.limits import LockServiceLimits
 
 A, B = "lock-a:7102", "lock-b:7102"
 ROUND_TRIP_SECONDS = 0.01
