@@ -1,4 +1,4 @@
-"""python -m percolator.services.chassis.serving.health_probe READY_FILE: is this container's service healthy?
+"""`health_probe READY_FILE`: asks a container's service whether it is healthy.
 
 Exit code 0 if the service that wrote the ready file says that it is SERVING; otherwise one line,
 and exit code 1. With TLS, PERCOLATOR_TLS_CA, _CERTIFICATE and _KEY name the files.
