@@ -227,6 +227,10 @@ bench-observers: $(READY) ## Measure observers: runs per second, delay, an idle 
 bench-recipes: $(READY) ## Measure only hot cells: counters and a trie in each way, a storm, edges at one node (about 2 minutes)
 	$(BIN)/python -m benchmarks.recipes
 
+.PHONY: trace-paths
+trace-paths: $(READY) ## Count the files and lines that one operation runs, in all processes (about a minute)
+	$(BIN)/python -m benchmarks.trace_paths
+
 .PHONY: bench-small
 bench-small: $(READY) ## Measure a small program: 8 threads, on many rows and all on one (about 1 minute)
 	$(BIN)/python -m benchmarks.small_programs

@@ -1,0 +1,202 @@
+"""How much code one operation runs: `make trace-paths`.
+
+Starts a cluster in which every process counts the calls of each Python function, and the client
+too. Each operation is run many times, one after the other; then the cluster is left idle. Two
+counts are printed of the files of this project that ran:
+
+- all: a function belongs to the operation if it ran in at least every second one, more often than
+  in an idle cluster. Functions that both run, such as those that serve any call, are counted.
+- own: without every function that runs in an idle cluster, too (heartbeats, renewals, collection,
+  and with them the functions that serve any call).
+
+C extensions, generated messages and dependencies are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import CodeType, FrameType
+
+_ROOT = Path(__file__).resolve().parents[1]
+_DIRECTORY = "PERCOLATOR_TRACE_DIRECTORY"
+_OPERATIONS = 200
+_WARM_UP = 50
+_IDLE_SECONDS = 12.0
+"""Longer than the period of whatever runs by itself in a healthy cluster, but collection."""
+_ANSWER_SECONDS = 10.0
+
+Function = tuple[str, int, int]
+"""File, first and last line."""
+
+
+class Calls:
+    """Counts the calls of each function of this process, in all of its threads."""
+
+    def __init__(self) -> None:
+        self._calls: Counter[CodeType] = Counter()
+
+    def start(self) -> None:
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+
+    def _note(self, frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            self._calls[frame.f_code] += 1
+
+    def by_function(self) -> Counter[Function]:
+        """Calls of the functions of this project so far."""
+        found: Counter[Function] = Counter()
+        for code, calls in list(self._calls.items()):
+            path = Path(os.path.realpath(code.co_filename))
+            if path.is_relative_to(_ROOT):
+                name = str(path.relative_to(_ROOT))
+                if name.startswith(("percolator/", "services/")):
+                    last = max((line for *_, line in code.co_lines() if line), default=0)
+                    found[name, code.co_firstlineno, last] += calls
+        return found
+
+
+def _serve(name: str, module: str, arguments: list[str]) -> None:
+    """Runs a service, which writes its counts to a file at each SIGUSR1."""
+    calls = Calls()
+    target = Path(os.environ[_DIRECTORY]) / name
+
+    def write(*_: object) -> None:
+        unfinished = target.with_suffix(".new")
+        unfinished.write_text(json.dumps([[*key, n] for key, n in calls.by_function().items()]))
+        unfinished.rename(target)
+
+    signal.signal(signal.SIGUSR1, write)
+    calls.start()
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.trace_paths", description="Code that one operation runs."
+    )
+    parser.add_argument("--files", action="store_true", help="print the files of each operation")
+    parser.add_argument("--functions", action="store_true", help="and their functions")
+    options = parser.parse_args()
+    # Before the threads of the client are started.
+    calls = Calls()
+    calls.start()
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ[_DIRECTORY] = directory
+        os.environ["PYTHONPATH"] = str(_ROOT)  # where services find this module
+        _measure(Path(directory), calls, options.files, options.functions)
+
+
+def _measure(directory: Path, calls: Calls, with_files: bool, with_functions: bool) -> None:
+    import percolator
+    from percolator import Table, codecs
+    from percolator.services.local.cluster import LocalCluster
+
+    accounts, others = Table("accounts"), Table("others")
+    balance = accounts.column("balance", codecs.integer)
+    other = others.column("balance", codecs.integer)
+
+    def counts() -> dict[str, Counter[Function]]:
+        """By kind of process."""
+        found = {"client": calls.by_function()}
+        for name, process in cluster.processes.items():
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGUSR1)
+            end = time.monotonic() + _ANSWER_SECONDS
+            while not (directory / name).exists():
+                if time.monotonic() > end:
+                    raise SystemExit(f"{name} has not written its counts in {_ANSWER_SECONDS} s")
+                time.sleep(0.01)
+            written = json.loads((directory / name).read_text())
+            (directory / name).unlink()
+            kind = name.partition("-")[0]
+            found.setdefault(kind, Counter()).update({(f, a, b): n for f, a, b, n in written})
+        return found
+
+    def increment(tx: percolator.Transaction) -> None:
+        tx.set("alice", balance, tx.get("alice", balance, 0) + 1)
+
+    def transfer(tx: percolator.Transaction) -> None:
+        tx.set("alice", balance, tx.get("alice", balance, 0) - 1)
+        tx.set("bob", other, tx.get("bob", other, 0) + 1)
+
+    with (
+        LocalCluster(
+            directory / "cluster",
+            tablet_servers=1,
+            program=lambda name, module: ("benchmarks.trace_paths", "serve", name, module),
+        ) as cluster,
+        percolator.connect(cluster.address) as db,
+    ):
+        db.create_table(accounts)
+        db.create_table(others)
+        operations: Mapping[str, Callable[[], object]] = {
+            "read-write transaction, one round": lambda: db.run(increment),
+            "read-write transaction, two phases over two tables": lambda: db.run(transfer),
+            "read": lambda: db.get("alice", balance),
+        }
+        busy: dict[str, tuple[float, dict[str, Counter[Function]]]] = {}
+        for name, operation in operations.items():
+            for _ in range(_WARM_UP):
+                operation()
+            before = counts()
+            began = time.monotonic()
+            for _ in range(_OPERATIONS):
+                operation()
+            seconds = time.monotonic() - began
+            after = counts()
+            busy[name] = (seconds, {kind: after[kind] - before[kind] for kind in before})
+        before = counts()
+        time.sleep(_IDLE_SECONDS)
+        after = counts()
+        idle = {kind: after[kind] - before[kind] for kind in before}
+    for name, (seconds, calls_of) in busy.items():
+        print(name)
+        share = seconds / _IDLE_SECONDS
+        ran = {
+            kind: {f for f, n in found.items() if n - idle[kind][f] * share >= _OPERATIONS / 2}
+            for kind, found in calls_of.items()
+        }
+        own = {kind: {f for f in found if not idle[kind][f]} for kind, found in ran.items()}
+        _report("all", ran, with_files, with_functions)
+        _report("own", own, with_files, with_functions)
+
+
+def _report(
+    name: str, ran: Mapping[str, set[Function]], with_files: bool, with_functions: bool
+) -> None:
+    print(f"  {name}: {_size({function for functions in ran.values() for function in functions})}")
+    for kind, functions in ran.items():
+        if functions:
+            print(f"    {kind:14}{_size(functions)}")
+        for file in sorted({file for file, *_ in functions}) if with_files else ():
+            print(f"      {file}")
+            for function_file, first, last in sorted(functions) if with_functions else ():
+                if function_file == file:
+                    print(f"        {first}-{last}")
+
+
+def _size(functions: set[Function]) -> str:
+    files = {file for file, *_ in functions}
+    whole = sum(len((_ROOT / file).read_text().splitlines()) for file in files)
+    lines = {(file, line) for file, first, last in functions for line in range(first, last + 1)}
+    return f"{len(files)} files of {whole:,} lines; {len(lines):,} lines of functions"
+
+
+if __name__ == "__main__":
+    if sys.argv[-3:-2] == ["serve"]:
+        _serve(sys.argv[-2], sys.argv[-1], sys.argv[1:-3])
+    else:
+        _main()
