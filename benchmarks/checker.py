@@ -13,15 +13,8 @@ from random import Random
 
 from benchmarks.report import Report
 from percolator.errors import InvariantViolation
-from percolator.testing.isolation.checker import check
-from percolator.testing.isolation.history import (
-    CellKey,
-    Found,
-    History,
-    RecordedTransaction,
-    Recorder,
-    Scan,
-)
+from tests.isolation.checker import check
+from tests.isolation.history import CellKey, Found, History, RecordedTransaction, Recorder, Scan
 
 TRANSACTIONS = 100_000
 SESSIONS = 8

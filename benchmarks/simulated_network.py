@@ -18,13 +18,12 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from benchmarks.report import Report
 from percolator.errors import PercolatorError
-from percolator.testing.simulator.network_faults import PERFECT, NetworkFaults
-from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
-from percolator.testing.simulator.simulated_process import Incarnation, SimulatedProcess
-from percolator.testing.simulator.simulated_wire import Wire
 from percolator.v1 import oracle_pb2
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.methods import GET_TIMESTAMPS
+from tests.simulation.loop import SimulationLoop, run_simulation
+from tests.simulation.network import PERFECT, NetworkFaults, Wire
+from tests.simulation.process import Incarnation, SimulatedProcess
 
 CALLS = 50_000
 CALLERS = 16

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from benchmarks.report import Report
 from percolator.errors import InvariantViolation
-from percolator.testing.simulator.network_faults import PERFECT
 from tests.simulation.campaign import timed
+from tests.simulation.network import PERFECT
 from tests.simulation.scenario import Scenario, scenario_of
 from tests.simulation.workloads.catalogue import WORKLOADS
 

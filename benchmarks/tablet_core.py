@@ -27,7 +27,7 @@ from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet
-from percolator.testing.memory_ownership import MemoryOwnership
+from percolator.testing.memory_storage import MemoryOwnership
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock

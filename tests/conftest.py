@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from percolator.testing.simulator.virtual_time import run_virtually
 from tests import loop_reports
+from tests.simulation.virtual_time import run_virtually
 
 # The same examples in every run, and no wall-clock limit on one: a loaded machine is not a bug.
 settings.register_profile("deterministic", deadline=None, derandomize=True)

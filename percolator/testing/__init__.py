@@ -13,7 +13,7 @@ that asks for `percolator_db` an empty one. Observers are run until nothing is l
         ...
         percolator.testing.run_observers(percolator_db, [index])
 
-The rooms `simulator/`, `isolation/` and `store_audit/` are for tests of Percolator itself.
+`row_database.py` has databases over a model of Bigtable.
 """
 
 from percolator.testing.local_database import connect, connect_async

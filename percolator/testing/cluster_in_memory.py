@@ -6,18 +6,346 @@ also works against servers, apart from what only servers have: processes, disks,
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 
-from percolator.errors import PercolatorError, TabletMoved
+from percolator.codec_names import CodecNames
+from percolator.errors import CellAddress, PercolatorError, SchemaError, TabletMoved
+from percolator.formats.records import LockRecord
+from percolator.observers.registry.observer_change import (
+    awaited_observers,
+    changed_observers,
+    with_report,
+)
+from percolator.protocol.resolving.primaries import commits_of
+from percolator.routing.cells import APPLIED, Answer, CellMutation
+from percolator.routing.lanes import unapplied
+from percolator.tablet import keys
+from percolator.tablet.identity import TabletIdentity
+from percolator.tablet.lifetimes import ttls_of
+from percolator.tablet.memory.notification_watch import NotificationWatch
+from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.reading.point_reads import AnswerRoom
 from percolator.tablet.tablet import Tablet
-from percolator.testing.tables_in_memory import ADDRESS, TablesInMemory
+from percolator.testing.memory_storage import DurableMemory, MemoryOwnership, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
-from percolator.v1 import cluster_pb2, oracle_pb2
+from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire.status import to_detail
+from percolator.wire.table_options import (
+    changed_ttls,
+    require_options,
+    require_retention,
+    require_splits,
+    require_table_name,
+    require_ttls,
+    table_exists,
+)
 from percolator.world import Clock
+
+ADDRESS = "in-memory:1"
+
+
+class TablesInMemory(ABC):
+    """Answers the calls that a client makes to masters about tables.
+
+    A deleted table is kept, at epochs that are told only to clients that resolve locks, while a
+    lock in another table has its primary there, as in a real cluster: only the primary knows
+    whether the lock's transaction has committed.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ids = itertools.count(1)
+        self._tables: dict[str, master_pb2.Table] = {}
+        self._creating = asyncio.Lock()
+        self._deleting: dict[int, master_pb2.Table] = {}
+        self._awaited: dict[str, list[master_pb2.Observer]] = {}
+        """Observers of tables that do not exist yet."""
+        self._deletions: set[bytes] = set()
+        """The ids of the requests that deleted tables."""
+        self.tablets: dict[int, Tablet] = {}
+        self._disks: dict[int, DurableMemory] = {}
+        self._watch = NotificationWatch()
+        self._guard = TimestampGuard(self._next_timestamp, clock)
+
+    @abstractmethod
+    def _allocate(self, count: int) -> int:
+        """As the oracle: the first of `count` new timestamps."""
+
+    async def _next_timestamp(self) -> int:
+        return self._allocate(1)
+
+    async def _take_timestamps(self, count: int) -> int:
+        return self._allocate(count)
+
+    async def create_table(
+        self, request: master_pb2.CreateTableRequest
+    ) -> master_pb2.CreateTableResponse:
+        async with self._creating:  # while its tablets are opened, another call would make it again
+            return await self._created(request)
+
+    async def _created(
+        self, request: master_pb2.CreateTableRequest
+    ) -> master_pb2.CreateTableResponse:
+        require_table_name("name", request.name)
+        require_splits("splits", request.splits)
+        require_ttls("options.ttls", request.options.ttls)
+        require_retention(request.options)
+        known = self._tables.get(request.name)
+        if known is not None:
+            if request.request_id and request.request_id == known.created_by:
+                return master_pb2.CreateTableResponse(table=known, created=True)
+            if not request.exist_ok:
+                raise table_exists(request.name)
+            require_options(request.name, known.options, request.options)
+            self._keep(known, CodecNames.of(known.codecs).declared(known.name, request.codecs))
+            return master_pb2.CreateTableResponse(table=known)
+        bounds = [b"", *request.splits, b""]
+        table = master_pb2.Table(
+            table_id=next(self._ids),
+            name=request.name,
+            schema_version=1,
+            options=request.options,
+            tablets=len(bounds) - 1,
+            created_at=self._allocate(1),
+            codecs=CodecNames().declared(request.name, request.codecs).message(),
+            created_by=request.request_id,
+            observers=self._awaited.get(request.name, ()),
+        )
+        for start, end in itertools.pairwise(bounds):
+            identity = TabletIdentity(table.table_id, next(self._ids), 1, start, end)
+            self._disks[identity.tablet_id] = DurableMemory()
+            await self._open(identity, table)
+        self._tables[table.name] = table
+        return master_pb2.CreateTableResponse(table=table, created=True)
+
+    async def delete_table(
+        self, request: master_pb2.DeleteTableRequest
+    ) -> master_pb2.DeleteTableResponse:
+        if request.request_id and request.request_id in self._deletions:
+            return master_pb2.DeleteTableResponse(deleted=True)
+        if request.name not in self._tables:
+            if request.missing_ok:
+                return master_pb2.DeleteTableResponse()
+            raise self._no_table(request.name, 0)
+        self._deletions.add(request.request_id)
+        table = self._tables.pop(request.name)
+        self._deleting[table.table_id] = table
+        for tablet in self._tablets_of(table.table_id):
+            await tablet.close()
+            later = replace(tablet.identity, epoch=tablet.identity.epoch + 1)
+            await self._open(later, table)
+        await self._remove_unneeded()
+        return master_pb2.DeleteTableResponse(deleted=True)
+
+    async def list_tables(
+        self, request: master_pb2.ListTablesRequest
+    ) -> master_pb2.ListTablesResponse:
+        return master_pb2.ListTablesResponse(
+            tables=[self._tables[name] for name in sorted(self._tables)],
+            awaited=[
+                master_pb2.Table(name=name, observers=found)
+                for name, found in sorted(self._awaited.items())
+                if found and name not in self._tables
+            ],
+        )
+
+    async def describe_table(
+        self, request: master_pb2.DescribeTableRequest
+    ) -> master_pb2.DescribeTableResponse:
+        table = self._table(request.name, request.table_id)
+        return master_pb2.DescribeTableResponse(table=table)
+
+    async def change_observers(
+        self, request: master_pb2.ChangeObserversRequest
+    ) -> master_pb2.ChangeObserversResponse:
+        if request.awaited and request.table not in self._tables:
+            known = self._awaited.get(request.table, [])
+            awaited = awaited_observers(request.table, known, request)
+            self._awaited[request.table] = awaited
+            table = master_pb2.Table(name=request.table, observers=awaited)
+            return master_pb2.ChangeObserversResponse(table=table)
+        table = self._table(request.table, 0)
+        change = changed_observers(table, request)
+        named = {one.name for one in request.add}.union(request.remove)
+        awaited = self._awaited.get(request.table, [])
+        self._awaited[request.table] = [one for one in awaited if one.name not in named]
+        del table.observers[:]
+        table.observers.extend(change.observers)
+        table.schema_version += change.raises_version
+        await self._tell_tablets(table)
+        return master_pb2.ChangeObserversResponse(table=table)
+
+    async def report_backfill(
+        self, request: master_pb2.ReportBackfillRequest
+    ) -> master_pb2.ReportBackfillResponse:
+        table = self._table("", request.table_id)
+        reported = with_report(table.observers, request)
+        del table.observers[:]
+        table.observers.extend(reported)
+        return master_pb2.ReportBackfillResponse(table=table)
+
+    async def set_change_feed(
+        self, request: master_pb2.SetChangeFeedRequest
+    ) -> master_pb2.SetChangeFeedResponse:
+        table = self._table(request.table, 0)
+        if table.options.change_feed != request.change_feed:
+            table.options.change_feed = request.change_feed
+            table.schema_version += 1
+            await self._tell_tablets(table)
+        return master_pb2.SetChangeFeedResponse(table=table)
+
+    async def set_ttls(self, request: master_pb2.SetTtlsRequest) -> master_pb2.SetTtlsResponse:
+        table = self._table(request.table, 0)
+        ttls = changed_ttls(table.options.ttls, request.ttls)
+        if ttls != list(table.options.ttls):
+            del table.options.ttls[:]
+            table.options.ttls.extend(ttls)
+            table.schema_version += 1
+            await self._tell_tablets(table)
+        return master_pb2.SetTtlsResponse(table=table)
+
+    async def declare_codecs(
+        self, request: master_pb2.DeclareCodecsRequest
+    ) -> master_pb2.DeclareCodecsResponse:
+        table = self._table("", request.table_id)
+        self._keep(table, CodecNames.of(table.codecs).declared(table.name, request.codecs))
+        return master_pb2.DeclareCodecsResponse(table=table)
+
+    async def change_codecs(
+        self, request: master_pb2.ChangeCodecsRequest
+    ) -> master_pb2.ChangeCodecsResponse:
+        table = self._table(request.table, 0)
+        before = CodecNames.of(table.codecs)
+        after = before.changed(request)
+        self._keep(table, after)
+        if before.contradicts(after):
+            table.schema_version += 1
+            await self._tell_tablets(table)
+        return master_pb2.ChangeCodecsResponse(table=table)
+
+    @staticmethod
+    def _keep(table: master_pb2.Table, codecs: CodecNames) -> None:
+        table.codecs.CopyFrom(codecs.message())
+
+    async def _tell_tablets(self, table: master_pb2.Table) -> None:
+        for tablet in self._tablets_of(table.table_id):
+            await tablet.set_schema_version(
+                table.schema_version,
+                change_feed=table.options.change_feed,
+                ttls=ttls_of(table.options.ttls),
+            )
+
+    async def locate_tablets(
+        self, request: master_pb2.LocateTabletsRequest
+    ) -> master_pb2.LocateTabletsResponse:
+        if request.even_deleting:
+            await self._remove_unneeded()
+        deleting = self._deleting.get(request.table_id) if request.even_deleting else None
+        table = deleting or self._table("", request.table_id)
+        locations = [
+            TabletLocation(
+                table_id=table.table_id,
+                tablet_id=tablet.identity.tablet_id,
+                epoch=tablet.identity.epoch,
+                range=RowRange(start=tablet.identity.start, end=tablet.identity.end),
+                address=ADDRESS,
+            )
+            for tablet in self._tablets_of(table.table_id)
+        ]
+        return master_pb2.LocateTabletsResponse(
+            locations=locations,
+            schema_version=table.schema_version,
+            observers=table.observers,
+            codecs=table.codecs,
+            ttls=table.options.ttls,
+        )
+
+    # ------------------------------------------------------------------ deleted tables
+
+    async def _remove_unneeded(self) -> None:
+        """Removes deleted tables, except those that still decide about locks in other tables."""
+        needed = {
+            LockRecord.decode(value).primary.table_id
+            for tablet_id, tablet in self.tablets.items()
+            if tablet.identity.table_id not in self._deleting and tablet.statistics().locks
+            for key, value in self._disks[tablet_id].durable.items()
+            if key.startswith(keys.L)
+        }
+        for table_id in self._deleting.keys() - needed:
+            del self._deleting[table_id]
+            for tablet in self._tablets_of(table_id):
+                del self.tablets[tablet.identity.tablet_id], self._disks[tablet.identity.tablet_id]
+                await tablet.close()
+
+    # ------------------------------------------------------------------ tablets
+
+    async def _commits(self, transactions: Sequence[tuple[CellAddress, int]]) -> list[int]:
+        return await commits_of(_AllCells(self), transactions, self._clock.monotonic_seconds() + 5)
+
+    async def _open(self, identity: TabletIdentity, table: master_pb2.Table) -> None:
+        tablet = Tablet(
+            identity,
+            schema_version=table.schema_version,
+            storage=MemoryStorage(self._disks[identity.tablet_id]),
+            clock=self._clock,
+            ownership=MemoryOwnership(),
+            on_closed=lambda _: None,
+            guard=self._guard,
+            watch=self._watch,
+            change_feed=table.options.change_feed,
+            ttls=ttls_of(table.options.ttls),
+            timestamps=self._take_timestamps,
+            commits=self._commits,
+        )
+        await tablet.open()
+        self.tablets[identity.tablet_id] = tablet
+
+    def _table(self, name: str, table_id: int) -> master_pb2.Table:
+        for table in self._tables.values():
+            if table.name == name if name else table.table_id == table_id:
+                return table
+        raise self._no_table(name, table_id)
+
+    @staticmethod
+    def _no_table(name: str, table_id: int) -> SchemaError:
+        which = repr(name) if name else f"with id {table_id}"
+        return SchemaError(f"there is no table {which}", table=name, table_id=table_id)
+
+    def _tablets_of(self, table_id: int) -> list[Tablet]:
+        found = [t for t in self.tablets.values() if t.identity.table_id == table_id]
+        return sorted(found, key=lambda tablet: tablet.identity.start)
+
+
+class _AllCells:
+    """`percolator.routing.cells.Mutations`, also of deleted tables."""
+
+    def __init__(self, tables: TablesInMemory) -> None:
+        self._tables = tables
+
+    async def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        return [await self._answer(one, deadline) for one in mutations]
+
+    async def _answer(self, asked: CellMutation, deadline: float) -> Answer:
+        table_id, mutation = asked.table_id, asked.message()
+        for tablet in self._tables._tablets_of(table_id):
+            own = tablet.identity
+            if own.start <= mutation.row and (not own.end or mutation.row < own.end):
+                target = pb.TabletTarget(
+                    tablet_id=own.tablet_id, epoch=own.epoch, schema_version=tablet.schema_version
+                )
+                batch = pb.MutationBatch(target=target, mutations=(mutation,))
+                (result,) = (await tablet.mutate(batch, deadline_seconds=deadline)).results
+                return APPLIED if result.outcome == pb.OUTCOME_APPLIED else unapplied(result)
+        return self._tables._no_table("", table_id)
+
 
 __all__ = ["ADDRESS", "ClusterInMemory"]
 

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from percolator import aio
 from percolator.errors import DeadlineExceeded, NotReady, Unavailable
-from percolator.testing.isolation.history import Recorder
-from percolator.testing.isolation.history_file import HistoryFile
 from percolator.world import Random
 from tests.chaos import host_clock
+from tests.isolation.history import HistoryFile, Recorder
 from tests.simulation.sessions import Chronicle, Session
 from tests.simulation.workloads.catalogue import WORKLOADS
 

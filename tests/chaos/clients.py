@@ -14,9 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from percolator.testing.isolation.history import History
-from percolator.testing.isolation.history_file import read_histories
 from tests.chaos.client import Life
+from tests.isolation.history import History, read_histories
 
 STOP_SECONDS = 45.0
 """Longer than the longest call and the longest close together."""

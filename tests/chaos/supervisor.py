@@ -15,12 +15,6 @@ from typing import Protocol
 
 from percolator import aio
 from percolator.errors import TabletLocation
-from percolator.testing.isolation.checker import check
-from percolator.testing.isolation.history import History
-from percolator.testing.isolation.history_file import HistoryFile, write_history
-from percolator.testing.isolation.outcomes import settled
-from percolator.testing.store_audit.audit import Audit, StoredTable, audit
-from percolator.testing.store_audit.stored_tables import stored_tables
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import describe
 from percolator.wire.credentials import client_credentials
@@ -30,6 +24,10 @@ from tests.chaos.client import chronicle_of
 from tests.chaos.clients import Clients
 from tests.chaos.leading import RECOVERY_SECONDS_MAX
 from tests.chaos.pulse import NoRecovery
+from tests.isolation.checker import check, settled
+from tests.isolation.history import History, HistoryFile, write_history
+from tests.isolation.store_audit import Audit, StoredTable, audit
+from tests.isolation.stored_cells import stored_tables
 from tests.simulation.recorded_tx import Body, RecordedTx
 from tests.simulation.sessions import Session
 from tests.simulation.workloads.catalogue import WORKLOADS

@@ -31,10 +31,10 @@ from percolator.services.chassis.store.real_files import RealFiles
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Clock, MachineClock, Network, World
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 
 TIMES = CoordinatorTimes(beat_seconds=0.02, grace_seconds=0.4, poll_seconds=0.01)
 

@@ -19,8 +19,7 @@ from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet
-from percolator.testing.memory_ownership import MemoryOwnership
-from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from percolator.testing.memory_storage import DurableMemory, MemoryOwnership, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb

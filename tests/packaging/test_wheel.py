@@ -177,6 +177,21 @@ with percolator.testing.connect() as db:
     assert done.stdout == "kept\n"
 
 
+def test_the_wheel_holds_no_test_code_beyond_the_documented_doubles(environment: Path) -> None:
+    """Simulator and checker stay in `tests/`: all of `percolator.testing` serves its documented
+    entry points."""
+    program = """
+import pkgutil, sys
+import percolator.testing, percolator.testing.row_database
+found = pkgutil.walk_packages(percolator.testing.__path__, "percolator.testing.")
+print(*({one.name for one in found} - sys.modules.keys()))
+"""
+    done = subprocess.run(
+        [environment / "python", "-I", "-c", program], check=True, capture_output=True, text=True
+    )
+    assert done.stdout == "percolator.testing.pytest_plugin\n"
+
+
 def test_what_needs_an_extra_says_which(environment: Path, cluster: LocalCluster) -> None:
     done = subprocess.run(
         [environment / "percolator", "export", "somewhere"],

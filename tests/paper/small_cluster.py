@@ -16,7 +16,6 @@ from percolator.aio.connecting import connect_to
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import (
@@ -28,6 +27,7 @@ from percolator.world import (
     UnaryMethod,
     World,
 )
+from tests.simulation.virtual_time import VirtualClock
 
 accounts = Table("accounts")
 balance = accounts.column("bal", codecs.integer)

@@ -8,12 +8,12 @@ from typing import Any
 
 from percolator.services.oracle.handler import OracleHandler
 from percolator.services.oracle.oracle import Oracle, OracleLimits
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1.oracle_pb2 import GetTimestampsResponse
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import UnaryMethod, World
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.ledgers import open_ledger
 from tests.unit.unary_network import UnaryNetwork
 

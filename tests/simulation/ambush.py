@@ -6,11 +6,11 @@ from dataclasses import replace
 from itertools import count
 
 from percolator.bigtable.methods import CHECK_AND_MUTATE_ROW, READ_ROWS
-from percolator.testing.simulator.simulated_wire import Envelope
 from percolator.v1 import cells_pb2
 from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation, StepList
 from percolator.wire import methods
 from tests.simulation.expected import CLIENT_STEPS
+from tests.simulation.network import Envelope
 from tests.simulation.rows import row_step
 from tests.simulation.scenario import Strike
 

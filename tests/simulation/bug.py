@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from percolator.testing.simulator.network_faults import NetworkFaults
 from tests.simulation.ambush import aimed
+from tests.simulation.network import NetworkFaults
 from tests.simulation.scenario import PAGE_ROWS_MAX, Kind, Scenario, harsh, in_bursts, scenario_of
 
 Patch = pytest.MonkeyPatch

@@ -23,18 +23,17 @@ from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.services.chassis.serving import rpc
-from percolator.testing.isolation.history import Recorder
-from percolator.testing.simulator.network_faults import PERFECT
-from percolator.testing.simulator.simulated_loop import SimulationLoop
-from percolator.testing.simulator.simulated_process import Incarnation, Main, SimulatedProcess
-from percolator.testing.simulator.simulated_wire import Wire
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.world import Random, World
+from tests.isolation.history import Recorder
 from tests.simulation import observing
 from tests.simulation.expected import host_of
+from tests.simulation.loop import SimulationLoop
 from tests.simulation.masters import Masters, Operator
+from tests.simulation.network import PERFECT, Wire
 from tests.simulation.observing import registered
 from tests.simulation.placement import Placements
+from tests.simulation.process import Incarnation, Main, SimulatedProcess
 from tests.simulation.programs import (
     LOCK_SERVICE,
     MASTER,

@@ -16,10 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from percolator.testing.simulator.network_faults import Fault
-from percolator.testing.simulator.network_links import Link
-from percolator.testing.simulator.simulated_wire import Wire
 from tests.simulation import cluster
+from tests.simulation.network import Fault, Link, Wire
 from tests.simulation.run import simulate
 from tests.simulation.scenario import Kind, Scenario, harsh
 

@@ -12,10 +12,10 @@ from collections import Counter
 from pathlib import Path
 
 from percolator.services.chassis.store.files import FileStatus
-from percolator.testing.simulator.simulated_loop import SimulationLoop
 from percolator.world import Random
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.loop import SimulationLoop
 
 ROOT = Path("/store")
 FSYNC_FAILED = "fsync failed"

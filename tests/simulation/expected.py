@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from percolator.testing.simulator.network_faults import Fault
 from tests.simulation.disks import DISK_FULL, FSYNC_FAILED, HELD_UP
 from tests.simulation.joined_scans import JOINED
+from tests.simulation.network import Fault
 from tests.simulation.programs import MASTER, ORACLE, STANDBY_ORACLE
 from tests.simulation.row_cluster import MASTERS_REPLACED, ORACLES_REPLACED
 from tests.simulation.row_collector import COLLECTED_FROM_ROWS

@@ -9,8 +9,8 @@ from contextlib import aclosing
 from percolator.aio.snapshot import Snapshot
 from percolator.routing.joined_page import JoinedPage, SentPage
 from percolator.schema import Table
-from percolator.testing.isolation.history import Found, Scan
 from percolator.world import Random
+from tests.isolation.history import Found, Scan
 
 JOINED = "page of joined cells"
 _COLUMNS = (None, None, (b"v",), (b"v", b"w"))

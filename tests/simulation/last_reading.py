@@ -8,13 +8,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from percolator.aio import Database
 from percolator.errors import PercolatorError
 from percolator.schema import Table
-from percolator.testing.isolation.history import Found, Scan
-from percolator.testing.store_audit.audit import StoredTable
-from percolator.testing.store_audit.stored_tables import stored_tables
 from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import SPACE_WRITE
 from percolator.wire import methods
 from percolator.world import Random, World
+from tests.isolation.history import Found, Scan
+from tests.isolation.store_audit import StoredTable
+from tests.isolation.stored_cells import stored_tables
 from tests.simulation.cluster import Cluster
 from tests.simulation.joined_scans import JoinedScans
 from tests.simulation.workloads.workload import Rows

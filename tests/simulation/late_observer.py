@@ -14,9 +14,9 @@ from percolator.aio.observing import worker_context
 from percolator.errors import PercolatorError
 from percolator.formats.records import RecordKind
 from percolator.observers.definition import Observer
-from percolator.testing.store_audit.stored_cells import StoredCells
 from percolator.v1 import master_pb2
 from percolator.world import World
+from tests.isolation.stored_cells import StoredCells
 
 NAME = "late"
 _AGAIN_SECONDS = 0.2

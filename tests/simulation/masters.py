@@ -18,11 +18,11 @@ from percolator.services.master.master import Master
 from percolator.services.master.master_handler import MasterHandler
 from percolator.services.master.registry import Registry
 from percolator.services.master.tablets.server_watch import WatchTimes
-from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, master_pb2
 from percolator.wire import methods
 from percolator.world import Random, World
 from tests.simulation.disks import ROOT
+from tests.simulation.process import Incarnation
 from tests.simulation.programs import POLL_SECONDS, StoreRoot
 
 _LEASE_SECONDS = 1.5

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from percolator.testing.simulator.network_faults import PERFECT
+from tests.simulation.network import PERFECT
 from tests.simulation.scenario import Scenario
 
 RUNS_MAX = 120

@@ -23,10 +23,10 @@ from percolator.observers.definition import Observer
 from percolator.observers.work import Work
 from percolator.observers.worker import Worker, WorkerLimits, start_in_advance
 from percolator.schema import Readable
-from percolator.testing.isolation.history import CellKey, History, RecordedTransaction, Recorder
-from percolator.testing.isolation.observer_runs import WatchedColumns
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
+from tests.isolation.checker import WatchedColumns
+from tests.isolation.history import CellKey, History, RecordedTransaction, Recorder
 from tests.simulation.recorded_tx import table_names
 
 WORKER_LIMITS = WorkerLimits(

@@ -18,7 +18,6 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from percolator.errors import PercolatorError, SchemaError
 from percolator.observers.registry.observer_change import changed_observers, with_report
-from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
@@ -26,6 +25,7 @@ from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire import methods
 from percolator.world import World
 from tests.simulation.loading import LoadedTables, Loading
+from tests.simulation.process import Incarnation
 from tests.simulation.programs import CLUSTER_ID, LOCK_SERVICE, MASTER, ORACLE
 
 _ROUND_SECONDS = 0.4

@@ -11,7 +11,6 @@ import re
 
 import pytest
 
-from percolator.testing.simulator.network_faults import PERFECT, NetworkFaults
 from tests.simulation import planted_baton_bugs as baton_bugs
 from tests.simulation import planted_clock_bugs as clock_bugs
 from tests.simulation import planted_collection_bugs as collection_bugs
@@ -43,6 +42,7 @@ from tests.simulation import planted_store_bugs as store_bugs
 from tests.simulation import planted_table_bugs as table_bugs
 from tests.simulation.bug import Bug
 from tests.simulation.first_seeds import FIRST_SEEDS
+from tests.simulation.network import PERFECT, NetworkFaults
 from tests.simulation.run import Verdict, simulate
 from tests.simulation.scenario import FEW_ROWS, Kind
 

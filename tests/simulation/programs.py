@@ -28,12 +28,12 @@ from percolator.services.oracle.service import oracle_service
 from percolator.services.oracle.settings import OracleSettings
 from percolator.services.tabletserver.service import tablet_server
 from percolator.services.tabletserver.settings import TabletServerSettings
-from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2, lockservice_pb2
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.wire.methods import REGISTER
 from tests.doubles.memory_disk import MemoryDisk
 from tests.simulation.disks import ROOT, SimulatedFiles
+from tests.simulation.process import Incarnation
 from tests.simulation.tablet_store import SimulatedTabletStore
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)

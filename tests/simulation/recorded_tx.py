@@ -10,12 +10,7 @@ from percolator.aio.snapshot import Snapshot
 from percolator.codecs import raw
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.schema import Column, Family, Table
-from percolator.testing.isolation.history import (
-    CellKey,
-    Found,
-    RecordedTransaction,
-    Scan,
-)
+from tests.isolation.history import CellKey, Found, RecordedTransaction, Scan
 from tests.simulation.joined_scans import JoinedScans
 
 

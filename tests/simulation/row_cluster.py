@@ -25,12 +25,12 @@ from percolator.services.master.settings import MasterSettings
 from percolator.services.oracle.ledger import ROLE as ORACLE_ROLE
 from percolator.services.oracle.service import oracle_service
 from percolator.services.oracle.settings import OracleSettings
-from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.v1 import cluster_pb2
 from percolator.wire.cluster import describe
 from percolator.world import World
 from tests.doubles.memory_disk import MemoryDisk
 from tests.simulation.disks import SimulatedFiles
+from tests.simulation.process import Incarnation
 from tests.simulation.programs import POLL_SECONDS, failure, host_for, register
 from tests.simulation.rows import PLACE, RowStoreProgram
 

@@ -11,9 +11,9 @@ from percolator.errors import NotReady, PercolatorError
 from percolator.history.rows import Decided, RowHistory
 from percolator.routing.table_info import TableSchema
 from percolator.services.master.history.history_needs import history_needs
-from percolator.testing.simulator.simulated_process import Incarnation
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.world import World
+from tests.simulation.process import Incarnation
 from tests.simulation.programs import LOCK_SERVICE
 from tests.simulation.rows import rows_over
 

@@ -34,12 +34,12 @@ from percolator.rowstore.port import Selection
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.simulated_process import Incarnation
-from percolator.testing.simulator.virtual_time import WALL_MILLISECONDS
-from percolator.testing.store_audit.audit import StoredTable
 from percolator.v1 import bigtable_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_NOTIFY, SPACE_WRITE, Cell
 from percolator.world import Network
+from tests.isolation.store_audit import StoredTable
+from tests.simulation.process import Incarnation
+from tests.simulation.virtual_time import WALL_MILLISECONDS
 
 ROW_STORE = "bigtable:443"
 ON_ROWS = "run on a row store"

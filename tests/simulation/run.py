@@ -29,23 +29,22 @@ from percolator.observers.registry.registration import register
 from percolator.observers.running.dead_letter import DEAD_LETTERS, dead_letters_table
 from percolator.observers.waiting import wait_until_quiet
 from percolator.schema import SHARED_NAME, Table
-from percolator.testing.isolation.checker import check
-from percolator.testing.isolation.history import History
-from percolator.testing.isolation.outcomes import settled
-from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
-from percolator.testing.simulator.virtual_time import WALL_MILLISECONDS
-from percolator.testing.store_audit.audit import audit
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.world import Random, World
+from tests.isolation.checker import check, settled
+from tests.isolation.history import History
+from tests.isolation.store_audit import audit
 from tests.simulation.cluster import Cluster
 from tests.simulation.expected import IN_ONE_ROUND
 from tests.simulation.last_reading import LastReading
 from tests.simulation.late_observer import NAME, LateObserver
+from tests.simulation.loop import SimulationLoop, run_simulation
 from tests.simulation.observing import left_to_run, watched_columns
 from tests.simulation.row_collector import COLLECTED_FROM_ROWS
 from tests.simulation.scenario import Scenario
 from tests.simulation.sessions import Session
 from tests.simulation.strikes import Strikes
+from tests.simulation.virtual_time import WALL_MILLISECONDS
 from tests.simulation.workloads.catalogue import ON_ROWS, UNDRAWN, WITH_MASTER, WORKLOADS
 from tests.simulation.workloads.workload import Ending
 

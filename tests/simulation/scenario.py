@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from percolator.testing.simulator.network_faults import PERFECT, NetworkFaults
 from percolator.world import Random
+from tests.simulation.network import PERFECT, NetworkFaults
 from tests.simulation.workloads import crowd
 from tests.simulation.workloads.catalogue import WORKLOADS
 

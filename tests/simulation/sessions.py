@@ -23,12 +23,8 @@ from percolator.errors import (
 )
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.retries import RetryPolicy
-from percolator.testing.isolation.history import (
-    RecordedTransaction,
-    Recorder,
-    TransactionRecord,
-)
 from percolator.world import Random
+from tests.isolation.history import RecordedTransaction, Recorder, TransactionRecord
 from tests.simulation.joined_scans import JoinedScans
 from tests.simulation.recorded_tx import Body, RecordedTx
 

@@ -11,13 +11,12 @@ import errno
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from percolator.testing.simulator.network_faults import Fault
-from percolator.testing.simulator.simulated_process import SimulatedProcess
-from percolator.testing.simulator.simulated_wire import Envelope
 from percolator.world import Random, World
 from tests.simulation.ambush import AIMED_AFTER_MAX, Ambush, aim_of
 from tests.simulation.cluster import Cluster
 from tests.simulation.expected import FAR_AHEAD, FAR_BEHIND, far_off, host_of
+from tests.simulation.network import Envelope, Fault
+from tests.simulation.process import SimulatedProcess
 from tests.simulation.programs import ORACLE, STANDBY_ORACLE
 from tests.simulation.scenario import Kind, Strike
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from percolator.protocol import steps
-from percolator.testing.simulator.simulated_wire import Envelope
 from percolator.v1.tabletserver_pb2 import MutateRequest, Mutation, StepList
 from percolator.wire.methods import MUTATE
 from tests.simulation.ambush import Ambush
+from tests.simulation.network import Envelope
 
 _WORKER, _SERVER = "worker-0:1", "tablets-0:1"
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from percolator.testing.simulator.network_faults import PERFECT
 from tests.simulation.minimise import minimised
+from tests.simulation.network import PERFECT
 from tests.simulation.run import simulate
 from tests.simulation.scenario import scenario_of
 from tests.simulation.workloads.catalogue import WORKLOADS

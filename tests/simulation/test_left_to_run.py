@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.testing.isolation.history import History, Outcome, TransactionRecord
-from percolator.testing.isolation.observer_runs import WatchedColumns
+from tests.isolation.checker import WatchedColumns
+from tests.isolation.history import History, Outcome, TransactionRecord
 from tests.simulation.observing import left_to_run
 
 _CELL = ("table", b"row", b"column")

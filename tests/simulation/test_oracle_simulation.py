@@ -21,16 +21,15 @@ from percolator.services.oracle.candidate import Candidate, Site
 from percolator.services.oracle.handler import OracleHandler
 from percolator.services.oracle.ledger import Ledger
 from percolator.services.oracle.oracle import OracleLimits
-from percolator.testing.isolation.checker import Report, ViolationKind, check
-from percolator.testing.isolation.history import Recorder
-from percolator.testing.simulator.network_faults import PERFECT, Fault, NetworkFaults
-from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
-from percolator.testing.simulator.simulated_process import Incarnation, SimulatedProcess
-from percolator.testing.simulator.simulated_wire import Wire
 from percolator.v1 import oracle_pb2
 from percolator.wire.timestamp_source import TimestampSource
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.isolation.checker import Report, ViolationKind, check
+from tests.isolation.history import Recorder
+from tests.simulation.loop import SimulationLoop, run_simulation
+from tests.simulation.network import PERFECT, Fault, NetworkFaults, Wire
+from tests.simulation.process import Incarnation, SimulatedProcess
 
 ORACLES = ["oracle:7001", "oracle-2:7001"]
 STORE = Path("/store")

@@ -25,14 +25,13 @@ from percolator.errors import DeadlineExceeded, Unavailable
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
-from percolator.testing.cluster_over_rows import ClusterOverRows
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.row_database import MODEL
-from percolator.testing.simulator.virtual_time import WALL_MILLISECONDS, VirtualClock
+from percolator.testing.row_database import MODEL, ClusterOverRows
 from percolator.v1 import bigtable_pb2 as bigtable
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import World
+from tests.simulation.virtual_time import WALL_MILLISECONDS, VirtualClock
 
 TWO_PHASES = Limits(one_round_cells_max=0)
 

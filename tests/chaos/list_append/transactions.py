@@ -1,7 +1,7 @@
 """Transactions on lists that only grow: what each appended, what it read, and how it ended.
 
 This is the input of the judge in this folder. It shares nothing with the checker of the library
-(`percolator/testing/isolation`), so that a mistake in one of them does not hide in the other.
+(`tests/isolation`), so that a mistake in one of them does not hide in the other.
 """
 
 from __future__ import annotations

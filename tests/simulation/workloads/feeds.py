@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 
 from percolator.changes import Change, ChangeKind
 from percolator.errors import PercolatorError, SnapshotTooOld
-from percolator.testing.isolation.history import History
 from percolator.timestamps import Timestamp
+from tests.isolation.history import History
 from tests.simulation.recorded_tx import Cells
 from tests.simulation.sessions import Session
 from tests.simulation.workloads.loads import Loads

@@ -31,7 +31,7 @@ from percolator.protocol.shared.kept_cells import KEPT
 from percolator.protocol.shared.names import CLOSED
 from percolator.protocol.write_steps import Write
 from percolator.schema import SHARED_NAME
-from percolator.testing.isolation.history import RecordedTransaction
+from tests.isolation.history import RecordedTransaction
 from tests.simulation.recorded_tx import Body, Cells, RecordedTx
 from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Workload

@@ -31,7 +31,7 @@ from percolator.recipes import (
     KeyChange,
     ShardedCounter,
 )
-from percolator.testing.isolation.history import Put
+from tests.isolation.history import Put
 from tests.simulation.recorded_tx import Cells, RecordedTx
 from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload

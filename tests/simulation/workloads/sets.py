@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from percolator.testing.isolation.history import Put
+from tests.isolation.history import Put
 from tests.simulation.recorded_tx import Cells, RecordedTx
 from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload

@@ -17,9 +17,9 @@ from percolator.aio import Database
 from percolator.errors import InvalidArgument, SchemaError, SnapshotTooOld, UsageError
 from percolator.routing.cells import StoredChange
 from percolator.routing.change_scan import merged
-from percolator.testing.simulator.virtual_time import run_virtually
 from percolator.timestamps import Timestamp
 from percolator.v1 import tabletserver_pb2 as pb
+from tests.simulation.virtual_time import run_virtually
 from tests.unit.connected import Cluster, accounts, connected
 
 orders = Table("orders")

@@ -16,9 +16,9 @@ from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2, lockservice_pb2
 from percolator.world import Clock, World
+from tests.simulation.virtual_time import VirtualClock
 
 
 class YoungCluster(ClusterInMemory):

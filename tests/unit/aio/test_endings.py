@@ -28,11 +28,11 @@ from percolator.protocol import aftermath
 from percolator.tablet.safe_points import SafePoints
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
 from percolator.timestamps import Timestamp
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.master_pb2 import DescribeCollectionResponse
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock, run_virtually
 from tests.unit.connected import Cluster, accounts, balance, connected
 
 

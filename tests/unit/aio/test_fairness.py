@@ -13,10 +13,10 @@ from percolator.aio import Database, Transaction
 from percolator.aio.connecting import connect_to
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.connected import accounts, balance
 
 CLIENTS = 10

@@ -11,10 +11,10 @@ from percolator.aio import Transaction
 from percolator.aio.shared import SharedTransaction
 from percolator.errors import SchemaChanged
 from percolator.protocol.resolving.rolling_in_bulk import MANY
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.aio.shared_attempts import receipt_of, values_of
 from tests.unit.connected import Cluster, balance, connected_to
 

@@ -21,11 +21,11 @@ from percolator.aio.observing import worker_context
 from percolator.observers.port import WorkRequest
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 pages = Table("pages")
 body = pages.column("body", codecs.text)

@@ -13,7 +13,7 @@ import pytest
 from percolator.blocking import rounds
 from percolator.blocking.loop_thread import LoopCalls, Pending
 from percolator.blocking.rounds import Caller, Rounds
-from percolator.testing.simulator.virtual_time import run_virtually
+from tests.simulation.virtual_time import run_virtually
 
 LONG = 1.0
 """A time longer than any round."""

@@ -11,9 +11,9 @@ import pytest
 
 from percolator.errors import StoreUnusable
 from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.testing.simulator.virtual_time import VirtualClock
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 
 STORE = Path("/store")
 

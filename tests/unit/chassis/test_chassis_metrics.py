@@ -14,7 +14,7 @@ from percolator.services.chassis.serving.metrics import (
     RpcMetrics,
     watch_event_loop,
 )
-from percolator.testing.simulator.virtual_time import VirtualClock
+from tests.simulation.virtual_time import VirtualClock
 
 
 @given(st.lists(st.floats(min_value=0, max_value=20), max_size=50))

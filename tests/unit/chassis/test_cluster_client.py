@@ -13,9 +13,9 @@ import structlog
 from percolator.errors import PermissionDenied
 from percolator.services.chassis.cluster_client import connected
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.unary_timeouts import UnaryTimeouts
 
 

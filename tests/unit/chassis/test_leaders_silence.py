@@ -19,9 +19,9 @@ from percolator.services.chassis.settings.service_settings import ServiceSetting
 from percolator.services.chassis.store.files import Files
 from percolator.services.master.settings import MasterSettings
 from percolator.services.oracle.settings import OracleSettings
-from percolator.testing.simulator.virtual_time import VirtualClock
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 
 STORE = Path("/store")
 LATE_SECONDS = 0.6 * BEAT_SECONDS

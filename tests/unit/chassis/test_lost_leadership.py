@@ -10,9 +10,9 @@ import pytest
 
 from percolator.errors import NotReady, StoreFault, StoreUnusable
 from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.testing.simulator.virtual_time import VirtualClock
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 
 STORE = Path("/store")
 ROLE = STORE / "coordinator" / "master"

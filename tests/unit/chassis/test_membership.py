@@ -13,10 +13,10 @@ import structlog
 
 from percolator.errors import PercolatorError, Unavailable, WrongCluster
 from percolator.services.chassis.membership import Membership, Registration
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.methods import DESCRIBE
 from percolator.world import UnaryMethod, World
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.unary_network import UnaryNetwork
 
 

@@ -17,8 +17,8 @@ from percolator.services.chassis.store_kinds.row_cluster_store import RowCluster
 from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 
 class Instance:

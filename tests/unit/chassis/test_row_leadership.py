@@ -29,8 +29,8 @@ from percolator.services.chassis.records.records import Records
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 NO_BEATS = CoordinatorTimes(beat_seconds=1_000.0)
 

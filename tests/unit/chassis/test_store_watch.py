@@ -24,9 +24,9 @@ from percolator.services.chassis.store.store_watch import (
 from percolator.services.tabletserver.leveldb_clone import clone_leveldb
 from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
 from percolator.tablet.identity import TabletIdentity
-from percolator.testing.simulator.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock, VirtualTimeLoop
 
 ROOT = Path("/store")
 MINUTE = 60

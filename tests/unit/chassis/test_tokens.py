@@ -11,9 +11,9 @@ import structlog
 
 from percolator.errors import InvalidArgument
 from percolator.services.chassis.serving.tokens import Tokens
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.wire.roles import Role
 from percolator.wire.tokens import new_token, token_entry, token_hash
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.wire.permissions import change_mode
 
 

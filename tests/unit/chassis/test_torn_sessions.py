@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.testing.simulator.virtual_time import VirtualClock
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 
 STORE = Path("/store")
 SESSIONS = STORE / "coordinator" / "sessions"

@@ -16,13 +16,13 @@ from percolator.services.chassis.serving.gate import Gate
 from percolator.services.chassis.serving.metrics import RpcMetrics
 from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
 from percolator.services.chassis.serving.tokens import Tokens
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.credentials import SCHEME
 from percolator.wire.methods import WATCH_NOTIFICATIONS
 from percolator.wire.roles import Role
 from percolator.wire.status import from_status
 from percolator.wire.tokens import token_entry
+from tests.simulation.virtual_time import VirtualClock
 
 SHOP, BOSS = token_entry("shop", Role.CLIENT, "s3cret"), token_entry("boss", Role.ADMIN, "b0ss")
 SERVICE = pb.DESCRIPTOR.services_by_name["TabletServerService"]

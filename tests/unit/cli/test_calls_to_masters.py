@@ -10,11 +10,11 @@ import pytest
 from percolator.cli.connection import Connection
 from percolator.cli.masters import answer_of_leader
 from percolator.errors import DeadlineExceeded, NotReady
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.unary_timeouts import UnaryTimeouts
 
 

@@ -18,11 +18,11 @@ from percolator.services.gateway.commits import Commits
 from percolator.services.gateway.gateway_handler import GatewayHandler
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 TABLE = "accounts"
 COLUMN = b"balance"

@@ -11,10 +11,10 @@ from percolator.errors import NotReady, UnknownServer
 from percolator.services.gateway.cluster_handler import ClusterHandler
 from percolator.services.gateway.servers import Servers
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse, Server
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 MASTER = "master:7100"
 TABLET_SERVER = Server(

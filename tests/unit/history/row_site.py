@@ -25,9 +25,8 @@ from percolator.rowstore.port import Change, Check
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS
-from percolator.testing.cluster_over_rows import ClusterOverRows
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.row_database import MODEL
+from percolator.testing.row_database import MODEL, ClusterOverRows
 from percolator.v1 import master_pb2
 from percolator.world import Clock, MachineClock, World
 

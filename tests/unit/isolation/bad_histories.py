@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from percolator.testing.isolation.checker import ViolationKind
-from percolator.testing.isolation.history import History
+from tests.isolation.checker import ViolationKind
+from tests.isolation.history import History
 from tests.unit.isolation.histories import (
     ABORTED,
     UNKNOWN,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from percolator.testing.isolation.checker import ViolationKind
-from percolator.testing.isolation.history import TransactionRecord
+from tests.isolation.checker import ViolationKind
+from tests.isolation.history import TransactionRecord
 from tests.unit.isolation.bad_histories import Bad
 from tests.unit.isolation.histories import (
     delete,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from itertools import combinations, permutations
 
-from percolator.testing.isolation.history import (
+from tests.isolation.history import (
     CellKey,
     Delete,
     Found,

@@ -8,7 +8,7 @@ history(
 
 from __future__ import annotations
 
-from percolator.testing.isolation.history import (
+from tests.isolation.history import (
     CellKey,
     Delete,
     Found,

@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass
 from random import Random
 
-from percolator.testing.isolation.history import (
+from tests.isolation.history import (
     CellKey,
     Found,
     History,

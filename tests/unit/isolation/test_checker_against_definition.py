@@ -14,17 +14,8 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from percolator.testing.isolation.checker import ViolationKind, check
-from percolator.testing.isolation.history import (
-    Found,
-    History,
-    Outcome,
-    Put,
-    Read,
-    Scan,
-    TransactionRecord,
-)
-from percolator.testing.isolation.outcomes import settled
+from tests.isolation.checker import ViolationKind, check, settled
+from tests.isolation.history import Found, History, Outcome, Put, Read, Scan, TransactionRecord
 from tests.unit.isolation.definition import is_snapshot_isolated
 from tests.unit.isolation.small_store import COLUMNS, ROWS, SmallStore
 

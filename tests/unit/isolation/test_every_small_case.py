@@ -13,16 +13,8 @@ from random import Random
 import pytest
 
 from percolator.errors import InvalidArgument
-from percolator.testing.isolation.checker import check
-from percolator.testing.isolation.history import (
-    Found,
-    History,
-    Operation,
-    Outcome,
-    Scan,
-    TransactionRecord,
-)
-from percolator.testing.isolation.outcomes import settled
+from tests.isolation.checker import check, settled
+from tests.isolation.history import Found, History, Operation, Outcome, Scan, TransactionRecord
 from tests.unit.isolation.definition import is_snapshot_isolated
 from tests.unit.isolation.histories import (
     delete,

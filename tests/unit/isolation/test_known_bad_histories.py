@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.testing.isolation.checker import ViolationKind, check
+from tests.isolation.checker import ViolationKind, check
 from tests.unit.isolation.bad_histories import BAD_HISTORIES
 from tests.unit.isolation.bad_scans import BAD_SCANS
 

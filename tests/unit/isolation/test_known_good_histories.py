@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import UsageError
-from percolator.testing.isolation.checker import check
-from percolator.testing.isolation.history import History
+from tests.isolation.checker import check
+from tests.isolation.history import History
 from tests.unit.isolation.histories import (
     ABORTED,
     UNKNOWN,

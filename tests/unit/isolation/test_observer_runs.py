@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
-from percolator.testing.isolation.checker import ViolationKind, WatchedColumns, check
-from percolator.testing.isolation.history import History, TransactionRecord
+from tests.isolation.checker import ViolationKind, WatchedColumns, check
+from tests.isolation.history import History, TransactionRecord
 from tests.unit.isolation.histories import (
     ABORTED,
     delete,

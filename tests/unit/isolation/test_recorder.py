@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import InvalidArgument, UsageError
-from percolator.testing.isolation.checker import check
-from percolator.testing.isolation.history import (
+from tests.isolation.checker import check
+from tests.isolation.history import (
     Delete,
     Found,
     History,
+    HistoryFile,
     Lock,
     Notify,
     Operation,
@@ -23,9 +24,6 @@ from percolator.testing.isolation.history import (
     Recorder,
     Scan,
     TransactionRecord,
-)
-from percolator.testing.isolation.history_file import (
-    HistoryFile,
     read_histories,
     read_history,
     write_history,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from percolator.testing.isolation.checker import ViolationKind, check
+from tests.isolation.checker import ViolationKind, check
 from tests.unit.isolation.histories import COMMITTED, history, put, read, transaction
 
 

@@ -11,8 +11,8 @@ from percolator.services.chassis.serving import rpc
 from percolator.services.chassis.serving.quotas import CallerIdentity
 from percolator.services.lockservice.handler import LockServiceHandler
 from percolator.services.lockservice.limits import LockServiceLimits
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
+from tests.simulation.virtual_time import VirtualClock
 
 UNKNOWN_ID = b"sixteen bytes id"
 

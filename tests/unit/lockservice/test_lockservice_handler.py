@@ -17,9 +17,9 @@ from percolator.services.lockservice.handler import LockServiceHandler
 from percolator.services.lockservice.limits import LockServiceLimits
 from percolator.services.lockservice.metrics import LockServiceMetrics
 from percolator.services.lockservice.sessions import Session, SessionInfo
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.roles import Role
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.lockservice.lock_calls import (
     UNKNOWN_ID,
     called_by,

@@ -34,7 +34,6 @@ from percolator.services.master.master import Master
 from percolator.services.master.master_handler import MasterHandler
 from percolator.services.master.registry import Registry
 from percolator.services.master.tablets.balance import BalanceLimits
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2, cluster_pb2
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.errors_pb2 import TabletLocation
@@ -51,6 +50,7 @@ from percolator.world import (
 )
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.master import model_oracle
 from tests.unit.master.model_oracle import ORACLE, ModelOracle
 from tests.unit.master.model_servers import ModelServer, ModelStore

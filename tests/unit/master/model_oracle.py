@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from percolator.errors import NotReady
 from percolator.services.chassis.store.cluster_identity import STORE_FORMAT
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2
 from percolator.v1 import oracle_pb2 as oracle
+from tests.simulation.virtual_time import VirtualClock
 
 ORACLE = "oracle:1"
 SECOND = 1000 << SEQUENCE_BITS

@@ -13,8 +13,8 @@ from percolator.services.chassis.lived_time import LivedTime
 from percolator.services.chassis.store.cluster_identity import ClusterIdentity
 from percolator.services.master.cluster_handler import ClusterHandler
 from percolator.services.master.registry import Registry
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cluster_pb2 as pb
+from tests.simulation.virtual_time import VirtualClock
 
 HOUR = 3_600_000
 CLUSTER = "c0ffee"

@@ -12,9 +12,9 @@ from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, Schem
 from percolator.services.chassis.lived_time import LivedTime
 from percolator.services.master.master import Master
 from percolator.services.master.registry import Registry
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1.cluster_pb2 import SERVICE_KIND_GATEWAY, Server
 from percolator.world import Random, World
+from tests.simulation.virtual_time import VirtualClock
 
 
 class _Leadership:

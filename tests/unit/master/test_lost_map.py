@@ -11,10 +11,10 @@ import pytest
 from percolator.errors import NotReady, StoreUnusable
 from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
 from percolator.services.master.leader import TabletTerms
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.master.cluster_world import ROOT, cluster
 from tests.unit.master.tables_of_rows import create, served
 

@@ -13,9 +13,9 @@ from percolator.services.master.tablets.server_watch import (
     ServerWatch,
     WatchTimes,
 )
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import UnaryMethod, World
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.unary_network import UnaryNetwork
 
 LOSSES = 1_100

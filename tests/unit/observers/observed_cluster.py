@@ -23,8 +23,8 @@ from percolator.observers.work import Work
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 docs = Table("docs")
 source = docs.column("source", codecs.integer)

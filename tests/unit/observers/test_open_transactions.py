@@ -16,7 +16,7 @@ from percolator.protocol import steps
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.cells import APPLIED, CellMutation
 from percolator.rowstore.intents import BUCKETS, Intent
-from percolator.testing.simulator.virtual_time import VirtualClock
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.history.row_site import ONE, OTHER, REST, VALUE, Site, site
 
 CELLS = 3_000

@@ -9,7 +9,7 @@ import pytest
 
 from percolator.errors import ExecutionUnknown, InvalidArgument, NotReady, SchemaError
 from percolator.observers.starting import start_when_ready
-from percolator.testing.simulator.virtual_time import VirtualClock
+from tests.simulation.virtual_time import VirtualClock
 
 
 class Refused:

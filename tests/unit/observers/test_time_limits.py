@@ -15,7 +15,7 @@ from percolator.observers.running.time_limits import (
     TimeLimits,
     TookTooLong,
 )
-from percolator.testing.simulator.virtual_time import VirtualTimeLoop
+from tests.simulation.virtual_time import VirtualTimeLoop
 
 
 def nothing() -> float:

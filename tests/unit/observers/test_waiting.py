@@ -19,11 +19,11 @@ from percolator.observers.running.dead_letter import dead_letters_table
 from percolator.observers.waiting import Quiet, Remaining, wait_until_quiet
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2, master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 pages = Table("pages")
 ROWS = (b"a", b"z")

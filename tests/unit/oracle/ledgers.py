@@ -8,9 +8,9 @@ from pathlib import Path
 from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
 from percolator.services.chassis.store.files import make_durable_directory
 from percolator.services.oracle.ledger import ROLE, Ledger
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Clock
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 
 STORE = Path("/store")
 

@@ -16,10 +16,10 @@ from percolator.services.chassis.coordinator.directory import DirectoryCoordinat
 from percolator.services.oracle.candidate import Candidate, Site
 from percolator.services.oracle.oracle import OracleLimits
 from percolator.services.oracle.probe import Probe
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Network, UnaryMethod, World
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.ledgers import STORE
 from tests.unit.unary_network import UnaryNetwork
 

@@ -21,10 +21,10 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.services.oracle.ledger import Ledger
 from percolator.services.oracle.oracle import Oracle, OracleLimits
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.ledgers import open_ledger
 
 HOUR = 3_600_000

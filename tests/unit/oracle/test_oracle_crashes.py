@@ -19,9 +19,9 @@ from percolator.errors import PercolatorError
 from percolator.services.chassis.coordinator import directory_leadership
 from percolator.services.chassis.store.files import Files
 from percolator.services.oracle.oracle import Oracle, OracleLimits
-from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles, run_until_killed
+from tests.simulation.virtual_time import VirtualClock, run_virtually
 from tests.unit.oracle.ledgers import open_ledger
 
 NOON = 1_800_000_000_000

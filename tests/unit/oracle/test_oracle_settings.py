@@ -14,9 +14,9 @@ from percolator.services.oracle.candidate import Candidate, Site
 from percolator.services.oracle.metrics import OracleMetrics
 from percolator.services.oracle.oracle import OracleLimits
 from percolator.services.oracle.settings import OracleSettings
-from percolator.testing.simulator.virtual_time import VirtualClock
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.ledgers import STORE
 
 

@@ -15,13 +15,13 @@ from percolator.services.chassis.coordinator.directory import DirectoryCoordinat
 from percolator.services.oracle.candidate import Candidate, Site
 from percolator.services.oracle.oracle import OracleLimits
 from percolator.services.oracle.other_clocks import OtherClocks
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1.cluster_pb2 import DescribeResponse, Server
 from percolator.wire.cluster_clock import clocks_of, majority
 from percolator.wire.methods import DESCRIBE
 from percolator.world import UnaryMethod, World
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.ledgers import STORE
 from tests.unit.unary_network import UnaryNetwork
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.protocol.write_steps import Write
-from percolator.testing.simulator.virtual_time import run_virtually
+from tests.simulation.virtual_time import run_virtually
 
 from .invariants import Read, violations
 from .protocol_world import NO_FAULTS, OBSERVED, Client, Faults, Transaction, World

@@ -41,10 +41,10 @@ from percolator.routing.cells import (
     WholeCommit,
 )
 from percolator.routing.table_info import TableSchema
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Change, Condition, RowRead
 from percolator.wire.liveness import Liveness
+from tests.simulation.virtual_time import VirtualClock
 
 from .naive_cells import LOCK, WRITE, NaiveCells, pages
 

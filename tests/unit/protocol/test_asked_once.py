@@ -11,7 +11,7 @@ from percolator.errors import CellAddress, DeadlineExceeded
 from percolator.protocol import steps
 from percolator.protocol.resolving.asked_once import JOINED_SECONDS, About, AskedOnce
 from percolator.routing.cells import APPLIED, Answer, CellMutation
-from percolator.testing.simulator.virtual_time import VirtualClock
+from tests.simulation.virtual_time import VirtualClock
 
 LOST, SERVED = (CellAddress(1, row, b"c") for row in (b"lost", b"served"))
 

@@ -13,9 +13,9 @@ from percolator.aio.connecting import connect_to
 from percolator.recipes import CombineQueue, ExportQueue, Index, ShardedCounter
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 people = Table("people")
 city = people.column("city", codecs.text)

@@ -21,10 +21,10 @@ from percolator.routing.cells import CellMutation, RowRequest
 from percolator.routing.router import Router
 from percolator.routing.tablet_map import TabletMap
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from percolator.world import RequestT, ResponseT, StreamCall, StreamMethod, World
+from tests.simulation.virtual_time import VirtualClock
 
 Refusal = Callable[[pb.TabletTarget, list[bytes]], PercolatorError | None]
 

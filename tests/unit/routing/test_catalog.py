@@ -21,7 +21,6 @@ from percolator.routing.catalog import Catalog
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2 as pb
 from percolator.world import (
     RequestT,
@@ -32,6 +31,7 @@ from percolator.world import (
     UnaryMethod,
     World,
 )
+from tests.simulation.virtual_time import VirtualClock
 
 
 class SlowMaster:

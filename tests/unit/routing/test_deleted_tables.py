@@ -25,8 +25,8 @@ from percolator.aio.connecting import connect_to
 from percolator.protocol import aftermath, commit_point
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 deleted = Table("deleted")
 kept = Table("kept")

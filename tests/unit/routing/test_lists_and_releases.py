@@ -14,9 +14,9 @@ from percolator.aio import Database, Transaction
 from percolator.aio.connecting import connect_to
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 TWO_PHASES = Limits(one_round_cells_max=0)
 ROWS = ("a", "b", "x", "y")

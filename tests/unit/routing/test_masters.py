@@ -9,10 +9,10 @@ import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError
 from percolator.routing.masters import Masters
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import master_pb2 as pb
 from percolator.wire.methods import LIST_TABLES
 from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod, World
+from tests.simulation.virtual_time import VirtualClock
 
 from .test_catalog import SlowMaster
 

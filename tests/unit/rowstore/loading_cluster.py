@@ -25,9 +25,8 @@ from percolator.services.master.map.map_record import (
 from percolator.services.master.rows.row_loads import RowLoads
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS
-from percolator.testing.cluster_over_rows import ClusterOverRows
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.row_database import MODEL
+from percolator.testing.row_database import MODEL, ClusterOverRows
 from percolator.v1 import master_pb2 as pb
 from percolator.world import Clock, MachineClock, Network, World
 

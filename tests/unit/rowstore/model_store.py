@@ -15,9 +15,9 @@ from percolator.rowstore.intents import Intents
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 
 PLACE = Place("bigtable:1", "some-project", "some-instance")
 EPOCH_MILLISECONDS = 1_000

@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from percolator.testing.simulator.network_faults import Fault
-from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
-from percolator.testing.simulator.simulated_process import Incarnation, SimulatedProcess
-from percolator.testing.simulator.simulated_wire import Envelope, Wire
 from percolator.v1 import oracle_pb2, tabletserver_pb2
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
 from percolator.wire.methods import GET_TIMESTAMPS, SCAN
+from tests.simulation.loop import SimulationLoop, run_simulation
+from tests.simulation.network import Envelope, Fault, Wire
+from tests.simulation.process import Incarnation, SimulatedProcess
 
 SERVER, CLIENT = "server:1", "client:1"
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from percolator.event_loop import new_event_loop
-from percolator.testing.simulator.virtual_time import run_virtually
 from tests import loop_reports
+from tests.simulation.virtual_time import run_virtually
 
 
 async def leave_a_failure_alone() -> None:

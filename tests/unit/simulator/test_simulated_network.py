@@ -16,13 +16,12 @@ from percolator.errors import (
     Unavailable,
     UsageError,
 )
-from percolator.testing.simulator.network_faults import Fault, NetworkFaults
-from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
-from percolator.testing.simulator.simulated_process import Incarnation
-from percolator.testing.simulator.simulated_wire import Envelope
 from percolator.v1 import cluster_pb2
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire.methods import DESCRIBE, GET_TIMESTAMPS
+from tests.simulation.loop import SimulationLoop, run_simulation
+from tests.simulation.network import Envelope, Fault, NetworkFaults
+from tests.simulation.process import Incarnation
 from tests.unit.simulator.stage import CLIENT, SERVER, Stage, call, on_stage
 
 

@@ -7,12 +7,11 @@ import asyncio
 import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, Unavailable, UsageError
-from percolator.testing.simulator.network_faults import Fault
-from percolator.testing.simulator.network_links import Links
-from percolator.testing.simulator.simulated_process import Incarnation, SimulatedProcess
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import Random
+from tests.simulation.network import Fault, Links
+from tests.simulation.process import Incarnation, SimulatedProcess
 from tests.unit.simulator.stage import SERVER, Handler, Stage, call, on_stage, services
 
 

@@ -8,11 +8,10 @@ from contextlib import aclosing
 import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, Unavailable
-from percolator.testing.simulator.network_faults import Fault, NetworkFaults
-from percolator.testing.simulator.simulated_process import Incarnation
-from percolator.testing.simulator.simulated_stream import STREAM_WINDOW_MESSAGES
 from percolator.v1.tabletserver_pb2 import ScanRequest
 from percolator.wire.methods import SCAN
+from tests.simulation.network import STREAM_WINDOW_MESSAGES, Fault, NetworkFaults
+from tests.simulation.process import Incarnation
 from tests.unit.simulator.stage import SERVER, Stage, on_stage, pages
 
 

@@ -10,9 +10,8 @@ from contextvars import Context
 import pytest
 
 from percolator.errors import InvariantViolation
-from percolator.testing.simulator.simulated_life import CURRENT_LIFE, Life
-from percolator.testing.simulator.simulated_loop import SimulationLoop, run_simulation
-from percolator.testing.simulator.virtual_time import NothingLeftToHappen
+from tests.simulation.loop import CURRENT_LIFE, Life, SimulationLoop, run_simulation
+from tests.simulation.virtual_time import NothingLeftToHappen
 
 
 def test_timers_of_one_instant_fire_in_the_order_in_which_they_were_set() -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
-from percolator.testing.isolation.history import History
-from percolator.testing.isolation.observer_runs import WatchedColumns
-from percolator.testing.store_audit.audit import Audit, StoredTable, audit
 from percolator.v1 import cells_pb2
 from percolator.v1.cells_pb2 import Cell
+from tests.isolation.checker import WatchedColumns
+from tests.isolation.history import History
+from tests.isolation.store_audit import Audit, StoredTable, audit
 from tests.unit.isolation.histories import cell
 
 TABLE_ID = 7

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.schema import SHARED_NAME
-from percolator.testing.isolation.checker import WatchedColumns, check
-from percolator.testing.isolation.history import CellKey, History, Lock, TransactionRecord
-from percolator.testing.store_audit.audit import Invariant, StoredTable, audit
 from percolator.v1 import cells_pb2
 from percolator.v1.cells_pb2 import Cell
+from tests.isolation.checker import WatchedColumns, check
+from tests.isolation.history import CellKey, History, Lock, TransactionRecord
+from tests.isolation.store_audit import Invariant, StoredTable, audit
 from tests.unit.isolation import histories
 from tests.unit.isolation.histories import (
     ABORTED,

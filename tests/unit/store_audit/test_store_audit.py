@@ -6,9 +6,9 @@ import pytest
 
 from percolator.errors import InvalidArgument
 from percolator.formats.hidden_cells import read_lock_column
-from percolator.testing.store_audit.audit import Invariant, StoredTable, audit
 from percolator.v1 import cells_pb2
 from percolator.v1.cells_pb2 import Cell
+from tests.isolation.store_audit import Invariant, StoredTable, audit
 from tests.unit.isolation.histories import history, put, transaction
 from tests.unit.store_audit.stores import (
     DATA,

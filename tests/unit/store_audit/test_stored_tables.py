@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from percolator.errors import NotReady, TabletMoved
-from percolator.testing.store_audit import stored_tables as module
-from percolator.testing.store_audit.audit import StoredTable
-from percolator.testing.store_audit.stored_tables import stored_tables
+from tests.isolation import stored_cells as module
+from tests.isolation.store_audit import StoredTable
+from tests.isolation.stored_cells import stored_tables
 
 CELLS = [StoredTable(1, "cells", [])]
 MOVED = TabletMoved("moved", tablet_id=1, epoch=2)

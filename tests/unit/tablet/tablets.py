@@ -14,12 +14,11 @@ from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.state import CommitTimestamps
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet
-from percolator.testing.memory_ownership import MemoryOwnership
-from percolator.testing.memory_storage import DurableMemory, MemoryStorage
-from percolator.testing.simulator.virtual_time import VirtualClock
+from percolator.testing.memory_storage import DurableMemory, MemoryOwnership, MemoryStorage
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
+from tests.simulation.virtual_time import VirtualClock
 
 LOCK, WRITE, DATA = cells_pb2.SPACE_LOCK, cells_pb2.SPACE_WRITE, cells_pb2.SPACE_DATA
 ROLLBACK, NOTIFY = cells_pb2.SPACE_ROLLBACK, cells_pb2.SPACE_NOTIFY

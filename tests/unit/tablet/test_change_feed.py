@@ -15,9 +15,9 @@ from percolator.tablet.memory.lock_mirror import LockMirror
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.safe_points import SafePoints
 from percolator.testing.memory_storage import DurableMemory
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.tablet.change_feeds import Change, before, changes, look
 from tests.unit.tablet.collecting import collected, in_data, record
 from tests.unit.tablet.counting import CountingStorage, counted

@@ -19,9 +19,9 @@ from percolator.formats.records import RecordKind
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.safe_points import SafePoints
 from percolator.testing.memory_storage import DurableMemory
-from percolator.testing.simulator.virtual_time import run_virtually
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Random
+from tests.simulation.virtual_time import run_virtually
 from tests.unit.tablet.change_feeds import Answer, Change, changes, look
 from tests.unit.tablet.tablets import COLUMN, Rig, commit, prewrite, roll_back, started
 from tests.unit.tablet.watched_storages import LingeringStorage

@@ -14,8 +14,8 @@ from percolator.errors import InvalidArgument, TabletMoved
 from percolator.formats.records import RecordKind
 from percolator.tablet.reading import notification_scan
 from percolator.testing.memory_storage import MemoryBatch, MemoryStorage
-from percolator.testing.simulator.virtual_time import run_virtually
 from percolator.v1 import tabletserver_pb2 as pb
+from tests.simulation.virtual_time import run_virtually
 from tests.unit.tablet.tablets import (
     COLUMN,
     LOCK,

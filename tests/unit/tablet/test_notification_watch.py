@@ -14,8 +14,7 @@ from percolator.tablet.memory import notification_watch
 from percolator.tablet.memory.notification_watch import NotificationWatch
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.tablet import Tablet
-from percolator.testing.memory_ownership import MemoryOwnership
-from percolator.testing.memory_storage import MemoryStorage
+from percolator.testing.memory_storage import MemoryOwnership, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import COLUMN, IDENTITY, NOTIFY, Rig, SlowDisk, mutation, put
 

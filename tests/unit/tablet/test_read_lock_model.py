@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.testing.memory_storage import DurableMemory
-from percolator.testing.simulator.simulated_loop import run_simulation
 from percolator.v1 import tabletserver_pb2 as pb
+from tests.simulation.loop import run_simulation
 from tests.unit.tablet.read_lock_steps import (
     LOCKED,
     NEWER,

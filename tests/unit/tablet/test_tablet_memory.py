@@ -16,7 +16,7 @@ from percolator.tablet.memory.notify_index import NotifyIndex
 from percolator.tablet.memory.ordered_keys import OrderedKeys
 from percolator.tablet.memory.recent_writes import RecentWrites
 from percolator.tablet.memory.statistics import Rate
-from percolator.testing.simulator.virtual_time import VirtualClock
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.tablet.tablets import (
     NOTIFY,
     Rig,

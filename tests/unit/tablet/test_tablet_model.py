@@ -16,10 +16,10 @@ from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.services.chassis.store.disk_threads import DiskThreads
 from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
-from percolator.testing.simulator.virtual_time import run_virtually
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Storage
+from tests.simulation.virtual_time import run_virtually
 from tests.unit.tablet.naive_tablet import NaiveTablet
 from tests.unit.tablet.tablets import (
     ABSENT,

@@ -17,9 +17,9 @@ from percolator.tablet.lifetimes import FOREVER, Lifetimes, Ttls
 from percolator.tablet.reading.visible_cells import VisibleCells, Walked
 from percolator.tablet.reading.visible_runs import RUN_VALUE_BYTES_MAX, VisibleRuns
 from percolator.testing.memory_storage import DurableMemory
-from percolator.testing.simulator.virtual_time import run_virtually
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import tabletserver_pb2 as pb
+from tests.simulation.virtual_time import run_virtually
 from tests.unit.tablet.counting import CountingStorage
 from tests.unit.tablet.tablets import TARGET, Rig, write_record
 

@@ -24,9 +24,9 @@ from percolator.tablet.limits import TabletLimits
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.tablet.ownership import Ownership
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
+from tests.simulation.virtual_time import VirtualClock
 
 COLUMN = b"c"
 NO_ANCESTRY = Ancestry()

@@ -8,7 +8,7 @@ import structlog
 
 from percolator.errors import Retry, StoreFault, StoreUnusable
 from percolator.services.tabletserver.disk_space import CHECK_SECONDS, DiskSpace
-from percolator.testing.simulator.virtual_time import VirtualClock
+from tests.simulation.virtual_time import VirtualClock
 
 
 def refusal(disk: DiskSpace) -> StoreUnusable | None:

@@ -12,11 +12,11 @@ import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, Unavailable
 from percolator.services.tabletserver.oracle_word import ANSWER_SECONDS_MAX, OracleWord
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.oracle_pb2 import GetTimestampsResponse
 from percolator.wire.methods import DESCRIBE, GET_TIMESTAMPS
 from percolator.world import UnaryMethod, World
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.unary_network import UnaryNetwork
 
 

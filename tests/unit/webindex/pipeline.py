@@ -19,8 +19,8 @@ from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod, World
+from tests.simulation.virtual_time import VirtualClock
 
 URLS = [f"http://{'x' * (number % 3)}{number}" for number in range(10)]
 NEVER_CRAWLED = ["http://never", "http://elsewhere"]

@@ -7,7 +7,6 @@ import random
 from collections.abc import Awaitable, Callable
 
 from percolator import errors
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import (
@@ -19,6 +18,7 @@ from percolator.world import (
     UnaryMethod,
     World,
 )
+from tests.simulation.virtual_time import VirtualClock
 
 ROUND_TRIP_SECONDS = 0.1
 

@@ -11,7 +11,6 @@ from typing import Any
 from percolator.errors import PercolatorError, Unavailable
 from percolator.services.lockservice.handler import LockServiceHandler
 from percolator.services.lockservice.limits import LockServiceLimits
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import (
@@ -23,6 +22,7 @@ from percolator.world import (
     UnaryMethod,
     World,
 )
+from tests.simulation.virtual_time import VirtualClock
 
 A, B = "lock-a:7102", "lock-b:7102"
 ROUND_TRIP_SECONDS = 0.01

@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.wire.backoff import Backoff, pause_seconds
+from tests.simulation.virtual_time import VirtualClock
 
 
 class Chance(random.Random):

@@ -6,9 +6,9 @@ import asyncio
 import random
 
 from percolator import errors
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.wire.fake_oracles import ROUND_TRIP_SECONDS, Oracles, silent, source_of
 
 

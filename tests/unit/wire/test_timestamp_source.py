@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator import errors
-from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
 from percolator.v1.oracle_pb2 import GetTimestampsResponse
 from percolator.wire import timestamp_source
 from percolator.wire.timestamp_source import (
@@ -26,6 +25,7 @@ from percolator.world import (
     UnaryMethod,
     World,
 )
+from tests.simulation.virtual_time import VirtualClock, run_virtually
 from tests.unit.wire.fake_oracles import (
     ROUND_TRIP_SECONDS,
     Oracles,

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from percolator import errors
-from percolator.testing.simulator.virtual_time import VirtualClock, run_virtually
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock, run_virtually
 from tests.unit.wire.fake_oracles import ROUND_TRIP_SECONDS, Oracles, source_of
 
 

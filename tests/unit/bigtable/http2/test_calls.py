@@ -26,7 +26,7 @@ from percolator.bigtable.http2.headers import RequestHeads
 from percolator.bigtable.http2.messages import MESSAGE_BYTES_MAX, prefixed
 from percolator.bigtable.http2.settings import HEADER_TABLE_SIZE
 from percolator.bigtable.http2.status import CallFailed, Code
-from percolator.testing.simulator.virtual_time import run_virtually
+from tests.simulation.virtual_time import run_virtually
 from tests.unit.bigtable.http2.peer import DONE, OK, PATH, Peer, Wire, block, head, passes
 
 Fields = list[tuple[str, str]]

@@ -39,7 +39,7 @@ from percolator.bigtable.http2.settings import (
 )
 from percolator.bigtable.http2.signs_of_life import LOOK_SECONDS, LOOKS_BEFORE_PING
 from percolator.bigtable.http2.status import CallFailed, Code
-from percolator.testing.simulator.virtual_time import run_virtually
+from tests.simulation.virtual_time import run_virtually
 from tests.unit.bigtable.http2.peer import DONE, OK, Peer, Wire, block, head, passes
 
 LARGE = bytes(100_000)

@@ -1,5 +1,9 @@
 """Processes of a simulation: started, killed, paused, and started again, each on its own machine.
 
+`loop.py` is the event loop of all processes, in virtual time; `network.py` carries their calls.
+Everything random comes from the seed, and nothing may depend on addresses, hash order or real time:
+the same seed has to take the same course on every machine.
+
     process = SimulatedProcess("oracle:7001", wire, random)
     process.start(main)         # async def main(incarnation): builds, listens, waits
     process.crash()
@@ -17,13 +21,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from percolator.errors import UsageError
-from percolator.testing.simulator.network_faults import Fault
-from percolator.testing.simulator.simulated_life import Life
-from percolator.testing.simulator.simulated_loop import SimulationLoop
-from percolator.testing.simulator.simulated_network import SimulatedNetwork
-from percolator.testing.simulator.simulated_wire import Served, Wire
-from percolator.testing.simulator.virtual_time import VirtualClock
 from percolator.world import Random, World
+from tests.simulation.loop import Life, SimulationLoop
+from tests.simulation.network import Fault, Served, SimulatedNetwork, Wire
+from tests.simulation.virtual_time import VirtualClock
 
 
 @dataclass(frozen=True)

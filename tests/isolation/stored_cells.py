@@ -6,17 +6,52 @@ from the storage. They may be in any order.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
-from percolator.errors import InvariantViolation
+from percolator.errors import InvariantViolation, NotReady, TabletLocation, TabletMoved
 from percolator.formats.records import LockRecord, WriteRecord
-from percolator.testing.isolation.findings import Report, shown_key
-from percolator.testing.isolation.history import CellKey, TransactionRecord
-from percolator.testing.store_audit.invariants import Invariant
+from percolator.routing.catalog import Catalog
 from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as pb
+from percolator.wire import methods
+from percolator.wire.status import from_detail
+from percolator.world import Network
+from tests.isolation.findings import Report, shown_key
+from tests.isolation.history import CellKey, TransactionRecord
+
+# The invariants that the audit checks.
+#
+# c is a commit timestamp, s a start timestamp. "At rest" means that nothing is written while the
+# cells are collected; locks left behind by clients that died are not a violation.
+
+
+class Invariant(Enum):
+    """Which rule was broken."""
+
+    READABLE = "a stored cell is malformed"
+    ONE_LOCK = "more than one lock on a cell"
+    SETTLED_LOCK = "a lock beside its own commit record or rollback marker"
+    ONE_RECORD = "two commit records of one transaction on a cell"
+    COMMIT_ABOVE_START = "commit not above start"
+    ONE_COMMIT_TIMESTAMP = "a transaction with two commit timestamps"
+    COMMITTED_OR_ROLLED_BACK = "a transaction both committed and rolled back"
+    PRIMARY_FIRST = "a secondary committed without its primary"
+    DISJOINT_COMMITS = "overlapping transactions committed one cell"
+    LAST_CHANGE = "a lock-only record that hides a change"
+    VALUE_STORED = "a commit record without its value"
+    VALUE_OWNED = "a value without a record or lock"
+    TIMESTAMP_ISSUED = "a timestamp that the oracle has not handed out"
+    COLLECTED = "history left over below the collected safe point"
+    ACKNOWLEDGED = "an acknowledged commit is not in the store"
+    ATOMIC = "a transaction committed in part"
+    ABORTED_ABSENT = "an aborted transaction left a commit record"
+    RIGHT_VALUE = "a commit record with another value than was written"
+    ACCOUNTED_FOR = "a commit record that no transaction wrote"
+    NOTIFIED = "a change without a notification or a run"
 
 
 class Cell(Protocol):
@@ -159,3 +194,69 @@ class StoredCells:
                 f"and {lock.start_timestamp}"
             )
             self._report.add(Invariant.ONE_LOCK, text, key=key)
+
+
+# Reads every stored cell of some tables from their tablet servers, for the audit.
+#
+# The cluster has to be at rest: two readings in a row have to be equal. Otherwise, something that
+# was collected between the reading of two spaces would look like a commit without its value. A
+# tablet that is not where the map says is an error, and the reading starts again: half of a store
+# proves nothing.
+
+_SPACES = (
+    cells_pb2.SPACE_LOCK,
+    cells_pb2.SPACE_WRITE,
+    cells_pb2.SPACE_DATA,
+    cells_pb2.SPACE_ROLLBACK,
+    cells_pb2.SPACE_NOTIFY,
+)
+_CALL_SECONDS = 20.0
+_READINGS_MAX = 20
+
+
+async def stored_tables(
+    network: Network, catalog: Catalog, names: Sequence[str], deadline: float
+) -> list[StoredTable]:
+    """All cells of all spaces of these tables. Raises the error if one cannot be read."""
+    former: list[StoredTable] | None = None
+    for _ in range(_READINGS_MAX):
+        try:
+            stored = await _read(network, catalog, names, deadline)
+        except TabletMoved:
+            former = None
+            continue
+        if stored == former:
+            return stored
+        former = stored
+    raise NotReady("the store does not come to rest")
+
+
+async def _read(
+    network: Network, catalog: Catalog, names: Sequence[str], deadline: float
+) -> list[StoredTable]:
+    stored = []
+    for name in names:
+        info = await catalog.table(name, deadline)
+        cells: list[cells_pb2.Cell] = []
+        for tablet in await catalog.all_tablets(info.table_id, deadline):
+            for space in _SPACES:
+                cells += await _cells(network, tablet, info.schema.version, space)
+        stored.append(StoredTable(info.table_id, name, cells))
+    return stored
+
+
+async def _cells(
+    network: Network, tablet: TabletLocation, schema_version: int, space: cells_pb2.Space
+) -> list[cells_pb2.Cell]:
+    target = pb.TabletTarget(
+        tablet_id=tablet.tablet_id, epoch=tablet.epoch, schema_version=schema_version
+    )
+    request = pb.ScanCellsRequest(target=target, space=space)
+    request.range.start, request.range.end = tablet.start, tablet.end
+    found: list[cells_pb2.Cell] = []
+    scan = network.stream(tablet.address, methods.SCAN_CELLS)
+    async for page in scan(request, _CALL_SECONDS):
+        if page.HasField("error"):
+            raise from_detail(page.error)
+        found.extend(page.cells)
+    return found
