@@ -30,8 +30,7 @@ from percolator.services.local.cluster import LocalCluster
 DOCUMENTS = 1_000
 NUMBERS = 2_000
 RATIO_MUST = 0.2
-"""Missed so far: an entry is added, taken and counted, for each number and for the nodes above it.
-See docs/decisions/0047-one-row-for-each-entry.md."""
+"""Missed so far: an entry is added, taken and counted, for each number and for the nodes above it."""
 ADDERS = 200
 RUNS_WITH_READ_LOCKS_MUST = 1.0
 _IN_FLIGHT = 16

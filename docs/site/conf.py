@@ -29,7 +29,7 @@ _CODE = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _INDENTED = re.compile(r"(\A|\n\n)(?=    \S)")
 
 
-_ABOUT_FILES = re.compile(r"\b(?!conftest)\w+\.py\b|\brooms\b")
+_ABOUT_FILES = re.compile(r"\b(?!conftest)\w+\.py\b")
 _NOT_CONSTRUCTED = {
     "Changes", "Database", "Pin", "Receipt", "Row", "Share", "SharedTransaction", "Snapshot",
     "Ticket", "Transaction",

@@ -1,6 +1,6 @@
 """Quotas: how much of a server's limits one caller may use, so that none can exhaust a server.
 
-A client is a token at an address (docs/decisions/0075-quotas-of-clients.md):
+A client is a token at an address (docs/decisions.md, 75):
 - One client may use `client_quota_percent` of each limit.
 - All clients together may use `clients_quota_percent`. Half of the rest is for administrators and
   servers, the other half for servers alone.

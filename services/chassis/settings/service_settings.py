@@ -285,7 +285,7 @@ class StoreSettings(ServiceSettings):
 
 
 class FramedSettings(StoreSettings):
-    """The settings of a service that the library also calls in frames (docs/frames.md)."""
+    """The settings of a service that the library also calls in frames (docs/internals.md)."""
 
     frame_connections_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
     """Connections for frames at once; any further one is closed, and its calls go over gRPC."""
