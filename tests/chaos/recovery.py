@@ -97,7 +97,7 @@ def table(found: Iterable[Figure]) -> str:
             if least <= one.beside <= most:
                 cells[one.kind][column].append(one.seconds)
     names = [column for column, _, _ in _COLUMNS]
-    lines = [f"| strike | times | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
+    lines = [f"| fault | times | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
     for kind in sorted(cells):
         times = sum(map(len, cells[kind].values()))
         shown = [_median_and_worst(cells[kind][name]) for name in names]
