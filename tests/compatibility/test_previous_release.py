@@ -8,23 +8,19 @@ wheel of that release (CONTRIBUTING.md).
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 import time
 import tomllib
 import zipfile
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import percolator
 from percolator import Database, Table, codecs
-from percolator.errors import InvalidArgument
 from percolator.services.local import process
 from percolator.services.local.cluster import LocalCluster
-from percolator.services.local.process import LocalClusterError
 from tests.integration.command_line import CommandLine
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(240)]
@@ -187,32 +183,3 @@ def test_servers_are_replaced_one_after_another_while_programs_of_both_releases_
         releases.use_previous()
         assert _program(here, cluster.address) == _shown(len(cluster.processes) + 2)
         assert _is_of(cluster, THIS)
-
-
-def test_values_expire_only_where_no_server_of_the_previous_release_is_left_or_can_come_back(
-    releases: Releases, tmp_path: Path
-) -> None:
-    with LocalCluster(tmp_path / "cluster", tablet_servers=2) as cluster:
-        name = next(one for one in sorted(cluster.processes) if one.startswith("tabletserver"))
-        with percolator.connect(cluster.address) as db:
-            for use in (releases.use_previous, releases.use_this):
-                use()
-                cluster.processes[name].ask_to_stop()
-                cluster.processes[name].wait_stopped()
-                cluster.restart(name)
-                db.create_table(accounts, splits=["m"], exist_ok=True)
-                if use == releases.use_previous:
-                    why = f"tablet server at .* runs release {re.escape(PREVIOUS)}, which ignores"
-                    with pytest.raises(InvalidArgument, match=why):
-                        db.set_ttl(balance, timedelta(days=1))
-            until = time.monotonic() + FORGOTTEN_SECONDS
-            while True:
-                try:
-                    db.set_ttl(balance, timedelta(days=1))
-                    break
-                except InvalidArgument:
-                    assert time.monotonic() < until
-                    time.sleep(0.2)
-    releases.use_previous()
-    with pytest.raises(LocalClusterError, match=r"has format 2, written by release"):
-        LocalCluster(tmp_path / "cluster").start()
