@@ -1,4 +1,4 @@
-"""percolator/wire/methods.py names every remote procedure of the protos, with its types."""
+"""Every remote procedure of the protos is named, with its types, and says who may call it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import percolator.v1
 from percolator.wire import methods
+from percolator.wire.roles import REQUIRED
 from percolator.world import StreamMethod, UnaryMethod
 
 Signature = tuple[str, str, str, bool]
@@ -44,3 +45,7 @@ def _named() -> set[Signature]:
 
 def test_every_remote_procedure_is_named_with_the_types_of_the_proto() -> None:
     assert _declared() == _named()
+
+
+def test_every_remote_procedure_has_a_role_and_no_other_has() -> None:
+    assert set(REQUIRED) == {path for path, *_ in _named()}

@@ -1,13 +1,18 @@
-"""What every file of the product must do, and must not."""
+"""Rules for every file of the product; fresh stubs; one version everywhere."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
+import tomllib
+from datetime import date
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+import percolator
 
 ROOT = Path(__file__).parents[3]
 
@@ -111,3 +116,67 @@ def test_logic_takes_time_and_chance_from_its_arguments() -> None:
                 if not yielding:
                     found.append(f"{name}:{node.lineno} {ast.unparse(node)}")
     assert found == []
+
+
+def test_generated_stubs_are_fresh(tmp_path: Path) -> None:
+    """After changing a proto, run `make protos`: a stale stub would speak an older protocol."""
+    protos = sorted(str(path) for path in (ROOT / "protos/percolator/v1").glob("*.proto"))
+    subprocess.run(
+        [
+            ROOT / ".venv/protos/bin/python",
+            "-W",
+            "ignore",
+            "-m",
+            "grpc_tools.protoc",
+            f"-I{ROOT / 'protos'}",
+            f"--python_out={tmp_path}",
+            f"--pyi_out={tmp_path}",
+            *protos,
+        ],
+        check=True,
+        timeout=50,
+    )
+    generated = {path.name: path.read_bytes() for path in (tmp_path / "percolator/v1").iterdir()}
+    checked_in = {
+        path.name: path.read_bytes()
+        for path in (ROOT / "percolator/v1").iterdir()
+        if path.suffix in {".py", ".pyi"} and path.name != "__init__.py"
+    }
+    assert sorted(generated) == sorted(checked_in)
+    stale = [name for name in generated if generated[name] != checked_in[name]]
+    assert stale == []
+
+
+# --------------------------------------------------------------------- version
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION = str(PROJECT["version"])
+
+
+def test_the_newest_section_of_the_changelog_is_this_version_with_a_date() -> None:
+    sections = re.findall(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == "Unreleased"
+    version, _, day = sections[1].partition(" - ")
+    assert version == VERSION
+    assert date.fromisoformat(day) >= date(2026, 11, 23)
+
+
+def test_the_package_knows_its_version() -> None:
+    assert percolator.__version__ == VERSION
+    assert "__version__" in dir(percolator)
+
+
+def test_the_kept_wheel_is_of_this_minor_version_or_of_the_one_before() -> None:
+    """Masters let no server of any other version register."""
+    (wheel,) = (ROOT / "tests/compatibility/previous").glob("*.whl")
+    major, minor, _ = map(int, wheel.name.split("-")[1].split("."))
+    this_major, this_minor, _ = map(int, VERSION.split("."))
+    assert major == this_major
+    assert minor in {this_minor - 1, this_minor}
+
+
+def test_the_supported_pythons_are_those_of_the_metadata() -> None:
+    pythons = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    support = (ROOT / "SECURITY.md").read_text()
+    assert pythons
+    assert all(f"{one}" in support for one in pythons)
