@@ -161,7 +161,7 @@ def measure(directory: Path, clients: int) -> Report:
     report = Report("oracle")
     oracle = ServiceProcess(
         "oracle",
-        "percolator.services.oracle",
+        "oracle",
         ["--store", str(directory)],
         logs=directory,
         run=directory,

@@ -71,9 +71,9 @@ def _cpu() -> dict[str, float]:
 
 
 def _kind(command: str) -> str:
-    if "percolator.services.tabletserver" in command:
+    if " serve tabletserver " in command:
         return "tablet server"
-    if "services." in command and "org.apache.spark" not in command:
+    if " serve " in command and "org.apache.spark" not in command:
         return "other services"
     return "Spark, Python" if "pyspark.daemon" in command else "Spark, Java and driver"
 

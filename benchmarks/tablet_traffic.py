@@ -226,7 +226,7 @@ async def served(name: str, directory: Path, tablets: list[int]) -> AsyncIterato
     (directory / "store").mkdir(parents=True, exist_ok=True)
     process = ServiceProcess(
         name,
-        "percolator.services.tabletserver",
+        "tabletserver",
         ["--store", str(directory / "store"), "--tablets-warn", "1000"],
         logs=directory,
         run=directory,

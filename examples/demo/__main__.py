@@ -147,7 +147,7 @@ def _keep(data: Path, store: str, port: int, documents: int, screen: Screen) -> 
     arguments += ["--store", store] if store else ["--tablet-servers", str(TABLET_SERVERS)]
     arguments += ["--workers", str(WORKERS), "--observers", OBSERVERS]
     started = subprocess.run(  # noqa: S603 - our own module, and no shell
-        [sys.executable, "-m", "percolator.services.local", *arguments],
+        [sys.executable, "-m", "percolator.cli", "dev", *arguments],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -90,7 +90,8 @@ def options(
     context.obj = make_connection(address, timeout, as_json)
 
 
-app.command("dev", context_settings=dev.AS_THEY_ARE, add_help_option=False)(dev.dev)
+for _command in (dev.dev, dev.serve):
+    app.command(context_settings=dev.AS_THEY_ARE, add_help_option=False)(_command)
 app.add_typer(timestamp.app, name="timestamp")
 app.add_typer(tables.app, name="tables")
 app.add_typer(tablets.app, name="tablets")

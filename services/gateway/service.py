@@ -1,14 +1,16 @@
-"""A gateway without its process, so that a simulation can run it."""
+"""`percolator serve gateway`. A simulation runs `gateway_service` without the process."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from percolator.aio.row_store import connection_to
 from percolator.services.chassis.cluster_client import connected
 from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
 from percolator.services.gateway.cluster_handler import ClusterHandler
 from percolator.services.gateway.commits import COMMITS_RETRY_SECONDS, Commits
 from percolator.services.gateway.gateway_handler import GatewayHandler
@@ -18,6 +20,7 @@ from percolator.services.gateway.server_routes import ServerRoutes
 from percolator.services.gateway.servers import Servers
 from percolator.services.gateway.settings import GatewaySettings
 from percolator.v1 import cluster_pb2, gateway_pb2, row_store_pb2
+from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.channels import GrpcNetwork
 
 _DRAIN_SECONDS = 2.0
@@ -66,3 +69,8 @@ async def gateway_service(host: Host[GatewaySettings]) -> AsyncIterator[list[Exp
         await commits.close(_DRAIN_SECONDS)
         await rows.close()
         await database.close(drain_seconds=_DRAIN_SECONDS)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`percolator serve gateway`: returns the exit code."""
+    return run(load(GatewaySettings, arguments), ServiceKind.SERVICE_KIND_GATEWAY, gateway_service)

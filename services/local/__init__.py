@@ -1,6 +1,6 @@
 """A whole cluster as processes on one machine: `percolator dev`, tests, benchmarks and chaos runs.
 
-`percolator dev` or `python -m percolator.services.local` starts one; `command.py` has its commands.
+`percolator dev` starts one; `command.py` has its commands.
 Open `cluster.py` first: it starts the processes in order and waits until each is ready;
 `process.py` is one of them, `directory.py` what they leave on disk, and `session.py` what the
 launcher does while they run. `link.py` is a connection that tests can cut, and `authority.py` makes

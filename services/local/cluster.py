@@ -24,7 +24,8 @@ IDLE_SECONDS = 30.0
 """How long a process may take until it serves, by default."""
 
 Program = Callable[[str, str], Sequence[str]]
-"""The module to run for a process, by its name and its usual module, with further arguments."""
+"""The program of a process, by its name and its service: the service or a module in its place, with
+further arguments."""
 
 _GATEWAY_PORT_STEP = 10
 """If the master has its usual port, 7100, the first gateway has its usual port too, 7110."""
@@ -47,7 +48,7 @@ class LocalCluster:
         observers: Sequence[str] = (),
         links: bool = False,
         hosts: int = 1,
-        program: Program = lambda name, module: (module,),
+        program: Program = lambda name, service: (service,),
         certificates: Path | None = None,
         progress: Callable[[str], None] = lambda _: None,
         start_seconds: float = START_SECONDS,
@@ -204,7 +205,7 @@ class LocalCluster:
             _require_free(self._port, _GATEWAY_PORT_STEP)
         store = self._store
         masters = [
-            self._add(name, "percolator.services.master", ["--store", store])
+            self._add(name, "master", ["--store", store])
             for name in _numbered("master", self._masters)
         ]
         if self._port:
@@ -214,12 +215,12 @@ class LocalCluster:
         found = ["--store", store, *known]
         standby = ["--standby"] if self._oracles > 1 else []
         rest = [
-            self._add(name, "percolator.services.oracle", [*found, *standby])
+            self._add(name, "oracle", [*found, *standby])
             for name in _numbered("oracle", self._oracles)
         ]
-        rest.append(self._add("lockservice", "percolator.services.lockservice", known))
+        rest.append(self._add("lockservice", "lockservice", known))
         rest += [
-            self._add(f"tabletserver-{number}", "percolator.services.tabletserver", found)
+            self._add(f"tabletserver-{number}", "tabletserver", found)
             for number in range(1, self._tablet_servers + 1)
         ]
         self._launch(rest)
@@ -231,8 +232,7 @@ class LocalCluster:
 
     def _added_gateways(self, known: list[str]) -> list[ServiceProcess]:
         gateways = [
-            self._add(name, "percolator.services.gateway", known)
-            for name in _numbered("gateway", self._gateways)
+            self._add(name, "gateway", known) for name in _numbered("gateway", self._gateways)
         ]
         if gateways and self._port:
             gateways[0].listen_on(f"127.0.0.1:{self._port + _GATEWAY_PORT_STEP}")
@@ -240,24 +240,21 @@ class LocalCluster:
 
     def _added_workers(self, known: list[str]) -> list[ServiceProcess]:
         arguments = [*known, "--observers", ",".join(self._observers)]
-        return [
-            self._add(name, "percolator.services.worker", arguments)
-            for name in _numbered("worker", self._workers)
-        ]
+        return [self._add(name, "worker", arguments) for name in _numbered("worker", self._workers)]
 
-    def _add(self, name: str, module: str, arguments: list[str]) -> ServiceProcess:
+    def _add(self, name: str, service: str, arguments: list[str]) -> ServiceProcess:
         host = self.host_of[name] = len(self.processes) % self._hosts
         link = Link(host) if self._linked else None
         if link is not None:
             self.links[name] = link
             arguments = [*arguments, "--advertise", link.address]
-            if module in _FRAMED:
+            if service in _FRAMED:
                 arguments += ["--frames-listen", link.frames_behind]
-        module, *more = self._program(name, module)
+        program, *more = self._program(name, service)
         arguments = [*arguments, *self._security, *more]
         process = ServiceProcess(
             name,
-            module,
+            program,
             arguments,
             logs=self.data / "logs",
             run=self.data / "run",
@@ -307,7 +304,7 @@ def _require_row_store(store: str) -> None:
         raise LocalClusterError(error.message) from None
 
 
-_FRAMED = ("percolator.services.oracle", "percolator.services.tabletserver")
+_FRAMED = ("oracle", "tabletserver")
 """The services that also take calls in frames."""
 
 

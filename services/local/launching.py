@@ -16,6 +16,7 @@ from percolator import private_files
 from percolator.services.local import directory
 from percolator.services.local.cluster import START_SECONDS, LocalCluster
 from percolator.services.local.process import (
+    COMMAND_LINE,
     STILL_STARTING,
     LocalClusterError,
     NotReadyInTime,
@@ -107,7 +108,8 @@ def detach(data: Path, plan: Plan, say: Callable[[str], None]) -> directory.Stat
         sys.executable,
         "-P",
         "-m",
-        "percolator.services.local",
+        COMMAND_LINE,
+        "dev",
         "--data",
         str(data),
         *plan.options(),

@@ -21,9 +21,13 @@ from pathlib import Path
 from percolator import private_files
 from percolator.errors import PercolatorError
 from percolator.services.local.reserved_port import ReservedPort
+from percolator.services.serve import SERVICES
 
-_ROOT = Path(__file__).parents[2]
-"""Where this very package `services` is."""
+_ROOT = Path(__file__).parents[3]
+"""The directory that holds this very package `percolator`."""
+
+COMMAND_LINE = "percolator.cli"
+"""The module that runs the same as the script `percolator`, which need not be on the path."""
 
 POLL_SECONDS = 0.01
 TELL_SECONDS = 5.0
@@ -54,22 +58,23 @@ class Ready:
 
 
 class ServiceProcess:
-    """`python -m services.X` with its log and its ready file."""
+    """`percolator serve SERVICE` with its log and its ready file."""
 
     def __init__(
         self,
         name: str,
-        module: str,
+        program: str,
         arguments: list[str],
         *,
         logs: Path,
         run: Path,
         inherited: Sequence[int] = (),
     ) -> None:
-        """The process keeps the `inherited` descriptors open for as long as it lives."""
+        """The program is a service such as "oracle", or a module that stands in for one. The
+        process keeps the `inherited` descriptors open for as long as it lives."""
         self.name = name
         self.log = logs / f"{name}.log"
-        self._module = module
+        self._program = [COMMAND_LINE, "serve", program] if program in SERVICES else [program]
         self._arguments = arguments
         self._inherited = inherited
         self._ready_file = run / f"{name}.ready.json"
@@ -116,7 +121,7 @@ class ServiceProcess:
             self._ports = [ReservedPort(), ReservedPort()]
         own, metrics = self._ports
         # -P: a folder called "percolator" in the working directory is somebody else's.
-        command = [sys.executable, "-P", "-m", self._module]
+        command = [sys.executable, "-P", "-m", *self._program]
         command += ["--listen", self._listen or own.address, "--metrics-listen", metrics.address]
         command += ["--ready-file", str(self._ready_file), "--stop-with-stdin", "--log-format=json"]
         # Last, because the last value of a flag wins.

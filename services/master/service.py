@@ -1,18 +1,24 @@
-"""A master on a given store, without its process, so that a simulation can run it."""
+"""`percolator serve master`: a master on the store that its settings name.
+
+A simulation runs `master_service` on a store of its own, without the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from percolator.services.chassis.coordinator.interface import Coordinator
 from percolator.services.chassis.coordinator.times import CoordinatorTimes
 from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.lived_time import LivedTime
 from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
 from percolator.services.chassis.store_kinds.cluster_store import ClusterStore
 from percolator.services.chassis.store_kinds.directory_store import DirectoryStore
+from percolator.services.chassis.store_kinds.opening import opened
 from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
 from percolator.services.master.cluster_handler import ClusterHandler
 from percolator.services.master.leader import TabletTerms
@@ -24,6 +30,7 @@ from percolator.services.master.rows.row_handler import RowMasterHandler
 from percolator.services.master.rows.row_term import RowTerms
 from percolator.services.master.settings import MasterSettings
 from percolator.v1 import cluster_pb2, master_pb2
+from percolator.v1.cluster_pb2 import ServiceKind
 
 _ELECTION_SECONDS = 1.0
 
@@ -113,3 +120,15 @@ def _made(
         MasterHandler(world.clock, over_tablets),
         TabletMasterMetrics(own.address, registry, over_tablets),
     )
+
+
+@asynccontextmanager
+async def build(host: Host[MasterSettings]) -> AsyncIterator[list[Exposed]]:
+    """A master on the store that its settings name."""
+    async with opened(host) as store, master_service(host, store) as exposed:
+        yield exposed
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`percolator serve master`: returns the exit code."""
+    return run(load(MasterSettings, arguments), ServiceKind.SERVICE_KIND_MASTER, build)

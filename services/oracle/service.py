@@ -1,14 +1,20 @@
-"""An oracle on a given store, without its process, so that a simulation can run it."""
+"""`percolator serve oracle`: an oracle on the store that its settings name.
+
+A simulation runs `oracle_service` on a store of its own, without the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from percolator.services.chassis.coordinator.times import CoordinatorTimes
 from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
 from percolator.services.chassis.store_kinds.cluster_store import ClusterStore
+from percolator.services.chassis.store_kinds.opening import opened
 from percolator.services.oracle.candidate import Candidate, Site
 from percolator.services.oracle.handler import OracleHandler
 from percolator.services.oracle.metrics import OracleMetrics
@@ -16,6 +22,7 @@ from percolator.services.oracle.other_clocks import OtherClocks
 from percolator.services.oracle.probe import Probe
 from percolator.services.oracle.settings import OracleSettings
 from percolator.v1 import oracle_pb2
+from percolator.v1.cluster_pb2 import ServiceKind
 
 _ELECTION_SECONDS = 1.0
 _PATIENCE_SECONDS = 2.0
@@ -61,3 +68,17 @@ async def oracle_service(
             leading.cancel()
     finally:
         await coordinator.close()
+
+
+@asynccontextmanager
+async def build(host: Host[OracleSettings]) -> AsyncIterator[list[Exposed]]:
+    """An oracle on the store that its settings name."""
+    async with opened(host) as store:
+        await store.refuse_other_cluster(host.cluster_id)
+        async with oracle_service(host, store) as exposed:
+            yield exposed
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`percolator serve oracle`: returns the exit code."""
+    return run(load(OracleSettings, arguments), ServiceKind.SERVICE_KIND_ORACLE, build)

@@ -39,7 +39,7 @@ class CannotDump(Exception):
 def main(arguments: Sequence[str]) -> int:
     """Runs the subcommand. Returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m percolator.services.tabletserver dump",
+        prog="percolator serve tabletserver dump",
         description="Shows the cells of a closed tablet directory, without changing anything.",
     )
     parser.add_argument("path", type=Path, help="STORE/<table>/<tablet>, or one of its epochs")

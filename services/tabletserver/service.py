@@ -1,13 +1,22 @@
-"""A tablet server on the store it is given, without its process: what a simulation runs too."""
+"""`percolator serve tabletserver`: a tablet server on its store root.
+
+A simulation runs `tablet_server` on a store of its own, without the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, closing
 from functools import partial
 
+from percolator.services.chassis import descriptors
 from percolator.services.chassis.host import Host
+from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.settings.loading import load
+from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.tabletserver import dump
 from percolator.services.tabletserver.collecting import Collecting
 from percolator.services.tabletserver.disk_space import DiskSpace
 from percolator.services.tabletserver.drain import hand_over
@@ -16,10 +25,15 @@ from percolator.services.tabletserver.metrics import TabletServerMetrics
 from percolator.services.tabletserver.oracle_word import OracleWord
 from percolator.services.tabletserver.primaries_elsewhere import PrimariesElsewhere
 from percolator.services.tabletserver.settings import TabletServerSettings
-from percolator.services.tabletserver.tablet_store import TabletStore
+from percolator.services.tabletserver.store_root import open_store_root
+from percolator.services.tabletserver.tablet_store import Budget, SharedDirectoryStore, TabletStore
 from percolator.services.tabletserver.tablets import Tablets
 from percolator.tablet.memory.timestamp_guard import TimestampGuard
 from percolator.v1 import tabletserver_pb2
+from percolator.v1.cluster_pb2 import ServiceKind
+
+SLOW_THREADS_MAX = 32
+"""Databases that are opened, flushed or compacted at once, when others are stuck."""
 
 
 @asynccontextmanager
@@ -87,3 +101,32 @@ async def tablet_server(
         await tablets.close_all()
         await primaries.close()
         await oracle.close()
+
+
+@asynccontextmanager
+async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]]:
+    """A tablet server on its store root, without any tablets yet."""
+    settings = host.settings
+    root = await open_store_root(host.files, settings, host.cluster_id, host.log)
+    budget = Budget(
+        settings.write_buffers_bytes, settings.block_caches_bytes, descriptors.raise_limit()
+    )
+    number = settings.write_threads
+    # Each with threads of its own, so that a call that is stuck holds up nothing else. Several for
+    # takeovers: the tablets of a dead server are taken over concurrently, each in order.
+    with (
+        closing(RealFiles("takeovers", threads=number)) as files,
+        closing(RealFiles("owned")) as owned,
+        DiskThreads(number, "slow", threads_max=SLOW_THREADS_MAX, share_max=1) as slow,
+        DiskThreads(number, "leveldb") as threads,
+    ):
+        store = SharedDirectoryStore(files, root, threads, owned=owned, slow=slow, budget=budget)
+        async with tablet_server(host, store) as exposed:
+            yield exposed
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`percolator serve tabletserver`: returns the exit code."""
+    if arguments[:1] == ["dump"]:
+        return dump.main(arguments[1:])
+    return run(load(TabletServerSettings, arguments), ServiceKind.SERVICE_KIND_TABLET_SERVER, build)

@@ -112,9 +112,9 @@ def test_the_environment_may_name_the_emulator_but_not_that_of_another_cluster(
 def test_an_oracle_of_another_cluster_is_refused(store: str, tmp_path: Path) -> None:
     other = f"{store}b"
     with cluster_on(other, tmp_path / "other"), cluster_on(store, tmp_path / "one") as cluster:
-        command = ["percolator.services.oracle", "--store", other, "--masters", cluster.address]
+        command = ["serve", "oracle", "--store", other, "--masters", cluster.address]
         called = subprocess.run(
-            [sys.executable, "-m", *command, "--listen", "127.0.0.1:0"],
+            [sys.executable, "-m", "percolator.cli", *command, "--listen", "127.0.0.1:0"],
             cwd=ROOT,
             capture_output=True,
             text=True,

@@ -1,11 +1,12 @@
 """The wall clock of a pretended host, which can be set wrong while its processes run.
 
-    python -m tests.chaos.host_clock [ARGUMENT...] --program=MODULE --host-clock=FILE
+    python -m tests.chaos.host_clock [ARGUMENT...] --program=PROGRAM --host-clock=FILE
 
-runs the module with the other arguments. `MachineClock`, which is all that the product knows of the
-time of day, shows it with what the file says added. The monotonic clock stays right, as it does
-when someone sets the time of a machine. So does `time.time`: gRPC subtracts it from deadlines for
-which its C core has read the machine's clock itself.
+runs a service, or a module that stands in for one, with the other arguments. `MachineClock`, which
+is all that the product knows of the time of day, shows it with what the file says added. The
+monotonic clock stays right, as it does when someone sets the time of a machine. So does
+`time.time`: gRPC subtracts it from deadlines for which its C core has read the machine's clock
+itself.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import struct
 import sys
 import time
 from pathlib import Path
+
+from percolator.services.serve import SERVICES, main
 
 _FORMAT = struct.Struct("<q")
 
@@ -54,4 +57,7 @@ def _taken(name: str) -> str:
 
 if __name__ == "__main__":
     live_by(Path(_taken("host-clock")))
-    runpy.run_module(_taken("program"), run_name="__main__", alter_sys=True)
+    program = _taken("program")
+    if program in SERVICES:
+        sys.exit(main([program, *sys.argv[1:]]))
+    runpy.run_module(program, run_name="__main__", alter_sys=True)

@@ -21,8 +21,8 @@ import plyvel
 
 from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.settings.loading import load
-from percolator.services.tabletserver.__main__ import build
 from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
+from percolator.services.tabletserver.service import build
 from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.world import Random

@@ -98,14 +98,14 @@ def _cluster(
     clocks: list[HostClock],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LocalCluster]:
-    def program(name: str, module: str) -> list[str]:
+    def program(name: str, service: str) -> list[str]:
         own = ["--write-buffers-bytes", str(WRITE_BUFFERS_BYTES)]
-        if module == "percolator.services.tabletserver":
-            module, more = "tests.chaos.tablet_server", own
+        if service == "tabletserver":
+            run, more = "tests.chaos.tablet_server", own
         else:
-            more = []
+            run, more = service, []
         clock = clocks[cluster.host_of[name]].file
-        return ["tests.chaos.host_clock", *more, f"--program={module}", f"--host-clock={clock}"]
+        return ["tests.chaos.host_clock", *more, f"--program={run}", f"--host-clock={clock}"]
 
     monkeypatch.setenv(FILE_VARIABLE, str(exports))
     data = tmp_path / "cluster"

@@ -12,11 +12,12 @@ import runpy
 import shlex
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from percolator.cli.app import app
+from percolator.services.serve import SERVICES
 from tests.command_line import CliRunner
 from tests.documents.blocks import ROOT
 
@@ -64,6 +65,8 @@ def _look(words: list[str]) -> str:
     if name == "make":
         unknown = {word for word in arguments if "=" not in word} - _targets()
         return f"no such target: {', '.join(sorted(unknown))}" if unknown else ""
+    if name == "percolator" and arguments[:1] == ["serve"]:
+        return _service(*arguments[1:])
     if name == "percolator":
         return _parse(arguments)
     if name == "python" and arguments[0] == "-m":
@@ -91,17 +94,40 @@ def _parse(arguments: list[str]) -> str:
 def _module(name: str, arguments: list[str]) -> str:
     if importlib.util.find_spec(name) is None:
         return "no such module"
+
+    def run() -> None:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+    return _unknown_options(name, arguments, run)
+
+
+def _service(name: str = "", *arguments: str) -> str:
+    if name in ("SERVICE", "--help"):
+        return ""  # any of them, or all
+    if name not in SERVICES:
+        return f"no such service: {name}"
+    main = importlib.import_module(f"percolator.services.{name}.service").main
+    return _unknown_options(name, arguments, lambda: sys.exit(main(sys.argv[1:])))
+
+
+def _unknown_options(name: str, arguments: Sequence[str], run: Callable[[], None]) -> str:
     given = {word.partition("=")[0] for word in arguments if word.startswith("--")}
     if not given:
         return ""
-    told = _help(name, *itertools.takewhile(lambda word: word not in given, arguments))
-    unknown = sorted(option for option in given if not re.search(f"{option}(?![a-z-])", told))
-    return f"no such option: {', '.join(unknown)}" if unknown else ""
+    words = [name, *itertools.takewhile(lambda word: word not in given, arguments), "--help"]
+    key = " ".join(words)
+    if key not in _told:
+        _told[key] = _printed(words, run)
+    unknown = [one for one in given if not re.search(f"{one}(?![a-z-])", _told[key])]
+    return f"no such option: {', '.join(sorted(unknown))}" if unknown else ""
 
 
-@functools.cache
-def _help(name: str, *words: str) -> str:
-    """The output of `python -m NAME WORDS --help`, run in this process: its imports are cached."""
+_told: dict[str, str] = {}
+"""The help of a program, by its command."""
+
+
+def _printed(words: list[str], run: Callable[[], None]) -> str:
+    """The output of a program that is run in this process: its imports are cached."""
     told = io.StringIO()
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -110,10 +136,10 @@ def _help(name: str, *words: str) -> str:
     ):
         warnings.simplefilter("ignore", RuntimeWarning)  # it was imported before: no harm
         patch.setenv("COLUMNS", "200")
-        patch.setattr(sys, "argv", [name, *words, "--help"])
+        patch.setattr(sys, "argv", words)
         try:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
+            run()
         except SystemExit as ended:
             if ended.code:
-                raise AssertionError(f"python -m {name} --help: exit code {ended.code}") from None
+                raise AssertionError(f"{' '.join(words)}: exit code {ended.code}") from None
     return told.getvalue()

@@ -76,8 +76,11 @@ def test_commands_that_are_named_in_the_text_exist_with_their_options() -> None:
         ("make test-spark SEEDS=1", ""),
         ("percolator tablets slpit 7", "No such command"),
         ("percolator tablets split 7 --rows g", "No such option"),
-        ("python -m percolator.services.worker --master host:7100", "no such option: --master"),
-        ("python -m services.missing", "no such module"),
+        ("percolator serve worker --master host:7100", "no such option: --master"),
+        ("percolator serve worker --masters host:7100", ""),
+        ("percolator serve clerk", "no such service: clerk"),
+        ("percolator serve tabletserver dump PATH --jsno", "no such option: --jsno"),
+        ("python -m examples.missing", "no such module"),
         ("percolate", "not a command"),
     ],
 )

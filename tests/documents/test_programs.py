@@ -152,8 +152,8 @@ class Overdrafts:
         self.commands = {
             "percolator worker": ["-m", "percolator.cli", "worker"],
             # As compose.yaml and `percolator dev` start it.
-            "percolator.services.worker": [
-                *("-m", "percolator.services.worker", "--masters", cluster.address),
+            "percolator serve worker": [
+                *("-m", "percolator.cli", "serve", "worker", "--masters", cluster.address),
                 *("--listen", "127.0.0.1:0", "--metrics-listen="),
             ],
         }
@@ -229,12 +229,12 @@ def db(cluster: LocalCluster) -> Iterator[percolator.Database]:
 
 RUNNING = {
     "percolator worker": "running flag of accounts",
-    "percolator.services.worker": "running an observer",
+    "percolator serve worker": "running an observer",
 }
 
 
 @pytest.mark.timeout(3 * SECONDS_MAX)
-@pytest.mark.parametrize("kind", ["percolator worker", "percolator.services.worker"])
+@pytest.mark.parametrize("kind", ["percolator worker", "percolator serve worker"])
 @pytest.mark.parametrize("order", ["worker before table", "worker after data", "two workers"])
 def test_an_observer_handles_everything_in_whatever_order_programs_start(
     overdrafts: Overdrafts, db: percolator.Database, kind: str, order: str
@@ -268,9 +268,7 @@ def test_a_worker_that_is_killed_during_the_backfill_is_followed_by_another(
     worker.kill()
     worker.wait()
     assert len(overdrafts.overdrawn(db)) < ROWS_BEFORE, "the worker was killed too late"
-    overdrafts.start_worker(
-        "percolator.services.worker", until=RUNNING["percolator.services.worker"]
-    )
+    overdrafts.start_worker("percolator serve worker", until=RUNNING["percolator serve worker"])
     overdrafts.wait()
     assert len(overdrafts.overdrawn(db)) == ROWS_BEFORE + 2
 

@@ -11,7 +11,7 @@ from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.serving.rpc import Exposed
 from percolator.services.chassis.settings.loading import load
-from percolator.services.oracle.__main__ import build
+from percolator.services.oracle.service import build
 from percolator.services.oracle.settings import OracleSettings
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.world import MachineClock

@@ -31,7 +31,7 @@ class TabletServer:
         self.store = store
         self.process = ServiceProcess(
             name,
-            "percolator.services.tabletserver",
+            "tabletserver",
             ["--store", str(store), *flags],
             logs=directory,
             run=directory,

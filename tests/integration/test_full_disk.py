@@ -23,9 +23,11 @@ SECONDS = 30.0
 WRONG = 3
 
 
-def all_in_reserve(name: str, module: str) -> Sequence[str]:
+def all_in_reserve(name: str, service: str) -> Sequence[str]:
     """The first tablet server keeps more in reserve than any disk has."""
-    return (module, "--disk-reserve-bytes", str(10**15)) if name == "tabletserver-1" else (module,)
+    return (
+        (service, "--disk-reserve-bytes", str(10**15)) if name == "tabletserver-1" else (service,)
+    )
 
 
 @pytest.fixture(name="cluster")

@@ -64,7 +64,7 @@ async def test_a_port_may_be_given_to_another_kind_of_server_at_once(
     gateway.kill()
     successor = ServiceProcess(
         "successor",
-        "percolator.services.lockservice",
+        "lockservice",
         ["--masters", cluster.address],
         logs=tmp_path,
         run=tmp_path,

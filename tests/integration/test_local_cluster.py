@@ -89,9 +89,7 @@ def test_whatever_the_umask_a_cluster_and_its_exports_are_for_their_owner_only(
 
 def test_while_a_process_is_dead_no_other_one_gets_its_ports(tmp_path: Path) -> None:
     arguments = ["--store", str(tmp_path / "store")]
-    master = ServiceProcess(
-        "master", "percolator.services.master", arguments, logs=tmp_path, run=tmp_path
-    )
+    master = ServiceProcess("master", "master", arguments, logs=tmp_path, run=tmp_path)
     master.start()
     try:
         before = master.wait_ready(START_SECONDS)
@@ -113,9 +111,7 @@ def test_a_start_is_waited_for_while_the_process_works_and_no_longer(
 ) -> None:
     monkeypatch.setattr(process_module, "TELL_SECONDS", 0.05)
     arguments = ["--store", str(tmp_path / "store")]
-    master = ServiceProcess(
-        "master", "percolator.services.master", arguments, logs=tmp_path, run=tmp_path
-    )
+    master = ServiceProcess("master", "master", arguments, logs=tmp_path, run=tmp_path)
     master.start()
     master.pause()
     said: list[str] = []
@@ -148,13 +144,19 @@ def test_services_of_one_cluster_refuse_the_store_of_another(
     stopped: Stopped, tmp_path: Path
 ) -> None:
     arguments = ["--store", str(tmp_path / "store")]
-    master = ServiceProcess(
-        "master", "percolator.services.master", arguments, logs=tmp_path, run=tmp_path
-    )
+    master = ServiceProcess("master", "master", arguments, logs=tmp_path, run=tmp_path)
     master.start()
     try:
         address = master.wait_ready(START_SECONDS).address
-        command = [sys.executable, "-m", "percolator.services.oracle", "--listen", "127.0.0.1:0"]
+        command = [
+            sys.executable,
+            "-m",
+            "percolator.cli",
+            "serve",
+            "oracle",
+            "--listen",
+            "127.0.0.1:0",
+        ]
         command += ["--metrics-listen", "", "--masters", address]
         command += ["--store", str(stopped.data / "store")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=30)
@@ -169,7 +171,8 @@ def test_killing_the_launcher_leaves_no_orphans(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "percolator.services.local",
+        "percolator.cli",
+        "dev",
         "--data",
         str(tmp_path),
         "--port",
@@ -190,7 +193,7 @@ def test_killing_the_launcher_leaves_no_orphans(tmp_path: Path) -> None:
 
 
 def test_a_detached_cluster_is_stopped_by_down(tmp_path: Path) -> None:
-    base = [sys.executable, "-m", "percolator.services.local"]
+    base = [sys.executable, "-m", "percolator.cli", "dev"]
     up = [*base, "--data", str(tmp_path), "--port", "0", "--tablet-servers", "0", "--detach"]
     started = subprocess.run(up, check=True, capture_output=True, text=True, timeout=40)
     state: Any = running(tmp_path)
@@ -211,7 +214,8 @@ def test_the_reason_why_a_detached_cluster_did_not_start_is_one_line(tmp_path: P
     command = [
         sys.executable,
         "-m",
-        "percolator.services.local",
+        "percolator.cli",
+        "dev",
         "--data",
         str(tmp_path),
         "--port",

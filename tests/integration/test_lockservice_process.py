@@ -40,9 +40,7 @@ def longest_ttl_seconds() -> float:
 @pytest.fixture
 def service(tmp_path: Path, longest_ttl_seconds: float) -> Iterator[ServiceProcess]:
     arguments = ["--ttl-milliseconds-max", str(round(longest_ttl_seconds * 1000))]
-    process = ServiceProcess(
-        "lockservice", "percolator.services.lockservice", arguments, logs=tmp_path, run=tmp_path
-    )
+    process = ServiceProcess("lockservice", "lockservice", arguments, logs=tmp_path, run=tmp_path)
     process.start()
     process.wait_ready(START_SECONDS)
     yield process

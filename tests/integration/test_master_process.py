@@ -32,9 +32,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     started: list[ServiceProcess] = []
 
     def start_one(name: str, *arguments: str) -> ServiceProcess:
-        process = ServiceProcess(
-            name, f"services.{name}", list(arguments), logs=tmp_path, run=tmp_path
-        )
+        process = ServiceProcess(name, name, list(arguments), logs=tmp_path, run=tmp_path)
         process.start()
         started.append(process)
         process.wait_ready(START_SECONDS)
@@ -114,7 +112,9 @@ def test_an_unusable_store_root_is_one_line_and_exit_code_2(
     command = [
         sys.executable,
         "-m",
-        "percolator.services.master",
+        "percolator.cli",
+        "serve",
+        "master",
         "--store",
         str(store),
         "--log-format=json",
@@ -128,7 +128,7 @@ def test_an_unusable_store_root_is_one_line_and_exit_code_2(
 
 
 def test_a_master_does_not_accept_addresses_of_masters(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "percolator.services.master", "--store", str(tmp_path)]
+    command = [sys.executable, "-m", "percolator.cli", "serve", "master", "--store", str(tmp_path)]
     command += ["--masters", "localhost:7100"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
     assert done.returncode == 2

@@ -29,11 +29,9 @@ pytestmark = pytest.mark.integration
 READY_SECONDS = 30.0
 
 
-def oracle_process(
-    directory: Path, *arguments: str, module: str = "percolator.services.oracle"
-) -> ServiceProcess:
+def oracle_process(directory: Path, *arguments: str, program: str = "oracle") -> ServiceProcess:
     arguments = ("--store", str(directory / "store"), *arguments)
-    return ServiceProcess("oracle", module, list(arguments), logs=directory, run=directory)
+    return ServiceProcess("oracle", program, list(arguments), logs=directory, run=directory)
 
 
 @contextmanager
@@ -55,7 +53,7 @@ def refused_start(directory: Path) -> str:
     """The last line of an oracle that refuses to start: what is wrong."""
     arguments = ["--store", str(directory / "store"), "--listen", "127.0.0.1:0"]
     ended = subprocess.run(
-        [sys.executable, "-m", "percolator.services.oracle", *arguments],
+        [sys.executable, "-m", "percolator.cli", "serve", "oracle", *arguments],
         capture_output=True,
         text=True,
         timeout=READY_SECONDS,
@@ -115,7 +113,7 @@ async def test_killed_under_load_with_the_clock_set_back_timestamps_still_increa
     tmp_path: Path,
 ) -> None:
     """`kill -9` three times. The first run's clock is two hours ahead of the others'."""
-    ahead = oracle_process(tmp_path, module="tests.integration.oracle_with_clock_ahead")
+    ahead = oracle_process(tmp_path, program="tests.integration.oracle_with_clock_ahead")
     later = oracle_process(tmp_path)
     ahead.start()
     later.listen_on(ahead.wait_ready(READY_SECONDS).address)
@@ -161,9 +159,7 @@ def two_oracles(directory: Path) -> Iterator[tuple[ServiceProcess, ServiceProces
         own.mkdir()
         arguments = ["--store", str(directory / "store"), "--standby"]
         arguments += ["--leader-silence-seconds", "1"]
-        processes.append(
-            ServiceProcess("oracle", "percolator.services.oracle", arguments, logs=own, run=own)
-        )
+        processes.append(ServiceProcess("oracle", "oracle", arguments, logs=own, run=own))
     with running(processes[0]), running(processes[1]):
         yield processes[0], processes[1]
 

@@ -58,7 +58,16 @@ async def test_a_full_disk_refuses_writes_of_every_tablet_and_serves_reads(tmp_p
 
 
 def dump(path: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "percolator.services.tabletserver", "dump", str(path), *flags]
+    command = [
+        sys.executable,
+        "-m",
+        "percolator.cli",
+        "serve",
+        "tabletserver",
+        "dump",
+        str(path),
+        *flags,
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -116,7 +125,9 @@ def test_a_missing_store_root_is_one_line_and_exit_code_2(tmp_path: Path) -> Non
     command = [
         sys.executable,
         "-m",
-        "percolator.services.tabletserver",
+        "percolator.cli",
+        "serve",
+        "tabletserver",
         "--store",
         str(tmp_path / "none"),
     ]

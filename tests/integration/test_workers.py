@@ -134,33 +134,22 @@ def test_a_worker_that_is_told_to_stop_drains_and_another_continues(
 
 
 @pytest.mark.parametrize(
-    ("module", "observers", "reason"),
+    ("served", "observers", "reason"),
     [
-        (
-            "percolator.services.worker",
-            "tests.integration.observed_orders:others",
-            "has another observer 'pack'",
-        ),
-        (
-            "percolator.services.worker",
-            "tests.integration.nothing:x",
-            "cannot be imported: ModuleNotFoundError",
-        ),
-        (
-            "percolator.cli",
-            "tests.integration.observed_orders:observer",
-            "did you mean 'observers'?",
-        ),
+        (True, "tests.integration.observed_orders:others", "has another observer 'pack'"),
+        (True, "tests.integration.nothing:x", "cannot be imported: ModuleNotFoundError"),
+        (False, "tests.integration.observed_orders:observer", "did you mean 'observers'?"),
     ],
 )
 def test_wrong_observers_are_reported_in_one_line_with_exit_code_2(
-    cluster: LocalCluster, db: Database, module: str, observers: str, reason: str
+    cluster: LocalCluster, db: Database, served: bool, observers: str, reason: str
 ) -> None:
-    if module == "percolator.services.worker":
-        arguments = ["--masters", cluster.address, "--listen", "127.0.0.1:0", "--metrics-listen="]
+    if served:
+        arguments = ["serve", "worker", "--masters", cluster.address]
+        arguments += ["--listen", "127.0.0.1:0", "--metrics-listen="]
     else:
         arguments = ["--address", cluster.address, "worker"]
-    command = [sys.executable, "-m", module, *arguments, "--observers", observers]
+    command = [sys.executable, "-m", "percolator.cli", *arguments, "--observers", observers]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS)
     assert ended.returncode == 2, ended.stderr
     assert reason in ended.stderr.splitlines()[-1]

@@ -1,5 +1,5 @@
 """The wheel built by `make wheel`, installed without extras: a client, and nothing that only
-services need."""
+services need; and with the extra `server`: every service."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from percolator.services.local.cluster import LocalCluster
+from percolator.services.serve import NEEDED, SERVICES
 from tests.packaging.conftest import ROOT, empty_environment
 
 pytestmark = pytest.mark.timeout(180)  # the first test fetches and installs
@@ -24,6 +25,7 @@ HERE = Path(__file__).parent
 MAY_NEED = {
     "percolator.spark": {"pyspark", "pyarrow"},
     "percolator.backup": {"pyarrow"},
+    "percolator.services": {*NEEDED, "cryptography"},
     "percolator.testing.pytest_plugin": {"pytest"},
 }
 """Modules that work only with the extra, or pytest, installed."""
@@ -35,6 +37,15 @@ def environment(wheel: Path, constraints: Path, tmp_path_factory: pytest.TempPat
     programs = empty_environment(tmp_path_factory.mktemp("environment"))
     pip = [str(programs / "pip"), "install", "--quiet", "--no-compile"]
     subprocess.run([*pip, "--constraint", str(constraints), str(wheel)], check=True)
+    return programs
+
+
+@pytest.fixture(scope="module")
+def with_services(wheel: Path, constraints: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new environment with the wheel and what its services need."""
+    programs = empty_environment(tmp_path_factory.mktemp("with_services"))
+    pip = [str(programs / "pip"), "install", "--quiet", "--no-compile"]
+    subprocess.run([*pip, "--constraint", str(constraints), f"{wheel}[server]"], check=True)
     return programs
 
 
@@ -64,8 +75,12 @@ def test_the_wheel_holds_the_library_and_the_services_and_nothing_else(wheel: Pa
         capture_output=True,
         text=True,
     ).stdout.split()
-    missing = [name for name in tracked if (ROOT / name).exists() and name not in names]
-    assert missing == []
+    expected = [
+        f"percolator/{name}" if name.startswith("services/") else name
+        for name in tracked
+        if (ROOT / name).exists()
+    ]
+    assert [name for name in expected if name not in names] == []
 
 
 def test_the_wheel_asks_for_what_a_client_needs(wheel: Path) -> None:
@@ -207,8 +222,8 @@ def test_what_needs_an_extra_says_which(environment: Path, cluster: LocalCluster
     "command",
     [
         ["percolator", "dev"],
-        ["python", "-m", "percolator.services.local"],
-        ["python", "-m", "percolator.services.oracle"],
+        ["percolator", "serve", "oracle"],
+        ["python", "-m", "percolator.cli", "serve", "oracle"],
     ],
 )
 def test_services_without_the_extra_say_what_to_install(
@@ -222,3 +237,74 @@ def test_services_without_the_extra_say_what_to_install(
     (line,) = done.stderr.splitlines()
     assert line.endswith("pip install 'percolator-store[server]'")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_project_with_a_package_called_services_runs_its_observers(
+    with_services: Path, tmp_path: Path
+) -> None:
+    """Services are `percolator.services`: the name `services` is the project's own."""
+    package = tmp_path / "services"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    shutil.copy(HERE / "watched_notes.py", package / "orders.py")
+    shutil.copy(HERE / "watched_notes.py", tmp_path)  # which program.py imports
+    shutil.copy(HERE / "program.py", tmp_path)
+    named = ["--observers", "services.orders:observers"]
+    options = ["--temporary", "--port", "0", "--tablet-servers", "1", "--gateways", "0"]
+
+    def started(*command: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [with_services / "percolator", *command, *named],
+            cwd=tmp_path,
+            env={"PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def heard(process: subprocess.Popen[str], awaited: str) -> str:
+        lines: list[str] = []
+        for line in process.stderr or ():
+            lines.append(line)
+            if awaited in line:
+                return line
+        raise AssertionError("".join(lines))
+
+    launcher = started("dev", *options)
+    worker: subprocess.Popen[str] | None = None
+    try:
+        address = heard(launcher, "Percolator runs at").split()[3].rstrip(".")
+        done = subprocess.run(
+            [with_services / "python", "program.py"],
+            cwd=tmp_path,
+            env={"PERCOLATOR_ADDRESS": address},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.splitlines() == ["one two", "conflict"]
+        heard(launcher, "worker runs its observers")
+        own = ["--masters", address, "--listen", "127.0.0.1:0", "--metrics-listen="]
+        worker = started("serve", "worker", *own)
+        heard(worker, "running an observer")
+        worker.send_signal(signal.SIGTERM)
+        _, said = worker.communicate(timeout=60)
+        assert worker.returncode == 0, said
+        launcher.send_signal(signal.SIGINT)
+        _, said = launcher.communicate(timeout=60)
+        assert launcher.returncode == 0, said
+    finally:
+        for process in filter(None, (worker, launcher)):
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_each_service_of_the_wheel_shows_its_options(with_services: Path, service: str) -> None:
+    done = subprocess.run(
+        [with_services / "percolator", "serve", service, "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.startswith(f"usage: percolator serve {service} [--SETTING VALUE ...]")

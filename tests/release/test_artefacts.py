@@ -44,7 +44,7 @@ def test_the_wheel_that_is_built_from_the_source_distribution_is_the_same(
     ("command", "printed"),
     [
         (["percolator", "--version"], VERSION),
-        (["python", "-m", "percolator.services.tabletserver", "--help"], "--listen"),
+        (["percolator", "serve", "tabletserver", "--help"], "--listen"),
         (["percolator", "dev", "--help"], "--temporary"),
     ],
 )

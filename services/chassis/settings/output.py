@@ -22,7 +22,7 @@ def help_text(kind: type[ServiceSettings]) -> str:
     """The text of --help: every setting with its meaning, unit and default."""
     prefix = f"PERCOLATOR_{kind.service.upper()}_"
     lines = [
-        f"usage: python -m services.{kind.service} [--SETTING VALUE ...]",
+        f"usage: percolator serve {kind.service} [--SETTING VALUE ...]",
         "",
         f"Each setting is a flag, an environment variable ({prefix}LISTEN) or a key of the TOML",
         "file; a flag wins over the environment, the environment over the file.",

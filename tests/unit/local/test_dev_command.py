@@ -7,7 +7,6 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 from typer.testing import Result
 
 from percolator.cli import app
-from percolator.cli import dev as dev_command
+from percolator.services import serve
 from percolator.services.local import launching, welcome
 from percolator.services.local.directory import Ownership, delete, running, write_state
 from percolator.services.local.process import LocalClusterError, ServiceProcess
@@ -96,23 +95,13 @@ def test_a_second_one_in_a_directory_says_how_to_stop_the_first(
     first.release()
 
 
-def test_what_the_server_needs_and_is_not_installed_is_named_with_the_extra(
+def test_without_what_the_services_need_it_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def without_leveldb(name: str) -> object:
-        if name == "plyvel":
-            raise PackageNotFoundError(name)
-        return object()
-
-    monkeypatch.setattr(dev_command, "distribution", without_leveldb)
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "plyvel" else name)
     assert refused("--temporary") == (
         "error: `percolator dev` needs plyvel: pip install 'percolator-store[server]'"
     )
-
-
-def test_an_installation_without_services_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dev_command, "GROUP", "no.such.group")
-    assert "install percolator-store again" in refused()
 
 
 def test_temporary_has_its_own_directory_and_its_own_end(here: Path) -> None:

@@ -1,9 +1,8 @@
-"""The lock service: which processes are alive, and which rows they work on."""
+"""`percolator serve lockservice`: which processes are alive, and which rows they work on."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
 from percolator.services.chassis.host import Host
@@ -28,5 +27,6 @@ async def build(host: Host[LockServiceSettings]) -> AsyncIterator[list[Exposed]]
     yield [Exposed(lockservice_pb2.DESCRIPTOR.services_by_name["LockService"], handler)]
 
 
-if __name__ == "__main__":
-    sys.exit(run(load(LockServiceSettings), ServiceKind.SERVICE_KIND_LOCK_SERVICE, build))
+def main(arguments: Sequence[str]) -> int:
+    """`percolator serve lockservice`: returns the exit code."""
+    return run(load(LockServiceSettings, arguments), ServiceKind.SERVICE_KIND_LOCK_SERVICE, build)
