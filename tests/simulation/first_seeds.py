@@ -17,6 +17,7 @@ FIRST_SEEDS = {
     "a part begins in a row whatever closed it": 2,
     "a range is cleared by a run that has lost it": 34,
     "a transaction counts as gone with its first lock": 166,
+    "a ttl becomes longer while expired cells are deleted": 27,
     "abort not primary first": 7,
     "acknowledgement collected although its cell is there": 2,
     "all locks but one are enough": 9,

@@ -235,6 +235,15 @@ BUGS = (
         )
         for plant in table_bugs.DROPS
     ),
+    Bug(
+        table_bugs.a_silent_owner_is_taken_for_gone,
+        (Kind.UNHEARD,),
+        workload="recreations",
+        with_master=True,
+        one_round_share=0.5,
+        lone_strike_seconds=4.0,
+        is_quickly_caught=True,
+    ),
     *(
         Bug(
             plant,
@@ -270,6 +279,12 @@ BUGS = (
         workload="changing ttls",
         with_master=True,
         seeds_max=100,
+    ),
+    Bug(
+        expiry_bugs.a_ttl_becomes_longer_while_expired_cells_are_deleted,
+        workload="changing ttls",
+        with_master=True,
+        seeds_max=150,
     ),
     *(
         Bug(plant, kinds, workload="loads", is_quickly_caught=quickly)

@@ -15,10 +15,11 @@ from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.tablet.collection.collection import _WalkOfVersions
-from percolator.tablet.lifetimes import Lifetimes
+from percolator.tablet.lifetimes import Lifetimes, Ttls
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.point_reads import PointReads
 from percolator.tablet.reading.scan_page import ScanPage
+from percolator.tablet.upkeep import Upkeep
 from percolator.timestamps import is_expired
 from percolator.v1.cells_pb2 import Cell
 from tests.simulation.planted_collection_bugs import collect_eagerly
@@ -103,6 +104,32 @@ def readers_do_not_notice_that_a_ttl_has_become_shorter(patch: Patch) -> None:
     """What they have seen under the longer one is collected before they have read it."""
     patch.setattr(TabletState, "require_lifetimes", lambda self, lifetimes: None)
     _read_slowly(patch)
+
+
+def a_ttl_becomes_longer_while_expired_cells_are_deleted(patch: Patch) -> None:
+    """A reader goes by it at once. It finds the record of a value that is gone a moment later."""
+    correct = Upkeep._follow_schema
+
+    async def wrong(self: Upkeep, schema_version: int, *, change_feed: bool, ttls: Ttls) -> None:
+        state = self._state
+        if schema_version > state.schema_version and ttls != state.lifetimes.ttls:
+            state.lifetimes = Lifetimes(ttls)
+        await correct(self, schema_version, change_feed=change_feed, ttls=ttls)
+
+    patch.setattr(Upkeep, "_follow_schema", wrong)
+    _read_slowly(patch)
+    _sweep_slowly(patch)
+
+
+def _sweep_slowly(patch: Patch) -> None:
+    """The disk takes long for deletions. Otherwise nothing happens meanwhile."""
+    correct = TabletState.write
+
+    async def write(self: TabletState, batch: object) -> None:
+        await asyncio.sleep(0.1)
+        await correct(self, batch)
+
+    patch.setattr(TabletState, "write", write)
 
 
 def _read_slowly(patch: Patch) -> None:

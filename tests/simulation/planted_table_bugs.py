@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -10,11 +11,15 @@ import pytest
 
 from percolator.aio.moment import Moment
 from percolator.routing.table_info import TableInfo
+from percolator.services.chassis.store.epoch_directory import EpochDirectory
 from percolator.services.master.map.cluster_map import Tablet
 from percolator.services.master.table_changes import TableChanges
 from percolator.services.master.tablets.assignment import Assignment
 from percolator.services.master.tablets.tables import Tables
+from percolator.services.tabletserver.tablet_store import Ancestry
+from percolator.tablet.identity import TabletIdentity
 from percolator.v1 import master_pb2 as pb
+from tests.simulation.tablet_store import SimulatedTabletStore
 
 Patch = pytest.MonkeyPatch
 
@@ -79,9 +84,25 @@ def a_silent_owner_is_taken_for_gone(patch: Patch) -> None:
     correct = Assignment.is_taken_over
 
     def wrong(self: Assignment, tablet: Tablet) -> bool:
-        return self._watch.is_dead(tablet.server_id) or correct(self, tablet)
+        alive = self._watch.alive()
+        return correct(self, tablet) or not any(tablet.tablet_id in one.reported for one in alive)
 
     patch.setattr(Assignment, "is_taken_over", wrong)
+    take_over_slowly(patch)
+
+
+def take_over_slowly(patch: Patch) -> None:
+    """The next owner waits for the store, and the former one serves until then. Otherwise there is
+    hardly any time in which it could be used."""
+    correct = SimulatedTabletStore.take_over
+
+    async def slowly(
+        self: SimulatedTabletStore, tablet: TabletIdentity, ancestry: Ancestry
+    ) -> EpochDirectory:
+        await asyncio.sleep(1.5)
+        return await correct(self, tablet, ancestry)
+
+    patch.setattr(SimulatedTabletStore, "take_over", slowly)
 
 
 def report_of_an_earlier_epoch_confirms_a_drop(patch: Patch) -> None:
@@ -100,8 +121,6 @@ DROPS: tuple[Callable[[Patch], None], ...] = (
     creation_does_not_wait_for_the_former_table,
     report_of_an_earlier_epoch_confirms_a_drop,
 )
-"""`a_silent_owner_is_taken_for_gone` shows only until the next owner has opened the tablet. It is
-planted in `tests/unit/master/test_changes_of_tables.py`."""
 
 ALL: tuple[Callable[[Patch], None], ...] = (
     name_looked_up_at_each_call,
