@@ -160,9 +160,8 @@ class SharedTransaction(Awaits):
             self._end(_BY_ANOTHER)
             raise
         except PercolatorError as problem:
-            # Not executed, and never to be: unless a marker says so, a late copy might still
-            # arrive.
-            commit = await self._abort_after(problem, deadline)
+            # Unless a marker says that it is never to be executed, a late copy might still be.
+            commit = await self._abort_after(self._whole, problem, deadline)
             if not commit:
                 raise
         self._end("has committed")
@@ -203,9 +202,9 @@ class SharedTransaction(Awaits):
             except UsageError:
                 return  # servers of an older release do not know of this
 
-    async def _abort_after(self, problem: PercolatorError, deadline: float) -> int:
+    async def _abort_after(self, whole: Whole, problem: PercolatorError, deadline: float) -> int:
         """Rolls it back because its commit has failed. Returns the commit timestamp if it turns out
-        to be committed."""
+        to be committed. Raises `OutcomeUnknown` if it may still be."""
         try:
             return await self._abort(max(deadline, self._engine.now() + ROLLBACK_SECONDS))
         except OtherDriverCommitted:
@@ -213,6 +212,8 @@ class SharedTransaction(Awaits):
         except PercolatorError as second:
             # The first problem is the cause, and may well be why this one failed.
             if not self._ended:
+                if whole.is_out:
+                    raise whole.unknown(second) from problem
                 problem.add_note(f"the shared transaction could not be rolled back: {second}")
             return 0
 

@@ -6,6 +6,10 @@ the group is unanswered, the only way on is the same group again: with another t
 the transaction could end up at two. The one exception is as for other transactions: a part that a
 reader has pushed above the timestamp can never be committed at it, and so neither can the group.
 
+Even if the answer is that the group was not executed, a copy of it may arrive late, at a server
+that has the tablet by then. So once it was sent, only a durable marker, on the transaction or on
+one of the parts, proves that they are not committed.
+
 That the transaction is closed as committed says only that some driver has committed it. This one
 has succeeded if each of the parts that it has named is committed.
 """
@@ -64,25 +68,32 @@ class Whole:
         self._commit = 0
         self._sent = False
         """A commit was sent, and it is not known whether it was applied."""
+        self.is_out = False
+        """A commit was sent, and a copy of it may still be executed, whatever was answered."""
 
     async def commit(self, deadline: float) -> int:
         """Returns the commit timestamp. Raises `ConflictError` when the transaction was rolled
         back, `OtherDriverCommitted` when it was committed without a part of these, and
-        `OutcomeUnknown` when it is not known; then this may be called again."""
+        `OutcomeUnknown` when it is not known; then this may be called again. After any other error,
+        too, it may still be committed if `is_out`, until a marker is durable."""
         try:
             commit = await self._reach(deadline)
         except PercolatorError as problem:
             if not self._sent or isinstance(problem, ConflictError | OtherDriverCommitted):
                 raise
-            raise OutcomeUnknown(
-                f"could not find out whether the shared transaction has committed: {problem}",
-                start_timestamp=self._parts[0].start,
-                primary=self._job.primary_of(self._parts[0]),
-            ) from problem
-        self._sent = False
+            raise self.unknown(problem) from problem
+        self._sent = self.is_out = False
         for part in self._parts:
             self._env.verdicts.put(part.start, commit)
         return commit
+
+    def unknown(self, problem: PercolatorError) -> OutcomeUnknown:
+        """The error for a caller who cannot be told the outcome because of this problem."""
+        return OutcomeUnknown(
+            f"could not find out whether the shared transaction has committed: {problem}",
+            start_timestamp=self._parts[0].start,
+            primary=self._job.primary_of(self._parts[0]),
+        )
 
     async def _reach(self, deadline: float) -> int:
         env = self._env
@@ -94,6 +105,7 @@ class Whole:
                 self._commit = commit
             commit = self._commit
             sent_before, self._sent = self._sent, True
+            self.is_out = True
             try:
                 answers = await self._groups.mutate_together(
                     self._job.table_id, self._steps(commit), deadline
@@ -118,7 +130,8 @@ class Whole:
             if lost is not None:
                 return await self._give_up(lost, deadline)
             # A part was pushed above the timestamp: nothing that was sent can still be applied.
-            self._sent, self._commit = False, 0
+            self._sent = self.is_out = False
+            self._commit = 0
             if not await backoff.pause(deadline):
                 raise DeadlineExceeded(
                     "readers kept pushing the shared transaction's commit timestamp until the "
@@ -169,7 +182,7 @@ class Whole:
     def _require_open(self, answer: Answer) -> None:
         """Raises if the transaction was rolled back, or if sending this again is useless."""
         if isinstance(answer, Refused):
-            self._sent = False
+            self._sent = self.is_out = False
             raise ConflictError(
                 "the shared transaction was rolled back: none of it is committed",
                 cell=CellAddress(self._job.table_id, self._job.row, CLOSED),
@@ -203,7 +216,7 @@ class Whole:
             self._sent = True
             await require_committed(self._env, self._job, self._parts, commit, deadline)
             return commit
-        self._sent = False
+        self._sent = self.is_out = False
         raise ConflictError(
             f"a part of the shared transaction (begun at {lost.start}) was presumed dead, or "
             "replaced by a later attempt, and rolled back: none of it is committed",

@@ -47,9 +47,12 @@ _REPLACES = 0.2
 """The share of jobs that delete all rows that they do not write."""
 _DUPLICATES = 0.05
 """The share of jobs of which two tasks write the same row."""
+_SHORT_SECONDS = 0.3
+"""How long an impatient driver tries to commit."""
 _ONLY_CHANGES = 0.4
 """The share of attempts that leave rows as they are that have their values already."""
 
+_LEFT = "was left to expire"
 _CLOSED = ("has committed", "was rolled back")
 
 Writes = dict[bytes, bytes | None]
@@ -208,14 +211,20 @@ class Jobs(Workload):
         session.note_parts(recorded.record.start_ts, starts)
         recorded.commit_called()
         receipts = [result.receipt for result in results]
+        timeout = _SHORT_SECONDS if session.random.random() < 0.3 else None
         try:
-            commit = await whole.commit(receipts)
+            commit = await whole.commit(receipts, timeout=timeout)
         except OutcomeUnknown as error:
             recorded.unknown()
             if session.random.random() < 0.5:
                 await session.resolved(recorded, error)
         except ConflictError:
             recorded.aborted()
+        except PercolatorError:
+            recorded.aborted()
+            if session.random.random() < 0.5:
+                whole._end(_LEFT)  # a program that goes on to something else
+            raise
         else:
             # Only now: before a rollback, others may have committed what it was to keep.
             for _, writes, kept in results:
@@ -252,7 +261,7 @@ class Jobs(Workload):
             commit = await whole.abort()
         except PercolatorError as error:
             session.expect(error)
-            whole._end("was left to expire")
+            whole._end(_LEFT)
             return
         if called:
             session.claim(recorded, committed=commit is not None)

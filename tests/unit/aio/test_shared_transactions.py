@@ -14,12 +14,15 @@ from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
     InvalidArgument,
+    NotReady,
     OtherDriverCommitted,
     OutcomeUnknown,
     SchemaError,
     UsageError,
 )
+from percolator.protocol.shared.rolling_back import roll_back_part
 from percolator.protocol.shared.whole import Whole
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import (
     ROWS,
     TTL_SECONDS,
@@ -28,7 +31,7 @@ from tests.unit.aio.shared_attempts import (
     share_of,
     values_of,
 )
-from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected
+from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected, connected_to
 
 on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
@@ -261,6 +264,66 @@ async def test_a_commit_without_an_answer_may_be_repeated() -> None:
         cluster.answers_lost = False
         assert await whole.commit(receipts)
         assert await values_of(db) == {"ann": 1, "bob": 1}
+
+
+class Refusing(Cluster):
+    """A server that does not have the tablet of the parts yet, and that loses markers."""
+
+    refused: pb.MutateTogetherRequest | None = None
+    refuses = False
+
+    async def mutate_together(self, request: pb.MutateTogetherRequest) -> pb.MutateTogetherResponse:
+        if self.refuses:
+            self.refused = request
+            raise NotReady("the tablet is not served here")
+        return await super().mutate_together(request)
+
+
+async def test_a_refused_commit_whose_rollback_fails_may_be_committed_by_a_late_copy() -> None:
+    async with connected_to(Refusing) as (db, cluster):
+        async with db.shared_transaction(timeout=1.0) as whole:
+            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+            cluster.refuses = cluster.silent = True
+            with pytest.raises(OutcomeUnknown) as unknown:
+                await whole.commit([receipt])
+            assert isinstance(unknown.value.__cause__, NotReady)
+            cluster.refuses = cluster.silent = False
+            assert cluster.refused is not None
+            await cluster.mutate_together(cluster.refused)
+            assert await whole.commit([receipt])
+        assert await values_of(db) == {"ann": 1}
+
+
+async def test_a_refused_commit_that_was_rolled_back_raises_its_cause() -> None:
+    async with connected_to(Refusing) as (db, cluster):
+        async with db.shared_transaction(timeout=1.0) as whole:
+            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+            cluster.refuses = True
+            with pytest.raises(NotReady):
+                await whole.commit([receipt])
+            cluster.refuses = False
+            assert cluster.refused is not None
+            await cluster.mutate_together(cluster.refused)
+        assert await values_of(db) == {}
+
+
+@on_both_engines
+async def test_a_commit_that_lost_to_a_marker_is_no_unknown_outcome_if_its_rollback_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def late(*_: object) -> int:
+        raise DeadlineExceeded("no answer in time")
+
+    async with connected() as (db, _), db.shared_transaction(timeout=1.0) as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        (part,) = receipt.parts
+        engine = db.internal.engine
+        primary = whole.ticket.job.primary_of(part)
+        assert not await roll_back_part(engine.env, primary, part.start, engine.now() + 1.0)
+        with monkeypatch.context() as patch:
+            patch.setattr("percolator.aio.shared.roll_back_all", late)
+            with pytest.raises(ConflictError, match="none of it is committed"):
+                await whole.commit([receipt])
 
 
 @on_both_engines
