@@ -72,6 +72,7 @@ FIRST_SEEDS = {
     "new owner forgets the safe point": 3,
     "newest version under a notification collected": 6,
     "no answer is taken for not executed": 6,
+    "no copy of a refused group is expected": 4,
     "no rollback marker": 3,
     "notification deleted before the run": 4,
     "one refusal for all joined steps": 56,

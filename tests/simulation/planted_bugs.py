@@ -364,6 +364,11 @@ BUGS = (
         for plant, kinds, quickly in shared_bugs.ALL
     ),
     Bug(
+        shared_bugs.no_copy_of_a_refused_group_is_expected,
+        workload="jobs",
+        network=NetworkFaults(duplicate=0.5),
+    ),
+    Bug(
         shared_bugs.a_driver_takes_the_commit_of_another_one_for_its_own,
         workload="deciders",
         with_master=True,

@@ -12,9 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from percolator.aio import shared
 from percolator.aio.shared import SharedTransaction
 from percolator.aio.tickets import Receipt
-from percolator.errors import CellAddress, PercolatorError, Retry
+from percolator.errors import CellAddress, NotReady, PercolatorError, Retry
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol import steps
 from percolator.protocol.met_lock import MetLock
@@ -31,11 +32,12 @@ from percolator.protocol.shared.whole import Whole
 from percolator.protocol.write_steps import Write
 from percolator.routing.cells import Answer, CellMutation, FoundCell
 from percolator.routing.router import Router
+from percolator.services.tabletserver.tablets import ServedTablet, Tablets
 from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.tablet.writing.mutations import CheckedMutation
 from percolator.tablet.writing.rolling_forward import RollingForward, _Fate, _Order
 from percolator.timestamps import Timestamp
-from percolator.v1.tabletserver_pb2 import Mutation
+from percolator.v1.tabletserver_pb2 import Mutation, TabletTarget
 from tests.simulation.per_seed import PerSeed
 from tests.simulation.scenario import Kind
 
@@ -205,6 +207,30 @@ def a_driver_takes_the_commit_of_another_one_for_its_own(patch: Patch) -> None:
 
     patch.setattr(whole, "require_committed", wrong)
     patch.setattr(rolling_back, "require_committed", wrong)
+
+
+def no_copy_of_a_refused_group_is_expected(patch: Patch) -> None:
+    """A copy arrives when the server has the tablet; the transaction was reported as aborted."""
+    never = property(lambda self: False, lambda self, is_out: None)
+    patch.setattr(Whole, "is_out", never, raising=False)
+    give_up_while_no_tablet_is_served(patch)
+
+
+def give_up_while_no_tablet_is_served(patch: Patch) -> None:
+    """Otherwise the marker is there before a copy arrives."""
+    correct = Tablets.serving
+
+    def deadline(self: SharedTransaction, timeout: float | None) -> float:
+        return self._engine.now() + 0.3
+
+    async def serving(self: Tablets, target: TabletTarget) -> ServedTablet:
+        if asyncio.get_running_loop().time() % 2.0 < 0.9:
+            raise NotReady("the tablet is about to be served")
+        return await correct(self, target)
+
+    patch.setattr(Tablets, "serving", serving)
+    patch.setattr(SharedTransaction, "_deadline", deadline)
+    patch.setattr(shared, "ROLLBACK_SECONDS", 0.1)
 
 
 def tablets_roll_any_lock_forward(patch: Patch) -> None:
