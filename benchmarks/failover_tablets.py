@@ -100,9 +100,9 @@ class Site:
                     for row in range(first, min(first + ROWS_PER_CALL, rows)):
                         batch.mutations.append(_written(location.range.start + b"/%06d" % row))
                     answer = await mutate(tablets.MutateRequest(batches=[batch]), SECONDS_MAX)
-                    for one in answer.batches[0].results:
-                        if one.outcome != tablets.OUTCOME_APPLIED:
-                            raise AssertionError(f"not written: {one}")
+                    (written,) = answer.batches
+                    if written.mutations != len(batch.mutations) or written.unapplied:
+                        raise AssertionError(f"not written: {written}")
 
         await asyncio.gather(*map(fill, await self.of_victim()))
 

@@ -155,7 +155,7 @@ class Bench:
             batch, deadline_seconds=self.clock.monotonic_seconds() + 10
         )
         result.SerializeToString()
-        if any(one.outcome != pb.OUTCOME_APPLIED for one in result.results):
+        if not result.mutations or result.unapplied:
             raise RuntimeError(f"not applied: {result}")
 
     async def read(self, request: bytes, found: int) -> None:

@@ -165,7 +165,7 @@ class Served:
             for result in response.batches:
                 _require(not result.HasField("error"), result.error.message)
                 _require(not result.unapplied, "a step was not applied")
-            applied = sum(result.steps for result in response.batches)
+            applied = sum(result.mutations for result in response.batches)
             _require(applied == len(chunk), f"applied {applied} of {len(chunk)} steps")
 
         return await self._measured(rows, batch, call)

@@ -217,7 +217,7 @@ class Reading(Scanning):
                 RowRead(
                     row=row,
                     columns=names or (),
-                    all_columns=names is None or bool(prefixes),
+                    all_columns=names is None,
                     timestamp=start,
                     column_prefixes=prefixes,
                 ),

@@ -197,10 +197,7 @@ class SharedTransaction(Awaits):
         commits = {part.start: commit for part in self._named}
         deadline = env.now() + env.limits.background_seconds
         for table_id in sorted(self._tables):
-            try:
-                await tell_of_commits(env, table_id, commits, deadline)
-            except UsageError:
-                return  # servers of an older release do not know of this
+            await tell_of_commits(env, table_id, commits, deadline)
 
     async def _abort_after(self, whole: Whole, problem: PercolatorError, deadline: float) -> int:
         """Rolls it back because its commit has failed. Returns the commit timestamp if it turns out

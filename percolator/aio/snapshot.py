@@ -90,7 +90,7 @@ class Snapshot(Reading):
         info = await self._info(table, deadline)
         read_at = self._start or await self._begin(deadline)
         names = None if columns is None else tuple(columns)
-        request = RangeRequest(info.table_id, start, end, names, read_at, takes_joined=joined)
+        request = RangeRequest(info.table_id, start, end, names, read_at, joined=joined)
         seconds = timeout or self._timeout_seconds
         engine = self._engine
 

@@ -20,7 +20,6 @@ from percolator.errors import ConflictError, OutcomeUnknown, SnapshotTooOld, Usa
 from percolator.protocol.commit import Commit
 from percolator.protocol.contention.baton import Baton
 from percolator.protocol.first_message import FirstMessage
-from percolator.protocol.read_locks import explained
 from percolator.protocol.write_set import WriteSet
 from percolator.protocol.write_steps import WriteSteps
 from percolator.retries import Attempts
@@ -181,8 +180,6 @@ class Transaction(OneMessage):
             self._end_uncommitted(first, is_cancelled=isinstance(error, asyncio.CancelledError))
             if isinstance(error, ConflictError):
                 self._env.tally.lost_at(error.cell)
-            if self._writes.has_read_locks and (better := explained(error)) is not error:
-                raise better from error
             raise
         self.commit_timestamp = Timestamp(commit)
         self._env.tally.commits += 1

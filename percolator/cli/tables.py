@@ -15,11 +15,11 @@ from percolator.cli.connection import confirm, connection, fail, plain
 from percolator.cli.masters import ask_master
 from percolator.cli.ttls import Ttls, column_ttls
 from percolator.counts import counted
-from percolator.errors import InvalidArgument, UsageError
+from percolator.errors import InvalidArgument
 from percolator.row_text import row_bytes, row_text
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
-from percolator.wire.table_options import REQUEST_ID_BYTES, require_kept
+from percolator.wire.table_options import REQUEST_ID_BYTES
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete tables.")
 
@@ -98,10 +98,6 @@ def create(
         request_id=os.urandom(REQUEST_ID_BYTES),
     )
     answer = ask_master(here, methods.CREATE_TABLE, request)
-    try:
-        require_kept(request, answer.table)
-    except UsageError as error:
-        fail(error)
     what = "created" if answer.created else "already exists"
     here.show(
         {"created": answer.created, **_as_data(answer.table)},

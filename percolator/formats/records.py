@@ -41,8 +41,7 @@ KIND_PUT_IN_DATA = 2
 KIND_DELETE = 3
 KIND_LOCK_ONLY = 4
 KIND_READ_LOCK = 5
-"""Only in write sets and in messages; what is stored is LOCK_ONLY, in a hidden cell
-(hidden_cells.py). A tablet server that does not know read locks refuses it."""
+"""Only in write sets: the cluster gets and stores LOCK_ONLY, in a hidden cell (hidden_cells.py)."""
 KINDS = frozenset((KIND_PUT, KIND_PUT_IN_DATA, KIND_DELETE, KIND_LOCK_ONLY))
 """The kinds as plain integers: comparing with a member of an enum costs ten times as much."""
 

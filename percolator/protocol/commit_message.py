@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from percolator.errors import CellAddress
-from percolator.formats.records import KIND_LOCK_ONLY, KIND_PUT_IN_DATA, KIND_READ_LOCK
+from percolator.formats.records import KIND_PUT_IN_DATA
 from percolator.limits import Limits
-from percolator.protocol.read_locks import is_read_lock
 from percolator.protocol.write_steps import Write
 from percolator.routing.cells import WholeCommit
 from percolator.routing.table_info import TableSchema
@@ -52,8 +51,6 @@ def commit_message(
         kind, value = writes[cell]
         if len(value) > inline_bytes_max:
             kind = KIND_PUT_IN_DATA
-        elif kind == KIND_LOCK_ONLY and is_read_lock(cell):
-            kind = KIND_READ_LOCK
         _, row, column = cell
         rows.append(row)
         columns.append(column)

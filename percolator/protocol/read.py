@@ -21,7 +21,7 @@ from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.statistics import LockWait, Statistics
-from percolator.routing.cells import RowRequest, RowResult, wants
+from percolator.routing.cells import RowRequest, RowResult
 from percolator.v1.tabletserver_pb2 import RowRead
 
 PASSING_MAX = 256
@@ -52,19 +52,7 @@ async def read_rows(
             resolver = LockResolver(env, cleanup, timestamp, deadline, statistics)
             await resolver.read_past(requests, answers, bytes_max=bytes_max)
             break
-    leave_out_unwanted(requests, answers)
     return answers
-
-
-def leave_out_unwanted(requests: Sequence[RowRequest], answers: Sequence[RowResult]) -> None:
-    """Servers of older releases do not know prefixes, and return all columns."""
-    for request, answer in zip(requests, answers, strict=True):
-        read = request.read
-        if read.column_prefixes:
-            names, prefixes = read.columns, tuple(read.column_prefixes)
-            answer.found = {
-                name: cell for name, cell in answer.found.items() if wants(name, names, prefixes)
-            }
 
 
 class LockResolver:

@@ -2,19 +2,17 @@
 
 The hidden cell has the start timestamp in its name (formats/hidden_cells.py), which is known only
 at the commit. From then on a read lock is a lock-only write like any other: it may be the primary,
-and it is prewritten, committed and rolled back. Only its prewrite says what it is, so that a server
-that would not keep writers of the locked cell away refuses it instead.
+and it is prewritten, committed and rolled back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from percolator.errors import CellAddress, InvalidArgument
+from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import locked_column, read_lock_column
 from percolator.formats.records import KIND_LOCK_ONLY, KIND_READ_LOCK
-from percolator.v1.cells_pb2 import SPACE_LOCK, Cell
-from percolator.v1.tabletserver_pb2 import Condition, Mutation
+from percolator.v1.cells_pb2 import Cell
 
 
 def stored_writes(
@@ -49,20 +47,3 @@ def locked_cell(cell: CellAddress) -> CellAddress:
     """The cell that is locked, if this one is a read lock; else the cell itself."""
     column = locked_column(cell.column)
     return cell if column is None else CellAddress(cell.table_id, cell.row, column)
-
-
-def explained(error: BaseException) -> BaseException:
-    """The error of a commit with read locks: in words, if a server has refused their mark."""
-    if not isinstance(error, InvalidArgument) or not error.field.endswith(".expectation"):
-        return error
-    return InvalidArgument(
-        "shared",
-        "a tablet server runs an earlier release, which does not know read locks: update all "
-        "servers before programs use them",
-        where=error.where,
-    )
-
-
-def mark(prewrite: Mutation) -> None:
-    """Lets only servers that know read locks execute this prewrite of one."""
-    prewrite.conditions.add(space=SPACE_LOCK, expectation=Condition.EXPECTATION_EXCLUDES_WRITERS)

@@ -23,7 +23,7 @@ from percolator.formats.records import (
     timestamp_bytes,
 )
 from percolator.protocol.environment import Environment
-from percolator.protocol.read import PASSING_MAX, LockResolver, leave_out_unwanted
+from percolator.protocol.read import PASSING_MAX, LockResolver
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.resolving.rolling_in_bulk import WHOLE_PAGE
 from percolator.protocol.statistics import Statistics
@@ -188,7 +188,6 @@ async def _without_locks(
     ]
     answers = list(blocked.values())
     await resolver.read_past(again, answers)
-    leave_out_unwanted(again, answers)
     for row, answer in zip(blocked, answers, strict=True):
         rows[row] = answer.found
     return rows

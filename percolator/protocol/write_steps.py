@@ -18,7 +18,6 @@ from percolator.formats.records import (
     shared_part,
 )
 from percolator.protocol import steps
-from percolator.protocol.read_locks import is_read_lock, mark
 from percolator.routing.cells import CellMutation
 from percolator.routing.common_step import CommonStep
 from percolator.routing.table_info import TableInfo, TableSchema
@@ -79,12 +78,9 @@ class WriteSteps:
             kind, value, data = KIND_PUT_IN_DATA, b"", value
         table_id, row, column = cell
         lock = self._lock(min_commit, ttl_milliseconds, kind, value)
-        if data is None and not (kind == KIND_LOCK_ONLY and is_read_lock(cell)):
+        if data is None:
             return CellMutation(table_id, Prewrite(row, column, lock, self.start))
-        step = steps.prewrite(row, column, self.start, lock, data)
-        if kind == KIND_LOCK_ONLY and is_read_lock(cell):
-            mark(step)
-        return CellMutation(table_id, step)
+        return CellMutation(table_id, steps.prewrite(row, column, self.start, lock, data))
 
     def _lock(self, min_commit: int, ttl_milliseconds: int, kind: int, value: bytes) -> bytes:
         if not self._shared:  # what commits in one round needs no lock
@@ -112,7 +108,7 @@ class WriteSteps:
     def commit_primary(self, schema: TableSchema, min_commit: int, commit: int) -> CellMutation:
         table_id, row, column = self.primary
         record, observers = self._record(self.primary, schema)
-        step = _CommitPrimary(row, column, record, self.start, commit, min_commit, observers)
+        step = CommitPrimary(row, column, record, self.start, commit, min_commit, observers)
         return CellMutation(table_id, step, schema.version)
 
     def commit_secondary(self, cell: CellAddress, schema: TableSchema, commit: int) -> CellMutation:
@@ -151,7 +147,9 @@ class Prewrite(CommonStep):
         return steps.prewrite(self.row, self.column, self.start, self.value, None)
 
 
-class _CommitPrimary(CommonStep):
+class CommitPrimary(CommonStep):
+    """Commits the transaction."""
+
     __slots__ = ()
 
     kind = StepList.KIND_COMMIT_PRIMARY

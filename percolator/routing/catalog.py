@@ -7,7 +7,6 @@ Transactions need masters for nothing else: while none answers, those on known t
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -21,7 +20,6 @@ from percolator.errors import (
     Retry,
     SchemaError,
     TabletLocation,
-    UsageError,
 )
 from percolator.routing.masters import Masters
 from percolator.routing.schema_versions import SchemaVersions
@@ -35,14 +33,12 @@ from percolator.v1.cluster_pb2 import DescribeRequest
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.status import location_from_wire
-from percolator.wire.table_options import REQUEST_ID_BYTES, require_kept, require_options
+from percolator.wire.table_options import REQUEST_ID_BYTES, require_options
 from percolator.world import World
 
 _TABLETS_PER_PAGE = 1_000
 _SEARCH_SECONDS = 5.0
 """The time for one search for tablets; its callers search again until their own deadlines."""
-DECLARE_AGAIN_SECONDS = 60.0
-"""After a master did not keep a codec, it is asked again after this: it may be upgraded."""
 
 
 def with_remedy(error: SchemaError, table: str) -> SchemaError:
@@ -128,7 +124,6 @@ class Catalog:
             # A program's token does not allow to create tables, but there is nothing to create.
             require_options(name, found.options, options)
             return self._learn(found)
-        require_kept(request, response.table)
         return self._learn(response.table)
 
     async def _named(self, name: str, deadline: float) -> pb.Table | None:
@@ -230,12 +225,6 @@ class Catalog:
         request = pb.DeclareCodecsRequest(table_id=info.table_id, codecs=more)
         try:
             response = await self._masters.call(methods.DECLARE_CODECS, request, deadline)
-        except UsageError:
-            # The master runs a release that keeps none.
-            info.codecs.stop_declaring()
-            codecs = weakref.ref(info.codecs)  # or the timer would keep all of a closed client
-            loop = asyncio.get_running_loop()
-            loop.call_later(DECLARE_AGAIN_SECONDS, _declare_again, codecs)
         except SchemaError:
             await self.refresh(info.table_id, deadline)  # raises if the table is gone
             raise
@@ -424,9 +413,3 @@ class Catalog:
             rest = response.rest if response.HasField("rest") else None
         self._tablets.replace(table_id, found)
         return found
-
-
-def _declare_again(of: weakref.ref[TableCodecs]) -> None:
-    codecs = of()
-    if codecs is not None:
-        codecs.declare_again()

@@ -149,14 +149,12 @@ class RangeRequest(NamedTuple):
     """Columns that begin with one of these are wanted, too."""
     passing: tuple[int, ...] = ()
     """Start timestamps of locks that are known not to affect this scan."""
-    takes_joined: bool = False
-    """Whether the caller takes a `JoinedPage`, too, which has no timestamps."""
+    joined: bool = False
+    """The caller can do without commit timestamps: a page may be a `JoinedPage`."""
 
     @property
     def all_columns(self) -> bool:
-        """Whether to ask for all columns: that is how to ask for those with a prefix, so that an
-        older server returns more columns rather than fewer."""
-        return self.columns is None or bool(self.prefixes)
+        return self.columns is None
 
     def wants(self, column: bytes) -> bool:
         return wants(column, self.columns, self.prefixes)
@@ -193,23 +191,6 @@ class CellPage(NamedTuple):
     locks: list[Cell]
     start: bytes
     end: bytes
-
-    def only(self, request: RangeRequest) -> CellPage:
-        """The same page without what the request does not want: older servers ignore prefixes."""
-        unwanted = {name for name in {*self.columns} if not request.wants(name)}
-        locks = [lock for lock in self.locks if request.wants(lock.column)]
-        if not unwanted:
-            return self._replace(locks=locks)
-        kept = [at for at, name in enumerate(self.columns) if name not in unwanted]
-        deletes = set(self.deletes)
-        return self._replace(
-            rows=[self.rows[at] for at in kept],
-            columns=[self.columns[at] for at in kept],
-            commit_timestamps=[self.commit_timestamps[at] for at in kept],
-            values=[self.values[at] for at in kept],
-            deletes=[new for new, at in enumerate(kept) if at in deletes],
-            locks=locks,
-        )
 
     def by_row(self) -> RangePage:
         """The same page with an object for each cell."""
@@ -266,8 +247,7 @@ class NotSent(NotExecuted):
 
 
 class NotInOneRound(NotSent):
-    """It cannot be one message: its cells are not in one tablet, or the tablet's server runs a
-    release that does not know such messages."""
+    """It cannot be one message: its cells are not in one tablet."""
 
 
 _SETTLING_SECONDS = 1.0

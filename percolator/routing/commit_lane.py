@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from percolator.errors import PercolatorError, UsageError
+from percolator.errors import PercolatorError
 from percolator.routing.cells import FollowedCommit, waiting_seconds
 from percolator.routing.lanes import (
     Lane,
@@ -16,7 +16,7 @@ from percolator.routing.lanes import (
     require_batches,
     unapplied,
 )
-from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
+from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.methods import COMMIT_TRANSACTIONS
@@ -44,11 +44,7 @@ class CommitLane(Lane):
         left = min(entry.pending.deadline for entry in entries) - self._now()
         if left < timeout_seconds:
             request.wait_milliseconds = max(round(waiting_seconds(left) * 1000), 1)
-        try:
-            response = await self._commit(request, timeout_seconds)
-        except UsageError:
-            older = TwoPhasesOnly("this release needs two phases", where=self._address)
-            return [(entries, older)]
+        response = await self._commit(request, timeout_seconds)
         require_batches(response.batches, groups)
         problems: list[Problem] = []
         for (_, group), result in zip(groups, response.batches, strict=True):

@@ -37,7 +37,7 @@ from percolator.routing.cells import NotInOneRound
 from percolator.routing.commit_lane import CommitLane
 from percolator.routing.lanes import Lane, Problem, Queued
 from percolator.routing.mutation_lane import MutationLane
-from percolator.routing.pending_commit import PendingCommit, TwoPhasesOnly
+from percolator.routing.pending_commit import PendingCommit
 from percolator.routing.read_lane import ReadLane
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.wire.backoff import asked_pause_seconds
@@ -48,8 +48,6 @@ RETRY_SECONDS_MIN = 0.02
 HELD_ATTEMPTS_MAX = 3
 """After so many refusals in a row, the tablet may be elsewhere: a server that is about to end
 refuses everything until its last call has ended."""
-TWO_PHASES_SECONDS = 60.0
-"""A server that could not commit in one round is asked again after this: it may be upgraded."""
 
 
 class _Call:
@@ -94,7 +92,6 @@ class Dispatcher:
         self._in_flight: dict[_Call, None] = {}
         """The calls in flight, oldest first; they are given up in that order."""
         self._scheduled = False
-        self._two_phases_until = 0.0
         self._held: dict[int, list[Queued]] = {}
         self._rows = 0
         self._bytes = 0
@@ -136,8 +133,13 @@ class Dispatcher:
     def submit(self, entry: Queued) -> None:
         """Takes a row whose location is set. A whole transaction is answered at once if it cannot
         be one message to this server."""
-        if isinstance(entry, PendingCommit) and self._takes_two_phases(entry):
-            entry.fail(0, NotInOneRound("the cells cannot be committed in one round"))
+        # The location is that of the first row.
+        if (
+            isinstance(entry, PendingCommit)
+            and entry.rows > 1
+            and not entry.commit.lies_in(entry.location)
+        ):
+            entry.fail(0, NotInOneRound("the cells are not in one tablet"))
             return
         self._rows += 1
         self._bytes += entry.size_bytes
@@ -146,12 +148,6 @@ class Dispatcher:
             return
         self._lane_of(entry).queue.append(entry)
         self._send_soon()
-
-    def _takes_two_phases(self, entry: PendingCommit) -> bool:
-        if self._two_phases_until and self._loop.time() < self._two_phases_until:
-            return True
-        # Its location is that of its first row.
-        return entry.rows > 1 and not entry.commit.lies_in(entry.location)
 
     def _lane_of(self, entry: Queued) -> Lane:
         if entry.pending.is_read:
@@ -324,9 +320,7 @@ class Dispatcher:
             return
         for entry in entries:
             entry.pending.fail(entry.index, error)
-        if isinstance(error, TwoPhasesOnly):
-            self._two_phases_until = self._loop.time() + TWO_PHASES_SECONDS
-        elif isinstance(error, NotExecuted | ExecutionUnknown):
+        if isinstance(error, NotExecuted | ExecutionUnknown):
             self._on_problem(entries, error)  # the caller knows, and the map may be outdated
 
     def _send_each_alone(self, entries: list[Queued], error: PercolatorError) -> None:

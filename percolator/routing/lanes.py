@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from percolator.errors import ExecutionUnknown, NotReady, PercolatorError
+from percolator.errors import ExecutionUnknown, PercolatorError
 from percolator.routing.cells import Refused
 from percolator.routing.pending_cell import PendingCell
 from percolator.routing.pending_commit import PendingCommit
@@ -66,20 +66,6 @@ def by_target(
     return list(groups.items())
 
 
-def parted(
-    groups: Sequence[tuple[Target, list[Queued]]], is_listed: Callable[[Queued], bool]
-) -> list[tuple[Target, list[Queued], bool]]:
-    """The groups, each with whether its rows travel as parallel lists: all of them, or none."""
-    found: list[tuple[Target, list[Queued], bool]] = []
-    for target, group in groups:
-        listed = [entry for entry in group if is_listed(entry)]
-        if listed:
-            found.append((target, listed, True))
-        if len(listed) < len(group):
-            found.append((target, [entry for entry in group if not is_listed(entry)], False))
-    return found
-
-
 def fill_target(target: pb.TabletTarget, asked: Target) -> None:
     target.tablet_id, target.epoch, target.schema_version = asked
 
@@ -101,8 +87,3 @@ def unapplied(result: pb.MutationResult) -> Refused | PercolatorError:
 
 def malformed(what: str) -> ExecutionUnknown:
     return ExecutionUnknown(f"a tablet server's response is malformed: {what}")
-
-
-def overlooked(where: str) -> NotReady:
-    """The error for rows in lists that an older release has overlooked: they are sent again."""
-    return NotReady("the server runs an older release, which does not know such lists", where=where)

@@ -1,13 +1,13 @@
 """The calls that carry conditional mutations: mutations become a request, its response answers.
 
-Those that most transactions send travel as parallel lists, to servers that say that they know them.
+Those that most transactions send travel as parallel lists.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from percolator.errors import InvalidArgument, PercolatorError
+from percolator.errors import PercolatorError
 from percolator.routing.cells import APPLIED
 from percolator.routing.common_step import CommonStep
 from percolator.routing.lanes import (
@@ -17,8 +17,6 @@ from percolator.routing.lanes import (
     by_target,
     fill_target,
     malformed,
-    overlooked,
-    parted,
     require_batches,
     unapplied,
 )
@@ -28,8 +26,6 @@ from percolator.wire.methods import MUTATE
 from percolator.wire.status import from_detail
 from percolator.world import Network
 
-_APPLIED = pb.OUTCOME_APPLIED
-
 
 class MutationLane(Lane):
     """The mutations for one server."""
@@ -37,48 +33,33 @@ class MutationLane(Lane):
     def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
         super().__init__(address, versions)
         self._mutate = network.unary(address, MUTATE)
-        self._takes_steps = False
-        """Whether the server has said that it knows lists of steps."""
 
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
         request = pb.MutateRequest()
-        groups = parted(by_target(entries, self._versions), self._is_listed)
-        for target, group, listed in groups:
+        groups = by_target(entries, self._versions)
+        for target, group in groups:
             batch = request.batches.add()
             fill_target(batch.target, target)
-            if listed:
-                fill_list(batch.steps, [entry.message for entry in group])
-            else:
-                batch.mutations.extend([_mutation(entry) for entry in group])
+            steps = [entry.message for entry in group if _is_step(entry)]
+            others = len(group) - len(steps)
+            if others:
+                group.sort(key=_is_step)  # the server numbers steps after other mutations
+                batch.mutations.extend([entry.message for entry in group[:others]])
+            if steps:
+                fill_list(batch.steps, steps)
         response = await self._mutate(request, timeout_seconds)
-        self._takes_steps = response.takes_steps
         require_batches(response.batches, groups)
         problems: list[Problem] = []
-        for (_, group, listed), result in zip(groups, response.batches, strict=True):
+        for (_, group), result in zip(groups, response.batches, strict=True):
             if result.HasField("error"):
-                problems.append((group, self._error(from_detail(result.error), listed=listed)))
-            elif listed:
-                problems += _answer_steps(group, result)
-            elif len(result.results) != len(group):
-                problems.append((group, malformed("it has the wrong number of results")))
+                problems.append((group, from_detail(result.error)))
             else:
-                problems += _answer(group, result.results)
+                problems += _answer(group, result)
         return problems
 
-    def _is_listed(self, entry: Queued) -> bool:
-        return self._takes_steps and isinstance(entry.message, CommonStep)
 
-    def _error(self, error: PercolatorError, *, listed: bool) -> PercolatorError:
-        """The error of a batch. A server that overlooks the steps of one finds no mutations in it.
-        It has executed nothing, and gets them one by one."""
-        if listed and isinstance(error, InvalidArgument) and error.field.endswith(".mutations"):
-            return overlooked(self._address)
-        return error
-
-
-def _mutation(entry: Queued) -> pb.Mutation:
-    message: CommonStep | pb.Mutation = entry.message
-    return message.mutation() if isinstance(message, CommonStep) else message
+def _is_step(entry: Queued) -> bool:
+    return isinstance(entry.message, CommonStep)
 
 
 def fill_list(batch: pb.StepList, steps: Sequence[CommonStep]) -> None:
@@ -94,32 +75,15 @@ def fill_list(batch: pb.StepList, steps: Sequence[CommonStep]) -> None:
         batch.observed.add(column=column, observers=observers)
 
 
-def _answer(group: Sequence[Queued], results: Sequence[pb.MutationResult]) -> list[Problem]:
-    problems: list[Problem] = []
-    for entry, one in zip(group, results, strict=True):
-        if one.outcome == _APPLIED:
-            entry.pending.answer(entry.index, APPLIED)
-        else:
-            problems += _answer_unapplied(entry, one)
-    return problems
-
-
-def _answer_steps(group: Sequence[Queued], result: pb.MutationBatchResult) -> list[Problem]:
-    unapplied = {one.step: one.result for one in result.unapplied}
-    if result.steps != len(group) or any(at >= len(group) for at in unapplied):
-        return [(list(group), malformed("it has the wrong number of steps"))]
+def _answer(group: Sequence[Queued], result: pb.MutationBatchResult) -> list[Problem]:
+    refused = {one.mutation: one.result for one in result.unapplied}
+    if result.mutations != len(group) or any(at >= len(group) for at in refused):
+        return [(list(group), malformed("it has the wrong number of mutations"))]
     problems: list[Problem] = []
     for at, entry in enumerate(group):
-        if at in unapplied:
-            problems += _answer_unapplied(entry, unapplied[at])
+        found = unapplied(refused[at]) if at in refused else APPLIED
+        if isinstance(found, PercolatorError):
+            problems.append(([entry], found))
         else:
-            entry.pending.answer(entry.index, APPLIED)
+            entry.pending.answer(entry.index, found)
     return problems
-
-
-def _answer_unapplied(entry: Queued, result: pb.MutationResult) -> list[Problem]:
-    found = unapplied(result)
-    if isinstance(found, PercolatorError):
-        return [([entry], found)]
-    entry.pending.answer(entry.index, found)
-    return []

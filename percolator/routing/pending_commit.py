@@ -12,7 +12,7 @@ import asyncio
 from typing import Any
 
 from percolator.errors import PercolatorError
-from percolator.routing.cells import CommitAnswer, NotInOneRound, NotSent, WholeCommit
+from percolator.routing.cells import CommitAnswer, NotSent, WholeCommit
 from percolator.routing.pending_row import NOWHERE, late
 
 _OTHER_BYTES = 24
@@ -95,7 +95,3 @@ def _size_bytes(commit: WholeCommit) -> int:
     for row, column, observers in commit.notifications:
         size_bytes += len(row) + len(column) + sum(map(len, observers))
     return size_bytes
-
-
-class TwoPhasesOnly(NotInOneRound):
-    """The server runs a release that does not commit in one round."""

@@ -210,7 +210,7 @@ class RangeScan:
             page_bytes_max=self._limits.page_bytes_max,
             report_deletes=request.report_deletes,
             column_prefixes=request.prefixes,
-            takes_joined=request.takes_joined and not request.row_limit,
+            joined=request.joined and not request.row_limit,
         )
 
     def _page(
@@ -229,7 +229,7 @@ class RangeScan:
             raise _malformed("its lists differ in length")
         if rows:
             _require_inside(start, end, rows[0], rows[-1])
-        page = CellPage(
+        return CellPage(
             rows,
             list(found.columns),
             list(found.commit_timestamps),
@@ -239,10 +239,9 @@ class RangeScan:
             start,
             end,
         )
-        return page.only(self._wanted) if self._wanted.prefixes else page
 
     def _joined_page(self, joined: pb.JoinedCells, start: bytes, end: bytes) -> JoinedPage:
-        page = joined_page(joined, start, end) if self._wanted.takes_joined else None
+        page = joined_page(joined, start, end) if self._wanted.joined else None
         if page is None:
             raise _malformed("its joined cells make no sense, or nobody has asked for them")
         _require_inside(start, end, *page.rows.ends())

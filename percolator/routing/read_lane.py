@@ -1,6 +1,6 @@
 """The calls that read rows: reads become a request, its response answers.
 
-Reads of single cells travel as parallel lists, to servers that say that they know them.
+Reads of single cells travel as parallel lists.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from percolator.routing.lanes import (
     by_target,
     fill_target,
     malformed,
-    overlooked,
-    parted,
     require_batches,
 )
 from percolator.routing.pending_cell import PendingCell
@@ -34,30 +32,28 @@ class ReadLane(Lane):
     def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
         super().__init__(address, versions)
         self._read = network.unary(address, READ)
-        self._takes_cells = False
-        """Whether the server has said that it knows lists of cells."""
 
     async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
         request = pb.ReadRequest()
-        groups = parted(by_target(entries, self._versions), self._is_listed)
-        for target, group, listed in groups:
+        groups = by_target(entries, self._versions)
+        for target, group in groups:
             batch = request.batches.add()
             fill_target(batch.target, target)
-            if listed:
-                _list_cells(batch.cells, group)
-            else:
-                _add_reads(batch, group)
+            cells = [entry for entry in group if isinstance(entry, PendingCell)]
+            others = len(group) - len(cells)
+            if others:
+                group.sort(key=_is_cell)  # the server numbers single cells after other reads
+                batch.reads.extend([entry.message for entry in group[:others]])
+            if cells:
+                batch.cells.rows.extend([entry.row for entry in cells])
+                batch.cells.columns.extend([entry.column for entry in cells])
+                batch.cells.timestamps.extend([entry.timestamp for entry in cells])
         response = await self._read(request, timeout_seconds)
-        self._takes_cells = response.takes_cells
         require_batches(response.batches, groups)
         problems: list[Problem] = []
-        for (_, group, listed), result in zip(groups, response.batches, strict=True):
+        for (_, group), result in zip(groups, response.batches, strict=True):
             if result.HasField("error"):
                 problems.append((group, from_detail(result.error)))
-                continue
-            if listed and result.cells != len(group):
-                # Taken for an answer, this would say that no cell exists.
-                problems.append((group, overlooked(self._address)))
                 continue
             try:
                 problems += _answer(group, result)
@@ -65,28 +61,15 @@ class ReadLane(Lane):
                 problems.append((group, malformed(str(error))))
         return problems
 
-    def _is_listed(self, entry: Queued) -> bool:
-        return self._takes_cells and isinstance(entry, PendingCell)
 
-
-def _list_cells(cells: pb.CellReads, group: Sequence[Queued]) -> None:
-    asked = [entry for entry in group if isinstance(entry, PendingCell)]
-    cells.rows.extend([entry.row for entry in asked])
-    cells.columns.extend([entry.column for entry in asked])
-    cells.timestamps.extend([entry.timestamp for entry in asked])
-
-
-def _add_reads(batch: pb.ReadBatch, group: Sequence[Queued]) -> None:
-    reads = batch.reads
-    for entry in group:
-        if isinstance(entry, PendingCell):
-            reads.add(row=entry.row, columns=(entry.column,), timestamp=entry.timestamp)
-        else:
-            reads.append(entry.message)
+def _is_cell(entry: Queued) -> bool:
+    return isinstance(entry, PendingCell)
 
 
 def _answer(group: Sequence[Queued], result: pb.ReadBatchResult) -> list[Problem]:
     """Decodes the whole result before it answers any row."""
+    if result.reads != len(group):
+        raise ValueError("it has the wrong number of reads")
     answers: list[Any] = [None if row.message is None else RowResult() for row in group]
     refused_reads = set()
     found = result.found

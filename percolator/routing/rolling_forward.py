@@ -29,8 +29,7 @@ class RollForwardOrders:
         self._limits = limits
 
     async def give(self, order: RollForward, deadline: float) -> None:
-        """See `percolator.routing.cells.RollsForward`. Raises `UsageError` if a server runs a
-        release that does not know such orders."""
+        """See `percolator.routing.cells.RollsForward`."""
         first = order.row or b""
         tablets = [await self._tablets.located(order.table_id, first)]
         while order.row is None and tablets[-1].end:

@@ -54,7 +54,7 @@ class TableCodecs:
     def unknown(cls) -> TableCodecs:
         """Of a table whose codecs do not matter."""
         codecs = cls("", CodecNames())
-        codecs.stop_declaring()
+        codecs._are_kept = False
         return codecs
 
     def learn(self, names: CodecNames) -> None:
@@ -63,15 +63,6 @@ class TableCodecs:
         if more != self.names:
             self.names = more
             self.readable.clear()  # some may have been read before anything was declared
-
-    def stop_declaring(self) -> None:
-        """The cluster is of an older release, which keeps no names."""
-        self._are_kept = False
-
-    def declare_again(self) -> None:
-        """It may be of a newer release by now."""
-        self._are_kept = True
-        self.writable.clear()
 
     def require_key(self, table: Table[Any]) -> None:
         """Raises `SchemaError` if the program reads row keys that another codec has written."""

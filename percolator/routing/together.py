@@ -17,7 +17,6 @@ from percolator.errors import (
     SchemaChanged,
     TabletLocation,
     TabletMoved,
-    UsageError,
 )
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED, Answer, Refused
@@ -110,11 +109,6 @@ class MutationGroups:
         except SchemaChanged as changed:
             self._versions.refused(location.tablet_id, changed)
             raise
-        except UsageError as error:
-            raise UsageError(
-                f"the tablet server at {location.address} runs a release without shared "
-                "transactions"
-            ) from error
         if len(response.results) != len(mutations):
             raise malformed("it has the wrong number of results")
         return [_answer(result) for result in response.results]

@@ -97,8 +97,6 @@ def _is_about_the_transaction(condition: Condition) -> bool:
 def _failed_condition(step: Mutation, found: Sequence[StoredCell], times: Times) -> Refused | None:
     own = column_bounds(step.column)
     for index, condition in enumerate(step.conditions):
-        if condition.expectation == Condition.EXPECTATION_EXCLUDES_WRITERS:
-            continue
         versions = _versions(found, condition.space, *own, times)
         until = condition.until_timestamp
         selected = [

@@ -66,7 +66,6 @@ _ABSENT = Condition.EXPECTATION_ABSENT
 _PRESENT = Condition.EXPECTATION_PRESENT
 _AT_MOST = Condition.EXPECTATION_AT_MOST
 _BEGINS_IF_PRESENT = Condition.EXPECTATION_BEGINS_IF_PRESENT
-_EXCLUDES_WRITERS = Condition.EXPECTATION_EXCLUDES_WRITERS
 _OF_A_LOCK = (_PRESENT, _AT_MOST)
 _COMMITS = (WRITES, LOCK_ONLY)
 
@@ -172,8 +171,6 @@ def _obstacles(mutation: Mutation, times: Times) -> Iterator[Selection]:
     bounds = column_bounds(mutation.column)
     all_from = _all_commits_from(mutation)
     for condition in mutation.conditions:
-        if condition.expectation == _EXCLUDES_WRITERS:
-            continue  # said to servers that may not know read locks; here, it is always so
         if condition.expectation == _BEGINS_IF_PRESENT:
             yield from _other_locks(mutation.column, condition, times)
         elif condition.expectation != _ABSENT:

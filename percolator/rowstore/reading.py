@@ -224,9 +224,8 @@ class RowReads:
 
 
 def _wanted(read: RowRead) -> Wanted:
-    prefixes = tuple(read.column_prefixes)
-    columns = None if read.all_columns and not prefixes else tuple(read.columns)
-    return Wanted(read.timestamp, columns, read.report_deletes, prefixes)
+    columns = None if read.all_columns else tuple(read.columns)
+    return Wanted(read.timestamp, columns, read.report_deletes, tuple(read.column_prefixes))
 
 
 def _result(read: Seen, size: ReadSize | None = None) -> RowResult:

@@ -36,7 +36,7 @@ from percolator.tablet.reading.scan_page import ScanPlan
 from percolator.tablet.safe_points import SafePoints
 from percolator.tablet.upkeep import Upkeep
 from percolator.tablet.writing.group_commit import GroupCommit
-from percolator.tablet.writing.listed_steps import StepChecker, answer_of_steps
+from percolator.tablet.writing.listed_steps import StepChecker, answer_of
 from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.tablet.writing.mutations import CheckedMutation, MutationChecker
 from percolator.tablet.writing.rolling_forward import RollingForward
@@ -185,8 +185,8 @@ class Tablet:
     ) -> pb.MutationBatchResult:
         """Applies a batch; `deadline_seconds` is on the clock's monotonic time.
 
-        The result has one entry per mutation, or per step that was not applied: once queued, each
-        has its own outcome (NOT_EXECUTED and UNKNOWN with their `error`), and nothing is raised.
+        Once queued, each mutation has its own outcome (NOT_EXECUTED and UNKNOWN with their
+        `error`), and nothing is raised.
         Before that, the whole batch is refused, nothing executed: `InvalidArgument` (field paths
         begin at the batch: "mutations[3].row"), `Overloaded`, `NotReady` (the oracle has to be
         asked about a timestamp, and does not answer), `StoreUnusable`, `TabletMoved`,
@@ -194,20 +194,19 @@ class Tablet:
         """
         mutations, weight = await self._state.guard.checked(lambda: self._checked(batch))
         work = MutationWork(mutations, weight, batch.target.schema_version, deadline_seconds)
-        results = await self._commit.execute(work)
-        if batch.HasField("steps"):
-            return answer_of_steps(results)
-        return pb.MutationBatchResult(results=results)
+        return answer_of(await self._commit.execute(work))
 
     def _checked(self, batch: pb.MutationBatch) -> tuple[list[CheckedMutation], int]:
         self._state.require_target(batch.target)
         self._commit.require_room(0)
-        if not batch.HasField("steps"):
-            mutations, weight = self._checker.check(batch)
-        elif batch.mutations:
-            raise InvalidArgument("steps", "beside mutations; a batch has one or the other")
-        else:
+        if not batch.mutations:  # as in nearly all batches
             mutations, weight = self._steps.check(batch.steps)
+        else:
+            mutations, weight = self._checker.check(batch)
+            if batch.HasField("steps"):
+                steps, weight_of_steps = self._steps.check(batch.steps)
+                mutations += steps
+                weight += weight_of_steps
         if not mutations:
             raise InvalidArgument("mutations", "none")
         return mutations, weight
@@ -268,8 +267,7 @@ class Tablet:
                 raise state.unreadable(error) from error
             else:
                 await state.require_ownership()
-                if batch.HasField("cells"):
-                    result.cells = len(asked)
+                result.reads = len(asked)
                 return result
 
     async def scan(self, request: pb.ScanRequest) -> AsyncGenerator[pb.ScanResponse, None]:

@@ -342,8 +342,8 @@ class _AllCells:
                     tablet_id=own.tablet_id, epoch=own.epoch, schema_version=tablet.schema_version
                 )
                 batch = pb.MutationBatch(target=target, mutations=(mutation,))
-                (result,) = (await tablet.mutate(batch, deadline_seconds=deadline)).results
-                return APPLIED if result.outcome == pb.OUTCOME_APPLIED else unapplied(result)
+                answer = await tablet.mutate(batch, deadline_seconds=deadline)
+                return unapplied(answer.unapplied[0].result) if answer.unapplied else APPLIED
         return self._tables._no_table("", table_id)
 
 
@@ -352,9 +352,6 @@ __all__ = ["ADDRESS", "ClusterInMemory"]
 
 class ClusterInMemory(TablesInMemory):
     """Answers the calls that a client makes to masters, oracles and tablet servers."""
-
-    takes_lists = True
-    """False as in an older release: then each mutation is a message, easy for a test to inspect."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)
@@ -390,7 +387,7 @@ class ClusterInMemory(TablesInMemory):
 
     async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
         deadline = self._clock.monotonic_seconds() + 60.0
-        response = pb.MutateResponse(takes_steps=self.takes_lists)
+        response = pb.MutateResponse()
         for batch in request.batches:
             try:
                 tablet = self._serving(batch.target)
@@ -423,7 +420,7 @@ class ClusterInMemory(TablesInMemory):
         return response
 
     async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
-        response = pb.ReadResponse(takes_cells=self.takes_lists)
+        response = pb.ReadResponse()
         room = AnswerRoom()
         for batch in request.batches:
             try:

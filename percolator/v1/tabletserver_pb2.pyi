@@ -41,14 +41,12 @@ class Condition(_message.Message):
         EXPECTATION_EQUALS: _ClassVar[Condition.Expectation]
         EXPECTATION_BEGINS_IF_PRESENT: _ClassVar[Condition.Expectation]
         EXPECTATION_AT_MOST: _ClassVar[Condition.Expectation]
-        EXPECTATION_EXCLUDES_WRITERS: _ClassVar[Condition.Expectation]
     EXPECTATION_UNSPECIFIED: Condition.Expectation
     EXPECTATION_ABSENT: Condition.Expectation
     EXPECTATION_PRESENT: Condition.Expectation
     EXPECTATION_EQUALS: Condition.Expectation
     EXPECTATION_BEGINS_IF_PRESENT: Condition.Expectation
     EXPECTATION_AT_MOST: Condition.Expectation
-    EXPECTATION_EXCLUDES_WRITERS: Condition.Expectation
     SPACE_FIELD_NUMBER: _ClassVar[int]
     EXPECTATION_FIELD_NUMBER: _ClassVar[int]
     FROM_TIMESTAMP_FIELD_NUMBER: _ClassVar[int]
@@ -163,33 +161,29 @@ class MutationResult(_message.Message):
     error: _errors_pb2.ErrorDetail
     def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., failed_condition: _Optional[int] = ..., cell: _Optional[_Union[_cells_pb2.Cell, _Mapping]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
-class UnappliedStep(_message.Message):
-    __slots__ = ("step", "result")
-    STEP_FIELD_NUMBER: _ClassVar[int]
+class UnappliedMutation(_message.Message):
+    __slots__ = ("mutation", "result")
+    MUTATION_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
-    step: int
+    mutation: int
     result: MutationResult
-    def __init__(self, step: _Optional[int] = ..., result: _Optional[_Union[MutationResult, _Mapping]] = ...) -> None: ...
+    def __init__(self, mutation: _Optional[int] = ..., result: _Optional[_Union[MutationResult, _Mapping]] = ...) -> None: ...
 
 class MutationBatchResult(_message.Message):
-    __slots__ = ("results", "error", "steps", "unapplied")
-    RESULTS_FIELD_NUMBER: _ClassVar[int]
-    ERROR_FIELD_NUMBER: _ClassVar[int]
-    STEPS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("mutations", "unapplied", "error")
+    MUTATIONS_FIELD_NUMBER: _ClassVar[int]
     UNAPPLIED_FIELD_NUMBER: _ClassVar[int]
-    results: _containers.RepeatedCompositeFieldContainer[MutationResult]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    mutations: int
+    unapplied: _containers.RepeatedCompositeFieldContainer[UnappliedMutation]
     error: _errors_pb2.ErrorDetail
-    steps: int
-    unapplied: _containers.RepeatedCompositeFieldContainer[UnappliedStep]
-    def __init__(self, results: _Optional[_Iterable[_Union[MutationResult, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., steps: _Optional[int] = ..., unapplied: _Optional[_Iterable[_Union[UnappliedStep, _Mapping]]] = ...) -> None: ...
+    def __init__(self, mutations: _Optional[int] = ..., unapplied: _Optional[_Iterable[_Union[UnappliedMutation, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class MutateResponse(_message.Message):
-    __slots__ = ("batches", "takes_steps")
+    __slots__ = ("batches",)
     BATCHES_FIELD_NUMBER: _ClassVar[int]
-    TAKES_STEPS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[MutationBatchResult]
-    takes_steps: bool
-    def __init__(self, batches: _Optional[_Iterable[_Union[MutationBatchResult, _Mapping]]] = ..., takes_steps: bool = ...) -> None: ...
+    def __init__(self, batches: _Optional[_Iterable[_Union[MutationBatchResult, _Mapping]]] = ...) -> None: ...
 
 class MutateTogetherRequest(_message.Message):
     __slots__ = ("batch",)
@@ -370,29 +364,27 @@ class RefusedRead(_message.Message):
     def __init__(self, read: _Optional[int] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ...) -> None: ...
 
 class ReadBatchResult(_message.Message):
-    __slots__ = ("found", "locks", "error", "refused", "cells")
+    __slots__ = ("found", "locks", "error", "refused", "reads")
     FOUND_FIELD_NUMBER: _ClassVar[int]
     LOCKS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
-    CELLS_FIELD_NUMBER: _ClassVar[int]
+    READS_FIELD_NUMBER: _ClassVar[int]
     found: FoundCells
     locks: _containers.RepeatedCompositeFieldContainer[BlockingLock]
     error: _errors_pb2.ErrorDetail
     refused: _containers.RepeatedCompositeFieldContainer[RefusedRead]
-    cells: int
-    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[RefusedRead, _Mapping]]] = ..., cells: _Optional[int] = ...) -> None: ...
+    reads: int
+    def __init__(self, found: _Optional[_Union[FoundCells, _Mapping]] = ..., locks: _Optional[_Iterable[_Union[BlockingLock, _Mapping]]] = ..., error: _Optional[_Union[_errors_pb2.ErrorDetail, _Mapping]] = ..., refused: _Optional[_Iterable[_Union[RefusedRead, _Mapping]]] = ..., reads: _Optional[int] = ...) -> None: ...
 
 class ReadResponse(_message.Message):
-    __slots__ = ("batches", "takes_cells")
+    __slots__ = ("batches",)
     BATCHES_FIELD_NUMBER: _ClassVar[int]
-    TAKES_CELLS_FIELD_NUMBER: _ClassVar[int]
     batches: _containers.RepeatedCompositeFieldContainer[ReadBatchResult]
-    takes_cells: bool
-    def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatchResult, _Mapping]]] = ..., takes_cells: bool = ...) -> None: ...
+    def __init__(self, batches: _Optional[_Iterable[_Union[ReadBatchResult, _Mapping]]] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes", "column_prefixes", "takes_joined")
+    __slots__ = ("target", "range", "columns", "all_columns", "timestamp", "passing", "reverse", "row_limit", "page_rows_max", "page_bytes_max", "report_deletes", "column_prefixes", "joined")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     RANGE_FIELD_NUMBER: _ClassVar[int]
     COLUMNS_FIELD_NUMBER: _ClassVar[int]
@@ -405,7 +397,7 @@ class ScanRequest(_message.Message):
     PAGE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
     REPORT_DELETES_FIELD_NUMBER: _ClassVar[int]
     COLUMN_PREFIXES_FIELD_NUMBER: _ClassVar[int]
-    TAKES_JOINED_FIELD_NUMBER: _ClassVar[int]
+    JOINED_FIELD_NUMBER: _ClassVar[int]
     target: TabletTarget
     range: _cells_pb2.RowRange
     columns: _containers.RepeatedScalarFieldContainer[bytes]
@@ -418,8 +410,8 @@ class ScanRequest(_message.Message):
     page_bytes_max: int
     report_deletes: bool
     column_prefixes: _containers.RepeatedScalarFieldContainer[bytes]
-    takes_joined: bool
-    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ..., takes_joined: bool = ...) -> None: ...
+    joined: bool
+    def __init__(self, target: _Optional[_Union[TabletTarget, _Mapping]] = ..., range: _Optional[_Union[_cells_pb2.RowRange, _Mapping]] = ..., columns: _Optional[_Iterable[bytes]] = ..., all_columns: bool = ..., timestamp: _Optional[int] = ..., passing: _Optional[_Iterable[int]] = ..., reverse: bool = ..., row_limit: _Optional[int] = ..., page_rows_max: _Optional[int] = ..., page_bytes_max: _Optional[int] = ..., report_deletes: bool = ..., column_prefixes: _Optional[_Iterable[bytes]] = ..., joined: bool = ...) -> None: ...
 
 class JoinedBytes(_message.Message):
     __slots__ = ("block", "offsets")

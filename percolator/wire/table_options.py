@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from percolator.errors import InvalidArgument, UsageError
+from percolator.errors import InvalidArgument
 from percolator.row_text import quoted
 from percolator.schema import INTERNAL_PREFIX, INTERNAL_TABLES, TABLE_BYTES_MAX
-from percolator.v1.master_pb2 import CreateTableRequest, Table, TableOptions
+from percolator.v1.master_pb2 import TableOptions
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 
 RETENTION_MILLISECONDS_MAX = 100 * 365 * 86_400_000
@@ -96,16 +96,6 @@ def require_options(name: str, found: TableOptions, wanted: TableOptions) -> Non
             "options.ttls",
             f"table {name!r} exists with {has}, not {_described(wanted.ttls)}; ask for none to use "
             "it as it is, or change them (set_ttl, or percolator tables alter --ttl)",
-        )
-
-
-def require_kept(request: CreateTableRequest, table: Table) -> None:
-    """Raises `UsageError` if the master has created the table, but has ignored times to live."""
-    if request.options.ttls and not table.options.ttls:
-        raise UsageError(
-            f"table {request.name!r} exists, and its values do not expire: the master runs an "
-            "older release, which knows no ttl; upgrade it, then set them (set_ttl, or percolator "
-            "tables alter --ttl)"
         )
 
 

@@ -74,7 +74,7 @@ class GatewayHandler:
             read = RowRead(
                 row=query.row,
                 columns=query.columns,
-                all_columns=not query.columns,
+                all_columns=not (query.columns or query.column_prefixes),
                 timestamp=start,
                 column_prefixes=query.column_prefixes,
             )

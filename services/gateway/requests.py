@@ -201,9 +201,6 @@ class Requests:
             self._check_column(f"{field}column_prefixes[{place}]", prefix)
         if len(prefixes) > FAMILIES_MAX:
             raise InvalidArgument(f"{field}column_prefixes", f"expected at most {FAMILIES_MAX}")
-        if columns and prefixes:
-            # A gateway that does not know prefixes would return too few columns.
-            raise InvalidArgument(f"{field}column_prefixes", "cannot be combined with columns")
 
     def _check_names(self, field: str, row: bytes, column: bytes) -> None:
         self._check_row(f"{field}.row", row)

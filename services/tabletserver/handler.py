@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import compress
 from typing import TypeVar
 
 from structlog.stdlib import BoundLogger
@@ -115,7 +114,7 @@ class TabletServerHandler:
         finally:
             self.counts.queue_bytes -= bytes_held
         self._note_slow("Mutate", started, batches)
-        return pb.MutateResponse(batches=results, takes_steps=True)
+        return pb.MutateResponse(batches=results)
 
     async def mutate_together(self, request: pb.MutateTogetherRequest) -> pb.MutateTogetherResponse:
         started = self._now()
@@ -165,7 +164,7 @@ class TabletServerHandler:
         room = AnswerRoom()
         results = await _each(batches, lambda i, batch: self._read(i, batch, room))
         self._note_slow("Read", started, batches)
-        return pb.ReadResponse(batches=results, takes_cells=True)
+        return pb.ReadResponse(batches=results)
 
     async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
         try:
@@ -330,15 +329,22 @@ class TabletServerHandler:
         self, full: StoreUnusable, batch: pb.MutationBatch, deadline: float
     ) -> pb.MutationBatchResult:
         """Like `_mutate`, for those mutations that need no room; refuses the others, and steps."""
-        fits = [not self._disk.refuses(mutation) for mutation in batch.mutations]
-        if not any(fits):
+        fitting = [at for at, one in enumerate(batch.mutations) if not self._disk.refuses(one)]
+        if not fitting:
             raise full.with_traceback(None)
-        fitting = list(compress(batch.mutations, fits))
-        smaller = pb.MutationBatch(target=batch.target, mutations=fitting)
-        answered = iter((await self._mutate(smaller, deadline)).results)
-        refused = not_executed(full)
-        results = [next(answered) if one else refused for one in fits]
-        return pb.MutationBatchResult(results=results)
+        smaller = pb.MutationBatch(
+            target=batch.target, mutations=[batch.mutations[at] for at in fitting]
+        )
+        answer = await self._mutate(smaller, deadline)
+        number = len(batch.mutations) + len(batch.steps.rows)
+        result = pb.MutationBatchResult(mutations=number)
+        unapplied = dict.fromkeys(range(number), not_executed(full))
+        for at in fitting:
+            del unapplied[at]
+        unapplied |= {fitting[one.mutation]: one.result for one in answer.unapplied}
+        for at, why in unapplied.items():
+            result.unapplied.add(mutation=at, result=why)
+        return result
 
     async def _committed(
         self, index: int, batch: pb.TransactionBatch, deadline: float

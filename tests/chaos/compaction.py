@@ -158,6 +158,6 @@ async def require_deposed(network: Network, address: str, tablet: TabletLocation
     request = pb.MutateRequest(batches=[batch])
     (answer,) = (await network.unary(address, methods.MUTATE)(request, 30.0)).batches
     if not answer.HasField("error"):
-        outcomes = [one.outcome for one in answer.results]
-        if set(outcomes) & {pb.OUTCOME_APPLIED, pb.OUTCOME_REFUSED}:
+        outcomes = [one.result.outcome for one in answer.unapplied]
+        if len(outcomes) < answer.mutations or pb.OUTCOME_REFUSED in outcomes:
             raise AssertionError(f"tablet {tablet.tablet_id}: a former owner answered {outcomes}")

@@ -12,7 +12,6 @@ from percolator import (
     ConflictError,
     Database,
     InvalidArgument,
-    Outcome,
     SchemaError,
     Table,
     Transaction,
@@ -20,7 +19,6 @@ from percolator import (
     observes,
     transactional,
 )
-from percolator.tablet.writing import mutations, transactions
 from percolator.testing import run_observers
 from tests.contracts.conftest import Accounts, needs_tablets
 
@@ -253,24 +251,6 @@ def test_changes_do_not_tell_of_read_locks(db: Database) -> None:
 def test_shared_is_true_or_false(db: Database, accounts: Accounts) -> None:
     with db.transaction() as tx, pytest.raises(InvalidArgument, match="shared: expected a bool"):
         tx.lock("hub", accounts.balance, shared=1)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("edge", [NEAR, FAR])
-def test_a_server_of_an_earlier_release_refuses_a_read_lock_in_words(
-    monkeypatch: pytest.MonkeyPatch, edge: str
-) -> None:
-    """It knows neither the kind in one message nor the expectation in the other."""
-    monkeypatch.setattr(transactions, "KIND_READ_LOCK", 99)
-    monkeypatch.setattr(mutations, "EXCLUDES_WRITERS", 99)
-    with percolator.testing.connect() as db:
-        of = Accounts(db)
-        tx = db.transaction()
-        tx.lock("hub", of.balance, shared=True)
-        tx.set(edge, of.balance, 1)
-        with pytest.raises(InvalidArgument, match="shared: a tablet server runs an earlier"):
-            tx.commit()
-        assert tx.outcome is Outcome.ABORTED
-        assert db.get(edge, of.balance) is None
 
 
 def test_observers_hold_read_locks_and_are_not_woken_by_them() -> None:

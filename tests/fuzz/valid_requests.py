@@ -119,9 +119,8 @@ def _scan(scene: Scene, chance: Random) -> Message:
     return tablets.ScanRequest(
         target=target,
         range=_range(target, scene),
-        all_columns=True,
         timestamp=scene.timestamp(),
-        column_prefixes=[COLUMN[:1]] if chance.random() < 0.5 else (),
+        **chance.choice(({"all_columns": True}, {"column_prefixes": [COLUMN[:1]]})),
     )
 
 

@@ -156,4 +156,4 @@ def puts(tablet: int, epoch: int, rows: dict[bytes, bytes]) -> pb.MutationBatch:
 
 def acknowledged(result: pb.MutationBatchResult) -> int:
     """How many mutations of the batch were reported durable."""
-    return sum(one.outcome == pb.OUTCOME_APPLIED for one in result.results)
+    return result.mutations - len(result.unapplied)

@@ -32,7 +32,7 @@ async def test_after_an_input_output_error_the_log_decides_and_the_tablet_serves
         log_bytes = max((tmp_path / "store" / "3" / "7" / "e1").glob("*.log")).stat().st_size
         limited.rlimit(psutil.RLIMIT_FSIZE, (log_bytes + 20, psutil.RLIM_INFINITY))
         (result,) = await server.mutate(puts(TABLET, 1, {b"failed": b"2"}))
-        assert [one.outcome for one in result.results] == [pb.OUTCOME_UNKNOWN]
+        assert [one.result.outcome for one in result.unapplied] == [pb.OUTCOME_UNKNOWN]
         limited.rlimit(psutil.RLIMIT_FSIZE, UNLIMITED)
         for _ in range(200):
             (again,) = await server.mutate(puts(TABLET, 1, {b"after": b"3"}))

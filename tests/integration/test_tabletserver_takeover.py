@@ -47,7 +47,7 @@ async def test_a_cut_off_owner_acknowledges_nothing_that_is_lost(tmp_path: Path)
         assert known.items() <= (await successor.rows(TABLET, 2)).items()
         assert len(known) > 0
         for result in refusals:
-            moved = result.error if result.HasField("error") else result.results[0].error
+            moved = result.error if result.HasField("error") else result.unapplied[0].result.error
             assert moved.ByteSize() > 0
         answer = await former.read(TABLET, 1, b"0/000000/0")
         assert answer.error.HasField("tablet_moved")

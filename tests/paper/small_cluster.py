@@ -28,6 +28,7 @@ from percolator.world import (
     World,
 )
 from tests.simulation.virtual_time import VirtualClock
+from tests.unit.connected import written_out
 
 accounts = Table("accounts")
 balance = accounts.column("bal", codecs.integer)
@@ -41,8 +42,6 @@ Cells = dict[str, dict[str, dict[int, object]]]
 
 class SmallCluster(ClusterInMemory):
     """Bob and Joe are in different tablets, so that each step of Figure 4 is one of ours."""
-
-    takes_lists = False
 
     def __init__(self) -> None:
         super().__init__(VirtualClock(asyncio.get_running_loop()))
@@ -160,7 +159,7 @@ def commits(request: pb.MutateRequest) -> bool:
     return any(
         change.kind == pb.Change.KIND_PUT and change.space == cells_pb2.SPACE_WRITE
         for batch in request.batches
-        for mutation in batch.mutations
+        for mutation in written_out(batch)
         for change in mutation.changes
     )
 

@@ -17,7 +17,8 @@ from percolator.protocol.prewriting import Prewriting
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import APPLIED, CellMutation, Refused, RowRequest, RowResult
-from percolator.routing.mutation_lane import MutationLane
+from percolator.routing.common_step import CommonStep
+from percolator.routing.pending_row import PendingRow
 from percolator.routing.router import Router
 from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.v1.tabletserver_pb2 import Change, Mutation
@@ -143,8 +144,17 @@ def primary_by_chance(patch: Patch) -> None:
 
 
 def without_lists(patch: Patch) -> None:
-    """Sends steps as mutations, as to an older server: in lists, only their kind is sent."""
-    patch.setattr(MutationLane, "_is_listed", lambda self, entry: False)
+    """Sends steps as mutations: in lists, only their kind is sent."""
+    correct = PendingRow.__init__
+
+    def written_out(
+        self: PendingRow, pending: Any, index: int, table_id: int, version: int, message: Any
+    ) -> None:
+        if isinstance(message, CommonStep):
+            message = message.mutation()
+        correct(self, pending, index, table_id, version, message)
+
+    patch.setattr(PendingRow, "__init__", written_out)
 
 
 def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:

@@ -69,7 +69,7 @@ def unapplied_steps_taken_for_applied(patch: Patch) -> None:
             entry.pending.answer(entry.index, APPLIED)
         return []
 
-    patch.setattr(mutation_lane, "_answer_steps", wrong)
+    patch.setattr(mutation_lane, "_answer", wrong)
 
 
 ALL = (

@@ -22,6 +22,8 @@ from percolator.aio.connecting import connect_to
 from percolator.aio.engine import Rows
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import DeadlineExceeded, Unavailable
+from percolator.protocol.write_steps import CommitPrimary, CommitSecondary, Prewrite
+from percolator.routing.common_step import CommonStep
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
@@ -39,10 +41,35 @@ accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
 
 
+_STEPS: dict[int, type[CommonStep]] = {
+    one.kind: one for one in (Prewrite, CommitPrimary, CommitSecondary)
+}
+
+
+def written_out(batch: pb.MutationBatch) -> list[pb.Mutation]:
+    """The mutations of a batch, and those that its steps stand for."""
+    steps = batch.steps
+    observers = {one.column: tuple(one.observers) for one in steps.observed}
+    found = [*batch.mutations]
+    for kind, row, column, value, start, commit, min_commit in zip(
+        steps.kinds,
+        steps.rows,
+        steps.columns,
+        steps.values,
+        steps.start_timestamps,
+        steps.commit_timestamps,
+        steps.min_commit_timestamps,
+        strict=True,
+    ):
+        names = observers.get(column, ())
+        step = _STEPS[kind](row, column, value, start, commit, min_commit, names)
+        found.append(step.mutation())
+    return found
+
+
 class Cluster(ClusterInMemory):
     """Loses answers, or everything, while a test wants it to."""
 
-    takes_lists = False
     answers_lost = False
     silent = False
 

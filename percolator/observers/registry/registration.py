@@ -99,8 +99,6 @@ async def _register_in_advance(
     except InvalidArgument as error:
         # The program knows its list of observers, not the fields of the request.
         raise InvalidArgument("observers", error.reason) from None
-    except SchemaError:
-        return  # a master of an earlier release
     except PermissionDenied:
         # A client's token: whoever may register observers does it when the table exists.
         _log.debug("the observers of table %s are not registered in advance", table)

@@ -14,9 +14,8 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from math import inf
 
-from percolator.errors import PercolatorError, SchemaChanged, UsageError
+from percolator.errors import PercolatorError, SchemaChanged
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.verdicts import ROLLED_BACK
@@ -32,9 +31,6 @@ reading values from locks costs several times as much as reading commits."""
 AHEAD = 16
 """How far ahead, in times of what was met."""
 
-UNKNOWN_SECONDS = 60.0
-"""After a server did not know such a message, none is sent for this long: it may be upgraded."""
-
 
 class BulkRolling:
     """What one client tells tablets about the locks that it meets."""
@@ -43,13 +39,11 @@ class BulkRolling:
         self._env = env
         self._being_told: set[int] = set()
         """Tables to one of whose tablets a message is on its way."""
-        self._unknown_until = inf if env.rolls_forward is None else 0.0
-        """Until then, some server is taken for one that does not know such messages."""
 
     async def leave(self, met: Sequence[MetLock]) -> Sequence[MetLock]:
         """Tells tablets of these locks, where there are many of committed transactions. Returns
         those that are left to the caller."""
-        if len(met) < MANY or self._env.now() < self._unknown_until:
+        if len(met) < MANY or self._env.rolls_forward is None:
             return met
         by_table: defaultdict[int, list[MetLock]] = defaultdict(list)
         for one in met:
@@ -68,9 +62,6 @@ class BulkRolling:
     async def _have_it_get_ahead(self, table_id: int, met: Sequence[MetLock]) -> Sequence[MetLock]:
         try:
             await self._order(table_id, met, AHEAD * len(met))
-        except UsageError:
-            self._unknown_until = self._env.now() + UNKNOWN_SECONDS
-            return met
         except PercolatorError as problem:
             _log.info("a tablet was not told of commits: %s", problem)
             return met
@@ -79,8 +70,6 @@ class BulkRolling:
     async def _tell(self, table_id: int, met: Sequence[MetLock]) -> None:
         try:
             await self._order(table_id, met, 0)
-        except UsageError:
-            self._unknown_until = self._env.now() + UNKNOWN_SECONDS
         finally:
             self._being_told.discard(table_id)
 
@@ -105,8 +94,7 @@ async def tell_of_commits(
     await_cells: int = 0,
 ) -> None:
     """Tells the tablet of this row, or all tablets of the table, which transactions have committed,
-    and when; may wait until it is so many cells ahead. Raises `UsageError` where a server does not
-    know such messages."""
+    and when; may wait until it is so many cells ahead."""
     if env.rolls_forward is None or not commits:
         return
     schema = await env.schema(table_id, deadline)

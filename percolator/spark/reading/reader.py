@@ -54,9 +54,7 @@ class TableReader(DataSourceReader):
         snapshot = here.database.internal.snapshot(self._timestamp, options.target.timeout_seconds)
         table = Table(options.target.table, key=codecs.stored)
         pages = here.thread.iterate(
-            sent_pages(
-                snapshot, table, partition.ranges, self._stored, joined=self._shape.takes_joined
-            )
+            sent_pages(snapshot, table, partition.ranges, self._stored, joined=self._shape.joined)
         )
         try:
             with closing(pages):

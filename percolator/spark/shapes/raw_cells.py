@@ -35,7 +35,7 @@ class RawCells:
         return (ROW,)
 
     @property
-    def takes_joined(self) -> bool:
+    def joined(self) -> bool:
         return False  # they have no timestamps
 
     def schema(self, columns: tuple[str, ...] | None) -> StructType:

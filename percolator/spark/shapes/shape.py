@@ -27,7 +27,7 @@ class Shape(Protocol):
         ...
 
     @property
-    def takes_joined(self) -> bool:
+    def joined(self) -> bool:
         """Whether `batch` takes joined pages, too."""
         ...
 

@@ -74,7 +74,7 @@ class TypedRows:
     # ------------------------------------------------------------------ reading
 
     @property
-    def takes_joined(self) -> bool:
+    def joined(self) -> bool:
         return True
 
     def schema(self, columns: tuple[str, ...] | None) -> StructType:

@@ -43,6 +43,12 @@ class ReadLocks:
         self.used = self.noted = True
         self.recent.load(newest_commit, 0)
 
+    def note(self, cell: bytes) -> None:
+        """Notes that a cell is about to be locked or written. From the first read lock on, all of
+        the tablet's mutations are judged by read locks, too."""
+        if not self.used and locked_cell(cell) is not None:
+            self.used = True
+
     def hold(self, cells: Iterable[bytes]) -> None:
         """Notes that a transaction holds read locks of these cells."""
         for cell in cells:

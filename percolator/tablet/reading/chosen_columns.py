@@ -35,12 +35,13 @@ def chosen_columns(
     `field` comes before the names of fields in errors. Raises `InvalidArgument`.
     """
     given = read.column_prefixes
-    if not given:
-        return None if read.all_columns else frozenset(encoder[c] for c in read.columns)
     where = f"{field}column_prefixes"
-    if not read.all_columns:
-        # A server that does not know prefixes would return too few columns.
-        raise InvalidArgument(where, "may only be given together with all_columns")
+    if read.all_columns:
+        if read.columns or given:
+            raise InvalidArgument(f"{field}all_columns", "beside columns or prefixes")
+        return None
+    if not given:
+        return frozenset(encoder[c] for c in read.columns)
     if len(given) > limits.column_prefixes_max:
         raise InvalidArgument(
             where, f"{len(given)} entries, at most {limits.column_prefixes_max} allowed"

@@ -28,13 +28,11 @@ AskedRead = pb.RowRead | CellRead
 
 
 def asked_reads(batch: pb.ReadBatch) -> Sequence[AskedRead]:
-    """The reads of a batch, in either form. Raises `InvalidArgument`."""
+    """The reads of a batch: rows first, then single cells. Raises `InvalidArgument`."""
     if not batch.HasField("cells"):
         return batch.reads
-    if batch.reads:
-        raise InvalidArgument("cells", "beside reads; a batch has one or the other")
     cells = batch.cells
     rows, columns, timestamps = cells.rows, cells.columns, cells.timestamps
     if not len(rows) == len(columns) == len(timestamps):
         raise InvalidArgument("cells", "rows, columns and timestamps differ in number")
-    return list(map(CellRead, rows, columns, timestamps))
+    return [*batch.reads, *map(CellRead, rows, columns, timestamps)]

@@ -163,7 +163,7 @@ class PointReads:
         found: dict[Holder, None] = {}
         for read in islice(self._asked, first, stop):
             row, timestamp = read.row, read.timestamp
-            if read.all_columns:
+            if read.all_columns or read.column_prefixes:
                 found |= dict.fromkeys(held.in_the_way_in_rows(row, row + b"\0", timestamp))
                 continue
             prefix = component(row)
@@ -206,7 +206,7 @@ class PointReads:
                     f"reads[{index}].columns",
                     f"{len(columns)} entries, at most {columns_max} allowed",
                 )
-            if lifetimes and timestamp == NEWEST and self._may_expire(columns):
+            if lifetimes and timestamp == NEWEST and self._may_expire(read):
                 self._refused[index] = InvalidArgument(
                     f"reads[{index}].timestamp",
                     "values of the column expire, and only a timestamp decides which have",
@@ -395,10 +395,11 @@ class PointReads:
         self._deletes.extend(offset + at for at in cells.deletes)
         self._skipped += cells.skipped
 
-    def _may_expire(self, columns: Sequence[bytes]) -> bool:
-        """Whether values of these columns expire; no columns mean all of the row."""
-        by_column = self._lifetimes.by_column
-        return not columns or any(column in by_column for column in columns)
+    def _may_expire(self, read: AskedRead) -> bool:
+        """True if the read may find values that expire."""
+        if read.all_columns or read.column_prefixes:
+            return True
+        return any(column in self._lifetimes.by_column for column in read.columns)
 
     def _locks(self, read: AskedRead) -> LockReader:
         passed = frozenset(read.passing)

@@ -33,15 +33,15 @@ def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncode
     """Checks a request. Raises `InvalidArgument` and `UnheardTimestamp`."""
     limits = state.limits
     state.guard.check_read(request.timestamp, "timestamp")
-    if not request.all_columns and not request.columns:
-        raise InvalidArgument("columns", "is empty, and all_columns is not set: nothing to read")
+    if not (request.all_columns or request.columns or request.column_prefixes):
+        raise InvalidArgument("columns", "no columns and no prefixes, and not all_columns")
     return ScanPlan(
         timestamp=request.timestamp,
         passed=frozenset(request.passing),
         wanted=chosen_columns("", request, columns, limits),
         reverse=request.reverse,
         report_deletes=request.report_deletes,
-        joined=request.takes_joined,
+        joined=request.joined,
         rows_max=min(request.page_rows_max or limits.page_rows_default, limits.page_rows_max),
         bytes_max=min(request.page_bytes_max or limits.page_bytes_default, limits.page_bytes_max),
     )

@@ -18,7 +18,7 @@ from percolator.formats.records import (
     WRITE_KIND_OFFSET,
     timestamp_bytes,
 )
-from percolator.tablet.keys import LOCK, NOTIFY, WRITE, ColumnEncoder
+from percolator.tablet.keys import LOCK, NOTIFY, READ_LOCK_MARK, WRITE, ColumnEncoder
 from percolator.tablet.limits import too_long
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.listed_cells import ListedCells, refuse_listed
@@ -55,6 +55,7 @@ class StepChecker:
     def __init__(self, state: TabletState, columns: ColumnEncoder) -> None:
         self._limits = state.limits
         self._guard = state.guard
+        self._read_locks = state.read_locks
         self._cells = ListedCells(state, columns)
 
     def check(self, steps: pb.StepList) -> tuple[list[CheckedMutation], int]:
@@ -91,6 +92,8 @@ class StepChecker:
                 head = value[:LOCK_HEADER_BYTES]
                 conditions = locked
                 changes = [(PUT, LOCK, 0, value, b"")]
+                if READ_LOCK_MARK in cell:
+                    self._read_locks.note(cell)
             elif kind == WRITE_STEP:
                 conditions = [(SPACE_WRITE, ABSENT, commit, 0, b"", b"", b"")]
                 changes = [(PUT, WRITE, commit, value, b"")]
@@ -157,10 +160,10 @@ def commit_conditions(kind: int, start: int, min_commit: int) -> list[CheckedCon
     ]
 
 
-def answer_of_steps(results: Sequence[pb.MutationResult]) -> pb.MutationBatchResult:
-    """The answer to a batch of steps: only what was not applied takes up room."""
-    answer = pb.MutationBatchResult(steps=len(results))
+def answer_of(results: Sequence[pb.MutationResult]) -> pb.MutationBatchResult:
+    """The answer to a batch, which names only what was not applied."""
+    answer = pb.MutationBatchResult(mutations=len(results))
     for at, result in enumerate(results):
         if result is not APPLIED:
-            answer.unapplied.add(step=at, result=result)
+            answer.unapplied.add(mutation=at, result=result)
     return answer

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence, Sized
 from typing import NoReturn
 
 from percolator.errors import InvalidArgument
-from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import (
     KINDS,
     LOCK_HEADER,
@@ -34,7 +33,6 @@ PRESENT: int = pb.Condition.EXPECTATION_PRESENT
 EQUALS: int = pb.Condition.EXPECTATION_EQUALS
 BEGINS_IF_PRESENT: int = pb.Condition.EXPECTATION_BEGINS_IF_PRESENT
 AT_MOST: int = pb.Condition.EXPECTATION_AT_MOST
-EXCLUDES_WRITERS: int = pb.Condition.EXPECTATION_EXCLUDES_WRITERS
 
 PUT: int = pb.Change.KIND_PUT
 DELETE: int = pb.Change.KIND_DELETE
@@ -99,17 +97,18 @@ class MutationChecker:
             not_below = mutation.not_below
             if not_below > admitted_to:
                 self._guard.admit(not_below, "mutations[%d].not_below", index)
-            conditions = self._conditions(index, column, mutation.conditions)
+            conditions = self._conditions(index, mutation.conditions)
             changes: list[CheckedChange] = [
                 (change.kind, change.space, change.timestamp, change.value, change.qualifier)
                 for change in mutation.changes
             ]
             weight += len(row) + MUTATION_BYTES
+            cell = component(row) + columns[column]
             if changes:
                 weight += self._check_changes(index, changes)
-            checked.append(
-                (row, column, component(row) + columns[column], not_below, conditions, changes)
-            )
+                if keys.READ_LOCK_MARK in cell:
+                    self._read_locks.note(cell)
+            checked.append((row, column, cell, not_below, conditions, changes))
         return checked, weight
 
     def _check_long_row(self, index: int, mutation: pb.Mutation) -> None:
@@ -128,9 +127,7 @@ class MutationChecker:
         if (is_new and not needs_lock) or len(mutation.row) > ROW_BYTES_MAX:
             _refuse(index, "row", too_long(mutation.row, self._limits.row_bytes_max))
 
-    def _conditions(
-        self, index: int, column: bytes, asked: Sequence[pb.Condition]
-    ) -> list[CheckedCondition]:
+    def _conditions(self, index: int, asked: Sequence[pb.Condition]) -> list[CheckedCondition]:
         """Checks and flattens conditions in one pass, since they are most of what comes in."""
         if len(asked) > self._limits.conditions_max:
             _refuse(index, "conditions", _too_many(asked, self._limits.conditions_max))
@@ -143,11 +140,6 @@ class MutationChecker:
             qualifier = condition.qualifier
             if not 1 <= space <= NOTIFY:
                 _refuse(index, _field(conditions, "space"), f"{space} is not a space")
-            if expectation == EXCLUDES_WRITERS:
-                if locked_column(column) is None:
-                    _refuse(index, "column", "not that of a read lock")
-                self._read_locks.used = True
-                continue
             if not 1 <= expectation <= AT_MOST:
                 reason = f"{expectation} is not an expectation"
                 _refuse(index, _field(conditions, "expectation"), reason)

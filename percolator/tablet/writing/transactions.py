@@ -11,16 +11,14 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from percolator.errors import InvalidArgument
-from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import (
     KIND_LOCK_ONLY,
     KIND_PUT,
     KIND_PUT_IN_DATA,
-    KIND_READ_LOCK,
     KINDS,
     WRITE_HEADER,
 )
-from percolator.tablet.keys import DATA, NOTIFY, WRITE, ColumnEncoder
+from percolator.tablet.keys import DATA, NOTIFY, READ_LOCK_MARK, WRITE, ColumnEncoder
 from percolator.tablet.limits import too_long
 from percolator.tablet.memory.read_locks import cells_locked_by
 from percolator.tablet.memory.state import TabletState
@@ -208,12 +206,10 @@ class TransactionChecker:
         cells = zip(rows, columns, kinds, values, strict=True)
         for at, (row, column, kind, value) in enumerate(cells):
             cell = self._cells.cell("", at, row, column)
+            if READ_LOCK_MARK in cell:
+                self._read_locks.note(cell)
             if kind not in KINDS:
-                if kind != KIND_READ_LOCK:
-                    refuse_listed("kinds", at, f"{kind} is not a kind of record")
-                if locked_column(column) is None:
-                    refuse_listed("columns", at, "not the column of a read lock")
-                kind, self._read_locks.used = KIND_LOCK_ONLY, True
+                refuse_listed("kinds", at, f"{kind} is not a kind of record")
             if len(value) > value_bytes_max:
                 refuse_listed("values", at, too_long(value, value_bytes_max))
             if value and kind not in (KIND_PUT, KIND_PUT_IN_DATA):

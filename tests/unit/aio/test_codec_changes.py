@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
 
 import pytest
 
 from percolator import Limits, SchemaError, Table, codecs
 from percolator.aio import Database
 from percolator.aio.transaction import Outcome
-from percolator.errors import DeadlineExceeded, Retry, Unavailable, UsageError
-from percolator.routing.catalog import DECLARE_AGAIN_SECONDS
+from percolator.errors import DeadlineExceeded, Retry, Unavailable
 from percolator.v1 import master_pb2
 from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected, connected_to
 
@@ -211,14 +208,11 @@ class Counting(Cluster):
 
     declared = 0
     answers = True
-    is_older = False
 
     async def declare_codecs(
         self, request: master_pb2.DeclareCodecsRequest
     ) -> master_pb2.DeclareCodecsResponse:
         self.declared += 1
-        if self.is_older:
-            raise UsageError("the server has no such method")
         if not self.answers:
             await asyncio.get_running_loop().create_future()
         return await super().declare_codecs(request)
@@ -250,39 +244,6 @@ async def test_without_a_master_the_first_write_fails_in_time_and_can_be_repeate
         cluster.answers = False  # nobody has to ask again
         async with db.transaction() as tx:
             await tx.set("b", balance, 1)
-
-
-async def test_a_cluster_of_an_older_release_keeps_no_codecs_and_works() -> None:
-    async with connected_to(Counting) as (db, cluster):
-        cluster.is_older = True
-        for number in range(3):
-            async with db.transaction() as tx:
-                await tx.set("a", balance, number)
-        assert cluster.declared == 1
-        assert await kept(db) == {}
-
-
-async def test_codecs_are_kept_once_the_masters_are_upgraded() -> None:
-    async with connected_to(Counting) as (db, cluster):
-        cluster.is_older = True
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        cluster.is_older = False
-        await asyncio.sleep(DECLARE_AGAIN_SECONDS)
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 2)
-        assert await kept(db) == {b"balance": "integer"}
-
-
-async def test_a_closed_database_is_not_kept_until_masters_would_be_asked_again() -> None:
-    async with connected_to(Counting) as (db, cluster):
-        cluster.is_older = True
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        catalog = weakref.ref(db.internal.engine.catalog)
-    del db, tx, cluster
-    gc.collect()
-    assert catalog() is None
 
 
 async def test_a_program_that_learns_of_a_codec_late_is_refused_from_then_on() -> None:

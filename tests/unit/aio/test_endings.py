@@ -33,7 +33,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.master_pb2 import DescribeCollectionResponse
 from percolator.world import World
 from tests.simulation.virtual_time import VirtualClock, run_virtually
-from tests.unit.connected import Cluster, accounts, balance, connected
+from tests.unit.connected import Cluster, accounts, balance, connected, written_out
 
 
 async def test_an_unanswered_commit_is_unknown_and_the_transaction_resolves_it() -> None:
@@ -62,7 +62,7 @@ async def _commit_once_locked(tx: Transaction, cluster: Cluster) -> None:
 
     async def lose_commits(request: pb.MutateRequest) -> pb.MutateResponse:
         response = await mutate(request)
-        spaces = {c.space for b in request.batches for m in b.mutations for c in m.changes}
+        spaces = {c.space for b in request.batches for m in written_out(b) for c in m.changes}
         cluster.answers_lost = cluster.answers_lost or 2 in spaces
         if cluster.answers_lost:
             raise Unavailable("connection reset")
@@ -95,7 +95,7 @@ async def _left_open(db: Database, cluster: Cluster) -> tuple[Transaction, Outco
     mutate = cluster.mutate
 
     async def lose(request: pb.MutateRequest) -> pb.MutateResponse:
-        if 2 in {c.space for b in request.batches for m in b.mutations for c in m.changes}:
+        if 2 in {c.space for b in request.batches for m in written_out(b) for c in m.changes}:
             raise Unavailable("connection reset")
         return await mutate(request)
 

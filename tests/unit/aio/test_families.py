@@ -1,8 +1,7 @@
-"""Reads of families: past locks, and from servers of a release that does not know them."""
+"""Reads of families, past locks."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -10,8 +9,7 @@ import pytest
 from percolator import Limits, codecs
 from percolator.protocol import aftermath
 from percolator.protocol.commit_point import CommitPoint
-from percolator.v1 import tabletserver_pb2 as pb
-from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected
+from tests.unit.connected import TWO_PHASES, accounts, balance, connected
 
 edges = accounts.family("edge:", codecs.integer)
 
@@ -20,30 +18,6 @@ class Died(BaseException):
     """The client has gone no further."""
 
 
-@pytest.fixture(params=["this release", "an older one"])
-def servers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An older release ignores the fields that it does not know."""
-    if request.param == "this release":
-        return
-    scan, read = Cluster.scan, Cluster.read
-
-    def old_scan(self: Cluster, asked: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
-        del asked.column_prefixes[:]
-        return scan(self, asked)
-
-    async def old_read(self: Cluster, asked: pb.ReadRequest) -> pb.ReadResponse:
-        copy = pb.ReadRequest()
-        copy.CopyFrom(asked)
-        for batch in copy.batches:
-            for one in batch.reads:
-                del one.column_prefixes[:]
-        return await read(self, copy)
-
-    monkeypatch.setattr(Cluster, "scan", old_scan)
-    monkeypatch.setattr(Cluster, "read", old_read)
-
-
-@pytest.mark.usefixtures("servers")
 @pytest.mark.parametrize("page_rows_max", [1, 3, 1000])
 @pytest.mark.parametrize("reverse", [False, True])
 async def test_only_the_family_is_found_and_limits_count_only_its_rows(
@@ -70,7 +44,6 @@ async def test_only_the_family_is_found_and_limits_count_only_its_rows(
             ]
 
 
-@pytest.mark.usefixtures("servers")
 async def test_a_family_is_read_past_the_lock_of_a_client_that_died(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,7 +16,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.aio.shared_attempts import receipt_of, values_of
-from tests.unit.connected import Cluster, balance, connected_to
+from tests.unit.connected import Cluster, balance, connected_to, written_out
 
 
 class Asked(Cluster):
@@ -50,7 +50,9 @@ class Asked(Cluster):
                     result.Clear()
                     lags = SchemaChanged("not that one", table_id=1, schema_version=1)
                     result.error.CopyFrom(to_detail(lags))
-        elif self.registers_after_a_commit and sum(len(b.mutations) for b in request.batches) == 1:
+        elif (
+            self.registers_after_a_commit and sum(len(written_out(b)) for b in request.batches) == 1
+        ):
             name, self.registers_after_a_commit = self.registers_after_a_commit, ""
             await self.register(name)
         return response

@@ -26,6 +26,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
 from percolator.world import World
 from tests.simulation.virtual_time import VirtualClock
+from tests.unit.connected import written_out
 
 pages = Table("pages")
 body = pages.column("body", codecs.text)
@@ -50,7 +51,6 @@ def prewrites(mutation: pb.Mutation) -> bool:
 class Cluster(ClusterInMemory):
     """Registers an observer of `body` just before it accepts a certain mutation."""
 
-    takes_lists = False
     register_before: Matches | None = None
     lost: Matches | None = None
     """The first such mutation, and everything after it, is lost."""
@@ -58,7 +58,7 @@ class Cluster(ClusterInMemory):
     registered = False
 
     async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
-        mutations = [one for batch in request.batches for one in batch.mutations]
+        mutations = [one for batch in request.batches for one in written_out(batch)]
         if self.lost is not None and any(map(self.lost, mutations)):
             self.dead = True
         if self.dead:

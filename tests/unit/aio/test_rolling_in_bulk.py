@@ -11,11 +11,10 @@ import pytest
 from percolator import observes
 from percolator.aio import Database
 from percolator.aio.shared import SharedTransaction
-from percolator.errors import UsageError
-from percolator.protocol.resolving.rolling_in_bulk import MANY, UNKNOWN_SECONDS
+from percolator.protocol.resolving.rolling_in_bulk import MANY
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import receipt_of, values_of
-from tests.unit.connected import Cluster, balance, connected_to
+from tests.unit.connected import Cluster, balance, connected_to, written_out
 
 ROWS = 1_500
 """In each of the two tablets."""
@@ -35,23 +34,11 @@ class Watched(Cluster):
         return await super().roll_forward(request)
 
     async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
-        self.mutations += sum(len(batch.mutations) for batch in request.batches)
+        self.mutations += sum(len(written_out(batch)) for batch in request.batches)
         return await super().mutate(request)
 
     def locks(self) -> int:
         return sum(len(tablet._state.mirror) for tablet in self.tablets.values())
-
-
-class Older(Watched):
-    """A release that does not know such messages."""
-
-    is_older = True
-
-    async def roll_forward(self, request: pb.RollForwardRequest) -> pb.RollForwardResponse:
-        if self.is_older:
-            self.told.append(request)
-            raise UsageError("unknown method")
-        return await super().roll_forward(request)
 
 
 async def _committed(db: Database, values: dict[str, int]) -> SharedTransaction:
@@ -121,33 +108,6 @@ async def test_few_locks_are_rolled_forward_one_by_one(monkeypatch: pytest.Monke
         assert await values_of(db) == values
         await _settled(cluster)
         assert not cluster.told
-
-
-async def test_with_servers_of_an_older_release_clients_do_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with connected_to(Older) as (db, cluster):
-        whole = await _committed(db, VALUES)
-        await whole.told(1.0)
-        assert cluster.locks() == len(VALUES)
-        assert await values_of(db) == VALUES
-        # The page that met them first was left to the tablet, in vain.
-        assert await values_of(db) == VALUES
-        await _settled(cluster)
-        assert len(cluster.told) <= 3  # by the driver, and by one reader
-
-
-async def test_servers_that_were_upgraded_are_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SharedTransaction, "_tell_tablets", _dead)
-    async with connected_to(Older) as (db, cluster):
-        await _committed(db, VALUES)
-        assert await values_of(db) == VALUES
-        cluster.is_older = False
-        await asyncio.sleep(UNKNOWN_SECONDS)
-        cluster.told.clear()
-        await _committed(db, VALUES)
-        assert await values_of(db) == VALUES
-        assert cluster.told
 
 
 async def test_observers_are_told_even_under_a_newer_schema() -> None:

@@ -15,7 +15,7 @@ from percolator.aio.shared import SharedTransaction
 from percolator.aio.tickets import Receipt
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import receipt_of, set_value, share_of, values_of
-from tests.unit.connected import Cluster, accounts, balance, connected
+from tests.unit.connected import Cluster, accounts, balance, connected, written_out
 
 PATIENCE = Limits().push_after_seconds
 FEW, MANY = 50, 2_500
@@ -33,7 +33,7 @@ class Counted:
 
         async def counting(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
             for batch in request.batches:
-                self.asked += batch.mutations
+                self.asked += written_out(batch)
             return await mutate(cluster, request)
 
         monkeypatch.setattr(Cluster, "mutate", counting)

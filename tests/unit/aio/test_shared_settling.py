@@ -11,7 +11,7 @@ import pytest
 from percolator.aio import Database
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import TTL_SECONDS, dies, receipt_of, values_of
-from tests.unit.connected import Cluster, balance, connected
+from tests.unit.connected import Cluster, balance, connected, written_out
 
 ROWS = 3_000
 MESSAGES_MAX = ROWS // 100
@@ -28,7 +28,7 @@ class Counted:
 
         async def counting(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
             self.messages += 1
-            self.mutations += sum(len(batch.mutations) for batch in request.batches)
+            self.mutations += sum(len(written_out(batch)) for batch in request.batches)
             return await mutate(cluster, request)
 
         monkeypatch.setattr(Cluster, "mutate", counting)

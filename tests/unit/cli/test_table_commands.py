@@ -6,10 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.cli import tables
 from percolator.cli.app import app
 from percolator.row_text import row_bytes, row_text
-from percolator.v1 import master_pb2 as pb
 from tests.command_line import CliRunner
 
 run = CliRunner()
@@ -70,17 +68,3 @@ def test_without_a_terminal_the_option_that_confirms_is_named() -> None:
     result = run.invoke(app, ["tables", "delete", "t"], input="")
     assert result.exit_code == 2
     assert "Without a terminal, answer with --yes" in result.output
-
-
-@pytest.mark.parametrize(("is_older", "code"), [(False, 0), (True, 2)])
-def test_a_table_without_its_ttl_is_no_success_where_the_master_is_of_an_older_release(
-    monkeypatch: pytest.MonkeyPatch, is_older: bool, code: int
-) -> None:
-    def answer(_: object, __: object, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
-        kept = pb.TableOptions() if is_older else request.options
-        return pb.CreateTableResponse(table=pb.Table(name="t", options=kept), created=True)
-
-    monkeypatch.setattr(tables, "ask_master", answer)
-    result = run.invoke(app, ["tables", "create", "t", "--ttl", "token=1h"])
-    assert result.exit_code == code, result.output
-    assert ("its values do not expire" in result.stderr) == is_older

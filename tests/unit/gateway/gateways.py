@@ -23,6 +23,7 @@ from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.world import World
 from tests.simulation.virtual_time import VirtualClock
+from tests.unit.connected import written_out
 
 TABLE = "accounts"
 COLUMN = b"balance"
@@ -37,8 +38,6 @@ TWO_PHASES = Limits(one_round_cells_max=0)
 
 class Cluster(ClusterInMemory):
     """Calls take a millisecond. A test can make some of them slow, and lose answers."""
-
-    takes_lists = False
 
     def __init__(self, clock: VirtualClock) -> None:
         super().__init__(clock)
@@ -115,7 +114,7 @@ def commits_primary(request: tablets.MutateRequest) -> bool:
     return any(
         len(mutation.conditions) == 3 and len(mutation.changes) > 1
         for batch in request.batches
-        for mutation in batch.mutations
+        for mutation in written_out(batch)
     )
 
 

@@ -19,6 +19,7 @@ from percolator.errors import (
 from percolator.services.gateway.requests import Writes
 from percolator.v1.gateway_pb2 import ResolveResponse, ScanTableRequest
 from percolator.v1.tabletserver_pb2 import MutateRequest
+from tests.unit.connected import written_out
 
 from .gateways import COLUMN, DELETE, LOCK, TABLE, Gateway, commits_primary, gateways, write
 
@@ -159,7 +160,7 @@ def _rolls_back(request: MutateRequest) -> bool:
     return any(
         len(mutation.changes) == 3 and len(mutation.conditions) <= 2
         for batch in request.batches
-        for mutation in batch.mutations
+        for mutation in written_out(batch)
     )
 
 

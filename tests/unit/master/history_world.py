@@ -121,8 +121,7 @@ class ModelHistory:
             rows = {one.row for one in batch.mutations}
             held = self.locks.get(batch.target.tablet_id, [])
             held[:] = [(row, lock) for row, lock in held if row not in rows]
-            applied = tablets.MutationResult(outcome=tablets.OUTCOME_APPLIED)
-            answer.batches.add(results=[applied] * len(batch.mutations))
+            answer.batches.add(mutations=len(batch.mutations))
         return answer
 
 

@@ -65,8 +65,7 @@ class Server:
             if error is not None:
                 result.error.CopyFrom(to_detail(error))
             else:
-                for _ in batch.mutations:
-                    result.results.add(outcome=pb.OUTCOME_APPLIED)
+                result.mutations = len(batch.mutations)
         return response
 
     async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
@@ -79,6 +78,7 @@ class Server:
             if error is not None:
                 result.error.CopyFrom(to_detail(error))
                 continue
+            result.reads = len(batch.reads)
             for index, read in enumerate(batch.reads):
                 result.found.reads.append(index)
                 result.found.columns.append(b"c")

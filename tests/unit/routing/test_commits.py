@@ -20,7 +20,6 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import FollowedCommit, NotInOneRound, NotSent, Refused, WholeCommit
-from percolator.routing.dispatcher import TWO_PHASES_SECONDS
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 
@@ -142,20 +141,6 @@ async def test_a_tablet_that_is_not_known_is_asked_for_first() -> None:
     cluster = Cluster({"a:1": server})
     assert isinstance(await cluster.router.commit(whole(20, b"a"), cluster.deadline(1.0)), NotSent)
     cluster.now_at = [tablet("a:1")]
-    assert await cluster.router.commit(whole(20, b"a"), cluster.deadline()) == 21
-
-
-async def test_an_older_server_is_asked_once_in_a_while() -> None:
-    server = Commits()
-    server.failure = UsageError("no such method there")
-    cluster = _cluster(server)
-    for _ in range(3):
-        answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
-        assert isinstance(answer, PercolatorError)
-        assert answer.retry is Retry.SAFE
-    assert len(server.commit_calls) == 1
-    server.failure = None
-    await asyncio.sleep(TWO_PHASES_SECONDS)
     assert await cluster.router.commit(whole(20, b"a"), cluster.deadline()) == 21
 
 

@@ -118,18 +118,31 @@ def _without_batches(response: pb.MutateResponse) -> pb.MutateResponse:
     return type(response)()
 
 
-def _one_result_less(response: pb.MutateResponse) -> pb.MutateResponse:
-    response.batches[0].results.pop()
+def _one_less(response: pb.MutateResponse) -> pb.MutateResponse:
+    response.batches[0].mutations -= 1
+    return response
+
+
+def _of_one_that_was_not_sent(response: pb.MutateResponse) -> pb.MutateResponse:
+    response.batches[0].unapplied.add(mutation=2)
+    return response
+
+
+def _empty(response: pb.MutateResponse) -> pb.MutateResponse:
+    response.batches[0].Clear()
     return response
 
 
 def _without_outcome(response: pb.MutateResponse) -> pb.MutateResponse:
-    for result in response.batches[0].results:
-        result.Clear()
+    for number in range(2):
+        response.batches[0].unapplied.add(mutation=number)
     return response
 
 
-@pytest.mark.parametrize("malform", [_without_batches, _one_result_less, _without_outcome])
+@pytest.mark.parametrize(
+    "malform",
+    [_without_batches, _one_less, _of_one_that_was_not_sent, _empty, _without_outcome],
+)
 async def test_mutations_whose_answer_is_malformed_may_have_been_executed(
     malform: Callable[[pb.MutateResponse], object],
 ) -> None:
@@ -154,7 +167,15 @@ def _of_a_row_that_was_not_asked_for(response: pb.ReadResponse) -> pb.ReadRespon
     return response
 
 
-@pytest.mark.parametrize("malform", [_a_value_less, _of_a_row_that_was_not_asked_for])
+def _nothing_found(response: pb.ReadResponse) -> pb.ReadResponse:
+    """An empty message must not mean that nothing exists."""
+    response.batches[0].Clear()
+    return response
+
+
+@pytest.mark.parametrize(
+    "malform", [_a_value_less, _of_a_row_that_was_not_asked_for, _nothing_found]
+)
 async def test_malformed_answers_to_reads_leave_no_call_behind(
     malform: Callable[[pb.ReadResponse], pb.ReadResponse],
 ) -> None:

@@ -323,22 +323,22 @@ async def test_joined_cells_arrive_as_they_were_sent() -> None:
     server.pages = lambda request: [_joined(b"d")]
     cluster = Cluster({"a:1": server})
     cluster.now_at = [tablet("a:1", b"", b"")]
-    request = RangeRequest(1, b"b", b"x", None, 7, takes_joined=True)
+    request = RangeRequest(1, b"b", b"x", None, 7, joined=True)
     [page] = [page async for page in cluster.router.scan_cells(request, 5.0)]
     assert isinstance(page, JoinedPage)
     assert (page.rows.cut(), page.columns[b"c"].cut()) == ([b"d"], [b"d"])
     assert (page.start, page.end) == (b"b", b"x")
 
 
-@pytest.mark.parametrize(("row", "takes_joined"), [(b"a", True), (b"x", True), (b"d", False)])
+@pytest.mark.parametrize(("row", "joined"), [(b"a", True), (b"x", True), (b"d", False)])
 async def test_joined_cells_of_other_rows_or_that_nobody_asked_for_are_refused(
-    row: bytes, takes_joined: bool
+    row: bytes, joined: bool
 ) -> None:
     server = Server()
     server.pages = lambda request: [_joined(row)]
     cluster = Cluster({"a:1": server})
     cluster.now_at = [tablet("a:1", b"", b"")]
-    request = RangeRequest(1, b"b", b"x", None, 7, takes_joined=takes_joined)
+    request = RangeRequest(1, b"b", b"x", None, 7, joined=joined)
     with pytest.raises(DeadlineExceeded, match="malformed"):
         [page async for page in cluster.router.scan_cells(request, 5.0)]
 
@@ -361,6 +361,6 @@ async def test_joined_values_that_do_not_fill_their_block_one_by_one_are_refused
     server.pages = lambda request: [sent]
     cluster = Cluster({"a:1": server})
     cluster.now_at = [tablet("a:1", b"", b"")]
-    request = RangeRequest(1, b"b", b"x", None, 7, takes_joined=True)
+    request = RangeRequest(1, b"b", b"x", None, 7, joined=True)
     with pytest.raises(DeadlineExceeded, match="malformed"):
         [page async for page in cluster.router.scan_cells(request, 5.0)]

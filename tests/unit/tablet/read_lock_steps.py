@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from percolator.formats.hidden_cells import read_lock_column
-from percolator.formats.records import KIND_READ_LOCK, RecordKind
+from percolator.formats.records import KIND_LOCK_ONLY, RecordKind
 from percolator.v1 import tabletserver_pb2 as pb
-from tests.unit.tablet.tablets import COLUMN, LOCK, commit, condition, prewrite, roll_back
+from tests.unit.tablet.tablets import COLUMN, commit, prewrite, roll_back
 from tests.unit.tablet.whole_transactions import whole
 
-EXCLUDES_WRITERS = pb.Condition.EXPECTATION_EXCLUDES_WRITERS
 LOCKED, NEWER = 2, 3
 """The conditions of a prewrite that fail because of others."""
 
@@ -22,7 +21,6 @@ def read_lock(row: bytes, start: int) -> pb.Mutation:
     """The prewrite of a read lock."""
     step = prewrite(row, start, kind=RecordKind.LOCK_ONLY)
     step.column = hidden(start)
-    step.conditions.append(condition(LOCK, EXCLUDES_WRITERS))
     return step
 
 
@@ -40,4 +38,4 @@ def roll_back_read_lock(row: bytes, start: int) -> pb.Mutation:
 
 def whole_read_lock(start: int, row: bytes) -> pb.TransactionBatch:
     """A transaction that does nothing but hold a read lock, and commits in one round."""
-    return whole(start, {row: b""}, KIND_READ_LOCK, hidden(start))
+    return whole(start, {row: b""}, KIND_LOCK_ONLY, hidden(start))

@@ -111,7 +111,7 @@ class Rig:
         result = await self.tablet.mutate(
             batch(mutations), deadline_seconds=self.clock.monotonic_seconds() + within_seconds
         )
-        return list(result.results)
+        return results_of(result)
 
     async def apply(self, *mutations: pb.Mutation) -> None:
         outcomes = [result.outcome for result in await self.mutate(*mutations)]
@@ -133,13 +133,21 @@ class Rig:
 
     async def scan(self, timestamp: int, **fields: Any) -> list[pb.ScanResponse]:
         request = pb.ScanRequest(target=TARGET, timestamp=timestamp, **fields)
-        if not request.columns:
+        if not (request.columns or request.column_prefixes):
             request.all_columns = True
         return [page async for page in self.tablet.scan(request)]
 
     async def cells(self, space: cells_pb2.Space, **fields: Any) -> list[cells_pb2.Cell]:
         request = pb.ScanCellsRequest(target=TARGET, space=space, **fields)
         return [cell async for page in self.tablet.scan_cells(request) for cell in page.cells]
+
+
+def results_of(answer: pb.MutationBatchResult) -> list[pb.MutationResult]:
+    """The result of each mutation of a batch, in order."""
+    results = [pb.MutationResult(outcome=APPLIED) for _ in range(answer.mutations)]
+    for one in answer.unapplied:
+        results[one.mutation] = one.result
+    return results
 
 
 def batch(mutations: Iterable[pb.Mutation], schema_version: int = 3) -> pb.MutationBatch:

@@ -56,7 +56,7 @@ async def test_a_scan_joins_what_it_can_if_its_caller_takes_that() -> None:
     await rig.apply(*(written(row, 5, 6, b"value of " + row) for row in (b"a", b"b", b"c")))
     [listed] = await rig.scan(30)
     assert not listed.HasField("joined")
-    [sent] = await rig.scan(30, takes_joined=True)
+    [sent] = await rig.scan(30, joined=True)
     assert not sent.HasField("found")
     page = joined_page(sent.joined, b"", b"")
     assert page is not None
@@ -67,20 +67,20 @@ async def test_a_scan_joins_what_it_can_if_its_caller_takes_that() -> None:
 async def test_locks_deletions_and_rows_of_other_columns_are_never_left_out() -> None:
     rig = await Rig().open()
     await rig.apply(written(b"a", 5, 6, b"1"), prewrite(b"b", 7))
-    [page] = await rig.scan(30, takes_joined=True)
+    [page] = await rig.scan(30, joined=True)
     assert [lock.lock.row for lock in page.locks] == [b"b"]
     assert list(page.found.rows) == [b"a"]
     rig = await Rig().open()
     gone = write_record(5, b"", RecordKind.DELETE)
     await rig.apply(written(b"a", 5, 6, b"1"), mutation(b"b", put(WRITE, gone, 6)))
-    [page] = await rig.scan(30, takes_joined=True, report_deletes=True)
+    [page] = await rig.scan(30, joined=True, report_deletes=True)
     assert (list(page.found.rows), list(page.found.deletes)) == ([b"a", b"b"], [1])
     rig = await Rig().open()
     other = mutation(b"b", put(WRITE, write_record(5, b"2"), 6), column=b"other")
     await rig.apply(written(b"a", 5, 6, b"1"), other)
-    [page] = await rig.scan(30, takes_joined=True)
+    [page] = await rig.scan(30, joined=True)
     assert list(page.found.values) == [b"1", b"2"]
-    [page] = await rig.scan(2, takes_joined=True)
+    [page] = await rig.scan(2, joined=True)
     assert not page.HasField("joined")
 
 

@@ -70,10 +70,9 @@ async def test_only_the_steps_that_were_not_applied_are_in_the_answer() -> None:
     rig = await Rig().open()
     await rig.apply(written(b"b", START, COMMIT))
     answer = await _apply(rig, _prewrites(b"a", b"b", b"c"))
-    assert answer.steps == 3
-    assert not answer.results
+    assert answer.mutations == 3
     [refused] = answer.unapplied
-    assert (refused.step, refused.result.outcome) == (1, REFUSED)
+    assert (refused.mutation, refused.result.outcome) == (1, REFUSED)
     assert refused.result.cell.row == b"b"
 
 
@@ -81,14 +80,14 @@ async def test_a_lock_and_a_commit_in_lists_are_read_like_others() -> None:
     rig = await Rig().open()
     for steps in (_prewrites(b"a"), _commit()):
         answer = await _apply(rig, steps)
-        assert (answer.steps, len(answer.unapplied)) == (1, 0)
+        assert (answer.mutations, len(answer.unapplied)) == (1, 0)
     assert await rig.value(b"a", COMMIT) == b"value"
 
 
 async def test_a_write_outside_of_transactions_is_refused_by_one_that_is_as_new() -> None:
     rig = await Rig().open()
     assert not (await _apply(rig, _write(COMMIT))).unapplied
-    assert [one.step for one in (await _apply(rig, _write(COMMIT))).unapplied] == [0]
+    assert [one.mutation for one in (await _apply(rig, _write(COMMIT))).unapplied] == [0]
     assert not (await _apply(rig, _write(COMMIT + 1))).unapplied
 
 
@@ -153,13 +152,34 @@ async def test_the_lock_of_a_long_row_can_be_replaced_and_raised() -> None:
     assert [cell.value for cell in await rig.cells(LOCK)] == [higher.encode()]
 
 
-async def test_a_batch_has_mutations_or_steps_and_a_group_has_mutations() -> None:
+async def test_a_group_has_no_steps() -> None:
     rig = await Rig().open()
     batch = pb.MutationBatch(target=TARGET, steps=_prewrites(b"a"))
     with pytest.raises(InvalidArgument, match="a group has mutations"):
         await rig.tablet.mutate_together(batch, deadline_seconds=1e9)
-    batch.mutations.append(written(b"b", START, COMMIT))
-    with pytest.raises(InvalidArgument, match="one or the other"):
+    assert await rig.cells(LOCK) == []
+
+
+async def test_steps_are_numbered_after_the_mutations_of_their_batch() -> None:
+    rig = await Rig().open()
+    await rig.apply(written(b"c", START, COMMIT))
+    batch = pb.MutationBatch(
+        target=TARGET,
+        mutations=[written(b"a", START, COMMIT), written(b"b", START, COMMIT)],
+        steps=_prewrites(b"d", b"c"),
+    )
+    answer = await rig.tablet.mutate(batch, deadline_seconds=1e9)
+    assert (answer.mutations, [one.mutation for one in answer.unapplied]) == (4, [3])
+    assert [cell.row for cell in await rig.cells(WRITE)] == [b"a", b"b", b"c"]
+    assert [cell.row for cell in await rig.cells(LOCK)] == [b"d"]
+
+
+async def test_a_batch_with_an_invalid_step_changes_nothing() -> None:
+    rig = await Rig().open()
+    batch = pb.MutationBatch(
+        target=TARGET, mutations=[written(b"a", START, COMMIT)], steps=_prewrites(b"b", kinds=[9])
+    )
+    with pytest.raises(InvalidArgument, match=r"steps\.kinds\[0\]"):
         await rig.tablet.mutate(batch, deadline_seconds=1e9)
     assert await rig.cells(WRITE) == []
 
@@ -178,9 +198,12 @@ async def test_cells_in_lists_are_read_as_one_by_one() -> None:
     listed = await rig.tablet.read(pb.ReadBatch(target=TARGET, cells=cells))
     assert list(alone.found.reads) == [0, 2]
     assert [lock.read for lock in alone.locks] == [3]
-    assert listed.cells == 5
-    listed.cells = 0
+    assert listed.reads == 5
     assert listed == alone
+    both = pb.ReadBatch(target=TARGET, reads=reads[:2], cells=cells)
+    answer = await rig.tablet.read(both)
+    assert (answer.reads, list(answer.found.reads)) == (7, [0, 2, 4])
+    assert [lock.read for lock in answer.locks] == [5]
 
 
 async def test_lists_of_cells_that_differ_in_number_are_refused() -> None:
@@ -188,7 +211,3 @@ async def test_lists_of_cells_that_differ_in_number_are_refused() -> None:
     cells = pb.CellReads(rows=[b"a"], columns=[COLUMN], timestamps=[])
     with pytest.raises(InvalidArgument, match="differ in number"):
         await rig.tablet.read(pb.ReadBatch(target=TARGET, cells=cells))
-    cells.timestamps.append(COMMIT)
-    both = pb.ReadBatch(target=TARGET, cells=cells, reads=[pb.RowRead(row=b"a", timestamp=COMMIT)])
-    with pytest.raises(InvalidArgument, match="one or the other"):
-        await rig.tablet.read(both)

@@ -15,7 +15,6 @@ from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from tests.unit.tablet.read_lock_steps import (
-    EXCLUDES_WRITERS,
     LOCKED,
     NEWER,
     commit_read_lock,
@@ -27,14 +26,12 @@ from tests.unit.tablet.read_lock_steps import (
 from tests.unit.tablet.tablets import (
     APPLIED,
     COLUMN,
-    LOCK,
     NOT_EXECUTED,
     REFUSED,
     TARGET,
     WRITE,
     Rig,
     commit,
-    condition,
     outcomes,
     prewrite,
     started,
@@ -118,7 +115,6 @@ async def test_a_writer_that_knows_nothing_of_read_locks_is_kept_away_too() -> N
     """Its prewrite is the one of the protocol, without a word about them."""
     rig = await Rig().open()
     await rig.apply(read_lock(ROW, 10))
-    assert not any(one.expectation == EXCLUDES_WRITERS for one in prewrite(ROW, 12).conditions)
     (result,) = await rig.mutate(prewrite(ROW, 12))
     assert (result.failed_condition, result.cell.column) == (LOCKED, COLUMN), "it waits for that"
 
@@ -294,17 +290,11 @@ async def test_a_repeated_prewrite_finds_its_own_lock_commit_and_marker() -> Non
 # ------------------------------------------------------------------ bad requests
 
 
-async def test_what_is_no_read_lock_cannot_be_committed_as_one() -> None:
+async def test_a_kind_that_is_only_for_write_sets_is_refused() -> None:
     rig = OneRoundRig()
     await rig.open()
-    with pytest.raises(InvalidArgument, match=r"columns\[0\]: not the column of a read lock"):
-        await rig.commit(whole(10, {ROW: b""}, KIND_READ_LOCK))
-    with pytest.raises(InvalidArgument, match=r"kinds\[0\]: 6 is not a kind"):
-        await rig.commit(whole(10, {ROW: b""}, KIND_READ_LOCK + 1))
-    step = prewrite(ROW, 10)
-    step.conditions.append(condition(LOCK, EXCLUDES_WRITERS))
-    with pytest.raises(InvalidArgument, match=r"mutations\[0\]\.column: not that of a read lock"):
-        await rig.mutate(step)
+    with pytest.raises(InvalidArgument, match=r"kinds\[0\]: 5 is not a kind"):
+        await rig.commit(whole(10, {ROW: b""}, KIND_READ_LOCK, hidden(10)))
 
 
 async def test_a_transaction_does_not_write_a_cell_and_read_lock_it() -> None:

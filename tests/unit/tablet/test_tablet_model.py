@@ -148,7 +148,7 @@ def scans(draw: st.DrawFn) -> pb.ScanRequest:
         target=TARGET,
         range=cells_pb2.RowRange(start=start if start != end else b"", end=end),
         columns=columns,
-        all_columns=bool(prefixes) or not columns,
+        all_columns=not (prefixes or columns),
         column_prefixes=prefixes,
         timestamp=draw(TIMES),
         passing=draw(st.lists(TIMES, max_size=2)),
@@ -162,11 +162,13 @@ def scans(draw: st.DrawFn) -> pb.ScanRequest:
 
 @st.composite
 def reads(draw: st.DrawFn) -> pb.RowRead:
-    prefixes = draw(COLUMN_PREFIXES)
+    all_columns = draw(st.booleans())
+    prefixes = [] if all_columns else draw(COLUMN_PREFIXES)
+    columns = [] if all_columns else draw(st.lists(COLUMNS, max_size=3, unique=True))
     return pb.RowRead(
         row=draw(ROWS),
-        columns=draw(st.lists(COLUMNS, max_size=3, unique=True)),
-        all_columns=bool(prefixes) or draw(st.booleans()),
+        columns=columns,
+        all_columns=all_columns,
         timestamp=draw(TIMES),
         passing=draw(st.lists(TIMES, max_size=2)),
         report_deletes=draw(st.booleans()),

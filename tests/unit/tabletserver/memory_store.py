@@ -27,6 +27,7 @@ from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.simulation.virtual_time import VirtualClock
+from tests.unit.tablet.tablets import results_of
 
 COLUMN = b"c"
 NO_ANCESTRY = Ancestry()
@@ -203,7 +204,7 @@ def put(tablet: int, *rows: bytes, epoch: int = 1, value: bytes = b"v") -> pb.Mu
 
 
 def outcomes(result: pb.MutationBatchResult) -> list[str]:
-    return [pb.Outcome.Name(one.outcome).removeprefix("OUTCOME_") for one in result.results]
+    return [pb.Outcome.Name(one.outcome).removeprefix("OUTCOME_") for one in results_of(result)]
 
 
 def disk_full() -> StoreUnusable:

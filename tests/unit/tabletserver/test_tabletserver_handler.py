@@ -15,6 +15,7 @@ from percolator.services.tabletserver.handler import RequestLimits
 from percolator.tablet.limits import TabletLimits
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
+from tests.unit.tablet.tablets import results_of
 from tests.unit.tabletserver.memory_store import (
     COLUMN,
     COMMIT,
@@ -215,7 +216,7 @@ async def test_half_of_the_reserve_is_for_roll_backs() -> None:
     await machine.disk.check()
     both, lone, too_much = await machine.mutate(mixed, rolled_back, stuffed)
     assert outcomes(both) == ["NOT_EXECUTED", "APPLIED", "NOT_EXECUTED"]
-    assert both.results[0].error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    assert results_of(both)[0].error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
     assert outcomes(lone) == ["APPLIED"]
     assert too_much.error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
     machine.free_bytes = 499
