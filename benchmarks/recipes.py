@@ -30,7 +30,7 @@ from percolator.services.local.cluster import LocalCluster
 DOCUMENTS = 1_000
 NUMBERS = 2_000
 RATIO_MUST = 0.2
-"""Missed so far: an entry is added, taken and counted, for each number and for the nodes above it."""
+"""Missed so far: an entry is added, taken and counted, for each number and the nodes above it."""
 ADDERS = 200
 RUNS_WITH_READ_LOCKS_MUST = 1.0
 _IN_FLIGHT = 16

@@ -32,7 +32,8 @@ from percolator.protocol.shared.whole import Whole
 from percolator.protocol.write_steps import Write
 from percolator.routing.cells import Answer, CellMutation, FoundCell
 from percolator.routing.router import Router
-from percolator.services.tabletserver.tablets import ServedTablet, Tablets
+from percolator.services.tabletserver.served_tablet import ServedTablet
+from percolator.services.tabletserver.tablets import Tablets
 from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.tablet.writing.mutations import CheckedMutation
 from percolator.tablet.writing.rolling_forward import RollingForward, _Fate, _Order
