@@ -32,9 +32,9 @@ from percolator.protocol.shared.whole import Whole
 from percolator.protocol.write_steps import Write
 from percolator.routing.cells import Answer, CellMutation, FoundCell
 from percolator.routing.router import Router
-from percolator.services.tabletserver.served_tablet import ServedTablet
 from percolator.services.tabletserver.tablets import Tablets
 from percolator.tablet.keys import TIMESTAMP_MAX
+from percolator.tablet.tablet import Tablet
 from percolator.tablet.writing.mutations import CheckedMutation
 from percolator.tablet.writing.rolling_forward import RollingForward, _Fate, _Order
 from percolator.timestamps import Timestamp
@@ -224,7 +224,7 @@ def give_up_while_no_tablet_is_served(patch: Patch) -> None:
     def deadline(self: SharedTransaction, timeout: float | None) -> float:
         return self._engine.now() + 0.3
 
-    async def serving(self: Tablets, target: TabletTarget) -> ServedTablet:
+    async def serving(self: Tablets, target: TabletTarget) -> Tablet:
         if asyncio.get_running_loop().time() % 2.0 < 0.9:
             raise NotReady("the tablet is about to be served")
         return await correct(self, target)
