@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from google.protobuf.descriptor import ServiceDescriptor
 
+from percolator.codec_names import CodecNames
 from percolator.errors import PercolatorError, SchemaError
 from percolator.observers.registry.observer_change import changed_observers, with_report
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
@@ -178,6 +179,14 @@ class _StandIn:
         advance = self._world.network.unary(ORACLE, methods.ADVANCE_EPOCH)
         await advance(raised, _ORDER_SECONDS)
         return master_pb2.ChangeObserversResponse(table=table)
+
+    async def declare_codecs(
+        self, request: master_pb2.DeclareCodecsRequest
+    ) -> master_pb2.DeclareCodecsResponse:
+        table = self._table("", request.table_id)
+        declared = CodecNames.of(table.codecs).declared(table.name, request.codecs)
+        table.codecs.CopyFrom(declared.message())
+        return master_pb2.DeclareCodecsResponse(table=table)
 
     async def report_backfill(
         self, request: master_pb2.ReportBackfillRequest
