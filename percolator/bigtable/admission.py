@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from percolator.bigtable.lanes import LANES_MAX, STREAMS_MAX
+from percolator.bigtable.channel import LANES_MAX, STREAMS_MAX
 from percolator.errors import DeadlineExceeded, Overloaded, PercolatorError
 
 CALLS_MAX = LANES_MAX * STREAMS_MAX

@@ -1,33 +1,26 @@
-"""The network over which Bigtable is called: bare calls, without a client library of Google's.
+"""The network over which Bigtable is called: gRPC, without a client library of Google's.
 
-Their client takes many times the CPU of a call, and wants a protobuf runtime of its own. This adds
-what they would: TLS and tokens, the header by which calls are routed, and enough connections.
+Their library takes many times the CPU of a call, and repeats calls by rules of its own. This adds
+the part of it that is needed: TLS and tokens, the header by which calls are routed, and enough
+connections.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import os
-import ssl
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
-from functools import partial
-from importlib import import_module
+from typing import Any
 from urllib.parse import quote
 
 import grpc
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 
 from percolator import errors
-from percolator.bigtable.grpc_lane import GrpcLane
-from percolator.bigtable.http2.dialling import secure
-from percolator.bigtable.http2.headers import Metadata
-from percolator.bigtable.http2.lane import HttpLane
-from percolator.bigtable.http2.status import CallFailed, Code
-from percolator.bigtable.lanes import Lane, Lanes, network_closed
-from percolator.bigtable.meanings import meaning
-from percolator.bigtable.tokens import Tokens
+from percolator.bigtable.meanings import from_rpc_error
+from percolator.bigtable.tokens import Metadata, Tokens, network_closed
+from percolator.wire.addresses import parse_host_port
+from percolator.wire.channels import cancelled_by_caller, left_at_once
 from percolator.world import (
     RequestT,
     ResponseT,
@@ -37,43 +30,66 @@ from percolator.world import (
     UnaryMethod,
 )
 
-_log = logging.getLogger("percolator.bigtable")
+STREAMS_MAX = 90
+"""Calls in flight on one connection; the service permits a hundred, and lets more wait, unseen."""
+LANES_MAX = 10
+MESSAGE_BYTES_MAX = 256 * 1024 * 1024
+"""The most that one row may have."""
+_HEADERS_BYTES_MAX = 64 * 1024
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    # An error with more details than gRPC's usual 8 KiB would lose its status.
+    ("grpc.max_metadata_size", _HEADERS_BYTES_MAX),
+    ("grpc.absolute_max_metadata_size", _HEADERS_BYTES_MAX),
+    # A silent peer is noticed in seconds, not when the kernel gives up after minutes.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # A service that was away is found again in seconds, not after a back-off of two minutes, and
+    # an emulator that was restarted at another address not with the old one for half a minute.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+    # Channels to one address share their connection otherwise.
+    ("grpc.use_local_subchannel_pool", 1),
+    # gRPC repeats a call only if it is certain that no server has begun it: front ends of the
+    # service leave now and then, and say how far they got. Which other calls may be repeated is
+    # known to the protocol, not to a service config.
+    ("grpc.enable_retries", 1),
+    ("grpc.service_config_disable_resolution", 1),
+]
+_DIRECTLY = ("grpc.enable_http_proxy", 0)
+"""A proxy would look for an emulator of this machine on its own."""
 
 _ROUTED_BY = ("table_name", "parent", "name", "resource")
 _ROUTES_MAX = 1_024
 _SECONDS_MIN = 0.001
 _NO_METADATA: Metadata = ()
 _FEATURES = ("bigtable-features", "CAEgATgB")
-"""What the service does only for clients that say they understand it: an encoded
+"""Enables behaviour that the service reserves for clients that understand it: an encoded
 `google.bigtable.v2.FeatureFlags` with `reverse_scans`, `last_scanned_row_responses` (a scan that
 selects nothing for long says how far it has come) and `retry_info` (how long to pause)."""
-_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""Variables that name the proxy that gRPC uses for all calls."""
 
 _Route = Callable[[Message], Metadata]
+_Method = UnaryMethod[Any, Any] | StreamMethod[Any, Any]
 
 
 class BigtableNetwork:
     """A `percolator.world.Network` to the service, or to an emulator. Belongs to one event loop."""
 
-    def __init__(
-        self, tokens: Tokens | None = None, roots: bytes | None = None, *, by_grpc: bool = False
-    ) -> None:
+    def __init__(self, tokens: Tokens | None = None, roots: bytes | None = None) -> None:
         """Without tokens, calls go in plain text, as emulators want them. `roots` are the
-        authorities that may vouch for the service; by default, those of the machine. `by_grpc`
-        makes all calls through gRPC's own client."""
+        authorities that may vouch for the service; by default, those that gRPC trusts."""
         self._tokens = tokens
-        self._roots = roots
-        self._by_grpc = by_grpc
-        self._tls: ssl.SSLContext | None = None
-        self._lanes: dict[str, Lanes] = {}
+        self._tls = None if tokens is None else grpc.ssl_channel_credentials(roots)
+        self._lanes: dict[str, _Lanes] = {}
         self._is_closed = False
 
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
         lanes, route, path = self._lanes_to(address), _route(method.request), method.path
-        decode = method.response.FromString
 
         async def call(request: RequestT, timeout: float, *, again: bool = True) -> ResponseT:
             deadline, identity = _now() + timeout, _NO_METADATA
@@ -82,13 +98,17 @@ class BigtableNetwork:
             lane = lanes.lane()
             lane.in_flight += 1
             try:
-                encoded, left = request.SerializeToString(), _left(deadline)
-                return decode(await lane.unary(path, encoded, left, route(request) + identity))
-            except CallFailed as failed:
+                response: ResponseT | None = await lane.call(method)(
+                    request, timeout=_left(deadline), metadata=route(request) + identity
+                )
+                return _understood(response, path)
+            except grpc.aio.AioRpcError as failed:
                 if not again or not self._may_be_repeated(failed, identity):
-                    raise meaning(failed, _where(path, request)) from None
-            except DecodeError:
-                raise _not_understood(path) from None
+                    raise from_rpc_error(failed, _where(path, request)) from None
+            except asyncio.CancelledError:
+                if cancelled_by_caller():
+                    raise
+                raise _cut_off(path) from None
             finally:
                 lane.in_flight -= 1
             return await call(request, _left(deadline), again=False)
@@ -99,7 +119,6 @@ class BigtableNetwork:
         self, address: str, method: StreamMethod[RequestT, ResponseT]
     ) -> StreamCall[RequestT, ResponseT]:
         lanes, route, path = self._lanes_to(address), _route(method.request), method.path
-        decode = method.response.FromString
 
         async def call(
             request: RequestT, timeout: float, *, again: bool = True
@@ -110,17 +129,20 @@ class BigtableNetwork:
             lane = lanes.lane()
             lane.in_flight += 1
             try:
-                encoded, left = request.SerializeToString(), _left(deadline)
-                messages = lane.stream(path, encoded, left, route(request) + identity)
-                async with aclosing(messages):
-                    async for message in messages:
-                        again = False  # whoever repeats it would get this message twice
-                        yield decode(message)
-            except CallFailed as failed:
+                streaming = lane.call(method)(
+                    request, timeout=_left(deadline), metadata=route(request) + identity
+                )
+                async with left_at_once(streaming) as responses:
+                    async for response in responses:
+                        again = False  # a repeated call would yield this message twice
+                        yield _understood(response, path)
+            except grpc.aio.AioRpcError as failed:
                 if not again or not self._may_be_repeated(failed, identity):
-                    raise meaning(failed, _where(path, request)) from None
-            except DecodeError:
-                raise _not_understood(path) from None
+                    raise from_rpc_error(failed, _where(path, request)) from None
+            except asyncio.CancelledError:
+                if cancelled_by_caller():
+                    raise
+                raise _cut_off(path) from None
             else:
                 return
             finally:
@@ -139,34 +161,77 @@ class BigtableNetwork:
         if self._tokens is not None:
             await self._tokens.close()
 
-    def _may_be_repeated(self, failed: CallFailed, identity: Metadata) -> bool:
-        """Whether another token may help: the service has not executed what it did not admit."""
-        if self._tokens is None or failed.code is not Code.UNAUTHENTICATED:
+    def _may_be_repeated(self, failed: grpc.aio.AioRpcError, identity: Metadata) -> bool:
+        """True if another token may help: a call that was not admitted was not executed."""
+        if self._tokens is None or failed.code() is not grpc.StatusCode.UNAUTHENTICATED:
             return False
         self._tokens.refused(identity)
         return True
 
-    def _lanes_to(self, address: str) -> Lanes:
+    def _lanes_to(self, address: str) -> _Lanes:
         lanes = self._lanes.get(address)
         if lanes is None:
             if self._is_closed:
                 raise network_closed()  # a channel opened now would never be closed
-            lanes = self._lanes[address] = Lanes(self._opening(address))
+            lanes = self._lanes[address] = _Lanes(address, self._tls)
         return lanes
 
-    def _opening(self, address: str) -> Callable[[], Lane]:
-        """What opens connections there."""
-        is_proxied = _is_proxied(address)
-        if is_proxied and not self._by_grpc:
-            _log.info("calls of %s go through a proxy, and so through gRPC's own client", address)
-        if is_proxied or self._by_grpc:
-            credentials = None
-            if self._tokens is not None:
-                credentials = grpc.ssl_channel_credentials(self._roots)
-            return partial(GrpcLane, address, credentials)
-        if self._tokens is not None and self._tls is None:
-            self._tls = secure(self._roots)
-        return partial(HttpLane, address, self._tls)
+
+class _Lane:
+    """One connection, and how many calls are in flight on it."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.in_flight = 0
+        self._calls: dict[str, Callable[..., Any]] = {}
+
+    def call(self, method: _Method) -> Callable[..., Any]:
+        """The procedure, over this connection."""
+        call = self._calls.get(method.path)
+        if call is None:
+            is_unary = isinstance(method, UnaryMethod)
+            bind = self.channel.unary_unary if is_unary else self.channel.unary_stream
+            call = self._calls[method.path] = bind(
+                method.path,
+                request_serializer=method.request.SerializeToString,
+                response_deserializer=method.response.FromString,
+            )
+        return call
+
+
+class _Lanes:
+    """The connections to one address. Another one is opened when all before it are full."""
+
+    def __init__(self, address: str, tls: grpc.ChannelCredentials | None) -> None:
+        self._address = address
+        self._tls = tls
+        self._options = list(_OPTIONS)
+        if parse_host_port(address, "address").is_loopback():
+            self._options.append(_DIRECTLY)
+        self._lanes: list[_Lane] = []
+        self._is_closed = False
+
+    def lane(self) -> _Lane:
+        """The first connection that is not full; if all are, the one with the fewest calls."""
+        if self._is_closed:
+            raise network_closed()
+        for lane in self._lanes:
+            if lane.in_flight < STREAMS_MAX:
+                return lane
+        if len(self._lanes) < LANES_MAX:
+            self._lanes.append(_Lane(self._opened()))
+            return self._lanes[-1]
+        return min(self._lanes, key=lambda lane: lane.in_flight)
+
+    async def close(self) -> None:
+        self._is_closed = True
+        lanes, self._lanes = self._lanes, []
+        await asyncio.gather(*(lane.channel.close() for lane in lanes))
+
+    def _opened(self) -> grpc.aio.Channel:
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self._address, options=self._options)
+        return grpc.aio.secure_channel(self._address, self._tls, options=self._options)
 
 
 def _now() -> float:
@@ -178,17 +243,8 @@ def _left(deadline: float) -> float:
     return max(deadline - _now(), _SECONDS_MIN)
 
 
-def _is_proxied(address: str) -> bool:
-    """Whether the environment says that the address is reached through a proxy."""
-    if not any(os.environ.get(name) for name in _PROXIES):
-        return False
-    # What it imports costs a program more than all of this module.
-    bypassed: bool = import_module("urllib.request").proxy_bypass_environment(address)
-    return not bypassed
-
-
 def _route(request: type[Message]) -> _Route:
-    """What makes the header that tells the service's front ends whose call it is."""
+    """Makes the header that tells the service's front ends whose call it is."""
     fields = request.DESCRIPTOR.fields_by_name
     named = next(field for field in _ROUTED_BY if field in fields)
     with_profile = "app_profile_id" in fields
@@ -219,5 +275,12 @@ def _where(path: str, request: Message) -> str:
     return f"{path} of {getattr(request, named)}"
 
 
-def _not_understood(where: str) -> errors.PercolatorError:
-    return errors.ExecutionUnknown("the response is not a message of its type", where=where)
+def _understood(response: ResponseT | None, where: str) -> ResponseT:
+    """The response; gRPC gives None if there was none, or one that it could not decode."""
+    if response is None:
+        raise errors.ExecutionUnknown("the response is not a message of its type", where=where)
+    return response
+
+
+def _cut_off(where: str) -> errors.Unavailable:
+    return errors.Unavailable("the connection was closed", where=where)

@@ -20,7 +20,7 @@ class Connection:
         """Raises `UsageError` if credentials are needed, and `google-auth` is missing."""
         self.place = place
         tokens = None if place.is_emulated else Tokens(GoogleAccount().token)
-        self.network = BigtableNetwork(tokens, by_grpc=place.by_grpc)
+        self.network = BigtableNetwork(tokens)
         self.store = BigtableStore(self.network, place)
 
     async def close(self) -> None:

@@ -1,7 +1,8 @@
-"""What a failed call of Bigtable means: above all, whether it was executed, and what to do.
+"""Errors of calls of Bigtable: above all, whether the call was executed, and what to do.
 
-Only of an error that the service gives before it does anything do we say that the call was not
-executed.
+Only an error that the service gives before it does anything means that the call was not executed.
+gRPC's client uses some of the same codes for calls of which it has lost the answer; such a call may
+have been executed, whatever its code.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from percolator import errors
-from percolator.bigtable.http2.status import CallFailed
+from percolator.bigtable.methods import READ_ROWS
 from percolator.bigtable.missing_family import missing_family
 
 _THROTTLED_SECONDS = 0.1
@@ -26,7 +27,18 @@ _BEING_CREATED = re.compile(r"\b(being created|creating)\b", re.IGNORECASE)
 soon."""
 _NAMES = re.compile(r"projects/[^\s\"']+|'[^']*'")
 """Of whatever, and rows: they may be any words."""
-_CLIENT_TOO_LARGE = ("CLIENT: Sent message larger", "CLIENT: Received message larger")
+_TOO_LARGE = re.compile(r"CLIENT: (Sent|Received) message larger than max")
+_LOST = re.compile(
+    r"Stream removed|RST_STREAM|metadata size exceeds|CLIENT: Received message larger"
+)
+"""How gRPC's client reports an answer that it has lost. For some of them it uses codes by which the
+service refuses calls: RESOURCE_EXHAUSTED for ENHANCE_YOUR_CALM, for an answer or its trailers above
+a limit; PERMISSION_DENIED for INADEQUATE_SECURITY."""
+_TOO_LARGE_FIELDS = {
+    "Sent": ("request", "send less in one call"),
+    "Received": ("response", "a row is too large"),
+}
+_DETAILS_TRAILER = "grpc-status-details-bin"
 _REFUSED = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -41,16 +53,16 @@ ONE_CLUSTER = (
 """What to do about an app profile that cannot be used."""
 
 
-def meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
-    """What it means. `where` is the path of the method, and what it was called for."""
-    error = _meaning(failed, where)
+def from_rpc_error(failed: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError:
+    """The error of a failed call. `where` is the path of the method, and what it was called for."""
+    error = _error(failed.code(), failed.details() or "", where)
     if error.retry is not errors.Retry.USELESS:
         error.retry_after_seconds = _asked_seconds(failed, error.retry_after_seconds)
     return error
 
 
-def _meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
-    code, said = failed.code, (failed.message or failed.code.name).rstrip(".")
+def _error(code: grpc.StatusCode, details: str, where: str) -> errors.PercolatorError:
+    said = (details or code.name).rstrip(".")
     lacking = missing_family(said, where)
     if lacking is not None:
         return lacking
@@ -59,8 +71,20 @@ def _meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
             return errors.Unavailable(said, where=where)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded("no answer in time", where=where)
+        case grpc.StatusCode.RESOURCE_EXHAUSTED if (too_large := _TOO_LARGE.search(said)) and (
+            too_large[1] == "Sent" or where.startswith(READ_ROWS.path)
+        ):
+            field, why = _TOO_LARGE_FIELDS[too_large[1]]
+            return errors.InvalidArgument(field, f"{said}: {why}", where=where)
+        case _ if _LOST.search(said):
+            return errors.ExecutionUnknown(f"{code.name}: {said}", where=where)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
-            return _exhausted(failed, said, where)
+            return errors.Overloaded(
+                f"Bigtable refuses more calls, because a quota or the capacity of its nodes is "
+                f"used up ({said}): add nodes, or ask for a higher quota",
+                retry_after_seconds=_THROTTLED_SECONDS,
+                where=where,
+            )
         case grpc.StatusCode.NOT_FOUND:
             return _not_found(said, where)
         case grpc.StatusCode.UNAUTHENTICATED:
@@ -71,8 +95,9 @@ def _meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
                 where=where,
             )
         case grpc.StatusCode.PERMISSION_DENIED:
+            role = "roles/bigtable.admin" if "bigtable.admin" in where else "roles/bigtable.user"
             return errors.PermissionDenied(
-                f"{said}: grant the account {_role(where)} on the instance, and see that the "
+                f"{said}: grant the account {role} on the instance, and see that the "
                 "project's Bigtable API is enabled",
                 where=where,
             )
@@ -90,31 +115,18 @@ def _meaning(failed: CallFailed, where: str) -> errors.PercolatorError:
             return errors.ExecutionUnknown(f"{code.name}: {said}", where=where)
 
 
-def _exhausted(failed: CallFailed, said: str, where: str) -> errors.PercolatorError:
-    """Clients use this code, too: for a message above a limit of this process."""
-    sent, received = (said.startswith(text) for text in _CLIENT_TOO_LARGE)
-    if sent:
-        return errors.InvalidArgument("request", f"{said}: send less in one call", where=where)
-    if received:
-        return errors.InvalidArgument("response", f"{said}: a row is too large", where=where)
-    return errors.Overloaded(
-        f"Bigtable refuses more calls, because a quota or the capacity of its nodes is used up "
-        f"({said}): add nodes, or ask for a higher quota",
-        retry_after_seconds=_THROTTLED_SECONDS,
-        where=where,
-    )
-
-
-def _asked_seconds(failed: CallFailed, otherwise: float) -> float:
+def _asked_seconds(failed: grpc.aio.AioRpcError, otherwise: float) -> float:
     """How long the service asks to wait, with whatever code; `otherwise` if it does not."""
-    try:
-        for packed in Status.FromString(failed.details).details:
-            info = RetryInfo()
-            if packed.Unpack(info):
-                delay = info.retry_delay
-                return float(max(delay.seconds + delay.nanos / 1e9, 0.0))
-    except DecodeError:
-        pass  # what it says besides does not matter then
+    for key, value in failed.trailing_metadata() or ():
+        if key == _DETAILS_TRAILER:
+            try:
+                for packed in Status.FromString(value).details:
+                    info = RetryInfo()
+                    if packed.Unpack(info):
+                        delay = info.retry_delay
+                        return float(max(delay.seconds + delay.nanos / 1e9, 0.0))
+            except DecodeError:
+                pass  # the status counts without its details
     return otherwise
 
 
@@ -133,7 +145,3 @@ def _not_found(said: str, where: str) -> errors.PercolatorError:
             "store", f"{said}: check bigtable://PROJECT/INSTANCE in the address", where=where
         )
     return errors.SchemaError(said, where=where)
-
-
-def _role(where: str) -> str:
-    return "roles/bigtable.admin" if "bigtable.admin" in where else "roles/bigtable.user"

@@ -1,7 +1,7 @@
 """Where in Bigtable a cluster's tables are: `bigtable://PROJECT/INSTANCE?profile=NAME`.
 
 The address names no host. Calls go to Google, or to an emulator if BIGTABLE_EMULATOR_HOST names
-one, as Google's own clients do. `&transport=grpc` sends them through gRPC's own client.
+one, as Google's own clients do.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ DATA_ADDRESS = "bigtable.googleapis.com:443"
 ADMIN_ADDRESS = "bigtableadmin.googleapis.com:443"
 _FORM = "expected bigtable://PROJECT/INSTANCE?profile=NAME"
 _PROFILE = "profile"
-_TRANSPORT = "transport"
-_GRPC = "grpc"
 
 # As Google's documentation describes them. A project may also be named by its number, and one of
 # an organization's domain is named "example.com:project".
@@ -48,8 +46,6 @@ class Place:
     """Where tables are created, if that is not `address`."""
     is_emulated: bool = True
     """Whether calls go without TLS and credentials."""
-    by_grpc: bool = False
-    """Whether calls go through gRPC's own client, which takes more CPU."""
 
     def __post_init__(self) -> None:
         _require(
@@ -77,10 +73,7 @@ class Place:
 
     def __str__(self) -> str:
         """The address that `parse_place` understands."""
-        settings = [f"{_PROFILE}={self.app_profile}"] if self.app_profile else []
-        if self.by_grpc:
-            settings.append(f"{_TRANSPORT}={_GRPC}")
-        query = f"?{'&'.join(settings)}" if settings else ""
+        query = f"?{_PROFILE}={self.app_profile}" if self.app_profile else ""
         return f"{SCHEME}{self.project}/{self.instance}{query}"
 
     @property
@@ -121,12 +114,11 @@ def parse_place(
         raise InvalidArgument(field, f"the instance is missing in {text!r}; {_FORM}")
     if "/" in instance:
         raise InvalidArgument(field, f"{_FORM}, and nothing after the instance, found {text!r}")
-    settings = _settings(query, text, field) if question else {}
-    profile, by_grpc = settings.get(_PROFILE, ""), _TRANSPORT in settings
+    profile = _profile(query, text, field) if question else ""
     environment = os.environ if environment is None else environment
     emulator = environment.get(EMULATOR_VARIABLE, "")
     try:
-        place = Place(DATA_ADDRESS, project, instance, profile, True, ADMIN_ADDRESS, False, by_grpc)
+        place = Place(DATA_ADDRESS, project, instance, profile, True, ADMIN_ADDRESS, False)
     except InvalidArgument as error:
         raise InvalidArgument(field, f"{error.message}, in {text!r}") from None
     if not emulator:
@@ -140,30 +132,24 @@ def parse_place(
     )
 
 
-def _settings(query: str, text: str, field: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+def _profile(query: str, text: str, field: str) -> str:
     if not query:
         raise InvalidArgument(field, f"nothing follows the question mark in {text!r}; {_FORM}")
     try:
         given = parse_qsl(query, keep_blank_values=True, strict_parsing=True)
     except ValueError:
         raise InvalidArgument(field, f"{_FORM}, found {text!r}") from None
-    for name, value in given:
-        if name not in (_PROFILE, _TRANSPORT):
+    for name, _ in given:
+        if name != _PROFILE:
             raise InvalidArgument(
-                field,
-                f"{name!r} is not known in {text!r}: the settings are {_PROFILE} and {_TRANSPORT}",
+                field, f"{name!r} is not known in {text!r}: the only setting is {_PROFILE}"
             )
-        if name in found:
-            raise InvalidArgument(field, f"{name} is given twice in {text!r}")
-        if not value:
-            raise InvalidArgument(field, f"{name} is empty in {text!r}")
-        if name == _TRANSPORT and value != _GRPC:
-            raise InvalidArgument(
-                field, f"the only {_TRANSPORT} that can be asked for is {_GRPC}, found {text!r}"
-            )
-        found[name] = value
-    return found
+    if len(given) > 1:
+        raise InvalidArgument(field, f"{_PROFILE} is given twice in {text!r}")
+    profile = given[0][1]
+    if not profile:
+        raise InvalidArgument(field, f"{_PROFILE} is empty in {text!r}")
+    return profile
 
 
 def _require(pattern: re.Pattern[str], part: str, value: str, expected: str) -> None:

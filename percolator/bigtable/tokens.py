@@ -14,11 +14,11 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
-from percolator.bigtable.http2.headers import Metadata
-from percolator.bigtable.lanes import network_closed
-from percolator.errors import NotReady, PercolatorError
+from percolator.errors import NotReady, PercolatorError, UsageError
 
 _log = logging.getLogger("percolator.bigtable")
+
+Metadata = tuple[tuple[str, str], ...]
 
 _EARLY_SECONDS = 300.0
 """How long before its end a token is replaced: Google's metadata server has a newer one by then."""
@@ -126,3 +126,8 @@ class Tokens:
         now = self._now()
         self._until = now + token.seconds - min(_LAST_SECONDS, token.seconds / 4)
         self._replaced_from = now + token.seconds - min(_EARLY_SECONDS, token.seconds / 2)
+
+
+def network_closed() -> UsageError:
+    """The error of a call that is made after its network was closed."""
+    return UsageError("the network of this client is closed")

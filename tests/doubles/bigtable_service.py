@@ -26,6 +26,9 @@ _CODES = {
     InvalidArgument: grpc.StatusCode.INVALID_ARGUMENT,
     SchemaError: grpc.StatusCode.NOT_FOUND,
 }
+ELSEWHERE = "192.0.2.1:443"
+"""An address that no machine has; the service proves by its certificate that it is the one there,
+for callers whom a proxy connects."""
 _NO_FAMILY = "Requested column family not found."
 
 
@@ -159,7 +162,10 @@ def self_signed() -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "bigtable of a test")])
     now = datetime.datetime.now(datetime.UTC)
-    here = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+    hosts = [
+        x509.IPAddress(ipaddress.ip_address(host))
+        for host in ("127.0.0.1", ELSEWHERE.partition(":")[0])
+    ]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -168,7 +174,7 @@ def self_signed() -> tuple[bytes, bytes]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(minutes=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([here]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
         .sign(key, hashes.SHA256())
     )
     return (

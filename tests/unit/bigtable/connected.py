@@ -62,10 +62,10 @@ class Connected(NamedTuple):
 
 
 @asynccontextmanager
-async def connected(*, by_grpc: bool = False) -> AsyncIterator[Connected]:
+async def connected() -> AsyncIterator[Connected]:
     service, account = BigtableService(), Account()
     async with served(service) as (address, certificate):
-        network = BigtableNetwork(Tokens(account), certificate, by_grpc=by_grpc)
+        network = BigtableNetwork(Tokens(account), certificate)
         place = Place(address, "my-project", "my-instance", "one_cluster")
         await create_table(network, place, TABLE, SECONDS)
         yield Connected(service, account, network, place, BigtableStore(network, place))

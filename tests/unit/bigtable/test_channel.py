@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import socket
+from collections.abc import Callable
 
 import grpc
 import pytest
 
-from percolator.bigtable.channel import BigtableNetwork
-from percolator.bigtable.filters import selecting
-from percolator.bigtable.grpc_lane import GrpcLane
-from percolator.bigtable.http2.lane import HttpLane
-from percolator.bigtable.http2.status import CallFailed
-from percolator.bigtable.lanes import STREAMS_MAX
+from percolator.bigtable.channel import STREAMS_MAX, BigtableNetwork
 from percolator.bigtable.methods import GET_TABLE, READ_ROWS
+from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
+from percolator.bigtable.tables import create_table
 from percolator.bigtable.tokens import Tokens
 from percolator.errors import (
     DeadlineExceeded,
@@ -27,18 +26,20 @@ from percolator.errors import (
 )
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import Selection
-from percolator.v1.bigtable_pb2 import BigtableGetTableRequest, BigtableReadRowsRequest
-from tests.doubles.bigtable_service import Refusal
-from tests.unit.bigtable.connected import SECONDS, TABLE, connected
+from percolator.v1.bigtable_pb2 import (
+    BigtableGetTableRequest,
+    BigtableReadRowsRequest,
+    BigtableReadRowsResponse,
+)
+from tests.doubles.bigtable_service import ELSEWHERE, BigtableService, Refusal, served
+from tests.unit.bigtable.connected import SECONDS, TABLE, Account, connected
+from tests.unit.bigtable.peer import Peer
 
 pytestmark = pytest.mark.real_time
 
-CLIENTS = pytest.mark.parametrize("by_grpc", [False, True], ids=["our client", "gRPC's client"])
 
-
-@CLIENTS
-async def test_every_call_carries_the_token_and_says_whose_it_is(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_every_call_carries_the_token_and_says_whose_it_is() -> None:
+    async with connected() as over:
         assert await over.put(b"row")
         assert await over.rows() == [b"row"]
         table = "projects%2Fmy-project%2Finstances%2Fmy-instance%2Ftables%2Fpercolator-7"
@@ -58,9 +59,8 @@ async def test_every_call_carries_the_token_and_says_whose_it_is(by_grpc: bool) 
         assert over.account.asked == 1
 
 
-@CLIENTS
-async def test_a_refused_token_is_replaced_once_and_the_call_repeated(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_a_refused_token_is_replaced_once_and_the_call_repeated() -> None:
+    async with connected() as over:
         over.service.tokens = {"second"}
         over.account.tokens = ["second"]
         assert await over.put(b"row")
@@ -71,9 +71,8 @@ async def test_a_refused_token_is_replaced_once_and_the_call_repeated(by_grpc: b
         assert over.account.asked == 3
 
 
-@CLIENTS
-async def test_an_account_that_is_refused_twice_is_reported(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_an_account_that_is_refused_twice_is_reported() -> None:
+    async with connected() as over:
         over.service.tokens = set()
         for call in (over.put(b"row"), over.rows()):
             with pytest.raises(Unauthenticated, match="does not accept the access token") as caught:
@@ -84,10 +83,9 @@ async def test_an_account_that_is_refused_twice_is_reported(by_grpc: bool) -> No
         ] * 2
 
 
-@CLIENTS
-async def test_only_a_trusted_server_is_given_a_token(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
-        network = BigtableNetwork(Tokens(over.account), by_grpc=by_grpc)
+async def test_only_a_trusted_server_is_given_a_token() -> None:
+    async with connected() as over:
+        network = BigtableNetwork(Tokens(over.account))
         store = BigtableStore(network, over.place)
         with pytest.raises(Unavailable):
             await store.read(TABLE, [b"row"], (Selection(WRITES),), 5.0)
@@ -95,19 +93,17 @@ async def test_only_a_trusted_server_is_given_a_token(by_grpc: bool) -> None:
         assert len(over.service.calls) == 1
 
 
-@CLIENTS
-async def test_plain_text_does_not_pass_for_tls(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
-        network = BigtableNetwork(by_grpc=by_grpc)
+async def test_plain_text_does_not_pass_for_tls() -> None:
+    async with connected() as over:
+        network = BigtableNetwork()
         store = BigtableStore(network, over.place)
         with pytest.raises(Unavailable):
             await store.read(TABLE, [b"row"], (Selection(WRITES),), 5.0)
         await network.close()
 
 
-@CLIENTS
-async def test_another_connection_is_opened_when_one_is_full_and_not_before(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_another_connection_is_opened_when_one_is_full_and_not_before() -> None:
+    async with connected() as over:
         for number in range(3):
             await over.put(b"lone-%d" % number)
         assert len(over.service.peers) == 1
@@ -120,9 +116,8 @@ async def test_another_connection_is_opened_when_one_is_full_and_not_before(by_g
         assert len(over.service.peers) == 2
 
 
-@CLIENTS
-async def test_a_call_that_a_close_cuts_off_is_an_error_and_no_cancellation(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_a_call_that_a_close_cuts_off_is_an_error_and_no_cancellation() -> None:
+    async with connected() as over:
         over.service.seconds = 30.0
         putting, reading = asyncio.create_task(over.put(b"row")), asyncio.create_task(over.rows())
         await over.service.busy(2)
@@ -134,9 +129,8 @@ async def test_a_call_that_a_close_cuts_off_is_an_error_and_no_cancellation(by_g
             await over.put(b"row")
 
 
-@CLIENTS
-async def test_nothing_is_dialled_after_the_close(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_nothing_is_dialled_after_the_close() -> None:
+    async with connected() as over:
         await over.network.close()
         for address in (over.place.address, "127.0.0.1:1"):
             with pytest.raises(UsageError, match="the network of this client is closed"):
@@ -145,9 +139,8 @@ async def test_nothing_is_dialled_after_the_close(by_grpc: bool) -> None:
                 )
 
 
-@CLIENTS
-async def test_a_cancelled_call_stays_cancelled(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_a_cancelled_call_stays_cancelled() -> None:
+    async with connected() as over:
         over.service.seconds = 30.0
         putting = asyncio.create_task(over.put(b"row"))
         await over.service.busy(1)
@@ -156,9 +149,8 @@ async def test_a_cancelled_call_stays_cancelled(by_grpc: bool) -> None:
             await putting
 
 
-@CLIENTS
-async def test_what_the_service_says_reaches_the_caller(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_what_the_service_says_reaches_the_caller() -> None:
+    async with connected() as over:
         denied = Refusal(grpc.StatusCode.PERMISSION_DENIED, "Missing IAM permission: x.")
         over.service.refusals.append(denied)
         with pytest.raises(
@@ -168,9 +160,8 @@ async def test_what_the_service_says_reaches_the_caller(by_grpc: bool) -> None:
         assert "percolator-7" in str(it.value)
 
 
-@CLIENTS
-async def test_what_is_too_long_for_the_service_is_refused_before_it_is_sent(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_what_is_too_long_for_the_service_is_refused_before_it_is_sent() -> None:
+    async with connected() as over:
         with pytest.raises(InvalidArgument, match=r"row: has 4,097 bytes.* at most 4,096"):
             await over.put(b"r" * 4097)
         with pytest.raises(InvalidArgument, match="row: has 4,097 bytes"):
@@ -181,9 +172,8 @@ async def test_what_is_too_long_for_the_service_is_refused_before_it_is_sent(by_
         assert await over.put(b"r" * 4096)
 
 
-@CLIENTS
-async def test_large_requests_and_answers_arrive_whole(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_large_requests_and_answers_arrive_whole() -> None:
+    async with connected() as over:
         values = [bytes((number,)) * (3 * 1024 * 1024 + number) for number in range(4)]
         rows = [b"row-%d" % number for number in range(4)]
         written = zip(rows, values, strict=True)
@@ -192,45 +182,94 @@ async def test_large_requests_and_answers_arrive_whole(by_grpc: bool) -> None:
         assert [row.cells[0].value for row in found] == values
 
 
-@CLIENTS
-async def test_an_answer_without_a_message_is_an_error(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
-        lane = over.network._lanes_to(over.place.address).lane()
-        nothing = BigtableReadRowsRequest(table_name=over.place.table(TABLE))
-        nothing.filter.MergeFromString(selecting((Selection(WRITES),)))
-        metadata = (("authorization", "Bearer valid"),)
-        with pytest.raises(CallFailed, match="an answer without a message") as caught:
-            await lane.unary(READ_ROWS.path, nothing.SerializeToString(), SECONDS, metadata)
-        assert caught.value.code is grpc.StatusCode.INTERNAL
-
-
-@CLIENTS
-async def test_a_deadline_ends_a_call_on_both_sides(by_grpc: bool) -> None:
-    async with connected(by_grpc=by_grpc) as over:
+async def test_a_deadline_ends_a_call_on_both_sides() -> None:
+    async with connected() as over:
         over.service.seconds = 30.0
         with pytest.raises(DeadlineExceeded):
             await over.store.read(TABLE, [b"row"], (Selection(WRITES),), 0.2)
         await over.service.idle()
 
 
-@pytest.mark.parametrize(
-    ("variables", "proxied"),
-    [
-        ({}, False),
-        ({"https_proxy": "http://127.0.0.1:1"}, True),
-        ({"grpc_proxy": "http://127.0.0.1:1", "no_proxy": "example.com"}, True),
-        ({"https_proxy": "http://127.0.0.1:1", "no_proxy": "127.0.0.1"}, False),
-    ],
-)
-async def test_grpc_is_used_where_a_proxy_is_in_between(
-    variables: dict[str, str], proxied: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for kind in ("grpc", "https", "http", "no", "no_grpc"):
-        for name in (f"{kind}_proxy", f"{kind}_proxy".upper()):
-            monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
+async def test_a_service_that_comes_back_is_found_again() -> None:
     network = BigtableNetwork()
-    lane = network._lanes_to("127.0.0.1:1").lane()
-    assert type(lane) is (GrpcLane if proxied else HttpLane)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    address = f"127.0.0.1:{port}"
+    read = network.stream(address, READ_ROWS)
+    request = BigtableReadRowsRequest(table_name="t")
+    for _ in range(3):
+        with pytest.raises(Unavailable, match="connect"):
+            await anext(read(request, SECONDS))
+    peer = Peer(lambda peer, stream: peer.answer(stream, BigtableReadRowsResponse()))
+    async with peer.listening(port), asyncio.timeout(SECONDS):
+        while True:
+            try:
+                assert [one async for one in read(request, SECONDS)] == [BigtableReadRowsResponse()]
+                break
+            except Unavailable:
+                await asyncio.sleep(0.01)
     await network.close()
+
+
+class Proxy:
+    """Connects whoever asks for `there` to `address`."""
+
+    def __init__(self, there: str, address: str) -> None:
+        self.asked: list[str] = []
+        self._there = there
+        self._host, _, self._port = address.rpartition(":")
+
+    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        self.asked.append(head.splitlines()[0])
+        assert self.asked[-1] == f"CONNECT {self._there} HTTP/1.1"
+        answers, requests = await asyncio.open_connection(self._host, int(self._port))
+        writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        await asyncio.gather(_copy(reader, requests), _copy(answers, writer))
+
+
+async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+    while data := await source.read(65_536):
+        target.write(data)
+        await target.drain()
+    target.close()
+
+
+@pytest.fixture(name="proxies")
+def _proxies(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the variables that name a proxy."""
+
+    def set_variables(**named: str) -> None:
+        for kind in ("grpc", "https", "http", "no", "no_grpc"):
+            for name in (f"{kind}_proxy", f"{kind}_proxy".upper()):
+                monkeypatch.delenv(name, raising=False)
+        for name, value in named.items():
+            monkeypatch.setenv(name, value)
+
+    return set_variables
+
+
+@pytest.mark.parametrize("variable", ["https_proxy", "grpc_proxy", "http_proxy"])
+async def test_the_service_is_called_through_the_proxy_that_the_environment_names(
+    variable: str, proxies: Callable[..., None]
+) -> None:
+    service, account = BigtableService(), Account()
+    async with served(service) as (address, certificate):
+        proxy = Proxy(ELSEWHERE, address)
+        async with await asyncio.start_server(proxy.meet, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            proxies(**{variable: f"http://{host}:{port}"})
+            network = BigtableNetwork(Tokens(account), certificate)
+            place = Place(ELSEWHERE, "my-project", "my-instance")
+            await create_table(network, place, TABLE, SECONDS)
+            assert len(proxy.asked) == 1
+            await network.close()
+
+
+async def test_an_emulator_on_this_machine_is_called_without_the_proxy(
+    proxies: Callable[..., None],
+) -> None:
+    proxies(http_proxy="http://127.0.0.1:1")
+    async with connected() as over:
+        assert await over.put(b"row")

@@ -10,8 +10,7 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from percolator import errors
-from percolator.bigtable.http2.status import CallFailed
-from percolator.bigtable.meanings import meaning
+from percolator.bigtable.meanings import from_rpc_error
 from percolator.bigtable.missing_family import FamilyMissing
 from percolator.errors import Overloaded, Retry
 
@@ -33,10 +32,18 @@ MEANINGS = {
 }
 
 
+READ = "/google.bigtable.v2.Bigtable/ReadRows of projects/p/instances/i/tables/t"
+
+
+def failed(code: grpc.StatusCode, said: str, details: bytes = b"") -> grpc.aio.AioRpcError:
+    trailer = [("grpc-status-details-bin", details)] if details else []
+    return grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(*trailer), said)
+
+
 @pytest.mark.parametrize("code", list(grpc.StatusCode), ids=lambda code: code.name)
 def test_only_what_is_refused_at_once_was_not_executed(code: grpc.StatusCode) -> None:
     kind, retry = MEANINGS.get(code, (errors.ExecutionUnknown, Retry.UNKNOWN))
-    found = meaning(CallFailed(code, "what it says"), DATA)
+    found = from_rpc_error(failed(code, "what it says"), DATA)
     assert type(found) is kind
     assert found.retry is retry
     assert found.where == DATA
@@ -174,10 +181,17 @@ SAID = [
     ),
     (
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "CLIENT: Received message larger than max (300 vs. 200)",
-        DATA,
+        "Stream removed (CLIENT: Received message larger than max (300 vs. 200))",
+        READ,
         errors.InvalidArgument,
         "a row is too large",
+    ),
+    (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "Stream removed (CLIENT: Received message larger than max (300 vs. 200))",
+        DATA,
+        errors.ExecutionUnknown,
+        "larger than max",
     ),
     (
         grpc.StatusCode.UNAUTHENTICATED,
@@ -193,7 +207,7 @@ SAID = [
 def test_an_error_is_told_with_what_to_do(
     code: grpc.StatusCode, said: str, where: str, kind: type[errors.PercolatorError], told: str
 ) -> None:
-    found = meaning(CallFailed(code, said), where)
+    found = from_rpc_error(failed(code, said), where)
     assert type(found) is kind
     assert told in found.message
 
@@ -216,7 +230,7 @@ def _asking(seconds: int, nanos: int) -> bytes:
     ],
 )
 def test_the_pause_that_the_service_asks_for_is_kept(trailer: bytes, seconds: float) -> None:
-    found = meaning(CallFailed(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", trailer), DATA)
+    found = from_rpc_error(failed(grpc.StatusCode.RESOURCE_EXHAUSTED, "busy", trailer), DATA)
     assert isinstance(found, Overloaded)
     assert found.retry_after_seconds == seconds
 
@@ -236,6 +250,6 @@ def test_the_pause_that_the_service_asks_for_is_kept(trailer: bytes, seconds: fl
 def test_a_pause_is_kept_with_every_code_after_which_a_call_may_be_repeated(
     code: grpc.StatusCode, seconds: float
 ) -> None:
-    found = meaning(CallFailed(code, "later", _asking(2, 500_000_000)), DATA)
+    found = from_rpc_error(failed(code, "later", _asking(2, 500_000_000)), DATA)
     assert found.retry_after_seconds == seconds
-    assert meaning(CallFailed(code, "later", b""), DATA).retry_after_seconds == 0.0
+    assert from_rpc_error(failed(code, "later", b""), DATA).retry_after_seconds == 0.0

@@ -24,21 +24,9 @@ def test_the_address_of_an_instance_names_project_instance_and_profile() -> None
     assert place.table(7) == "projects/my-project/instances/my-instance/tables/percolator-7"
 
 
-BY_GRPC = "bigtable://my-project/my-instance?transport=grpc"
-
-
-@pytest.mark.parametrize(
-    "text", [GIVEN, "bigtable://my-project/my-instance", BY_GRPC, f"{GIVEN}&transport=grpc"]
-)
+@pytest.mark.parametrize("text", [GIVEN, "bigtable://my-project/my-instance"])
 def test_a_place_is_written_as_its_address(text: str) -> None:
     assert str(parse_place(text, environment={})) == text
-
-
-def test_calls_go_through_the_client_of_grpc_if_the_address_says_so() -> None:
-    emulated = parse_place(BY_GRPC, environment={"BIGTABLE_EMULATOR_HOST": "localhost:8086"})
-    assert emulated.by_grpc
-    assert parse_place(BY_GRPC, environment={}).by_grpc
-    assert not parse_place(GIVEN, environment={}).by_grpc
 
 
 @pytest.mark.parametrize("project", ["123456789012", "example.com:my-project", "abcdef"])
@@ -77,8 +65,7 @@ MALFORMED = {
     "bigtable://my-project/my-instance?profile=-a": "profile: expected 1 to 50",
     "bigtable://my-project/my-instance?profile=a/b": "profile: expected 1 to 50",
     "bigtable://my-project/my-instance?app_profile=a": "'app_profile' is not known",
-    "bigtable://my-project/my-instance?transport=": "transport is empty",
-    "bigtable://my-project/my-instance?transport=h2": "the only transport",
+    "bigtable://my-project/my-instance?profile=a&zone=b": "the only setting is profile",
 }
 
 
