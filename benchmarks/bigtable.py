@@ -38,10 +38,10 @@ from benchmarks.row_traffic import (
 from benchmarks.transaction_cost import CLIENT, Meter
 from benchmarks.transaction_traffic import row_key
 from percolator import aio, tune_garbage_collector
-from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.admin import create_table
+from percolator.bigtable.connection import BigtableNetwork
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table
 from percolator.rowstore.port import Change, Check, Selection, StoredRow
 from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator

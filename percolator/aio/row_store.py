@@ -8,9 +8,8 @@ from __future__ import annotations
 import os
 
 from percolator.aio.engine import Rows
-from percolator.bigtable.connection import Connection
+from percolator.bigtable.connection import Connection, RelayedNetwork
 from percolator.bigtable.place import EMULATOR_VARIABLE, Place, parse_place
-from percolator.bigtable.relayed import RelayedNetwork
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import PercolatorError, SchemaError, UsageError
 from percolator.rowstore.identity import require_cluster

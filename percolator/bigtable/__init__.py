@@ -1,14 +1,13 @@
 """Bigtable as a row store (`percolator.rowstore.port`): the one driver.
 
-Open `store.py` first. `methods.py` names Google's procedures; `filters.py` turns selections and
-changes into its messages; `chunks.py` puts rows together from what it streams. `tables.py` creates
-the tables. The messages are percolator/v1/bigtable_pb2.py: own stubs of the public definitions,
-sent through `percolator.world.Network`, so that all of this runs in a simulation, too;
-`channel.py` is the real one, with `lanes.py` (connections), `tokens.py` and `google_account.py`
-(who calls), and `meanings.py` (what a failed call means). Its calls go through `http2`, our own
-client of HTTP/2; `grpc_lane.py` uses gRPC's instead. `admission.py` bounds the calls in
-flight. `place.py` parses the address of an instance, and `connection.py` connects to it.
+Open `store.py` first: the port's calls, and the bound on calls in flight. `messages.py` turns
+selections and changes into Google's messages, and what is streamed into rows. `connection.py` calls
+the service over gRPC, or through gateways; `account.py` has the tokens that prove who is calling,
+and `errors.py` says what a failed call means. `admin.py` creates tables and checks an instance;
+`place.py` parses its address.
 
-Nothing here knows transactions. Only the model in memory and Google's emulator have ever answered
-it, and a server of ours with TLS and tokens in tests (docs/bigtable.md).
+The messages are percolator/v1/bigtable_pb2.py: own stubs of the public definitions, sent through
+`percolator.world.Network`, so that the driver runs in the simulator, too. Nothing here knows
+transactions. Only the model in memory and Google's emulator have ever answered it, and a server of
+ours with TLS and tokens in tests (docs/bigtable.md).
 """

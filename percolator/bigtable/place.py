@@ -45,7 +45,7 @@ class Place:
     admin_address: str = ""
     """Where tables are created, if that is not `address`."""
     is_emulated: bool = True
-    """Whether calls go without TLS and credentials."""
+    """True if calls go without TLS and credentials."""
 
     def __post_init__(self) -> None:
         _require(
@@ -91,12 +91,12 @@ class Place:
         return table_name(table_id)
 
     def table(self, table_id: int) -> str:
-        """The same with the instance."""
+        """The full name of a table of the cluster."""
         return f"{self.parent}/tables/{self.table_name(table_id)}"
 
 
 def table_name(table_id: int) -> str:
-    """The name of a table of a cluster; the same in every instance."""
+    """The name of a table of a cluster, which does not depend on the instance."""
     return f"percolator-{'intents' if table_id == INTENTS_TABLE else table_id}"
 
 

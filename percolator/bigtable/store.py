@@ -1,24 +1,37 @@
-"""Bigtable as a row store."""
+"""Bigtable as a row store, and the bound on calls in flight to it.
+
+A call beyond the bound waits, in the order of arrival. When the store refuses a call, or is silent
+for too long, the bound is halved, once for all calls that were sent before that; each answer raises
+it a little. While the store asks for a pause, nothing is sent.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import TypeVar
 
-from percolator.bigtable.admission import Admission
-from percolator.bigtable.chunks import Rows
-from percolator.bigtable.filters import add_mutation, checking, selecting
-from percolator.bigtable.methods import (
+from percolator.bigtable.errors import FamilyMissing, missing_family, named
+from percolator.bigtable.messages import (
     CHECK_AND_MUTATE_ROW,
     MUTATE_ROWS,
     READ_ROWS,
     SAMPLE_ROW_KEYS,
+    Rows,
+    add_mutation,
+    checking,
+    selecting,
 )
-from percolator.bigtable.missing_family import FamilyMissing, missing_family, named
 from percolator.bigtable.place import Place
-from percolator.errors import ExecutionUnknown, InvalidArgument, PercolatorError
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    InvalidArgument,
+    Overloaded,
+    PercolatorError,
+)
 from percolator.rowstore.port import Change, Check, RowChange, Sample, Selection, SetCell, StoredRow
 from percolator.v1.bigtable_pb2 import (
     BigtableCheckAndMutateRowRequest,
@@ -32,12 +45,17 @@ from percolator.world import Network, RequestT
 
 AnswerT = TypeVar("AnswerT")
 
+CALLS_MAX = 900
+"""The bound when nothing is wrong: ten connections carry these calls without waiting."""
+_PAUSE_SECONDS_MAX = 30.0
+"""A pause that is asked for is kept up to this; longer ones are for the callers to wait."""
 _FILTER_BYTES_MAX = 20_480
 """The service's limit on a filter."""
 _READ_BYTES_MAX = 524_288
-"""That on a request to read. It is not documented, but users of Google's clients have met it."""
+"""The service's limit on a request to read: not documented, but users of Google's clients met it.
+"""
 _SAFETY = 2
-"""How far we stay below these."""
+"""How far requests stay below these."""
 _RANGES_MAX = 600
 """Each takes 34 bytes of the filter of a check."""
 _KEY_BYTES_MAX = 4_096
@@ -46,11 +64,104 @@ _TIMEOUT_SECONDS_MIN = 0.001
 _NOT_ANSWERED = ExecutionUnknown("the call was cancelled")
 
 
+class Admission:
+    """Lets calls through. Belongs to one event loop."""
+
+    def __init__(self, most: int = CALLS_MAX) -> None:
+        self._most = most
+        self._bound = float(most)
+        self._in_flight = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._tickets = self._halved_until = 0
+        self._pause: asyncio.TimerHandle | None = None
+
+    @property
+    def bound(self) -> int:
+        """How many calls may be in flight at present."""
+        return int(self._bound)
+
+    @property
+    def in_flight(self) -> int:
+        return self._in_flight
+
+    def enter_at_once(self) -> int:
+        """The ticket of a call that need not wait; 0 if it has to wait in `enter`."""
+        if self._pause is not None or self._waiting or self._in_flight >= int(self._bound):
+            return 0
+        self._in_flight += 1
+        self._tickets += 1
+        return self._tickets
+
+    async def enter(self, timeout_seconds: float) -> int:
+        """The ticket of a call, once it may be made. Raises `Overloaded` if that takes too long:
+        the call was not made."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        self._admit()
+        try:
+            await asyncio.wait([waiter], timeout=timeout_seconds)
+        except asyncio.CancelledError:
+            self._withdraw(waiter)
+            raise
+        if not waiter.done():
+            self._withdraw(waiter)
+            raise Overloaded(
+                f"Bigtable answers too slowly: {self._in_flight} calls are in flight, and "
+                f"{len(self._waiting)} more wait",
+                retry_after_seconds=0.0,
+            )
+        self._tickets += 1
+        return self._tickets
+
+    def leave(self, ticket: int, error: PercolatorError | None = None) -> None:
+        """Called when a call has ended."""
+        self._in_flight -= 1
+        if error is None:
+            if self._bound < self._most:
+                self._bound = min(self._bound + 1.0 / self._bound, float(self._most))
+        elif isinstance(error, (Overloaded, DeadlineExceeded)) or error.retry_after_seconds:
+            self._slow_down(ticket, error.retry_after_seconds)
+        if self._waiting:
+            self._admit()
+
+    def _slow_down(self, ticket: int, asked_seconds: float) -> None:
+        if ticket > self._halved_until:
+            self._halved_until = self._tickets
+            self._bound = max(self._bound / 2.0, 1.0)
+        if asked_seconds > 0:
+            loop = asyncio.get_running_loop()
+            until = loop.time() + min(asked_seconds, _PAUSE_SECONDS_MAX)
+            if self._pause is None or self._pause.when() < until:
+                if self._pause is not None:
+                    self._pause.cancel()
+                self._pause = loop.call_at(until, self._go_on)
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._waiting and self._pause is None and self._in_flight < int(self._bound):
+            waiter = self._waiting.popleft()
+            if not waiter.done():
+                self._in_flight += 1
+                waiter.set_result(None)
+
+    def _withdraw(self, waiter: asyncio.Future[None]) -> None:
+        """Called if a waiting call is not made any more."""
+        if waiter.done():  # it was let through meanwhile
+            self._in_flight -= 1
+            self._admit()
+        else:
+            self._waiting.remove(waiter)
+            waiter.cancel()
+
+
 class BigtableStore:
     """The tables of one cluster in an instance of Bigtable (`percolator.rowstore.port.RowStore`).
 
-    No call is repeated here, whatever its answer. Calls in flight are bounded, but not scans:
-    whoever scans may make other calls meanwhile, and must not wait for itself.
+    No call is repeated here, whatever its answer. Calls in flight are bounded, but not scans: a
+    caller that makes other calls during a scan would wait for itself.
     """
 
     check_bytes_max = _FILTER_BYTES_MAX // _SAFETY
@@ -91,7 +202,7 @@ class BigtableStore:
             if isinstance(change, SetCell) and len(change.value) > _VALUE_BYTES_MAX:
                 raise _too_long("value", change.value, _VALUE_BYTES_MAX)
             add_mutation(made_if, change)
-        response = await self._in_turn(table_id, self._check_and_mutate, request, timeout_seconds)
+        response = await self._admitted(table_id, self._check_and_mutate, request, timeout_seconds)
         return response.predicate_matched is check.found
 
     async def write(self, table_id: int, rows: Sequence[RowChange], timeout_seconds: float) -> None:
@@ -102,7 +213,7 @@ class BigtableStore:
             entry = request.entries.add(row_key=row.key)
             for change in row.changes:
                 add_mutation(entry.mutations, change)
-        await self._in_turn(table_id, self._written, request, timeout_seconds)
+        await self._admitted(table_id, self._written, request, timeout_seconds)
 
     async def read(
         self,
@@ -115,7 +226,7 @@ class BigtableStore:
             _require_key(key)
         request = self._reading(table_id, selections)
         request.rows.row_keys.extend(keys)
-        return await self._in_turn(table_id, self._all_rows, request, timeout_seconds)
+        return await self._admitted(table_id, self._all_rows, request, timeout_seconds)
 
     async def scan(
         self,
@@ -149,7 +260,7 @@ class BigtableStore:
                 self._locate(error, table_id)
                 raise
 
-    async def _in_turn(
+    async def _admitted(
         self,
         table_id: int,
         call: Callable[[RequestT, float], Awaitable[AnswerT]],

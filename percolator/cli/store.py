@@ -14,10 +14,10 @@ from typing import Annotated, TypeVar
 import typer
 from rich.text import Text
 
-from percolator.bigtable import instance
+from percolator.bigtable import admin
+from percolator.bigtable.admin import require_table
 from percolator.bigtable.connection import Connection
 from percolator.bigtable.place import parse_place
-from percolator.bigtable.tables import require_table
 from percolator.cli.connection import connection, errors_console, fail
 from percolator.errors import PercolatorError
 from percolator.rowstore.capacity import Measured, measured, verdict
@@ -64,13 +64,13 @@ def init(context: typer.Context, store: Store) -> None:
         if to.place.is_emulated:
             _tell("an emulator has neither roles nor app profiles")
         else:
-            missing = await instance.missing_permissions(to.network, to.place, seconds)
+            missing = await admin.missing_permissions(to.network, to.place, seconds)
             for role, permissions in missing.items():
                 _tell(f"missing: {', '.join(permissions)}; grant the account {role}")
             if missing:
                 raise typer.Exit(1)
             _tell("roles: nothing is missing")
-            cluster = await instance.require_profile(to.network, to.place, seconds)
+            cluster = await admin.require_profile(to.network, to.place, seconds)
             _tell(f"app profile: routes to the cluster {cluster} alone")
         await require_table(to.network, to.place, _RECORDS_TABLE, seconds)
         return {
@@ -150,7 +150,7 @@ def check(
 async def _tried(to: Connection, run: bytes, timeout: float) -> dict[str, str]:
     """The promises that are not kept, and why."""
     if not to.place.is_emulated:
-        cluster = await instance.require_profile(to.network, to.place, timeout)
+        cluster = await admin.require_profile(to.network, to.place, timeout)
         _tell(f"kept: all calls go to the cluster {cluster}")
     await require_table(to.network, to.place, _CHECK_TABLE, timeout)
     latest = _LATEST_TIME_OF_EMULATORS if to.place.is_emulated else _LATEST_TIME

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
-from percolator.bigtable.missing_family import FamilyMissing
+from percolator.bigtable.errors import FamilyMissing
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.v1 import bigtable_pb2 as pb
 

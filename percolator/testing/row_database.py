@@ -11,9 +11,9 @@ from collections.abc import Callable
 from percolator import aio
 from percolator.aio.connecting import connect_to
 from percolator.aio.engine import Rows
+from percolator.bigtable.admin import create_table
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table
 from percolator.blocking.database import Database
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy

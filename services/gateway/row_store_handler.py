@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import NamedTuple, Protocol
 
-from percolator.bigtable import methods
-from percolator.bigtable.missing_family import FamilyMissing, missing_family, named
+from percolator.bigtable import messages
+from percolator.bigtable.errors import FamilyMissing, missing_family, named
 from percolator.bigtable.place import Place
 from percolator.errors import InvalidArgument, NotReady, PermissionDenied, Unauthenticated
 from percolator.rowstore.identity import CLUSTER
@@ -60,10 +60,10 @@ class _Store(NamedTuple):
         return cls(
             network,
             connection.place,
-            network.unary(address, methods.CHECK_AND_MUTATE_ROW),
-            network.stream(address, methods.MUTATE_ROWS),
-            network.stream(address, methods.READ_ROWS),
-            network.stream(address, methods.SAMPLE_ROW_KEYS),
+            network.unary(address, messages.CHECK_AND_MUTATE_ROW),
+            network.stream(address, messages.MUTATE_ROWS),
+            network.stream(address, messages.READ_ROWS),
+            network.stream(address, messages.SAMPLE_ROW_KEYS),
         )
 
 

@@ -14,9 +14,9 @@ import pytest
 import percolator
 from percolator import Database, SchemaError, SnapshotTooOld, Table, Timestamp, codecs
 from percolator.backup import layout, part_files
-from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.admin import has_table
+from percolator.bigtable.connection import BigtableNetwork
 from percolator.bigtable.place import EMULATOR_VARIABLE, Place, parse_place
-from percolator.bigtable.tables import has_table
 from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
 from tests.integration.command_line import CommandLine

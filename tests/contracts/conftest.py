@@ -11,7 +11,7 @@ import pytest
 import percolator
 import percolator.testing
 from percolator import Database, Limits, Table, codecs
-from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.connection import BigtableNetwork
 from percolator.bigtable.place import Place
 from percolator.schema import Column
 from percolator.services.local.cluster import LocalCluster

@@ -14,10 +14,10 @@ from typing import Any, Protocol, cast
 
 import pytest
 
-from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.admin import create_table
+from percolator.bigtable.connection import BigtableNetwork
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.port import RowStore, SetCell
 from percolator.services.chassis.coordinator.directory import DirectoryCoordinator

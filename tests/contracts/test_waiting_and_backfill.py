@@ -16,7 +16,7 @@ import percolator
 import percolator.testing
 from percolator import Database, DeadlineExceeded, SchemaError, Table, UsageError, codecs, observes
 from percolator.aio.observing import worker_context
-from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.connection import BigtableNetwork
 from percolator.bigtable.place import Place
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_PUT

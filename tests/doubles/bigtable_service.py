@@ -16,8 +16,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from percolator.bigtable import methods
-from percolator.bigtable.missing_family import FamilyMissing
+from percolator.bigtable import messages
+from percolator.bigtable.errors import FamilyMissing
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.world import StreamMethod, UnaryMethod
@@ -84,7 +84,7 @@ class BigtableService:
     def handlers(self) -> list[Any]:
         """A handler for each method that the model has."""
         found: dict[str, dict[str, Any]] = {}
-        for method in vars(methods).values():
+        for method in vars(messages).values():
             if isinstance(method, UnaryMethod | StreamMethod):
                 _, service, name = method.path.split("/")
                 answer = getattr(self.model, _snake(name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import count
 
-from percolator.bigtable.methods import CHECK_AND_MUTATE_ROW, READ_ROWS
+from percolator.bigtable.messages import CHECK_AND_MUTATE_ROW, READ_ROWS
 from percolator.v1 import cells_pb2
 from percolator.v1.tabletserver_pb2 import Change, MutateRequest, Mutation, StepList
 from percolator.wire import methods

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from percolator.bigtable import filters
+from percolator.bigtable import messages
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import DeadlineExceeded, NotExecuted, PercolatorError, Retry, Unavailable
 from percolator.formats.hidden_cells import locked_column
@@ -122,7 +122,7 @@ def rollback_sets_no_marker(patch: Patch) -> None:
 
 def any_lock_is_deleted_with_the_own(patch: Patch) -> None:
     """Another transaction has locked the cell since."""
-    correct = filters.add_mutation
+    correct = messages.add_mutation
 
     def wrong(mutations: Any, change: Any) -> None:
         correct(mutations, change)

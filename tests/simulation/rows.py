@@ -14,7 +14,8 @@ from typing import NamedTuple, cast
 from google.protobuf.descriptor import ServiceDescriptor
 
 from percolator.aio.engine import Rows
-from percolator.bigtable.methods import (
+from percolator.bigtable.admin import create_table, delete_table, require_table
+from percolator.bigtable.messages import (
     CHECK_AND_MUTATE_ROW,
     CREATE_TABLE,
     DELETE_TABLE,
@@ -24,7 +25,6 @@ from percolator.bigtable.methods import (
 )
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table, delete_table, require_table
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.rowstore.contents import stored_cells
 from percolator.rowstore.identity import TABLE_ID

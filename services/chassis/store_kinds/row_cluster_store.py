@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import aclosing
 from functools import partial
 
+from percolator.bigtable.admin import delete_table, has_table, require_table
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import delete_table, has_table, require_table
 from percolator.errors import InvalidArgument, InvariantViolation, PercolatorError, SchemaError
 from percolator.limits import Limits
 from percolator.rowstore.identity import TABLE_ID

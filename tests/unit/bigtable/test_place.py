@@ -1,4 +1,4 @@
-"""The address of an instance of Bigtable, and what is said about one that is malformed."""
+"""The address of an instance of Bigtable, and errors of malformed ones."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_malformed_emulator_is_refused_by_the_name_of_its_variable(emulator: s
         ("my-project", "my-instance", "a b", "profile"),
     ],
 )
-def test_no_place_has_a_malformed_part(
+def test_a_place_with_a_malformed_part_is_refused(
     project: str, instance: str, profile: str, field: str
 ) -> None:
     with pytest.raises(InvalidArgument) as caught:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from percolator.bigtable.tables import create_table
+from percolator.bigtable.admin import create_table
 from percolator.errors import InvalidArgument, SchemaError, StoreUnusable, WrongCluster
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
 from percolator.services.chassis.records.records import Records

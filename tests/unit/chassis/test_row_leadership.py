@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from percolator.bigtable.admin import create_table
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table
 from percolator.errors import (
     DeadlineExceeded,
     InvalidArgument,

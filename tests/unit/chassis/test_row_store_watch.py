@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 import structlog
 
-from percolator.bigtable.tables import delete_table
+from percolator.bigtable.admin import delete_table
 from percolator.errors import StoreFault, StoreUnusable, Unavailable
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
 from percolator.services.chassis.records.records import Records

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import Result
 
+from percolator.bigtable.admin import require_table
 from percolator.bigtable.place import Place, parse_place
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import require_table
 from percolator.cli import store as command
 from percolator.cli.app import app
 from percolator.rowstore.conformance import Conformance

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from percolator.bigtable.methods import CREATE_TABLE
+from percolator.bigtable.admin import require_table
+from percolator.bigtable.connection import RELAYED, RelayedNetwork
+from percolator.bigtable.messages import CREATE_TABLE
 from percolator.bigtable.place import Place
-from percolator.bigtable.relayed import RELAYED, RelayedNetwork
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import require_table
 from percolator.errors import (
     InvalidArgument,
     InvariantViolation,

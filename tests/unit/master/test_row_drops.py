@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from percolator.aio import Snapshot
-from percolator.bigtable.tables import delete_table, has_table
+from percolator.bigtable.admin import delete_table, has_table
 from percolator.errors import CellAddress, NotReady, SchemaError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.protocol import steps

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, cast
 from percolator import aio
 from percolator.aio.connecting import connect_to
 from percolator.aio.engine import Rows
+from percolator.bigtable.admin import create_table, delete_table
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table, delete_table
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.rowstore.intents import INTENTS_TABLE

@@ -6,9 +6,9 @@ import asyncio
 import random
 from typing import Any
 
+from percolator.bigtable.admin import create_table
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table
 from percolator.limits import Limits
 from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.intents import Intents

@@ -16,8 +16,8 @@ from percolator.rowstore.port import TIME_UNIT, RowChange, SetCell
 from percolator.rowstore.times import SPACING
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.row_database import connect_over_model
-from tests.unit.bigtable.connected import TABLE as CONNECTED_TABLE
-from tests.unit.bigtable.connected import connected
+from tests.unit.bigtable.servers import TABLE as CONNECTED_TABLE
+from tests.unit.bigtable.servers import connected
 
 TABLE = Table("rows", key=codecs.raw)
 COLUMN = TABLE.column("c", codecs.raw)

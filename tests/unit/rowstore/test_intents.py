@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from percolator.bigtable.tables import create_table
+from percolator.bigtable.admin import create_table
 from percolator.errors import CellAddress, ExecutionUnknown
 from percolator.formats.records import LockRecord, RecordKind
 from percolator.observers.finding.intent_notifications import _NO_TRACE_SECONDS, IntentNotifications

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from percolator import Database, InvalidArgument, Table
+from percolator.bigtable.admin import require_table
 from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import require_table
 from percolator.codecs import raw
 from percolator.errors import InvariantViolation, NotReady, SchemaError
 from percolator.limits import Limits

@@ -1,44 +1,63 @@
-"""The driver over real TLS, at a server that checks who calls."""
+"""Calls of the driver over TLS: who calls, connections, proxies, refused tokens, a busy service."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import socket
-from collections.abc import Callable
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import suppress
 
 import grpc
 import pytest
+from google.protobuf.any_pb2 import Any as Packed
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message import Message
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
 
-from percolator.bigtable.channel import STREAMS_MAX, BigtableNetwork
-from percolator.bigtable.methods import GET_TABLE, READ_ROWS
+from percolator.bigtable import connection
+from percolator.bigtable.account import Metadata, Token, Tokens
+from percolator.bigtable.admin import create_table
+from percolator.bigtable.connection import STREAMS_MAX, BigtableNetwork
+from percolator.bigtable.messages import CHECK_AND_MUTATE_ROW, GET_TABLE, READ_ROWS
 from percolator.bigtable.place import Place
-from percolator.bigtable.store import BigtableStore
-from percolator.bigtable.tables import create_table
-from percolator.bigtable.tokens import Tokens
+from percolator.bigtable.store import CALLS_MAX, Admission, BigtableStore
 from percolator.errors import (
     DeadlineExceeded,
+    ExecutionUnknown,
     InvalidArgument,
+    PercolatorError,
     Retry,
     Unauthenticated,
     Unavailable,
     UsageError,
 )
+from percolator.limits import Limits
+from percolator.routing.cells import APPLIED, Answer, RowRequest
+from percolator.rowstore.cells import RowStoreCells
+from percolator.rowstore.intents import Intents
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import Selection
+from percolator.rowstore.times import Times
+from percolator.v1 import bigtable_pb2 as pb
 from percolator.v1.bigtable_pb2 import (
     BigtableGetTableRequest,
     BigtableReadRowsRequest,
     BigtableReadRowsResponse,
 )
+from percolator.v1.tabletserver_pb2 import RowRead
+from percolator.world import MachineClock, World, machine_random
 from tests.doubles.bigtable_service import ELSEWHERE, BigtableService, Refusal, served
-from tests.unit.bigtable.connected import SECONDS, TABLE, Account, connected
-from tests.unit.bigtable.peer import Peer
+from tests.unit.bigtable.servers import SECONDS, TABLE, Account, Connected, Peer, connected
+from tests.unit.rowstore.model_store import EPOCH_MILLISECONDS, at
+from tests.unit.rowstore.test_calls import prewrites
 
 pytestmark = pytest.mark.real_time
 
 
-async def test_every_call_carries_the_token_and_says_whose_it_is() -> None:
+async def test_every_call_carries_the_token_and_the_header_that_routes_it() -> None:
     async with connected() as over:
         assert await over.put(b"row")
         assert await over.rows() == [b"row"]
@@ -93,7 +112,7 @@ async def test_only_a_trusted_server_is_given_a_token() -> None:
         assert len(over.service.calls) == 1
 
 
-async def test_plain_text_does_not_pass_for_tls() -> None:
+async def test_a_server_with_tls_takes_no_plain_text() -> None:
     async with connected() as over:
         network = BigtableNetwork()
         store = BigtableStore(network, over.place)
@@ -116,7 +135,7 @@ async def test_another_connection_is_opened_when_one_is_full_and_not_before() ->
         assert len(over.service.peers) == 2
 
 
-async def test_a_call_that_a_close_cuts_off_is_an_error_and_no_cancellation() -> None:
+async def test_a_call_cut_off_by_closing_fails_and_is_not_cancelled() -> None:
     async with connected() as over:
         over.service.seconds = 30.0
         putting, reading = asyncio.create_task(over.put(b"row")), asyncio.create_task(over.rows())
@@ -129,7 +148,7 @@ async def test_a_call_that_a_close_cuts_off_is_an_error_and_no_cancellation() ->
             await over.put(b"row")
 
 
-async def test_nothing_is_dialled_after_the_close() -> None:
+async def test_a_closed_network_makes_no_calls() -> None:
     async with connected() as over:
         await over.network.close()
         for address in (over.place.address, "127.0.0.1:1"):
@@ -149,7 +168,7 @@ async def test_a_cancelled_call_stays_cancelled() -> None:
             await putting
 
 
-async def test_what_the_service_says_reaches_the_caller() -> None:
+async def test_the_message_of_the_service_reaches_the_caller() -> None:
     async with connected() as over:
         denied = Refusal(grpc.StatusCode.PERMISSION_DENIED, "Missing IAM permission: x.")
         over.service.refusals.append(denied)
@@ -160,7 +179,7 @@ async def test_what_the_service_says_reaches_the_caller() -> None:
         assert "percolator-7" in str(it.value)
 
 
-async def test_what_is_too_long_for_the_service_is_refused_before_it_is_sent() -> None:
+async def test_keys_and_values_above_the_limits_are_refused_before_they_are_sent() -> None:
     async with connected() as over:
         with pytest.raises(InvalidArgument, match=r"row: has 4,097 bytes.* at most 4,096"):
             await over.put(b"r" * 4097)
@@ -172,7 +191,7 @@ async def test_what_is_too_long_for_the_service_is_refused_before_it_is_sent() -
         assert await over.put(b"r" * 4096)
 
 
-async def test_large_requests_and_answers_arrive_whole() -> None:
+async def test_large_requests_and_answers_arrive_complete() -> None:
     async with connected() as over:
         values = [bytes((number,)) * (3 * 1024 * 1024 + number) for number in range(4)]
         rows = [b"row-%d" % number for number in range(4)]
@@ -182,7 +201,7 @@ async def test_large_requests_and_answers_arrive_whole() -> None:
         assert [row.cells[0].value for row in found] == values
 
 
-async def test_a_deadline_ends_a_call_on_both_sides() -> None:
+async def test_a_deadline_ends_a_call_at_the_client_and_at_the_service() -> None:
     async with connected() as over:
         over.service.seconds = 30.0
         with pytest.raises(DeadlineExceeded):
@@ -213,7 +232,7 @@ async def test_a_service_that_comes_back_is_found_again() -> None:
 
 
 class Proxy:
-    """Connects whoever asks for `there` to `address`."""
+    """A proxy that connects callers of `there` to `address`."""
 
     def __init__(self, there: str, address: str) -> None:
         self.asked: list[str] = []
@@ -230,9 +249,10 @@ class Proxy:
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    while data := await source.read(65_536):
-        target.write(data)
-        await target.drain()
+    with suppress(ConnectionError):  # both sides may hang up
+        while data := await source.read(65_536):
+            target.write(data)
+            await target.drain()
     target.close()
 
 
@@ -273,3 +293,178 @@ async def test_an_emulator_on_this_machine_is_called_without_the_proxy(
     proxies(http_proxy="http://127.0.0.1:1")
     async with connected() as over:
         assert await over.put(b"row")
+
+
+def cells_of(over: Connected, **limits: float) -> RowStoreCells:
+    world = World(MachineClock(), over.network, machine_random())
+    times, allowed = Times(EPOCH_MILLISECONDS), Limits(**limits)  # type: ignore[arg-type]  # seconds
+    intents = Intents(over.store, times, world, allowed)
+    return RowStoreCells(over.store, intents, times, world, allowed)
+
+
+def busy(seconds: float, code: grpc.StatusCode = grpc.StatusCode.RESOURCE_EXHAUSTED) -> Refusal:
+    packed = Packed()
+    packed.Pack(RetryInfo(retry_delay=Duration(nanos=round(seconds * 1e9))))
+    status = Status(code=code.value[0], details=[packed])
+    return Refusal(code, "busy", status.SerializeToString())
+
+
+async def prewritten(cells: RowStoreCells) -> Answer:
+    (answer,) = await cells.mutate(prewrites(at(1), b"row", [b"a"]), time.monotonic() + SECONDS)
+    return answer
+
+
+async def test_a_change_refused_by_a_quota_is_made_after_the_requested_pause() -> None:
+    async with connected() as over:
+        over.service.refusals.extend([busy(0.2), busy(0.2)])
+        began = time.monotonic()
+        assert await prewritten(cells_of(over)) is APPLIED
+        assert time.monotonic() - began >= 0.4
+        assert over.names("CheckAndMutateRow") == 3
+
+
+@pytest.mark.parametrize(
+    "code",
+    [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.ABORTED],
+    ids=lambda code: code.name,
+)
+async def test_after_an_unclear_error_a_read_is_repeated_and_a_change_is_not(
+    code: grpc.StatusCode,
+) -> None:
+    async with connected() as over:
+        cells = cells_of(over)
+        over.service.refusals.append(Refusal(code, "perhaps"))
+        answer = await prewritten(cells)
+        assert isinstance(answer, ExecutionUnknown)
+        assert over.names("CheckAndMutateRow") == 1
+        over.service.refusals.append(Refusal(code, "perhaps"))
+        read = RowRequest(TABLE, RowRead(row=b"row", all_columns=True, timestamp=at(9)))
+        await cells.read([read], time.monotonic() + SECONDS)
+        assert over.names("ReadRows") == 2
+
+
+async def test_a_requested_pause_is_kept_before_a_read_is_repeated() -> None:
+    async with connected() as over:
+        over.service.refusals.append(busy(0.3, grpc.StatusCode.UNAVAILABLE))
+        began = time.monotonic()
+        read = RowRequest(TABLE, RowRead(row=b"row", all_columns=True, timestamp=at(9)))
+        await cells_of(over).read([read], began + SECONDS)
+        assert time.monotonic() - began >= 0.3
+        assert over.names("ReadRows") == 2
+
+
+async def test_a_table_that_is_still_being_created_is_waited_for() -> None:
+    async with connected() as over:
+        code, said = grpc.StatusCode.FAILED_PRECONDITION, "Table is still being created."
+        over.service.refusals.extend([Refusal(code, said), Refusal(code, said)])
+        assert await prewritten(cells_of(over)) is APPLIED
+        assert over.names("CheckAndMutateRow") == 3
+        over.service.refusals.extend([Refusal(code, said)] * 10_000)
+        late = time.monotonic() + 0.5
+        (answer,) = await cells_of(over).mutate(prewrites(at(2), b"row", [b"b"]), late)
+        assert isinstance(answer, PercolatorError)
+        assert "still being created" in answer.message
+
+
+async def test_a_silent_node_times_out_and_gets_fewer_calls() -> None:
+    async with connected() as over:
+        over.service.seconds = 60.0
+        cells = cells_of(over, attempt_seconds_max=0.2)
+        assert isinstance(await prewritten(cells), PercolatorError)
+        admission: Admission = over.store._admission
+        assert admission.bound == CALLS_MAX // 2
+
+
+async def test_no_more_calls_are_in_flight_than_the_store_is_allowed() -> None:
+    async with connected() as over:
+        over.store._admission = Admission(5)
+        over.service.seconds = 0.02
+        await asyncio.gather(*(over.put(b"row-%d" % number) for number in range(40)))
+        assert over.service.in_flight_max == 5
+
+
+TOOK_SECONDS = 4.0
+
+
+class RefusingChannel:
+    """Refuses each token after some time, and notes how much time each call was given."""
+
+    def __init__(self, messages: int = 0) -> None:
+        self.given_seconds: list[float] = []
+        self.took_seconds = 0.0
+        self._messages = messages
+        """Messages of an answer that come before the refusal."""
+
+    def unary_unary(self, path: str, **_: object) -> Callable[..., Awaitable[bytes]]:
+        async def call(request: Message, timeout: float, metadata: Metadata) -> bytes:
+            self._refuse(timeout)
+            raise AssertionError
+
+        return call
+
+    def unary_stream(self, path: str, **_: object) -> Callable[..., RefusedStream]:
+        return lambda request, timeout, metadata: RefusedStream(self._responses(timeout))
+
+    async def _responses(self, timeout: float) -> AsyncGenerator[Message, None]:
+        for _ in range(self._messages):
+            yield pb.BigtableReadRowsResponse()
+        self._refuse(timeout)
+
+    def _refuse(self, timeout: float) -> None:
+        self.given_seconds.append(timeout)
+        self.took_seconds += TOOK_SECONDS
+        raise grpc.aio.AioRpcError(
+            grpc.StatusCode.UNAUTHENTICATED, grpc.aio.Metadata(), grpc.aio.Metadata(), "expired"
+        )
+
+    async def close(self) -> None:
+        pass
+
+
+class RefusedStream:
+    """A call of this channel that streams."""
+
+    def __init__(self, responses: AsyncGenerator[Message, None]) -> None:
+        self._responses = responses
+
+    def __aiter__(self) -> AsyncGenerator[Message, None]:
+        return self._responses
+
+    def cancel(self) -> None:
+        pass
+
+
+def network(refusing: RefusingChannel, monkeypatch: pytest.MonkeyPatch) -> BigtableNetwork:
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    monkeypatch.setattr(connection, "_now", lambda: began + refusing.took_seconds)
+    monkeypatch.setattr(grpc.aio, "secure_channel", lambda *_, **__: refusing)
+    return BigtableNetwork(Tokens(lambda: Token("token", 3_600.0, "")))
+
+
+async def read_into(found: list[pb.BigtableReadRowsResponse], over: BigtableNetwork) -> None:
+    read = over.stream("bigtable:443", READ_ROWS)
+    async for message in read(pb.BigtableReadRowsRequest(table_name="t"), SECONDS):
+        found += [message]
+
+
+async def test_a_repeated_call_has_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = RefusingChannel()
+    over = network(refusing, monkeypatch)
+    change = over.unary("bigtable:443", CHECK_AND_MUTATE_ROW)
+    with pytest.raises(Unauthenticated):
+        await change(pb.BigtableCheckAndMutateRowRequest(table_name="t"), SECONDS)
+    with pytest.raises(Unauthenticated):
+        await read_into([], over)
+    assert refusing.given_seconds == [SECONDS, SECONDS - TOOK_SECONDS] * 2
+    await over.close()
+
+
+async def test_a_stream_that_has_begun_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = RefusingChannel(messages=3)
+    over = network(refusing, monkeypatch)
+    found: list[pb.BigtableReadRowsResponse] = []
+    with pytest.raises(Unauthenticated):
+        await read_into(found, over)
+    assert len(found) == 3
+    await over.close()

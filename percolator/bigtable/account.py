@@ -1,20 +1,26 @@
-"""Access tokens, kept fresh: fetched early, and once for all who wait.
+"""Access tokens of a Google account: fetched early, and once for all waiting calls.
 
-Fetching one blocks (it reads files, and asks a server of Google's), so it has a thread of its own.
-A token is replaced while it is still valid, so that calls wait for the first one only.
+`google-auth` finds the account, as everywhere. It is an extra, and is imported only when an account
+is needed: an emulator needs none. Fetching a token blocks (it reads files, and asks a server of
+Google's), so it has a thread of its own. A token is replaced while it is still valid, so that calls
+wait for the first one only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import copy
+import datetime
+import importlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
-from percolator.errors import NotReady, PercolatorError, UsageError
+from percolator.errors import NotReady, PercolatorError, Unauthenticated, UsageError
 
 _log = logging.getLogger("percolator.bigtable")
 
@@ -27,9 +33,20 @@ _LAST_SECONDS = 10.0
 _PAUSE_SECONDS = 10.0
 """Between attempts to replace a token that can still be used."""
 
+_SCOPES = (
+    "https://www.googleapis.com/auth/bigtable.data",
+    "https://www.googleapis.com/auth/bigtable.admin",
+)
+_FETCH_SECONDS = 10.0
+"""The most that one request for a token may take."""
+_HOW = (
+    "run `gcloud auth application-default login`, set GOOGLE_APPLICATION_CREDENTIALS to the key "
+    "file of a service account, or run where a service account is attached"
+)
+
 
 class Token(NamedTuple):
-    """What proves who is calling."""
+    """A proof of who is calling."""
 
     value: str
     seconds: float
@@ -66,8 +83,8 @@ class Tokens:
         return self._metadata
 
     async def metadata(self, timeout_seconds: float) -> Metadata:
-        """The same; waits for a token. Raises what prevents one, and `NotReady` if it takes too
-        long: the call was not made."""
+        """The metadata of a call, once there is a token. Raises the error that prevents one, and
+        `NotReady` if it takes too long: the call was not made."""
         found = self.current()
         if found is not None:
             return found
@@ -81,7 +98,7 @@ class Tokens:
             raise network_closed()
         error = fetching.exception()
         if error is not None:
-            # Each waiter has its own: a raised error keeps the trace of whoever raised it.
+            # A copy for each waiter: a raised error keeps the trace of where it was raised.
             raise copy.copy(error)
         if self._metadata is None:
             raise NotReady("the access token was refused while others waited for it")
@@ -107,7 +124,7 @@ class Tokens:
         return self._fetching
 
     def _note(self, fetching: asyncio.Task[None]) -> None:
-        """A token that can still be used was not replaced: nobody waits for that."""
+        """Logs that a token that can still be used was not replaced: no call waits for that."""
         if fetching.cancelled() or (error := fetching.exception()) is None:
             return
         if self._now() < self._until or not isinstance(error, PercolatorError):
@@ -126,6 +143,74 @@ class Tokens:
         now = self._now()
         self._until = now + token.seconds - min(_LAST_SECONDS, token.seconds / 4)
         self._replaced_from = now + token.seconds - min(_EARLY_SECONDS, token.seconds / 2)
+
+
+class GoogleAccount:
+    """Application Default Credentials. All methods but the constructor block."""
+
+    def __init__(self) -> None:
+        """Raises `UsageError` if the extra is missing."""
+        try:
+            self._auth: Any = importlib.import_module("google.auth")
+            self._errors: Any = importlib.import_module("google.auth.exceptions")
+            self._transport: Any = importlib.import_module("google.auth.transport.requests")
+        except ImportError:
+            raise UsageError(
+                "Bigtable needs google-auth for credentials: pip install "
+                "'percolator-store[bigtable]', or set BIGTABLE_EMULATOR_HOST to use an emulator"
+            ) from None
+        self._credentials: Any = None
+
+    def token(self) -> Token:
+        """A new token. Raises `Unauthenticated` if there can be none, and `NotReady` if there may
+        be one later."""
+        try:
+            if self._credentials is None:
+                self._credentials, _ = self._auth.default(scopes=_SCOPES)
+            self._credentials.refresh(partial(_within, self._transport.Request()))
+        except self._errors.DefaultCredentialsError as error:
+            raise Unauthenticated(
+                f"there are no usable Google credentials ({_said(error)}): {_HOW}"
+            ) from None
+        except self._errors.TransportError as error:
+            raise NotReady(f"Google's token server was not reached: {_said(error)}") from None
+        except self._errors.GoogleAuthError as error:
+            if error.retryable:
+                raise NotReady(f"Google gives no token at the moment: {_said(error)}") from None
+            self._credentials = None  # found again if somebody mends them
+            raise Unauthenticated(
+                f"Google refuses the credentials ({_said(error)}); to replace them: {_HOW}"
+            ) from None
+        credentials = self._credentials
+        return Token(
+            credentials.token,
+            _seconds_left(credentials.expiry),
+            getattr(credentials, "quota_project_id", None) or "",
+        )
+
+
+def _within(
+    request: Callable[..., object],
+    *arguments: object,
+    timeout: float | None = None,
+    **named: object,
+) -> object:
+    """A request for a token that does not take the two minutes that the library would wait."""
+    return request(*arguments, timeout=min(timeout or _FETCH_SECONDS, _FETCH_SECONDS), **named)
+
+
+def _said(error: Exception) -> str:
+    """The library's text, without the objects that it attaches."""
+    text = str(error.args[0] if error.args else error)
+    return text.splitlines()[0].rstrip(".") if text else type(error).__name__
+
+
+def _seconds_left(expiry: datetime.datetime | None) -> float:
+    """The library gives times of UTC without saying so."""
+    if expiry is None:
+        return math.inf
+    now = datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
+    return max((expiry - now).total_seconds(), 0.0)
 
 
 def network_closed() -> UsageError:

@@ -1,15 +1,34 @@
-"""Calls in flight: bounded, in order, fewer when the store has enough, and none in a pause."""
+"""Calls in flight: bounded, in order, fewer when the store is busy, and none in a pause.
+
+Streams are closed as soon as the rest of their answer is not wanted: until then, the service goes
+on reading.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 import pytest
 
-from percolator.bigtable.admission import Admission
-from percolator.errors import DeadlineExceeded, Overloaded, PercolatorError, Retry, Unavailable
-
-SECONDS = 60.0
+from percolator.bigtable.admin import create_table
+from percolator.bigtable.store import Admission, BigtableStore
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    Overloaded,
+    PercolatorError,
+    Retry,
+    Unavailable,
+)
+from percolator.rowstore.layout import WRITES
+from percolator.rowstore.port import TIME_UNIT, RowChange, Selection, SetCell
+from percolator.testing.bigtable_in_memory import BigtableInMemory
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.v1 import bigtable_pb2 as pb
+from percolator.world import RequestT, ResponseT, StreamCall, StreamMethod
+from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE
 
 
 def _busy(seconds: float = 0.0) -> Overloaded:
@@ -41,7 +60,7 @@ async def test_calls_beyond_the_bound_wait_and_are_let_through_in_order() -> Non
 
 
 @pytest.mark.parametrize("error", [_busy(), DeadlineExceeded("silent")])
-async def test_refusals_and_silence_halve_the_bound_once_for_all_that_were_in_flight(
+async def test_refusals_and_time_outs_halve_the_bound_once_for_all_calls_in_flight(
     error: Exception,
 ) -> None:
     admission = Admission(64)
@@ -66,7 +85,7 @@ async def test_the_bound_never_falls_below_one_and_answers_raise_it_again() -> N
     assert 25 < answers < 45, "it is raised by one for each round of as many answers"
 
 
-async def test_who_comes_at_once_finds_no_more_room_than_those_who_wait() -> None:
+async def test_a_new_call_does_not_exceed_the_bound_that_waiting_calls_keep() -> None:
     """The bound is halved and raised in parts of a call."""
     admission = Admission(3)
     admission.leave(admission.enter_at_once(), _busy())
@@ -75,7 +94,7 @@ async def test_who_comes_at_once_finds_no_more_room_than_those_who_wait() -> Non
     assert not admission.enter_at_once()
 
 
-async def test_a_broken_connection_says_nothing_about_the_store() -> None:
+async def test_a_broken_connection_does_not_lower_the_bound() -> None:
     admission = Admission(8)
     admission.leave(admission.enter_at_once(), Unavailable("gone"))
     assert admission.bound == 8
@@ -113,7 +132,7 @@ async def test_of_several_pauses_the_one_that_ends_last_is_kept(asked: tuple[flo
     assert admission.enter_at_once()
 
 
-async def test_a_call_that_never_gets_its_turn_was_not_made() -> None:
+async def test_a_call_that_waits_too_long_is_not_made() -> None:
     admission = Admission(1)
     held = admission.enter_at_once()
     with pytest.raises(Overloaded, match="1 calls are in flight") as caught:
@@ -123,7 +142,7 @@ async def test_a_call_that_never_gets_its_turn_was_not_made() -> None:
     assert admission.enter_at_once(), "the place of who gave up is free"
 
 
-async def test_who_is_cancelled_while_waiting_takes_no_place() -> None:
+async def test_a_call_cancelled_while_waiting_takes_no_place() -> None:
     admission = Admission(1)
     held = admission.enter_at_once()
     waiting = asyncio.create_task(admission.enter(SECONDS))
@@ -136,7 +155,7 @@ async def test_who_is_cancelled_while_waiting_takes_no_place() -> None:
     assert admission.in_flight == 1
 
 
-async def test_who_is_cancelled_at_its_turn_passes_it_on() -> None:
+async def test_a_call_cancelled_when_admitted_lets_the_next_one_through() -> None:
     admission = Admission(1)
     held = admission.enter_at_once()
     waiting = asyncio.create_task(admission.enter(SECONDS))
@@ -146,3 +165,69 @@ async def test_who_is_cancelled_at_its_turn_passes_it_on() -> None:
     waiting.cancel()
     assert await behind
     assert admission.in_flight == 1
+
+
+CELL = (SetCell(WRITES, b"column", TIME_UNIT, b"value"),)
+ROWS = [RowChange(b"row %d" % number, CELL) for number in range(3)]
+
+
+class Refusing(BigtableInMemory):
+    """A model that writes no row."""
+
+    async def mutate_rows(
+        self, request: pb.BigtableMutateRowsRequest
+    ) -> AsyncGenerator[pb.BigtableMutateRowsResponse, None]:
+        for index, _ in enumerate(request.entries):
+            answer = pb.BigtableMutateRowsResponse()
+            answer.entries.add(index=index).status.code = 14
+            yield answer
+
+
+class Counting(InProcessNetwork):
+    """A network that counts its open streams."""
+
+    in_flight = 0
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        make = super().stream(address, method)
+
+        async def call(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
+            self.in_flight += 1
+            try:
+                async with aclosing(make(request, timeout)) as responses:
+                    async for response in responses:
+                        yield response
+            finally:
+                self.in_flight -= 1
+
+        return call
+
+
+async def test_a_scan_that_is_left_after_its_first_row_closes_its_stream() -> None:
+    network = Counting({PLACE.address: BigtableInMemory()})
+    await create_table(network, PLACE, TABLE, SECONDS)
+    store = BigtableStore(network, PLACE)
+    await store.write(TABLE, ROWS, SECONDS)
+    scan = store.scan(
+        TABLE,
+        b"",
+        b"",
+        [Selection(WRITES)],
+        rows_max=0,
+        reverse=False,
+        timeout_seconds=SECONDS,
+    )
+    async with aclosing(scan) as rows:
+        assert (await anext(rows)).key == ROWS[0].key
+        assert network.in_flight == 1
+    assert network.in_flight == 0
+
+
+async def test_a_write_that_fails_at_its_first_answer_closes_its_stream() -> None:
+    network = Counting({PLACE.address: Refusing()})
+    await create_table(network, PLACE, TABLE, SECONDS)
+    with pytest.raises(ExecutionUnknown):
+        await BigtableStore(network, PLACE).write(TABLE, ROWS, SECONDS)
+    assert network.in_flight == 0

@@ -1,22 +1,92 @@
-"""A server of HTTP/2 that answers calls of gRPC as a test says, also as no server should."""
+"""Servers for tests of the driver: one checks who calls, the other breaks off its answers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from typing import NamedTuple
 
 from google.protobuf.message import Message
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, StreamEnded, StreamReset
 
+from percolator.bigtable.account import Token, Tokens
+from percolator.bigtable.admin import create_table
+from percolator.bigtable.connection import BigtableNetwork
+from percolator.bigtable.place import Place
+from percolator.bigtable.store import BigtableStore
+from percolator.rowstore.layout import WRITES
+from percolator.rowstore.port import Check, Selection, SetCell
+from tests.doubles.bigtable_service import BigtableService, served
+
+TABLE = 7
+SECONDS = 10.0
+NOTHING = Check((Selection(WRITES),), found=False)
+
+
+class Account:
+    """An account with the tokens that a test chooses."""
+
+    def __init__(self) -> None:
+        self.tokens = ["valid"]
+        self.asked = 0
+
+    def __call__(self) -> Token:
+        self.asked += 1
+        return Token(self.tokens[0] if len(self.tokens) == 1 else self.tokens.pop(0), 3600.0)
+
+
+class Connected(NamedTuple):
+    service: BigtableService
+    account: Account
+    network: BigtableNetwork
+    place: Place
+    store: BigtableStore
+
+    async def put(self, row: bytes, value: bytes = b"value") -> bool:
+        change = SetCell(WRITES, b"ca", 1000, value)
+        return await self.store.check_and_mutate(TABLE, row, NOTHING, (change,), SECONDS)
+
+    def names(self, name: str) -> int:
+        """The number of calls of that name that have arrived."""
+        return sum(called == name for called, _ in self.service.calls)
+
+    async def rows(self) -> list[bytes]:
+        scan = self.store.scan(
+            TABLE,
+            b"",
+            b"",
+            (Selection(WRITES),),
+            rows_max=0,
+            reverse=False,
+            timeout_seconds=SECONDS,
+        )
+        async with aclosing(scan) as rows:
+            return [row.key async for row in rows]
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[Connected]:
+    service, account = BigtableService(), Account()
+    async with served(service) as (address, certificate):
+        network = BigtableNetwork(Tokens(account), certificate)
+        place = Place(address, "my-project", "my-instance", "one_cluster")
+        await create_table(network, place, TABLE, SECONDS)
+        yield Connected(service, account, network, place, BigtableStore(network, place))
+        await network.close()
+
+
 HEADERS = [(":status", "200"), ("content-type", "application/grpc")]
 DONE = [("grpc-status", "0")]
 
 
 class Peer:
-    """Calls `answer_call` with the stream of each call that has arrived completely."""
+    """A server of HTTP/2 that answers as a test says, also in ways that no server should.
+
+    `answer_call` gets the stream of each call that has arrived completely.
+    """
 
     def __init__(self, answer_call: Callable[[PeerConnection, int], None]) -> None:
         self.answer_call = answer_call
@@ -27,7 +97,7 @@ class Peer:
 
     @asynccontextmanager
     async def listening(self, port: int = 0) -> AsyncIterator[str]:
-        """Yields its address."""
+        """Serves, and yields the address."""
         loop = asyncio.get_running_loop()
         async with await loop.create_server(
             lambda: PeerConnection(self), "127.0.0.1", port
@@ -39,7 +109,7 @@ class Peer:
 
 
 class PeerConnection(asyncio.Protocol):
-    """One connection to it."""
+    """One connection to a `Peer`."""
 
     transport: asyncio.Transport
 
@@ -70,18 +140,18 @@ class PeerConnection(asyncio.Protocol):
         self._send()
 
     def answer(self, stream: int, message: Message) -> None:
-        """With one message, as a server should."""
+        """Answers with one message, as a server should."""
         self.begin(stream, message.SerializeToString())
         self.h2.send_headers(stream, DONE, end_stream=True)
 
     def begin(self, stream: int, *messages: bytes) -> None:
-        """An answer that is not ended."""
+        """Begins an answer, and does not end it."""
         self.h2.send_headers(stream, HEADERS)
         for message in messages:
             self.h2.send_data(stream, b"\0" + len(message).to_bytes(4) + message)
 
     def leave(self, last: int) -> None:
-        """Says that it takes no calls after that of the stream `last` (GOAWAY)."""
+        """Announces that no call after that of the stream `last` is taken (GOAWAY)."""
         self._send()
         self.transport.write(b"\0\0\x08\x07\0" + bytes(4) + last.to_bytes(4) + bytes(4))
 

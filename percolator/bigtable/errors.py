@@ -8,6 +8,7 @@ have been executed, whatever its code.
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -15,30 +16,27 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from percolator import errors
-from percolator.bigtable.methods import READ_ROWS
-from percolator.bigtable.missing_family import missing_family
+from percolator.bigtable.messages import GET_TABLE, READ_ROWS
+from percolator.bigtable.place import Place, table_name
+from percolator.rowstore.identity import TABLE_ID
+from percolator.rowstore.intents import INTENTS_TABLE
+from percolator.rowstore.layout import FAMILIES
+from percolator.v1.bigtable_pb2 import BigtableGetTableRequest
+from percolator.world import Network
 
 _THROTTLED_SECONDS = 0.1
 """The pause after a refusal that names none."""
 _NOT_TRANSACTIONAL = "single-row transactions"
-"""What the service calls checks with changes, where it says that a profile does not permit them."""
+"""The service's name for checks with changes, when an app profile does not permit them."""
 _BEING_CREATED = re.compile(r"\b(being created|creating)\b", re.IGNORECASE)
-"""What the service says of a table that is not ready yet: it has done nothing, and will be able to
-soon."""
+"""In the refusal of a call on a table that is not ready yet, but will be soon."""
 _NAMES = re.compile(r"projects/[^\s\"']+|'[^']*'")
-"""Of whatever, and rows: they may be any words."""
+"""Names of resources, and row keys: they may contain any of the words that are looked for."""
 _TOO_LARGE = re.compile(r"CLIENT: (Sent|Received) message larger than max")
-_LOST = re.compile(
-    r"Stream removed|RST_STREAM|metadata size exceeds|CLIENT: Received message larger"
-)
-"""How gRPC's client reports an answer that it has lost. For some of them it uses codes by which the
-service refuses calls: RESOURCE_EXHAUSTED for ENHANCE_YOUR_CALM, for an answer or its trailers above
-a limit; PERMISSION_DENIED for INADEQUATE_SECURITY."""
-_TOO_LARGE_FIELDS = {
-    "Sent": ("request", "send less in one call"),
-    "Received": ("response", "a row is too large"),
-}
-_DETAILS_TRAILER = "grpc-status-details-bin"
+_LOST = re.compile(r"Stream removed|RST_STREAM|metadata size exceeds|CLIENT: Received message")
+"""In the report of gRPC's client that it has lost an answer. Some of these have codes by which the
+service refuses calls: RESOURCE_EXHAUSTED if the stream was reset with ENHANCE_YOUR_CALM, or if the
+answer or its trailers are above a limit; PERMISSION_DENIED for INADEQUATE_SECURITY."""
 _REFUSED = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -50,7 +48,22 @@ ONE_CLUSTER = (
     "app-profiles create NAME --instance=INSTANCE --route-to=CLUSTER --transactional-writes, and "
     "?profile=NAME in the address"
 )
-"""What to do about an app profile that cannot be used."""
+"""Advice about an app profile that cannot be used."""
+
+WITH_FAMILIES: Final = 2
+"""The view of a table that has its families, and no more."""
+_OF_SERVICE: Final = "column family not found"
+_OF_EMULATOR: Final = re.compile(r'unknown family "([^"]*)"')
+_ASK_SECONDS: Final = 5.0
+_REMOVED: Final = "somebody has removed it in the store itself, and its cells with it"
+_WHAT_TO_DO: Final = "`percolator tables delete` the table, and import it from an export"
+_WHAT_ELSE_TO_DO: Final = {
+    table_name(TABLE_ID): "it says what tables there are, so restore it from a backup of the "
+    "instance, or create another cluster and import an export",
+    table_name(INTENTS_TABLE): "create the family again there; changes that waited for observers "
+    "are forgotten, so `percolator observers backfill` afterwards",
+}
+"""For tables that no program has created, and that no command deletes."""
 
 
 def from_rpc_error(failed: grpc.aio.AioRpcError, where: str) -> errors.PercolatorError:
@@ -66,16 +79,16 @@ def _error(code: grpc.StatusCode, details: str, where: str) -> errors.Percolator
     lacking = missing_family(said, where)
     if lacking is not None:
         return lacking
+    too_large = _TOO_LARGE.search(said)
     match code:
         case grpc.StatusCode.UNAVAILABLE:
             return errors.Unavailable(said, where=where)
         case grpc.StatusCode.DEADLINE_EXCEEDED:
             return errors.DeadlineExceeded("no answer in time", where=where)
-        case grpc.StatusCode.RESOURCE_EXHAUSTED if (too_large := _TOO_LARGE.search(said)) and (
-            too_large[1] == "Sent" or where.startswith(READ_ROWS.path)
-        ):
-            field, why = _TOO_LARGE_FIELDS[too_large[1]]
-            return errors.InvalidArgument(field, f"{said}: {why}", where=where)
+        case _ if too_large is not None and too_large[1] == "Sent":
+            return errors.InvalidArgument("request", f"{said}: send less in one call", where=where)
+        case _ if too_large is not None and where.startswith(READ_ROWS.path):
+            return errors.InvalidArgument("response", f"{said}: a row is too large", where=where)
         case _ if _LOST.search(said):
             return errors.ExecutionUnknown(f"{code.name}: {said}", where=where)
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -118,7 +131,7 @@ def _error(code: grpc.StatusCode, details: str, where: str) -> errors.Percolator
 def _asked_seconds(failed: grpc.aio.AioRpcError, otherwise: float) -> float:
     """How long the service asks to wait, with whatever code; `otherwise` if it does not."""
     for key, value in failed.trailing_metadata() or ():
-        if key == _DETAILS_TRAILER:
+        if key == "grpc-status-details-bin":
             try:
                 for packed in Status.FromString(value).details:
                     info = RetryInfo()
@@ -131,7 +144,7 @@ def _asked_seconds(failed: grpc.aio.AioRpcError, otherwise: float) -> float:
 
 
 def _not_found(said: str, where: str) -> errors.PercolatorError:
-    """A table is a matter of the schema; all else was named by the address."""
+    """A missing table is an error of the schema; anything else was named by the address."""
     # An instance may be called user-profiles.
     low = _NAMES.sub("", said.lower())
     if "profile" in low:
@@ -145,3 +158,46 @@ def _not_found(said: str, where: str) -> errors.PercolatorError:
             "store", f"{said}: check bigtable://PROJECT/INSTANCE in the address", where=where
         )
     return errors.SchemaError(said, where=where)
+
+
+class FamilyMissing(errors.InvariantViolation):
+    """A call names a family that the table does not have: somebody has removed it in the store
+    itself. The call was not executed.
+
+    The service deletes the family's cells with it, and refuses all calls that name it, without
+    saying which one is missing. The emulator keeps the cells and still reads them, and refuses
+    only changes.
+    """
+
+    def __init__(self, table: str, families: str, *, where: str) -> None:
+        """`table` is the full name; `families` is empty if it is not known which are missing."""
+        name = table.rpartition("/")[2]
+        what = f"the family {families}" if families else "a family that it needs"
+        to_do = _WHAT_ELSE_TO_DO.get(name, _WHAT_TO_DO)
+        super().__init__(f"the table {name} lacks {what}: {_REMOVED}: {to_do}", where=where)
+        self.table = table
+        self.families = families
+
+
+def missing_family(said: str, where: str) -> FamilyMissing | None:
+    """The error, if the service says so; None otherwise. `where` ends with the table's name."""
+    named = _OF_EMULATOR.search(said)
+    if named is None and _OF_SERVICE not in said.lower():
+        return None
+    table = where.rpartition(" ")[2]
+    return FamilyMissing(table, "" if named is None else named[1], where=where)
+
+
+async def named(network: Network, place: Place, error: FamilyMissing) -> errors.InvariantViolation:
+    """The error with the names of the families, if the table can be asked."""
+    if error.families:
+        return errors.InvariantViolation(error.message, where=error.where)
+    request = BigtableGetTableRequest(name=error.table, view=WITH_FAMILIES)
+    try:
+        found = await network.unary(place.tables_address, GET_TABLE)(request, _ASK_SECONDS)
+    except errors.PercolatorError:
+        families = ""  # without the right to ask, this is all that is known
+    else:
+        families = ", ".join(sorted(set(FAMILIES) - set(found.column_families)))
+    told = FamilyMissing(error.table, families, where=error.where)
+    return errors.InvariantViolation(told.message, where=told.where)
