@@ -1,4 +1,4 @@
-"""A cluster of processes whose only durable place is a row store: no two of them share a disk."""
+"""Clusters of processes whose only durable place is a row store: no two of them share a disk."""
 
 from __future__ import annotations
 
@@ -8,25 +8,39 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
 import pytest
 
 import percolator
-from percolator import Database, InvalidArgument, Table, Transaction, codecs
+from examples.webindex import tables
+from examples.webindex.crawl import Crawl
+from percolator import Database, InvalidArgument, Table, Transaction, codecs, observes
 from percolator.errors import PercolatorError, Retry, UsageError
 from percolator.services.local.cluster import LocalCluster
-from tests.bigtable.bank_client import ACCOUNTS, BALANCE, BANK, START_BALANCE, TRANSFERS
 from tests.bigtable.emulator_process import emulator
+from tests.integration.test_webindex import crawl_among_kills
 
 pytestmark = [pytest.mark.bigtable, pytest.mark.timeout(400)]
 
-CLIENTS = 2
-TRANSFERS_BETWEEN_KILLS = 3
 ROOT = Path(__file__).parents[2]
 NOTES = Table("notes")
 TEXT = NOTES.column("text", codecs.text)
+LENGTH = NOTES.column("length", codecs.integer)
+
+CLIENTS = 3
+CLIENTS_KILLED_WITH_A_LEADER = 2
+TRANSFERS_BETWEEN_KILLS = 3
+ACCOUNTS = [f"account-{number}" for number in range(6)]
+START_BALANCE = 100
+BANK = Table("bank")
+BALANCE = BANK.column("balance", codecs.integer)
+TRANSFERS = BANK.column("transfers", codecs.integer)
+
+DOCUMENTS = 100
+DELETIONS = 15
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +56,22 @@ def store(emulator_host: str, monkeypatch: pytest.MonkeyPatch) -> str:
     return f"bigtable://clusters/i{uuid.uuid4().hex[:20]}"
 
 
-def cluster_on(store: str, data: Path, *, leaders: int = 1, gateways: int = 0) -> LocalCluster:
+def cluster_on(
+    store: str, data: Path, *, leaders: int = 1, workers: int = 0, observers: Sequence[str] = ()
+) -> LocalCluster:
     return LocalCluster(
         data,
         store=store,
         tablet_servers=0,
         masters=leaders,
         oracles=leaders,
-        gateways=gateways,
+        workers=workers,
+        observers=observers,
         start_seconds=60.0,
     )
 
 
-def test_a_program_runs_as_it_is_and_finds_its_data_after_a_restart_of_everything(
+def test_a_program_finds_its_data_after_everything_was_restarted(
     store: str, tmp_path: Path
 ) -> None:
     with (
@@ -80,7 +97,7 @@ def test_a_program_runs_as_it_is_and_finds_its_data_after_a_restart_of_everythin
             assert [row.key for row in snapshot.scan(NOTES)] == ["one"]
 
 
-def test_what_only_tablets_have_is_refused_with_a_sentence(store: str, tmp_path: Path) -> None:
+def test_features_of_tablets_are_refused_with_an_explanation(store: str, tmp_path: Path) -> None:
     with cluster_on(store, tmp_path) as cluster:
         called = _command(cluster, "tablets")
         assert called.returncode == 2
@@ -126,7 +143,7 @@ def test_an_oracle_of_another_cluster_is_refused(store: str, tmp_path: Path) -> 
     assert last.startswith(f"oracle: store: {other} belongs to cluster"), called.stderr
 
 
-def test_money_is_neither_made_nor_lost_while_leaders_and_clients_are_killed(
+def test_money_is_neither_created_nor_lost_while_leaders_and_clients_are_killed(
     store: str, tmp_path: Path
 ) -> None:
     with (
@@ -143,15 +160,17 @@ def test_money_is_neither_made_nor_lost_while_leaders_and_clients_are_killed(
             return subprocess.Popen([sys.executable, *command], cwd=ROOT)
 
         clients = [start(number) for number in range(CLIENTS)]
+        numbers = cycle(range(CLIENTS))
         try:
-            for kill, victim in enumerate(["oracle", "master", "oracle-2", "master-2"]):
+            for leader in ("oracle", "master", "oracle-2", "master-2"):
                 _until_more(db, TRANSFERS_BETWEEN_KILLS)
-                cluster.processes[victim].kill()
-                clients[kill % CLIENTS].kill()
-                assert clients[kill % CLIENTS].wait() == -9, "it did not end by itself"
-                clients[kill % CLIENTS] = start(kill % CLIENTS)
-                _until_more(db, TRANSFERS_BETWEEN_KILLS)
-                cluster.restart(victim)
+                cluster.processes[leader].kill()
+                for number in islice(numbers, CLIENTS_KILLED_WITH_A_LEADER):
+                    clients[number].kill()
+                    assert clients[number].wait() == -9, "it did not end by itself"
+                    clients[number] = start(number)
+                    _until_more(db, TRANSFERS_BETWEEN_KILLS)
+                cluster.restart(leader)
         finally:
             for client in clients:
                 client.kill()
@@ -180,6 +199,55 @@ def test_status_finds_nothing_wrong_and_names_the_store(store: str, tmp_path: Pa
         called = _command(cluster, "status", "--check")
     assert called.returncode == 0, called
     assert f"cells in {store}" in called.stdout
+
+
+@observes(TEXT, name="measure")
+def measure(tx: Transaction, row: str) -> None:
+    tx.set(row, LENGTH, len(tx.get(row, TEXT, "")))
+
+
+def _lengths(db: Database) -> dict[str, int]:
+    with db.snapshot() as snapshot:
+        return {row.key: row[LENGTH] for row in snapshot.scan(NOTES, columns=[LENGTH])}
+
+
+def test_a_client_that_knows_an_older_schema_notifies_a_new_observer(
+    store: str, tmp_path: Path
+) -> None:
+    fresh = observes(TEXT, name="measure", backfill=False)(measure.function)
+    with (
+        cluster_on(store, tmp_path) as cluster,
+        percolator.connect(cluster.address) as db,
+        percolator.connect(cluster.address) as other,
+    ):
+        db.create_table(NOTES)
+        with other.transaction() as tx:  # now it knows the table, without an observer
+            tx.set("before", TEXT, "text")
+        db.register_observers([fresh])
+        with other.transaction() as tx:
+            tx.set("after", TEXT, "text")
+        with db.run_observers([fresh]):
+            db.wait_for_observers(timeout=60)
+            assert _lengths(db) == {"after": 4}
+            assert db.backfill(fresh) == 2
+            db.wait_for_observers(timeout=60)
+            assert _lengths(db) == {"before": 4, "after": 4}
+
+
+def test_a_crawl_survives_the_death_of_a_worker_and_the_oracle(store: str, tmp_path: Path) -> None:
+    options = ("--documents", str(DOCUMENTS), "--seed", "3", "--updates", "30")
+    deletions = ("--deletions", str(DELETIONS))
+    observers = ["examples.webindex.observers:observers"]
+    with (
+        cluster_on(store, tmp_path, workers=2, observers=observers) as cluster,
+        percolator.connect(cluster.address) as db,
+    ):
+        tables.create_tables(db)
+        documents = crawl_among_kills(
+            cluster, db, *options, *deletions, loaded=40, killed=("oracle", "worker")
+        )
+    assert {one.url for one in documents} <= {one.url for one in Crawl(DOCUMENTS, seed=3)}
+    assert DOCUMENTS - DELETIONS <= len(documents) < DOCUMENTS
 
 
 def _until_more(db: Database, count: int) -> None:

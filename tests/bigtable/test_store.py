@@ -1,7 +1,11 @@
-"""What somebody has changed in the emulator itself is named at once by whoever writes there."""
+"""The emulator as a store: the commands that prepare and check it, and changes made by hand."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -9,14 +13,49 @@ import grpc
 import pytest
 
 from percolator import Table, codecs
-from percolator.bigtable.channel import BigtableNetwork
+from percolator.bigtable.connection import BigtableNetwork
 from percolator.bigtable.place import Place
 from percolator.errors import InvariantViolation, SchemaError
 from percolator.testing.row_database import connect_over
 from percolator.v1.bigtable_pb2 import BigtableDeleteTableRequest
 from tests.bigtable.emulator_process import emulator
 
-pytestmark = pytest.mark.bigtable
+pytestmark = [pytest.mark.bigtable, pytest.mark.timeout(120)]
+
+STORE = "bigtable://some-project/some-instance"
+
+
+def _store(address: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "percolator.cli", "--json", "store", *arguments],
+        env={**os.environ, "BIGTABLE_EMULATOR_HOST": address},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_the_emulator_is_prepared_and_passes_the_check() -> None:
+    with emulator() as address:
+        for _ in range(2):
+            prepared = _store(address, "init", STORE)
+            assert prepared.returncode == 0, prepared.stderr
+        checked = _store(address, "check", STORE, "--seconds", "0.5", "--in-flight", "8")
+    assert checked.returncode == 0, checked.stderr
+    shown = json.loads(checked.stdout)
+    assert shown["not_kept"] == {}
+    assert shown["check_and_mutates_per_second"] > 0
+    assert checked.stderr.count("kept: ") == 8
+    assert "not tried: scans backwards" in checked.stderr
+
+
+def test_a_silent_store_is_reported_without_a_traceback() -> None:
+    for verb in ("init", "check"):
+        result = _store("127.0.0.1:1", verb, STORE)
+        assert result.returncode == 1
+        assert "Traceback" not in result.stderr
+
 
 ADMIN = "/google.bigtable.admin.v2.BigtableTableAdmin/"
 NOTES = Table("notes")
