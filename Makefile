@@ -21,40 +21,40 @@ help: ## Print this list
 
 # ------------------------------------------------------------------------------ set-up
 
-$(READY): pyproject.toml requirements.lock
+$(READY): pyproject.toml requirements/dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.lock
 	$(BIN)/python -m pip install --quiet --no-deps -e .
 	@touch $@
 
 .PHONY: setup
 setup: $(READY) $(PROTOS_READY) ## Create .venv with the locked dependencies
 
-$(SPARK_READY): $(READY) requirements-spark.lock
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-spark.lock
+$(SPARK_READY): $(READY) requirements/spark.lock
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements/spark.lock
 	@touch $@
 
 $(SPARK_CLASSES): $(SPARK_READY) tests/spark/class_archive.py
 	@tests/spark/ensure-java
 	$(BIN)/python -m tests.spark.class_archive $@ > $@.log 2>&1 || { cat $@.log; exit 1; }
 
-$(PROTOS_READY): $(READY) requirements-protos.lock
+$(PROTOS_READY): $(READY) requirements/protos.lock
 	$(PYTHON) -m venv $(PROTOS_VENV)
-	$(PROTOS_VENV)/bin/python -m pip install --quiet --require-hashes -r requirements-protos.lock
+	$(PROTOS_VENV)/bin/python -m pip install --quiet --require-hashes -r requirements/protos.lock
 	@touch $@
 
 COMPILE := $(BIN)/python -m uv pip compile --universal --python-version 3.11 \
   --generate-hashes --no-annotate --custom-compile-command 'make lock' --quiet
 
 .PHONY: lock
-lock: $(READY) ## Resolve the dependencies into requirements*.lock
+lock: $(READY) ## Resolve the dependencies into requirements/
 	$(BIN)/python -m pip install --quiet uv
-	$(COMPILE) pyproject.toml --extra dev -o requirements.lock
-	$(COMPILE) pyproject.toml --extra dev --extra spark -c requirements.lock -o requirements-spark.lock
-	$(COMPILE) pyproject.toml --extra server -c requirements.lock -o requirements-services.lock
-	$(COMPILE) --group pyproject.toml:image -c requirements.lock -o requirements-image.lock
-	$(COMPILE) --group pyproject.toml:protos -o requirements-protos.lock
+	$(COMPILE) pyproject.toml --extra dev -o requirements/dev.lock
+	$(COMPILE) pyproject.toml --extra dev --extra spark -c requirements/dev.lock -o requirements/spark.lock
+	$(COMPILE) pyproject.toml --extra server -c requirements/dev.lock -o requirements/services.lock
+	$(COMPILE) --group pyproject.toml:image -c requirements/dev.lock -o requirements/image.lock
+	$(COMPILE) --group pyproject.toml:protos -o requirements/protos.lock
 
 .PHONY: protos
 protos: $(PROTOS_READY) ## Generate percolator/v1 from protos/
@@ -354,7 +354,7 @@ image: ## Build the image of all services (BASE_IMAGE= replaces the default base
 	docker build $(if $(BASE_IMAGE),--build-arg BASE_IMAGE=$(BASE_IMAGE)) -f deploy/Dockerfile -t percolator:local .
 
 .PHONY: image-emulator
-image-emulator: emulator ## Build the image of Bigtable's emulator, for compose.bigtable.yaml
+image-emulator: emulator ## Build the image of Bigtable's emulator, for deploy/compose.bigtable.yaml
 	docker build -f deploy/emulator.Dockerfile -t percolator-emulator:local var/bigtable
 
 .PHONY: clean

@@ -1,4 +1,4 @@
-"""`docker-compose -f compose.yaml -f compose.bigtable.yaml`: a cluster on Google's emulator.
+"""`docker-compose -f compose.yaml -f deploy/compose.bigtable.yaml`: a cluster on Google's emulator.
 
 Orders are placed from outside, through published ports, and workers in containers handle them. One
 container after another is killed. At the end, each order must be stored, and handled once. Then the
@@ -28,7 +28,7 @@ from tests.chaos.shop import Shop
 from tests.containers.composed import ComposedCluster, Container, free_port
 from tests.containers.described import KINDS, until_described
 
-FILES = ("compose.yaml", "compose.bigtable.yaml", "tests/containers/compose.orders.yaml")
+FILES = ("compose.yaml", "deploy/compose.bigtable.yaml", "tests/containers/compose.orders.yaml")
 GONE = "bigtable://percolator/percolator now belongs to"
 WANTED = {"master": 2, "oracle": 2, "lockservice": 1}
 WORKERS = 2

@@ -1,4 +1,4 @@
-"""`make compose-test`: the cluster of compose.tls.yaml is hurt, and checked from outside.
+"""`make compose-test`: the cluster of deploy/compose.tls.yaml is hurt, and checked from outside.
 
 Clients are processes of this machine that know the published port, a certificate and a token. One
 kind of container after another is killed, and one is disconnected. At the end, the checker sees the
@@ -25,7 +25,7 @@ from tests.containers.composed import ComposedCluster, free_port
 from tests.containers.container_faults import Scene, all_faults
 from tests.containers.described import KINDS, until_described
 
-FILES = ("compose.yaml", "compose.tls.yaml", "tests/containers/compose.orders.yaml")
+FILES = ("compose.yaml", "deploy/compose.tls.yaml", "tests/containers/compose.orders.yaml")
 TABLET_SERVERS = 3
 CLIENTS = 2
 SESSIONS_PER_CLIENT = 4

@@ -21,7 +21,7 @@ def wheel() -> Path:
 @pytest.fixture(scope="module")
 def constraints(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The locked versions, and that of this wheel."""
-    lock = (ROOT / "requirements.lock").read_text()
+    lock = (ROOT / "requirements" / "dev.lock").read_text()
     locked = re.findall(r"^([\w.-]+==[^ ;\\]+)", lock, re.MULTILINE)
     path = tmp_path_factory.mktemp("constraints") / "constraints.txt"
     path.write_text("\n".join([*locked, f"percolator-store=={wheel.name.split('-')[1]}"]))

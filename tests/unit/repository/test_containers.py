@@ -15,7 +15,10 @@ import yaml
 
 ROOT = Path(__file__).parents[3]
 ENSURE_ENGINE = ROOT / "tests" / "containers" / "ensure-engine"
-COMPOSE_FILES = sorted(path.name for path in ROOT.glob("compose*.yaml"))
+COMPOSE_FILES = [
+    "compose.yaml",
+    *sorted(f"deploy/{path.name}" for path in (ROOT / "deploy").glob("compose*.yaml")),
+]
 DOCKERFILES = sorted((ROOT / "deploy").glob("*Dockerfile"))
 PINNED = re.compile(r"[a-z0-9./-]+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}")
 BUILT_HERE = re.compile(r"percolator(-emulator)?:\$\{PERCOLATOR_TAG:-local\}")
@@ -32,7 +35,9 @@ SERVICES = [(file, name) for file in COMPOSE_FILES for name in services(file)]
 
 
 def test_all_compose_files_are_found() -> None:
-    assert {"compose.yaml", "compose.bigtable.yaml", "compose.tls.yaml"} <= set(COMPOSE_FILES)
+    assert {"compose.yaml", "deploy/compose.bigtable.yaml", "deploy/compose.tls.yaml"} <= set(
+        COMPOSE_FILES
+    )
     assert {"master", "tabletserver", "prometheus", "grafana"} <= {name for _, name in SERVICES}
 
 
@@ -94,7 +99,7 @@ def test_nothing_is_installed_but_from_a_lock_with_hashes(dockerfile: Path) -> N
     lines = dockerfile.read_text().replace("\\\n", " ").splitlines()
     steps = [step for line in lines if not line.startswith("#") for step in line.split("&&")]
     installing = [step for step in steps if re.search(r"\b(pip|apt-get|npm|curl|wget)\b", step)]
-    locked = re.compile(r"--require-hashes -r /build/requirements-\w+\.lock\s*$")
+    locked = re.compile(r"--require-hashes -r /build/\w+\.lock\s*$")
     own = re.compile(r"--no-deps --no-build-isolation \.\s*$")
     unlocked = [
         step
