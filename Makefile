@@ -347,7 +347,7 @@ CERTIFICATES ?= var/certificates
 
 .PHONY: certs
 certs: $(READY) ## Create an authority and certificates for development (CERTIFICATES=var/certificates)
-	$(BIN)/python -m percolator.services.local.authority $(CERTIFICATES)
+	$(BIN)/percolator certs $(CERTIFICATES) --yes
 
 .PHONY: image
 image: ## Build the image of all services (BASE_IMAGE= replaces the default base image)

@@ -92,6 +92,7 @@ def options(
 
 for _command in (dev.dev, dev.serve):
     app.command(context_settings=dev.AS_THEY_ARE, add_help_option=False)(_command)
+app.command()(dev.certs)
 app.add_typer(timestamp.app, name="timestamp")
 app.add_typer(tables.app, name="tables")
 app.add_typer(tablets.app, name="tablets")

@@ -1,4 +1,4 @@
-"""`make certs`: an authority for development, and everything that it signs.
+"""`percolator certs DIR`: an authority for development, and everything that it signs.
 
     DIR/authority/key.pem      signs; no running program needs it, so it is never mounted anywhere
     DIR/cluster/               for servers: ca.pem, certificate.pem, key.pem, tokens.toml
@@ -13,8 +13,8 @@ signed before is refused.
 from __future__ import annotations
 
 import datetime
+import os
 import shlex
-import sys
 from pathlib import Path
 
 from cryptography import x509
@@ -57,6 +57,11 @@ class Authority:
 
     def issue(self, directory: Path, name: str, *, days: float = _DAYS) -> Tls:
         """Writes a certificate under this name, its key, and the authority's certificate."""
+        _write(self.signed(directory, name, days=days))
+        return files_in(directory)
+
+    def signed(self, directory: Path, name: str, *, days: float = _DAYS) -> dict[Path, bytes]:
+        """Contents of the files that `issue` writes."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         uses = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -72,33 +77,45 @@ class Authority:
             )
             .sign(self.key, hashes.SHA256())
         )
-        directory.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
         files = files_in(directory)
-        _write(Path(files.ca), _pem(self.certificate))
-        _write(Path(files.certificate), _pem(certificate))
-        _write(Path(files.key), _key_pem(key))
-        return files
+        return {
+            Path(files.ca): _pem(self.certificate),
+            Path(files.certificate): _pem(certificate),
+            Path(files.key): _key_pem(key),
+        }
 
 
 def make_all(directory: Path) -> None:
-    """Everything that a cluster and its clients need."""
+    """Writes everything that a cluster and its clients need."""
     directory.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
-    authority = Authority()
-    authority.issue(directory / "cluster", CLUSTER_NAME)
-    authority.issue(directory / "client", CLIENT_NAME)
-    (directory / "authority").mkdir(mode=private_files.DIRECTORY_MODE, exist_ok=True)
-    _write(directory / "authority" / "key.pem", _key_pem(authority.key))
+    authority, client = Authority(), directory / "client"
+    contents = {
+        **authority.signed(directory / "cluster", CLUSTER_NAME),
+        **authority.signed(client, CLIENT_NAME),
+        key_file(directory): _key_pem(authority.key),
+    }
     entries = []
     for role in (Role.CLIENT, Role.ADMIN):
         name, token = role.name.lower(), new_token()
-        _write(directory / "client" / f"{name}.token", f"{token}\n".encode())
+        contents[client / f"{name}.token"] = f"{token}\n".encode()
         entries.append(token_entry(name, role, token))
-    _write(directory / "cluster" / "tokens.toml", "\n".join(entries).encode())
-    _write(directory / "client.env", _environment(directory.absolute() / "client").encode())
+    contents[directory / "cluster" / "tokens.toml"] = "\n".join(entries).encode()
+    contents[environment_file(directory)] = _environment(client.absolute()).encode()
+    _write(contents)
+
+
+def key_file(directory: Path) -> Path:
+    """The key of the authority. If it exists, so does all the rest."""
+    return directory / "authority" / "key.pem"
+
+
+def environment_file(directory: Path) -> Path:
+    """The environment of an operator, for shells."""
+    return directory / "client.env"
 
 
 def _environment(client: Path) -> str:
-    """The environment of an operator; programs are given the other token."""
+    """Variables of an operator; programs are given the other token."""
     files = files_in(client)
     values = {name: getattr(files, part) for part, name in TLS_VARIABLES.items()}
     values[TOKEN_VARIABLE] = str(client / "admin.token")
@@ -133,12 +150,20 @@ def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     )
 
 
-def _write(path: Path, content: bytes) -> None:
-    """Replaces the file; the new one is private from the moment it exists."""
-    path.unlink(missing_ok=True)
-    with open(path, "xb", opener=private_files.opener) as file:
-        file.write(content)
-
-
-if __name__ == "__main__":
-    make_all(Path(sys.argv[1]))
+def _write(contents: dict[Path, bytes]) -> None:
+    """Replaces files. None is replaced before all are written, so that a full disk leaves those
+    that were there; each is private from the time that it exists."""
+    written: list[tuple[Path, Path]] = []
+    try:
+        for path, content in contents.items():
+            path.parent.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
+            new = path.with_name(f"{path.name}.new")
+            new.unlink(missing_ok=True)
+            written.append((new, path))
+            with open(new, "xb", opener=private_files.opener) as file:
+                file.write(content)
+        for new, path in written:
+            os.replace(new, path)
+    finally:
+        for new, _ in written:
+            new.unlink(missing_ok=True)

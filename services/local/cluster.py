@@ -60,7 +60,7 @@ class LocalCluster:
         processes can be cut, and the processes are spread over `hosts` hosts, each with an address
         of its own.
 
-        With a directory of `make certs`, everything uses mutual TLS, and clients need tokens.
+        With a directory of `percolator certs`, everything uses mutual TLS, and clients need tokens.
         Workers run the lists of observers that `observers` names, as soon as their tables exist.
         A process that does not serve within `start_seconds`, or that does nothing for 30 s before
         it serves, is an error.

@@ -110,7 +110,7 @@ def up(
         ),
     ] = 7100,
     certificates: Annotated[
-        Path | None, typer.Option(help="Directory of `make certs`; all calls use mutual TLS.")
+        Path | None, typer.Option(help="Directory of `percolator certs`; all calls use mutual TLS.")
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Start in the background.")] = False,
     start_timeout: Annotated[

@@ -308,3 +308,11 @@ def test_each_service_of_the_wheel_shows_its_options(with_services: Path, servic
         check=True,
     )
     assert done.stdout.startswith(f"usage: percolator serve {service} [--SETTING VALUE ...]")
+
+
+def test_certificates_are_made_from_the_wheel(with_services: Path, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    subprocess.run(
+        [with_services / "percolator", "certs", made], check=True, stdout=subprocess.DEVNULL
+    )
+    assert (made / "cluster" / "certificate.pem").read_text().startswith("-----BEGIN CERT")

@@ -16,8 +16,8 @@ from percolator.v1.cluster_pb2 import ServiceKind
 
 ROOT = Path(__file__).parents[3]
 
-DISPENSABLE = {"uvloop"}
-"""Without these, services are slower."""
+DISPENSABLE = {"uvloop", "cryptography"}
+"""Without uvloop, services are slower; only `percolator certs` needs cryptography."""
 
 
 def python(program: str) -> str:

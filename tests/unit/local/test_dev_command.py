@@ -1,18 +1,21 @@
-"""`percolator dev` without starting anything: what it refuses, and what it tells."""
+"""`percolator dev` and `percolator certs` without starting anything: their errors and output."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import Result
 
+from percolator import private_files
 from percolator.cli import app
 from percolator.services import serve
 from percolator.services.local import launching, welcome
@@ -270,3 +273,76 @@ def test_an_option_before_a_subcommand_is_refused_and_not_ignored(here: Path) ->
         assert kept.exists()
     assert dev("destroy", "--yes").exit_code == 0
     assert not kept.exists()
+
+
+def certs(*arguments: str) -> Result:
+    return CliRunner().invoke(app.app, ["certs", *arguments])
+
+
+def contents(directory: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_certs_are_written_once_and_replaced_only_if_that_is_confirmed(here: Path) -> None:
+    first = certs("made")
+    assert first.exit_code == 0, first.output
+    assert "percolator dev --certificates made" in first.stdout
+    made = contents(here)
+    assert here / "made" / "cluster" / "key.pem" in made
+    again = certs("made")
+    assert again.exit_code == 2
+    assert "not confirmed: Replace all certificates below made?" in again.stderr
+    assert contents(here) == made
+    replaced = CliRunner().invoke(app.app, ["--json", "certs", "made", "--yes"])
+    assert json.loads(replaced.stdout) == {"directory": "made", "client_env": "made/client.env"}
+    assert contents(here).keys() == made.keys()
+    assert [path.name for path, now in contents(here).items() if now == made[path]] == [
+        "client.env"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([""], "error: directory: is empty: give a value, or leave it out"),
+        (["file"], "error: directory: cannot write file: File exists"),
+        (["file/made"], "error: directory: cannot write file/made: Not a directory"),
+    ],
+)
+def test_certs_name_a_directory_that_cannot_be_written(
+    here: Path, arguments: list[str], said: str
+) -> None:
+    (here / "file").touch()
+    result = certs(*arguments)
+    assert (result.exit_code, result.stderr) == (2, f"{said}\n")
+
+
+def test_certs_that_cannot_all_be_written_leave_the_former_ones(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert certs("made").exit_code == 0
+    made = contents(here)
+    full = OSError(errno.ENOSPC, "No space left on device", "made/client.env.new")
+
+    def out_of_space(path: str, flags: int) -> int:
+        if "client.env" in path:
+            raise full
+        return private_files.opener(path, flags)
+
+    monkeypatch.setattr(
+        "percolator.services.local.authority.private_files",
+        SimpleNamespace(opener=out_of_space, DIRECTORY_MODE=private_files.DIRECTORY_MODE),
+    )
+    result = certs("made", "--yes")
+    assert (result.exit_code, result.stderr) == (
+        2,
+        "error: directory: cannot write made/client.env.new: No space left on device\n",
+    )
+    assert contents(here) == made
+
+
+def test_certs_without_what_they_need_name_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "find_spec", lambda name: None)
+    assert certs("made").stderr == (
+        "error: `percolator certs` needs cryptography: pip install 'percolator-store[server]'\n"
+    )
