@@ -2,7 +2,8 @@
 
 These figures are why there are frames (docs/decisions.md, 40). A message of 200 bytes, client and
 server in two processes of one core each. "Latency" is the median from a call to its answer; CPU is
-that of each side for a call. If uvloop is installed, some ways are also measured with its event loop on both sides.
+that of each side for a call. If uvloop is installed, some ways are also measured with its event
+loop on both sides.
 """
 
 from __future__ import annotations
