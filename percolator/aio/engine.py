@@ -18,7 +18,6 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.limits import Limits
-from percolator.protocol.early_starts import EarlyStarts
 from percolator.protocol.environment import Environment, Owners
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.newest import NewestReads
@@ -196,7 +195,6 @@ class Engine:
         self.heartbeats = Heartbeats(self.env)
         # A row store knows nothing but timestamps.
         self.newest_reads = NewestReads(self._router, self.now) if rows is None else None
-        self.early_starts = EarlyStarts(timestamps, self.now) if rows is None else None
         self.beats = Beats(self.env)
         self.slow_log = SlowLog(world.clock)
         self._all_is_closed = asyncio.Event()

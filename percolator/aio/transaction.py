@@ -16,7 +16,7 @@ from percolator.aio.one_message import OneMessage
 from percolator.aio.outcomes import settled
 from percolator.aio.transaction_internals import TransactionInternals
 from percolator.arguments import require_bool, require_seconds
-from percolator.errors import ConflictError, OutcomeUnknown, SnapshotTooOld, UsageError
+from percolator.errors import ConflictError, OutcomeUnknown, UsageError
 from percolator.protocol.commit import Commit
 from percolator.protocol.contention.baton import Baton
 from percolator.protocol.first_message import FirstMessage
@@ -82,9 +82,9 @@ class Transaction(OneMessage):
     def start_timestamp(self) -> Timestamp | None:
         """The timestamp of the snapshot that it reads; None before the first read.
 
-        If it has read nothing, it has one from its commit on, which may be from shortly before.
+        If it has read nothing, it has one from its commit on.
         """
-        return Timestamp(self._name) if self._name else None
+        return Timestamp(self._start) if self._start else None
 
     @property
     def internal(self) -> TransactionInternals:
@@ -153,26 +153,17 @@ class Transaction(OneMessage):
             return None
         self._ended = _COMMITTING
         first: FirstMessage | None = None
-        commit = 0
         try:
             if self._starting is not None or self._taking_turn is not None:
                 await self._begin(deadline)  # a read is waiting for the timestamp already
-            while not commit:
-                first = self._first_message(deadline)
-                answer = None if first is None else await self._answer_to(first)
-                if isinstance(answer, int):
-                    commit = answer
-                    self.statistics.round_trips += 1
-                    self._env.verdicts.put(self._name, commit)
-                    continue
-                try:
-                    commit = await self._go_on(answer, deadline)
-                except (ConflictError, SnapshotTooOld) as error:
-                    # In both cases, it can no longer be committed at that start.
-                    if not self._began_too_early(error) or self._engine.now() >= deadline:
-                        raise
-                    first = None
-                    self._begin_anew()
+            first = self._first_message(deadline)
+            answer = None if first is None else await self._answer_to(first)
+            if isinstance(answer, int):
+                commit = answer
+                self.statistics.round_trips += 1
+                self._env.verdicts.put(self._start, commit)
+            else:
+                commit = await self._go_on(answer, deadline)
         except OutcomeUnknown:
             self._end(Outcome.UNKNOWN)
             raise
@@ -219,12 +210,9 @@ class Transaction(OneMessage):
 
     async def _go_on(self, answer: CommitAnswer | None, deadline: float) -> int:
         """Commits with more than the first message, or without it: then there is no answer."""
-        if self._early:
-            self._engine.open_starts.add(self, self._early)  # it may take a while
-        else:
-            if not self._start:
-                await self._begin(deadline)
-            self._require_older_tables()
+        if not self._start:
+            await self._begin(deadline)
+        self._require_older_tables()
         if not self._writes.cells:
             return await self._only_notify(deadline)
         commit = self._prepare_commit()
@@ -235,10 +223,9 @@ class Transaction(OneMessage):
     def _prepare_commit(self) -> Commit:
         engine = self._engine
         env = engine.env
-        name = self._name
         write = WriteSteps(
-            name,
-            self._writes.stored(name),
+            self._start,
+            self._writes.stored(self._start),
             env.owners.session_id or b"",
             env.limits.value_inline_bytes_max,
             weak_notifications=sorted(self._weak) if self._weak else (),
@@ -249,7 +236,7 @@ class Transaction(OneMessage):
             engine.cleanup,
             engine.heartbeats,
             write,
-            started_seconds=self._early_seconds if self._early else self._started_seconds,
+            started_seconds=self._started_seconds,
             statistics=self.statistics,
             alone=self._alone,
             only_two_phases=self._only_two_phases,
@@ -284,7 +271,7 @@ class Transaction(OneMessage):
             if unknown.primary is None or self._engine.now() >= deadline:
                 raise
             # The same commit cannot be sent again, perhaps because it has become too old.
-            commit = await settled(self._env, self._name, unknown.primary, deadline)
+            commit = await settled(self._env, self._start, unknown.primary, deadline)
         if commit:
             self.commit_timestamp = Timestamp(commit)
         self.outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
@@ -303,7 +290,7 @@ class Transaction(OneMessage):
                 "slow transaction: %s after %.3f s, start %d, %d cells%s, %s",
                 outcome.value,
                 seconds,
-                self._name,
+                self._start,
                 len(self._writes.cells),
                 self._whose(),
                 self.statistics,
@@ -344,5 +331,5 @@ class Transaction(OneMessage):
                 stacklevel=2,
                 source=self,
             )
-        if self._name and not self._ended:
+        if self._start and not self._ended:
             self._engine.open_starts.discard(self)

@@ -3,7 +3,7 @@
 Open `steps.py` first: it is the table of the protocol, every step with its conditions and the
 failure that each condition prevents. `write_steps.py` fills the table in for one transaction.
 
-    commit      write_set.py, early_starts.py (what has read nothing), first_message.py (nearly
+    commit      write_set.py, first_message.py (nearly
                 always all), commit.py, one_round.py (within one tablet), two_phases.py with
                 prewriting.py and commit_point.py, heartbeats.py and raising.py, aftermath.py
     read        read.py (rows), scan.py (ranges), newest.py (a single cell, as it is now)

@@ -51,15 +51,14 @@ class FirstMessage:
         writes: WriteSet,
         weak: Sequence[CellAddress],
         tables: Mapping[str, TableInfo],
-        begun: Callable[[int, float | None], int],
+        begun: Callable[[int], int],
         deadline: float,
         answer: asyncio.Future[CommitAnswer],
         *,
         is_followed: bool,
     ) -> None:
-        """`begun` is called with the start timestamp and, if that was fetched before, when; it
-        returns the one that counts. If it raises, the caller receives the error, and nothing is
-        sent."""
+        """`begun` is called with the start timestamp, and returns the one that counts. If it
+        raises, the caller receives the error, and nothing is sent."""
         self._env = env
         self._oracle = oracle
         self._writes = writes
@@ -106,30 +105,18 @@ class FirstMessage:
         except PercolatorError as error:  # for its caller only: others ask in the same turn
             self.answer.set_exception(error)
 
-    def begin_early(self, start: int, received_seconds: float) -> None:
-        """Sends the message at a timestamp that was fetched before, unless one of its tables is
-        younger than that, or its caller no longer waits."""
-        for table in self._tables.values():
-            if table.created_at > start:
-                self.ask()
-                return
-        if not self.answer.done():
-            self._begin(start, received_seconds)
-
     def done(self) -> bool:
         """Whether it has left, or the caller no longer waits. With another timestamp it would be
         another transaction, and both might commit."""
         return self.is_sent or self.answer.done()
 
     def set_result(self, start: int) -> None:
-        """Sends the message at the start timestamp that was asked for."""
-        self._begin(start, None)
+        """Sends the message at the start timestamp that was asked for.
 
-    def _begin(self, start: int, received_seconds: float | None) -> None:
-        """Raises nothing: whatever goes wrong, only the caller of this commit should hear of it,
+        Raises nothing: whatever goes wrong, only the caller of this commit should hear of it,
         together with whether the message may have left."""
         try:
-            self.send(self._begun(start, received_seconds))
+            self.send(self._begun(start))
         except Exception as error:  # noqa: BLE001 - raised for the caller by its future
             if not self.answer.done():
                 self.answer.set_exception(error)

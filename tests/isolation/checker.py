@@ -58,16 +58,11 @@ def check_sessions(history: History, report: Report) -> None:
         source: TransactionRecord | None = None
         for record in records:
             told = record.commit_ts if record.outcome is Outcome.COMMITTED else 0
-            given, what = record.start_ts, "has the snapshot"
-            newest = max(given, told)
-            if record.is_rightly_early:
-                if not (record.committed and record.commit_ts):
-                    continue  # it shows nothing, and the session has learnt nothing from it
-                given, what, newest = record.commit_ts, "committed at", told
-            if given <= known:
+            newest = max(record.start_ts, told)
+            if record.start_ts <= known:
                 text = (
-                    f"{record} {what} {given}, although {source} of the same session had been "
-                    f"given {known}"
+                    f"{record} has the snapshot {record.start_ts}, although {source} of the same "
+                    f"session had been given {known}"
                 )
                 report.add(ViolationKind.SESSION_ORDER, text, record, source)
             if newest > known:
@@ -116,7 +111,7 @@ def check_real_time(history: History, report: Report) -> None:
 
 def _events(index: int, record: TransactionRecord) -> Iterator[_Event]:
     start, commit = record.start_ts, record.commit_ts
-    if start and not record.is_rightly_early:
+    if start:
         if record.begin_called is not None:
             yield record.begin_called, _ASKED, start, index
         if record.begin_returned is not None:

@@ -124,9 +124,6 @@ class TransactionRecord:
     operations: list[Operation] = field(default_factory=list)
     historic: bool = False
     """Whether it read a past snapshot chosen by timestamp, or one shared with other readers."""
-    early: bool = False
-    """Whether its start timestamp was fetched before it began. That is right only if it has read
-    nothing: then the timestamp is no snapshot's, but only its name."""
     observer: str = ""
     """The observer whose run this is, if it is one."""
     trigger: CellKey | None = None
@@ -144,11 +141,6 @@ class TransactionRecord:
 
     def __str__(self) -> str:
         return f"transaction {self.start_ts} ({self.session} #{self.number})"
-
-    @property
-    def is_rightly_early(self) -> bool:
-        """Whether its start timestamp may be from before it began."""
-        return self.early and not self.has_read_others()
 
     def has_read_others(self) -> bool:
         """Whether it has read more than what it has written itself: only that needs a snapshot."""
@@ -245,13 +237,7 @@ class RecordedTransaction:
     def began(self, start_ts: int) -> None:
         """The start timestamp has become known."""
         self.record.start_ts = start_ts
-        self.record.early = False
         self.record.begin_returned = self._now()
-
-    def began_early(self, start_ts: int) -> None:
-        """It was given a start timestamp that had been fetched before."""
-        self.began(start_ts)
-        self.record.early = True
 
     def read(self, key: CellKey, value: bytes | None) -> None:
         self._append(Read(key, value))
@@ -444,8 +430,6 @@ def _to_json(record: TransactionRecord) -> dict[str, Any]:
     }
     if record.historic:
         line["historic"] = True
-    if record.early:
-        line["early"] = True
     if record.observer:
         line["observer"] = record.observer
     if record.trigger is not None:
@@ -463,7 +447,6 @@ def _from_json(line: dict[str, Any]) -> TransactionRecord:
         outcome=Outcome(line["outcome"]),
         operations=[_operation_from_json(operation) for operation in line["operations"]],
         historic=line.get("historic", False),
-        early=line.get("early", False),
         observer=line.get("observer", ""),
         trigger=None if trigger is None else _key_from_json(trigger),
         clock=line["clock"],

@@ -60,8 +60,6 @@ from tests.simulation.workloads.workload import Workload
 _SETTLING_SECONDS = 0.5
 _SUPERVISE_SECONDS = 0.25
 _CONNECT_SECONDS = 2.0
-_REST = 2
-"""How many transactions fetch their own start timestamps after an early start has failed."""
 _AGAIN_SECONDS = 0.2
 _THINK_SECONDS_MAX = 0.06
 WORKERS = 2
@@ -340,8 +338,4 @@ class Cluster:
             except Unavailable:
                 await asyncio.sleep(_AGAIN_SECONDS)
             else:
-                early_starts = database.internal.engine.early_starts
-                if early_starts is not None:
-                    # A client's life is short here, and obstacles are frequent.
-                    early_starts.rest = _REST
                 return database

@@ -12,7 +12,6 @@ from tests.simulation.row_cluster import MASTERS_REPLACED, ORACLES_REPLACED
 from tests.simulation.row_collector import COLLECTED_FROM_ROWS
 from tests.simulation.rows import ON_ROWS, WHOLLY_ON_ROWS
 from tests.simulation.scenario import Kind
-from tests.simulation.sessions import BEGUN_ANEW, EARLY
 from tests.simulation.tablet_log import TORN
 from tests.simulation.workloads.deciders import LOST_TO_ANOTHER
 from tests.simulation.workloads.expiring_index import ENTRIES_STAY
@@ -52,8 +51,6 @@ EXPECTED = (
     HELD_UP,
     TORN,
     IN_ONE_ROUND,
-    EARLY,
-    BEGUN_ANEW,
     JOINED,
     ENTRIES_STAY,
     RENEWED,

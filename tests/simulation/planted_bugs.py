@@ -15,7 +15,6 @@ from tests.simulation import planted_baton_bugs as baton_bugs
 from tests.simulation import planted_clock_bugs as clock_bugs
 from tests.simulation import planted_collection_bugs as collection_bugs
 from tests.simulation import planted_durability_bugs as durability_bugs
-from tests.simulation import planted_early_bugs as early_bugs
 from tests.simulation import planted_expiry_bugs as expiry_bugs
 from tests.simulation import planted_family_bugs as family_bugs
 from tests.simulation import planted_feed_bugs as feed_bugs
@@ -341,10 +340,6 @@ BUGS = (
             is_quickly_caught=quickly,
         )
         for plant, quickly in baton_bugs.ALL
-    ),
-    *(
-        Bug(plant, kinds, workload="blind", one_round_share=0.9, is_quickly_caught=quickly)
-        for plant, kinds, quickly in early_bugs.ALL
     ),
     *(
         Bug(plant, workload="registers", one_round_share=share, is_quickly_caught=True)

@@ -138,7 +138,7 @@ def first_message_leaves_without_its_caller(patch: Patch) -> None:
         if self.answer.done():
             self.answer = asyncio.get_running_loop().create_future()
         else:
-            start = self._begun(start, None)
+            start = self._begun(start)
         self.send(start)
 
     patch.setattr(FirstMessage, "done", lambda self: False)

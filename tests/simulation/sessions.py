@@ -28,9 +28,6 @@ from tests.isolation.history import RecordedTransaction, Recorder, TransactionRe
 from tests.simulation.joined_scans import JoinedScans
 from tests.simulation.recorded_tx import Body, RecordedTx
 
-EARLY = "transaction committed at an early start"
-BEGUN_ANEW = "transaction begun anew after an early start"
-
 _ABANDONED_SECONDS_MAX = 0.02
 _LATE_SHARE = 0.5
 """The share of transactions that fetch no timestamp unless they need it, as those of programs."""
@@ -233,8 +230,6 @@ class Session:
             recorded.aborted()
             raise
         recorded.committed(commit or 0)
-        if transaction._early:
-            self._chronicle.struck[EARLY] += 1
         return True
 
     async def _commit_twice(self, transaction: Transaction, recorded: RecordedTransaction) -> bool:
@@ -282,8 +277,6 @@ class Session:
                 recorded.aborted()
             return self._expected(error)
         recorded.committed(commit or 0)
-        if transaction._early:
-            self._chronicle.struck[EARLY] += 1
         if commit and (transaction._commit is None or transaction._commit.is_whole):
             self._chronicle.committed_in_one_round += 1
         return True
@@ -362,22 +355,11 @@ class Session:
         if transaction.start_timestamp is not None or not writes:
             recorded.commit_called()
             return
-        set_start, struck = transaction._set_start, self._chronicle.struck
+        set_start = transaction._set_start
 
         def noted(start: int) -> None:
-            if not transaction._begins_early:
-                struck[BEGUN_ANEW] += 1
             set_start(start)
             recorded.began(start)
             recorded.commit_called()
 
-        begin_at_once = transaction._begin_at_once
-
-        def noted_early(start: int, early_seconds: float | None) -> int:
-            if early_seconds is not None:
-                recorded.began_early(start)
-                recorded.commit_called()
-            return begin_at_once(start, early_seconds)
-
         transaction._set_start = noted  # type: ignore[method-assign]
-        transaction._begin_at_once = noted_early  # type: ignore[method-assign]

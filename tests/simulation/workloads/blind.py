@@ -1,4 +1,4 @@
-"""Cells that are written without being read, by transactions that begin early, and read by others.
+"""Cells that are written without being read, and read by others.
 
 Most transactions write one or two cells of one tablet. Each writes a unique value.
 """

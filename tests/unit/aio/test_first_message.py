@@ -65,7 +65,6 @@ async def held() -> AsyncIterator[tuple[Database, Held]]:
         async with db.transaction() as tx:
             await tx.set("known", balance, 0)
         cluster.messages = 0
-        db.internal.engine.early_starts = None  # all timestamps are fetched
         yield db, cluster
 
 

@@ -282,33 +282,6 @@ BAD_HISTORIES: dict[str, Bad] = {
         ViolationKind.SESSION_ORDER,
         ("snapshot 3", "given 5"),
     ),
-    "what begins early has read": Bad(
-        history(
-            transaction(5, read("x", None), session="a", number=1),
-            transaction(
-                3, read("x", None), put("x", "1"), commit=6, session="a", number=2, early=True
-            ),
-        ),
-        ViolationKind.SESSION_ORDER,
-        ("snapshot 3", "given 5"),
-    ),
-    "commit of what began early goes back": Bad(
-        history(
-            transaction(5, read("x", None), session="a", number=1),
-            transaction(3, put("x", "1"), commit=4, session="a", number=2, early=True),
-        ),
-        ViolationKind.SESSION_ORDER,
-        ("transaction 3", "committed at 4", "given 5"),
-    ),
-    "commit of what began early goes back and nobody was told": Bad(
-        history(
-            transaction(5, read("x", None), session="a", number=1),
-            transaction(3, put("x", "1"), outcome=UNKNOWN, session="a", number=2, early=True),
-        ),
-        ViolationKind.SESSION_ORDER,
-        ("transaction 3", "committed at 4", "given 5"),
-        unknown_commit=4,
-    ),
     "acknowledged commit invisible to a later stranger": Bad(
         history(
             transaction(3, put("x", "1"), commit=9, instants=(0.0, 0.1, 0.2, 0.3)),

@@ -118,34 +118,17 @@ def _in_session_order(before: TransactionRecord, after: TransactionRecord) -> bo
     if before.historic or after.historic or not before.start_ts or not after.start_ts:
         return True
     told = _committed_at(before) if before.outcome is Outcome.COMMITTED else None
-    known = max(0 if _shows_nothing(before) else before.start_ts, told or 0)
-    if not _shows_nothing(after):
-        return after.start_ts > known
-    commit_ts = _committed_at(after)  # it comes after all of this, whether or not anybody was told
-    return commit_ts is None or commit_ts > known
-
-
-def _shows_nothing(record: TransactionRecord) -> bool:
-    """Whether its start timestamp shows nothing to anybody, and was fetched before it began."""
-    seen: set[CellKey] = set()
-    for operation in record.operations:
-        if isinstance(operation, Put | Delete):
-            seen.add(operation.key)
-        elif isinstance(operation, Scan) or (
-            isinstance(operation, Read) and operation.key not in seen
-        ):
-            return False
-    return record.early
+    return after.start_ts > max(before.start_ts, told or 0)
 
 
 def _in_real_time_order(before: TransactionRecord, after: TransactionRecord) -> bool:
     if before.historic or after.historic or before.clock != after.clock:
         return True
-    received = [(before.begin_returned, 0 if _shows_nothing(before) else before.start_ts)]
+    received = [(before.begin_returned, before.start_ts)]
     if before.outcome is Outcome.COMMITTED:
         received.append((before.commit_returned, _committed_at(before) or 0))
     asked = [
-        (after.begin_called, 0 if _shows_nothing(after) else after.start_ts),
+        (after.begin_called, after.start_ts),
         (after.commit_called, _committed_at(after) or 0),
     ]
     return all(

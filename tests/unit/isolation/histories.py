@@ -90,7 +90,6 @@ def transaction(
     number: int = 0,
     instants: Instants = (None, None, None, None),
     historic: bool = False,
-    early: bool = False,
     clock: str = "",
 ) -> TransactionRecord:
     """A transaction that committed, in a separate session, unless specified otherwise."""
@@ -103,7 +102,6 @@ def transaction(
         outcome,
         list(operations),
         historic=historic,
-        early=early,
         clock=clock,
         begin_called=begin_called,
         begin_returned=begin_returned,

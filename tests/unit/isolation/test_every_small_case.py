@@ -87,7 +87,6 @@ def _any_history(chance: Random) -> History:
                 session=f"session {chance.randint(1, 3)}",
                 number=number,
                 historic=chance.random() < 0.1,
-                early=chance.random() < 0.3,
             )
         )
     return history(*records)
