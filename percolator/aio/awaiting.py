@@ -237,11 +237,14 @@ class Awaits:
     _called = "tx"
     """Its name in errors."""
     _end_of_unfinished = "nothing is committed"
-    _ended = ""
     _waits: ClusterWaits | None = None
     """Counts the time of its calls, if it belongs to an observer's run."""
     _calls: list[_Call] | None = None
     _prune_at = _PRUNE_FROM
+
+    def _is_over(self) -> bool:
+        """Whether it has ended, so that no commit would leave a call out."""
+        return False
 
     def _note_call(self, call: Any, frame: FrameType, name: str = "") -> None:  # noqa: ANN401 - a coroutine
         """Notes a call, made in this frame, that has to end before the commit."""
@@ -256,7 +259,7 @@ class Awaits:
     def _note_function(self, call: Any, frame: FrameType) -> None:  # noqa: ANN401 - a coroutine
         """Notes the call of a function that was given this transaction. `frame` is that of the
         wrapper of the function."""
-        if not self._ended:
+        if not self._is_over():
             # The body of a recipe's method is private: the error has to name the method.
             method = frame.f_code.co_qualname
             is_body = call.__name__.startswith("_") and "<locals>" not in method
@@ -326,7 +329,7 @@ def must_be_awaited(method: M) -> M:
         made = method(self, *arguments, **keywords)
         if self._waits is not None:
             made = _timed(self._waits, made)
-        if not self._ended:
+        if not self._is_over():
             self._note_call(made, sys._getframe(1))
         return made
 

@@ -20,16 +20,15 @@ from weakref import WeakKeyDictionary
 from percolator.aio.changes import Changes
 from percolator.aio.engine import Engine
 from percolator.aio.internals import DatabaseInternals
-from percolator.aio.moment import fresh_timestamp
 from percolator.aio.observing import new_worker, stop_all, worker_context
-from percolator.aio.outcomes import settled
 from percolator.aio.pin import Pin
+from percolator.aio.reader import fresh_timestamp
 from percolator.aio.set_many import BulkWriter
 from percolator.aio.share import Share
 from percolator.aio.shared import SharedTransaction
 from percolator.aio.snapshot import Snapshot
 from percolator.aio.tickets import Ticket
-from percolator.aio.transaction import Outcome, Transaction
+from percolator.aio.transaction import Outcome, Transaction, settled
 from percolator.arguments import (
     as_option,
     awaited,

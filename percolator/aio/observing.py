@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from percolator.aio.engine import Engine
-from percolator.aio.observer_transaction import ObserverTransaction
+from percolator.aio.transaction import Transaction
 from percolator.arguments import require_drain_seconds
+from percolator.errors import CellAddress
 from percolator.observers.blocking_calls import BlockingCalls
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.definition import Observer
@@ -15,8 +16,25 @@ from percolator.observers.finding.intent_notifications import IntentNotification
 from percolator.observers.finding.tablet_notifications import TabletNotifications
 from percolator.observers.finding.tablet_pass import TabletContext
 from percolator.observers.port import Notifications
+from percolator.observers.run_time import ClusterWaits
 from percolator.observers.work import Work
 from percolator.observers.worker import Worker, WorkerLimits
+
+
+class ObserverTransaction(Transaction):
+    """A transaction of an observer's run, whose calls are timed."""
+
+    def __init__(self, engine: Engine, work: Work | None = None) -> None:
+        super().__init__(engine, None)
+        self._work = work
+        self.waits = self._waits = ClusterWaits(engine.now, engine.limits.silence_seconds)
+        self._buffer.count_in(self.waits)
+
+    def _whose(self) -> str:
+        if (work := self._work) is None:
+            return ""
+        cell = CellAddress(work.watched.table_id, work.row, work.column)
+        return f", observer {work.watched.observer.name!r} for {self._env.described(cell)}"
 
 
 def new_worker(

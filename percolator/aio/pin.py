@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from percolator.aio.engine import Engine
-from percolator.aio.moment import fresh_timestamp
+from percolator.aio.reader import fresh_timestamp
 from percolator.arguments import as_timestamp, require_seconds, require_table, require_text
 from percolator.errors import (
     InvalidArgument,

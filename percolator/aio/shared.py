@@ -255,6 +255,9 @@ class SharedTransaction(Awaits):
             require_seconds(timeout)
         return self._engine.now() + (timeout or self._timeout_seconds)
 
+    def _is_over(self) -> bool:
+        return bool(self._ended)
+
     async def __aenter__(self) -> SharedTransaction:
         await self.begin()
         return self

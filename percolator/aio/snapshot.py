@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Sequence, Set
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence, Set
 from contextlib import aclosing
 from datetime import datetime
 from types import TracebackType
-from typing import Any, cast
+from typing import Any, TypeVar, cast, overload
 
+from percolator.aio.awaiting import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
-from percolator.aio.reading import Reading
+from percolator.aio.named_cells import Columns
+from percolator.aio.reader import Reader, rows_in
 from percolator.arguments import as_timestamp
 from percolator.errors import CellAddress
 from percolator.protocol.newest import NotNow
 from percolator.protocol.read import LockResolver, read_rows
 from percolator.protocol.scan import pages_past_locks, resolved_page, without_locks_of
+from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import CellPage, RangeRequest, RowRequest
 from percolator.routing.joined_page import SentPage
-from percolator.schema import Readable, Table, decoded_value
+from percolator.schema import Readable, Row, Table, decoded_value
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 
+K = TypeVar("K")
+T = TypeVar("T")
+D = TypeVar("D")
 
-class Snapshot(Reading):
+
+class Snapshot(Awaits):
     """Shows the store as it was at one timestamp, whatever is written meanwhile: that of its first
     read, or the one it was given. Entering the block reads nothing; `timestamp` counts as a read.
 
@@ -31,14 +38,143 @@ class Snapshot(Reading):
     ...     print(await snapshot.get("bob", balance))
     """
 
-    _kind = _called = "snapshot"
+    _called = "snapshot"
     _end_of_unfinished = "nothing was read"
 
     def __init__(
         self, engine: Engine, at: Timestamp | datetime | None, timeout_seconds: float | None
     ) -> None:
-        super().__init__(engine, timeout_seconds)
-        self._at = None if at is None else as_timestamp(at, "at")
+        self._engine = engine
+        self._reader = Reader(engine, timeout_seconds, "snapshot")
+        self._reader.at = None if at is None else as_timestamp(at, "at")
+
+    @property
+    def statistics(self) -> Statistics:
+        """The cost so far: round trips, retries, and the locks waited for, with their owners."""
+        return self._reader.statistics
+
+    def _is_over(self) -> bool:
+        return bool(self._reader.ended)
+
+    def require_not_ended(self) -> None:
+        """Raises `UsageError` if it has ended, or the database was closed. Works in any thread."""
+        self._reader.require_not_ended()
+
+    @must_be_awaited
+    def timestamp(self) -> Coroutine[Any, Any, Timestamp]:
+        """The timestamp at which it reads. It is fetched now if nothing was read yet."""
+        return self._reader.timestamp()
+
+    @overload
+    async def get(
+        self, row: K, column: Readable[T, K], *, timeout: float | None = None
+    ) -> T | None: ...
+    @overload
+    async def get(
+        self, row: K, column: Readable[T, K], default: D, *, timeout: float | None = None
+    ) -> T | D: ...
+    @must_be_awaited
+    def get(
+        self, row: K, column: Readable[T, K], default: Any = None, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        """The value of one cell, or `default` if it has none.
+
+        >>> await tx.get("bob", balance, default=0)
+        """
+        return self._reader.get(row, column, default, timeout)
+
+    @overload
+    async def get_many(
+        self, table: Iterable[tuple[object, Readable[T]]], /, *, timeout: float | None = None
+    ) -> list[T | None]: ...
+    @overload
+    async def get_many(
+        self, table: Iterable[tuple[object, Readable[Any]]], /, *, timeout: float | None = None
+    ) -> list[Any]: ...
+    @overload
+    async def get_many(
+        self,
+        table: Table[K],
+        rows: Iterable[K],
+        columns: Columns | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Row[K]]: ...
+    @must_be_awaited
+    def get_many(
+        self,
+        table: Table[Any] | Iterable[tuple[object, Readable[Any]]],
+        rows: Iterable[Any] | None = None,
+        columns: Columns | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Reads many rows of a table in one round trip: one `Row` for each key, in the same order.
+
+        Without `columns`, it reads all columns; a row that does not exist is empty, and false. With
+        an empty list, it reads none, and all rows are empty. Given pairs of a row and a column
+        instead, of any tables, it returns their values, in the same order; None if there is none.
+
+        >>> bob, joe = await tx.get_many(accounts, ["bob", "joe"], [balance])
+        >>> left, state = await tx.get_many([("bob", balance), (17, order_state)])
+        """
+        return self._reader.get_many(table, rows, columns, timeout)
+
+    def scan(
+        self,
+        table: Table[K],
+        *,
+        start: K | None = None,
+        end: K | None = None,
+        prefix: K | None = None,
+        columns: Columns | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Row[K]]:
+        """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
+
+        With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
+        The time-out applies to each page. Rows without a value in `columns` are left out.
+
+        >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
+        ...     print(row.key, row[balance])
+        """
+        pages = self.scan_pages(
+            table,
+            start=start,
+            end=end,
+            prefix=prefix,
+            columns=columns,
+            reverse=reverse,
+            limit=limit,
+            timeout=timeout,
+        )
+        return rows_in(pages, self._reader)
+
+    def scan_pages(
+        self,
+        table: Table[K],
+        *,
+        start: K | None = None,
+        end: K | None = None,
+        prefix: K | None = None,
+        columns: Columns | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[list[Row[K]], None]:
+        """As `scan`, but yields the pages in which the rows arrive."""
+        return self._reader.scan_pages(
+            table,
+            start=start,
+            end=end,
+            prefix=prefix,
+            columns=columns,
+            reverse=reverse,
+            limit=limit,
+            timeout=timeout,
+        )
 
     async def scan_cells(
         self,
@@ -86,12 +222,12 @@ class Snapshot(Reading):
         *,
         joined: bool = False,
     ) -> AsyncGenerator[SentPage, None]:
-        deadline = self._deadline(timeout)
-        info = await self._info(table, deadline)
-        read_at = self._start or await self._begin(deadline)
+        deadline = self._reader.deadline(timeout)
+        info = await self._reader.info(table, deadline)
+        read_at = self._reader.start or await self._reader.begin(deadline)
         names = None if columns is None else tuple(columns)
         request = RangeRequest(info.table_id, start, end, names, read_at, joined=joined)
-        seconds = timeout or self._timeout_seconds
+        seconds = timeout or self._reader.timeout_seconds
         engine = self._engine
 
         def begin(request: RangeRequest) -> AsyncGenerator[SentPage, None]:
@@ -99,7 +235,7 @@ class Snapshot(Reading):
 
         async with aclosing(pages_past_locks(begin, request, engine.cleanup)) as pages:
             async for page in pages:
-                self._require_open()
+                self._reader.require_open()
                 self.statistics.round_trips += 1
                 if isinstance(page, CellPage):
                     if leaving_out:
@@ -121,9 +257,9 @@ class Snapshot(Reading):
         timeout: float | None = None,
     ) -> CellPage:
         """As `scan_cells`, but for these rows only, in one round trip."""
-        deadline = self._deadline(timeout)
-        info = await self._info(table, deadline)
-        read_at = self._start or await self._begin(deadline)
+        deadline = self._reader.deadline(timeout)
+        info = await self._reader.info(table, deadline)
+        read_at = self._reader.start or await self._reader.begin(deadline)
         requests = [
             RowRequest(
                 info.table_id,
@@ -135,7 +271,7 @@ class Snapshot(Reading):
         ]
         engine = self._engine
         answers = await read_rows(engine.env, engine.cleanup, requests, deadline, self.statistics)
-        self._require_open()
+        self._reader.require_open()
         page = CellPage([], [], [], [], [], [], b"", b"")
         for row, answer in zip(rows, answers, strict=True):
             for column, cell in answer.found.items():
@@ -148,10 +284,12 @@ class Snapshot(Reading):
 
     async def _get_now(self, row: object, column: Readable[Any], default: Any) -> Any:  # noqa: ANN401 - the column's values
         """As `get`, if nothing else is read: without a timestamp, if that is possible."""
-        deadline = self._deadline(None)
+        deadline = self._reader.deadline(None)
         newest = self._engine.newest_reads
         if newest is not None and newest.are_possible:
-            cell = self._known_address(row, column) or await self._address(row, column, deadline)
+            cell = self._reader.known_address(row, column) or await self._reader.address(
+                row, column, deadline
+            )
             if not self._expires(cell):
                 self.statistics.round_trips += 1
                 found = await newest.read(cell, deadline)
@@ -160,11 +298,11 @@ class Snapshot(Reading):
                         return default
                     return decoded_value(column, row, found.value)
         left = max(deadline - self._engine.now(), 0.001)
-        return await self.get(row, column, default, timeout=left)
+        return await self._reader.get(row, column, default, left)
 
     def _expires(self, cell: CellAddress) -> bool:
         """Whether values of the cell expire, as far as this client knows."""
-        schema = self._env.schemas.get(cell.table_id)
+        schema = self._engine.env.schemas.get(cell.table_id)
         return schema is not None and cell.column in schema.expiring
 
     async def close(self) -> None:
@@ -179,13 +317,10 @@ class Snapshot(Reading):
             raise forgotten
 
     def _end(self) -> None:
-        self._ended = "is closed"
-        self._finished = True
-        if self._start:
-            self._engine.open_starts.discard(self)
+        self._reader.finish("is closed")
 
     async def __aenter__(self) -> Snapshot:
-        self._require_open()
+        self._reader.require_open()
         return self
 
     async def __aexit__(
@@ -201,5 +336,6 @@ class Snapshot(Reading):
             self._forget_calls(self._engine.loop)
 
     def __del__(self) -> None:
-        if self._start and not self._ended:
-            self._engine.open_starts.discard(self)
+        # There is no reader if it was refused when it was made.
+        if hasattr(self, "_reader") and self._reader.start and not self._reader.ended:
+            self._engine.open_starts.discard(self._reader)

@@ -1,34 +1,67 @@
-"""A transaction: reads at its start timestamp, and writes that appear all at once or not at all."""
+"""A transaction: reads at its start timestamp, and writes that appear all at once or not at all.
+
+Reader        reads at one timestamp, which comes with the first read (reader.py)
+WriteBuffer   what it writes, in the program until the commit
+Commit        takes the writes to their outcome (protocol/commit.py)
+"""
 
 from __future__ import annotations
 
 import asyncio
 import warnings
-from collections.abc import Coroutine, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import aclosing, nullcontext
 from enum import Enum
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from percolator.aio.awaiting import DONE, Written, must_be_awaited
+from percolator.aio.awaiting import DONE, Awaits, LateWrites, Written, must_be_awaited
 from percolator.aio.engine import Engine
-from percolator.aio.one_message import OneMessage
-from percolator.aio.outcomes import settled
-from percolator.aio.transaction_internals import TransactionInternals
+from percolator.aio.named_cells import Columns
+from percolator.aio.reader import Reader, rows_in
 from percolator.arguments import require_bool, require_seconds
-from percolator.errors import ConflictError, OutcomeUnknown, UsageError
-from percolator.protocol.commit import Commit
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    InvalidArgument,
+    OutcomeLost,
+    OutcomeUnknown,
+    PercolatorError,
+    SchemaError,
+    SnapshotTooOld,
+    UsageError,
+)
+from percolator.formats.records import KIND_LOCK_ONLY
+from percolator.observers.run_time import ClusterWaits
+from percolator.protocol.commit import Commit, mark_primary
 from percolator.protocol.contention.baton import Baton
-from percolator.protocol.first_message import FirstMessage
+from percolator.protocol.environment import Environment
+from percolator.protocol.known_row import KnownRow
+from percolator.protocol.scan import FoundRow
+from percolator.protocol.statistics import Statistics
+from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.protocol.write_set import WriteSet
 from percolator.protocol.write_steps import WriteSteps
 from percolator.retries import Attempts
-from percolator.routing.cells import CommitAnswer
-from percolator.schema import Column
+from percolator.routing.cells import FoundCell
+from percolator.routing.table_info import NO_OBSERVERS, TableInfo
+from percolator.schema import Column, Readable, Row, Table, encoded_value
 from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
 T = TypeVar("T")
+D = TypeVar("D")
+A = TypeVar("A")
 
 
 class Outcome(Enum):
@@ -49,7 +82,225 @@ _ENDINGS = {
 _COMMITTING = "is being committed"
 
 
-class Transaction(OneMessage):
+async def settled(env: Environment, start: int, primary: CellAddress, deadline: float) -> int:
+    """The commit timestamp of the transaction, or 0 once it can never commit.
+
+    Raises `OutcomeUnknown` if there is no answer in time, and `OutcomeLost` if there is none left.
+    """
+    write = WriteSteps(start, {primary: (KIND_LOCK_ONLY, b"")}, b"", 0)
+    try:
+        return await mark_primary(env, write, deadline)
+    except (SnapshotTooOld, SchemaError) as problem:
+        raise OutcomeLost(
+            f"the outcome of the transaction that began at {start} can no longer be determined: "
+            f"{problem}",
+            start_timestamp=start,
+            primary=primary,
+        ) from problem
+    except PercolatorError as problem:
+        raise OutcomeUnknown(
+            f"still unknown: {problem}", start_timestamp=start, primary=primary
+        ) from problem
+
+
+class WriteBuffer:
+    """What one transaction writes, checked and encoded, in the program until its commit."""
+
+    __slots__ = ("_engine", "_reader", "_update_lock", "_waits", "cells", "weak")
+
+    def __init__(self, reader: Reader, cells: WriteSet) -> None:
+        """`reader` knows what the names of tables mean, and which writes wait for an answer of the
+        cluster; its reads show `cells`."""
+        self._engine = reader.engine
+        self._reader = reader
+        self.cells = cells
+        self.weak: set[CellAddress] | None = None
+        """The cells whose weak observers are notified once the transaction has committed."""
+        self._update_lock: asyncio.Lock | None = None
+        self._waits: ClusterWaits | None = None
+
+    def count_in(self, waits: ClusterWaits) -> None:
+        """Has the time counted in which a write waits for the cluster."""
+        self._waits = waits
+
+    def updating(self) -> asyncio.Lock:
+        """Held from a read to the write of what depends on it.
+
+        Calls on one transaction may be gathered. Between its read and its write, one would let the
+        next read the same value, and the first of both writes would be lost.
+        """
+        if self._update_lock is None:
+            self._update_lock = asyncio.Lock()
+        return self._update_lock
+
+    # ------------------------------------------------------------------ cells
+
+    def set(self, row: object, column: Column[Any], value: object) -> Written:
+        """Writes a value."""
+        address = self.known_target(row, column)
+        if address is not None and not self._reader.late:
+            self.put(address, row, column, value)
+            return DONE
+        write = partial(self.cells.put, value=self._encoded(row, column, value))
+        return self._write(address, partial(self.target, row, column), write)
+
+    def set_row(self, row: object, values: object) -> Written:
+        """Sets all the values, or none if one of them is refused."""
+        if not isinstance(values, Mapping):
+            raise InvalidArgument(
+                "value", "is missing: expected set(row, column, value) or set(row, {column: value})"
+            )
+        found, data = list[CellAddress](), list[bytes]()
+        for column, value in values.items():
+            address = self.known_target(row, column)
+            if address is not None:
+                found.append(address)
+            data.append(self._encoded(row, column, value))
+        if len({column.table.name for column in values}) > 1:
+            raise InvalidArgument("column", "expected columns of one table: the row is in one")
+
+        async def find(deadline: float) -> list[CellAddress]:
+            return [await self.target(row, column, deadline) for column in values]
+
+        def write(addresses: list[CellAddress]) -> None:
+            self.cells.write_together(list(zip(addresses, data, strict=True)))
+
+        return self._write(found if len(found) == len(data) else None, find, write)
+
+    def delete(self, row: object, column: Column[Any]) -> Written:
+        """Deletes a cell."""
+        return self._write_plainly(row, column, self.cells.delete)
+
+    def lock(self, row: object, column: Column[Any], *, shared: bool) -> Written:
+        """Locks a cell without changing it."""
+        return self._write_plainly(row, column, self.cells.read_lock if shared else self.cells.lock)
+
+    def _write_plainly(
+        self, row: object, column: Column[Any], write: Callable[[CellAddress], None]
+    ) -> Written:
+        address = self._known_written(row, column)
+        return self._write(address, partial(self._written_address, row, column), write)
+
+    def _write(
+        self,
+        found: A | None,
+        find: Callable[[float], Awaitable[A]],
+        write: Callable[[A], object],
+    ) -> Written:
+        """Writes at once, if it is known where, and nothing waits that was written before."""
+        if found is not None and not self._reader.late:
+            write(found)
+            return DONE
+        if self._reader.late is None:
+            self._reader.late = LateWrites(self._engine.now)
+        deadline = partial(self._reader.deadline, None)
+        return self._reader.late.add(find, write, deadline, found=found, waits=self._waits)
+
+    async def write_together(
+        self,
+        puts: Sequence[tuple[object, Column[Any], Any]],
+        deletes: Sequence[tuple[object, Column[Any]]],
+    ) -> None:
+        """Writes all, or nothing if one of them is refused."""
+        checked: list[tuple[CellAddress, bytes | None]] = []
+        deadline = self._reader.deadline(None)
+        if self._reader.late:
+            await self._reader.late.settle(deadline)
+        for row, column, value in puts:
+            address = self.known_target(row, column) or await self.target(row, column, deadline)
+            checked.append((address, self._encoded(row, column, value)))
+        for row, column in deletes:
+            address = await self._written_address(row, column, deadline)
+            checked.append((address, None))
+        self.cells.write_together(checked)
+
+    def known_target(self, row: object, column: Column[Any]) -> CellAddress | None:
+        """The address of a cell that may be written, if nothing has to be asked for that."""
+        if not isinstance(column, Column):
+            raise UsageError(f"expected a Column, got {type(column).__name__}")
+        table = column.table
+        stored = self._reader.row(table, row, column)
+        info = self._reader.bound(table.name)
+        if info is None:
+            return None
+        codecs = info.codecs
+        if codecs.writable.get(column.name) is not column and not codecs.is_declared(column):
+            return None
+        return CellAddress(info.table_id, stored, column.name)
+
+    async def target(self, row: object, column: Column[Any], deadline: float) -> CellAddress:
+        """The address of a cell, whose column from now on has this codec."""
+        info = await self._reader.info(column.table, deadline)
+        address = CellAddress(
+            info.table_id, self._reader.row(column.table, row, column), column.name
+        )
+        if not info.codecs.is_declared(column):
+            await self._engine.catalog.declare(info, column, deadline)
+        # A commit that began meanwhile would leave the write out.
+        self._reader.require_open()
+        return address
+
+    def _known_written(self, row: object, column: Column[Any]) -> CellAddress | None:
+        """As `_known_address`, for a cell that is to be written: a bad key is refused at once."""
+        address = self._reader.known_address(row, column)
+        if address is None:
+            self._reader.row(column.table, row, column)
+        return address
+
+    async def _written_address(
+        self, row: object, column: Column[Any], deadline: float
+    ) -> CellAddress:
+        """The address of a cell that is to be written, but not set."""
+        address = self._reader.known_address(row, column)
+        if address is None:
+            address = await self._reader.address(row, column, deadline)
+            self._reader.require_open()  # see above
+        return address
+
+    def put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:
+        self.cells.put(address, self._encoded(row, column, value))
+
+    def _encoded(self, row: object, column: Column[T], value: T) -> bytes:
+        data = encoded_value(column, row, value)
+        if len(data) > self._engine.limits.value_bytes_max:
+            raise InvalidArgument(
+                "value",
+                f"has {len(data)} bytes, at most {self._engine.limits.value_bytes_max}",
+            )
+        return data
+
+    # ------------------------------------------------------------------ weak notifications
+    # They carry no data, take no lock, and decide nothing.
+
+    def notify(self, row: object, column: Column[Any]) -> Written:
+        """Notifies the column's weak observers of the row, once the transaction has committed."""
+        address = self._known_written(row, column)
+        if address is not None:
+            schema = self._engine.env.schemas.get(address.table_id)
+            if schema is None or column.name not in schema.weak_observers:
+                address = None
+        return self._write(address, partial(self._notified, row, column), self.notify_cell)
+
+    async def _notified(self, row: object, column: Column[Any], deadline: float) -> CellAddress:
+        """A cell that has a weak observer: its first one may have been registered since."""
+        address = await self._written_address(row, column, deadline)
+        schema = await self._engine.env.schemas.refresh(address.table_id, deadline)
+        self._reader.require_open()  # a commit that began meanwhile would leave it out
+        if column.name not in schema.weak_observers:
+            raise UsageError(f"{column!r} has no weak observer")
+        return address
+
+    def notify_cell(self, address: CellAddress) -> None:
+        if self.weak is None:
+            self.weak = set()
+        if len(self.weak) >= self._engine.limits.transaction_cells_max:
+            raise InvalidArgument(
+                "notify", f"more than {self._engine.limits.transaction_cells_max}"
+            )
+        self.weak.add(address)
+
+
+class Transaction(Awaits):
     """Reads from one snapshot, and writes that take effect all at once.
 
     It reads the store as of its first read, not as of entering the block; `timestamp` counts as a
@@ -68,14 +319,22 @@ class Transaction(OneMessage):
     outcome = Outcome.OPEN
     commit_timestamp: Timestamp | None = None
     """Set by a commit that wrote something."""
+    _only_two_phases = False
+    """Do not try to commit in one round."""
+    _alone = True
+    """No other process can commit this transaction."""
+    _commit: Commit | None = None
 
     def __init__(
         self, engine: Engine, timeout_seconds: float | None, attempts: Attempts | None = None
     ) -> None:
         """`attempts`: it is one of these, and the last one if it commits."""
-        super().__init__(engine, timeout_seconds)
-        self._attempts = attempts
-        self._writes = self._own = WriteSet(engine.limits)
+        self._engine = engine
+        self._env = engine.env
+        writes = WriteSet(engine.limits)
+        self._reader = Reader(engine, timeout_seconds, "transaction", writes)
+        self._reader.attempts = self._attempts = attempts
+        self._buffer = WriteBuffer(self._reader, writes)
         self._begun_seconds = engine.now()
 
     @property
@@ -84,12 +343,155 @@ class Transaction(OneMessage):
 
         If it has read nothing, it has one from its commit on.
         """
-        return Timestamp(self._start) if self._start else None
+        start = self._reader.start
+        return Timestamp(start) if start else None
+
+    @property
+    def statistics(self) -> Statistics:
+        """The cost so far: round trips, retries, and the locks waited for, with their owners."""
+        return self._reader.statistics
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, or begun to end."""
+        return bool(self._reader.ended)
+
+    def _is_over(self) -> bool:
+        return bool(self._reader.ended)
+
+    def require_not_ended(self) -> None:
+        """Raises `UsageError` if it has ended, or the database was closed. Works in any thread."""
+        self._reader.require_not_ended()
 
     @property
     def internal(self) -> TransactionInternals:
         """For other parts of the library: programs do not need it, and it may change any time."""
         return TransactionInternals(self)
+
+    # ------------------------------------------------------------------ reads
+
+    @must_be_awaited
+    def timestamp(self) -> Coroutine[Any, Any, Timestamp]:
+        """The timestamp at which it reads. It is fetched now if nothing was read yet."""
+        return self._reader.timestamp()
+
+    @overload
+    async def get(
+        self, row: K, column: Readable[T, K], *, timeout: float | None = None
+    ) -> T | None: ...
+    @overload
+    async def get(
+        self, row: K, column: Readable[T, K], default: D, *, timeout: float | None = None
+    ) -> T | D: ...
+    @must_be_awaited
+    def get(
+        self, row: K, column: Readable[T, K], default: Any = None, *, timeout: float | None = None
+    ) -> Coroutine[Any, Any, Any]:
+        """The value of one cell, or `default` if it has none.
+
+        >>> await tx.get("bob", balance, default=0)
+        """
+        return self._reader.get(row, column, default, timeout)
+
+    @overload
+    async def get_many(
+        self, table: Iterable[tuple[object, Readable[T]]], /, *, timeout: float | None = None
+    ) -> list[T | None]: ...
+    @overload
+    async def get_many(
+        self, table: Iterable[tuple[object, Readable[Any]]], /, *, timeout: float | None = None
+    ) -> list[Any]: ...
+    @overload
+    async def get_many(
+        self,
+        table: Table[K],
+        rows: Iterable[K],
+        columns: Columns | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Row[K]]: ...
+    @must_be_awaited
+    def get_many(
+        self,
+        table: Table[Any] | Iterable[tuple[object, Readable[Any]]],
+        rows: Iterable[Any] | None = None,
+        columns: Columns | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Coroutine[Any, Any, list[Any]]:
+        """Reads many rows of a table in one round trip: one `Row` for each key, in the same order.
+
+        Without `columns`, it reads all columns; a row that does not exist is empty, and false. With
+        an empty list, it reads none, and all rows are empty. Given pairs of a row and a column
+        instead, of any tables, it returns their values, in the same order; None if there is none.
+
+        >>> bob, joe = await tx.get_many(accounts, ["bob", "joe"], [balance])
+        >>> left, state = await tx.get_many([("bob", balance), (17, order_state)])
+        """
+        return self._reader.get_many(table, rows, columns, timeout)
+
+    def scan(
+        self,
+        table: Table[K],
+        *,
+        start: K | None = None,
+        end: K | None = None,
+        prefix: K | None = None,
+        columns: Columns | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Row[K]]:
+        """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
+
+        With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
+        The time-out applies to each page. Rows without a value in `columns` are left out.
+
+        >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
+        ...     print(row.key, row[balance])
+        """
+        pages = self.scan_pages(
+            table,
+            start=start,
+            end=end,
+            prefix=prefix,
+            columns=columns,
+            reverse=reverse,
+            limit=limit,
+            timeout=timeout,
+        )
+        return rows_in(pages, self._reader)
+
+    async def scan_pages(
+        self,
+        table: Table[K],
+        *,
+        start: K | None = None,
+        end: K | None = None,
+        prefix: K | None = None,
+        columns: Columns | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[list[Row[K]], None]:
+        """As `scan`, but yields the pages in which the rows arrive."""
+        pages = self._reader.scan_pages(
+            table,
+            start=start,
+            end=end,
+            prefix=prefix,
+            columns=columns,
+            reverse=reverse,
+            limit=limit,
+            timeout=timeout,
+        )
+        async with aclosing(pages):
+            while True:
+                with nullcontext() if self._waits is None else self._waits.call():
+                    page = await anext(pages, None)
+                if page is None:
+                    return
+                yield page
 
     # ------------------------------------------------------------------ writes
 
@@ -103,22 +505,15 @@ class Transaction(OneMessage):
         It takes effect at the call, awaited or not. What only the cluster knows, such as that there
         is no such table, is raised where it is awaited, or else by the next read or the commit.
         """
-        self._require_open()
+        self._reader.require_open()
         if value is ...:
-            return self._set_row(row, column)
-        address = self._known_target(row, column)
-        if address is not None and not self._late:
-            self._put(address, row, column, value)
-            return DONE
-        write = partial(self._writes.put, value=self._encoded(row, column, value))
-        return self._write(address, partial(self._target, row, column), write)
+            return self._buffer.set_row(row, column)
+        return self._buffer.set(row, column, value)
 
     def delete(self, row: K, column: Column[Any, K]) -> Written:
         """Deletes the cell, if it exists. It takes effect at the call, as `set` does."""
-        self._require_open()
-        address = self._known_written(row, column)
-        find = partial(self._written_address, row, column)
-        return self._write(address, find, self._writes.delete)
+        self._reader.require_open()
+        return self._buffer.delete(row, column)
 
     def lock(self, row: K, column: Column[Any, K], *, shared: bool = False) -> Written:
         """Conflicts with every other writer of the cell, without changing it.
@@ -129,11 +524,86 @@ class Transaction(OneMessage):
 
         The commit takes the lock. So this takes effect at the call, as `set` does.
         """
-        self._require_open()
+        self._reader.require_open()
         require_bool(shared, "shared")
-        address = self._known_written(row, column)
-        find = partial(self._written_address, row, column)
-        return self._write(address, find, self._writes.read_lock if shared else self._writes.lock)
+        return self._buffer.lock(row, column, shared=shared)
+
+    @must_be_awaited
+    async def delete_row(self, table: Table[K], row: K, *, timeout: float | None = None) -> None:
+        """Deletes all cells that the row has in this snapshot, or that the transaction has set.
+
+        A column that another transaction sets at the same time may stay: only cells conflict. To
+        rule it out, have both write or lock one cell of the row.
+
+        >>> await tx.delete_row(accounts, "bob")
+        """
+        try:
+            (found,) = await self._reader.get_many(table, [row], None, timeout)
+            names = list(found)
+        except InvalidArgument as error:
+            if not error.field.startswith("reads["):
+                raise
+            names = await self._names_in_pages(table, row, timeout)
+        info = await self._reader.info(table, self._reader.deadline(timeout))
+        stored = self._reader.row(table, row)
+        self._buffer.cells.write_together(
+            [(CellAddress(info.table_id, stored, name), None) for name in names]
+        )
+
+    async def _names_in_pages(self, table: Table[K], row: K, timeout: float | None) -> list[bytes]:
+        """The names of a row's cells, which are together too large for one answer."""
+        stored = self._reader.row(table, row)
+        pages = self._reader.found_pages(table, row, None, None, None, limit=1, timeout=timeout)
+        async with aclosing(pages):
+            return [
+                name
+                async for page in pages
+                for key, cells in page
+                if key == stored
+                for name in cells
+            ]
+
+    @must_be_awaited
+    async def increment(
+        self, row: K, column: Column[int, K], by: int = 1, *, timeout: float | None = None
+    ) -> int:
+        """Adds to the number in a cell, and returns the sum. A cell without a value counts as 0.
+
+        It reads and writes the cell, so it can conflict on either account. Where many transactions
+        add to one cell, use `percolator.recipes.CombineQueue` or `ShardedCounter`.
+
+        >>> await tx.increment("bob", visits)
+        """
+        if isinstance(by, bool) or not isinstance(by, int):
+            raise InvalidArgument("by", f"expected an int, got {type(by).__name__}")
+        async with self._buffer.updating():
+            old: object = await self._reader.get(row, column, 0, timeout)
+            if isinstance(old, bool) or not isinstance(old, int):
+                raise SchemaError(
+                    f"{column!r}, row {row!r:.100}: only integers can be incremented, "
+                    f"found {type(old).__name__}"
+                )
+            address = await self._buffer.target(row, column, self._reader.deadline(timeout))
+            self._buffer.put(address, row, column, old + by)
+            return old + by
+
+    @must_be_awaited
+    def _write_together(
+        self,
+        puts: Sequence[tuple[object, Column[Any], Any]],
+        deletes: Sequence[tuple[object, Column[Any]]],
+    ) -> Coroutine[Any, Any, None]:
+        """Writes all, or nothing if one of them is refused."""
+        return self._buffer.write_together(puts, deletes)
+
+    def notify(self, row: K, column: Column[Any, K]) -> Written:
+        """Notifies the column's weak observers of the row, once this transaction has committed.
+
+        It takes effect at the call. Whoever awaits it is told if there is no weak observer; else
+        the commit is refused.
+        """
+        self._reader.require_open()
+        return self._buffer.notify(row, column)
 
     # ------------------------------------------------------------------ the end
 
@@ -145,30 +615,30 @@ class Transaction(OneMessage):
         Raises `ConflictError` if another transaction was first, `OutcomeUnknown` if it cannot find
         out whether it committed, and `UsageError` if a call was not awaited that must be.
         """
-        deadline = self._deadline(timeout)
-        if self._late or self._unfinished() is not None:
+        reader, buffer = self._reader, self._buffer
+        deadline = reader.deadline(timeout)
+        if reader.late or self._unfinished() is not None:
             await self._complete(deadline)
-        if not self._writes.cells and not self._weak:
+        if not buffer.cells.cells and not buffer.weak:
             self._end(Outcome.COMMITTED)
             return None
-        self._ended = _COMMITTING
-        first: FirstMessage | None = None
+        reader.ended = _COMMITTING
         try:
-            if self._starting is not None or self._taking_turn is not None:
-                await self._begin(deadline)  # a read is waiting for the timestamp already
-            first = self._first_message(deadline)
-            answer = None if first is None else await self._answer_to(first)
-            if isinstance(answer, int):
-                commit = answer
-                self.statistics.round_trips += 1
-                self._env.verdicts.put(self._start, commit)
+            if not reader.start:
+                await reader.begin(deadline)
+            if buffer.cells.cells:
+                committing = self._commit = self._prepare_commit()
+                commit = await committing.run(deadline)
             else:
-                commit = await self._go_on(answer, deadline)
+                commit = await self._only_notify(deadline)
         except OutcomeUnknown:
             self._end(Outcome.UNKNOWN)
             raise
         except BaseException as error:
-            self._end_uncommitted(first, is_cancelled=isinstance(error, asyncio.CancelledError))
+            # If it was cancelled or interrupted in the middle, the outcome is not known here;
+            # `resolve` can find out.
+            sent = self._commit is not None and self._commit.may_be_committed
+            self._end(Outcome.UNKNOWN if sent else Outcome.ABORTED)
             if isinstance(error, ConflictError):
                 self._env.tally.lost_at(error.cell)
             raise
@@ -177,7 +647,7 @@ class Transaction(OneMessage):
         self._end(Outcome.COMMITTED)
         if self._attempts is not None:
             # At once, rather than when the caller's thread has woken up.
-            self._attempts.end(Baton.after(commit, self._writes.cells))
+            self._attempts.end(Baton.after(commit, buffer.cells.cells))
         return self.commit_timestamp
 
     async def _complete(self, deadline: float) -> None:
@@ -185,70 +655,55 @@ class Transaction(OneMessage):
         error: BaseException | None
         try:
             error = await self._forgotten()
-            if error is None and self._late:
-                await self._late.settle(deadline)
+            if error is None and self._reader.late:
+                await self._reader.late.settle(deadline)
         except BaseException as refused:  # noqa: BLE001 - raised below
             error = refused
         if error is not None:
-            if not self._ended:
+            if not self._reader.ended:
                 self.rollback()
             raise error
-        self._require_open()
-
-    def _end_uncommitted(self, first: FirstMessage | None, *, is_cancelled: bool) -> None:
-        """If it was cancelled or interrupted in the middle, the outcome is not known here;
-        `resolve` can find out."""
-        if first is not None and not first.is_sent:
-            first.answer.cancel()  # it must not leave any more
-        elif first is not None and self._commit is None:
-            self._commit = self._prepare_commit()
-            self._commit.left()
-            if is_cancelled:
-                self._commit.go_on_alone()
-        sent = self._commit is not None and self._commit.may_be_committed
-        self._end(Outcome.UNKNOWN if sent else Outcome.ABORTED)
-
-    async def _go_on(self, answer: CommitAnswer | None, deadline: float) -> int:
-        """Commits with more than the first message, or without it: then there is no answer."""
-        if not self._start:
-            await self._begin(deadline)
-        self._require_older_tables()
-        if not self._writes.cells:
-            return await self._only_notify(deadline)
-        commit = self._prepare_commit()
-        reaching = commit.run(deadline, answer)
-        self._commit = commit  # not before it knows of the first message: this may be interrupted
-        return await reaching
+        self._reader.require_open()
 
     def _prepare_commit(self) -> Commit:
-        engine = self._engine
+        engine, start, weak = self._engine, self._reader.start, self._buffer.weak
         env = engine.env
         write = WriteSteps(
-            self._start,
-            self._writes.stored(self._start),
+            start,
+            self._buffer.cells.stored(start),
             env.owners.session_id or b"",
             env.limits.value_inline_bytes_max,
-            weak_notifications=sorted(self._weak) if self._weak else (),
-            tables=self._bound_tables,
+            weak_notifications=sorted(weak) if weak else (),
+            tables=self._reader.tables,
         )
         return Commit(
             env,
             engine.cleanup,
             engine.heartbeats,
             write,
-            started_seconds=self._started_seconds,
+            started_seconds=self._reader.started_seconds,
             statistics=self.statistics,
             alone=self._alone,
             only_two_phases=self._only_two_phases,
             is_followed=self._attempts is not None and self._attempts.is_followed,
         )
 
+    async def _only_notify(self, deadline: float) -> int:
+        """Writes only notifications, at a fresh timestamp: no locks, and nothing to decide."""
+        env = self._engine.env
+        left = max(deadline - self._engine.now(), 0.001)
+        now = await env.timestamps.get(timeout_seconds=left)
+        self.statistics.round_trips += 1
+        cells = sorted(self._buffer.weak or ())
+        await notify_weak_observers(env, cells, now, deadline, self.statistics)
+        return now
+
     def rollback(self) -> None:
         """Discards the writes. None of them has left the program yet. It is refused after a commit,
         since it could not change the outcome."""
-        if self._ended and self.outcome is not Outcome.ABORTED:
-            raise UsageError(f"this transaction {self._ended}, so it cannot be rolled back")
-        if not self._ended:
+        if self._reader.ended and self.outcome is not Outcome.ABORTED:
+            raise UsageError(f"this transaction {self._reader.ended}, so it cannot be rolled back")
+        if not self._reader.ended:
             self._end(Outcome.ABORTED)
 
     async def resolve(self, *, timeout: float | None = None) -> Outcome:
@@ -262,7 +717,7 @@ class Transaction(OneMessage):
             require_seconds(timeout)
         if self.outcome is not Outcome.UNKNOWN or self._commit is None:
             return self.outcome
-        deadline = self._engine.now() + (timeout or self._timeout_seconds)
+        deadline = self._engine.now() + (timeout or self._reader.timeout_seconds)
         try:
             commit = await self._commit.settle(deadline)
         except ConflictError:
@@ -271,7 +726,7 @@ class Transaction(OneMessage):
             if unknown.primary is None or self._engine.now() >= deadline:
                 raise
             # The same commit cannot be sent again, perhaps because it has become too old.
-            commit = await settled(self._env, self._start, unknown.primary, deadline)
+            commit = await settled(self._env, self._reader.start, unknown.primary, deadline)
         if commit:
             self.commit_timestamp = Timestamp(commit)
         self.outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
@@ -279,10 +734,8 @@ class Transaction(OneMessage):
 
     def _end(self, outcome: Outcome) -> None:
         self.outcome = outcome
-        self._ended = _ENDINGS[outcome]
-        self._finished = True
-        self._engine.open_starts.discard(self)
-        self._late = None
+        self._reader.finish(_ENDINGS[outcome])
+        self._reader.late = None
         self._forget_calls(self._engine.loop)
         seconds = self._engine.now() - self._begun_seconds
         if seconds >= self._engine.limits.slow_transaction_seconds:
@@ -290,8 +743,8 @@ class Transaction(OneMessage):
                 "slow transaction: %s after %.3f s, start %d, %d cells%s, %s",
                 outcome.value,
                 seconds,
-                self._start,
-                len(self._writes.cells),
+                self._reader.start,
+                len(self._buffer.cells.cells),
                 self._whose(),
                 self.statistics,
             )
@@ -301,7 +754,7 @@ class Transaction(OneMessage):
         return ""
 
     async def __aenter__(self) -> Transaction:
-        self._require_open()
+        self._reader.require_open()
         return self
 
     def __aexit__(
@@ -311,19 +764,21 @@ class Transaction(OneMessage):
         traceback: TracebackType | None,
     ) -> Coroutine[None, None, object]:
         """Not a coroutine itself: that would be one more to wake with every answer."""
-        if kind is None and not self._ended:
+        if kind is None and not self._reader.ended:
             return self.commit()
         return self._leave()
 
     async def _leave(self) -> None:
-        if not self._ended:
+        if not self._reader.ended:
             self.rollback()
 
     def __del__(self) -> None:
         """A transaction dropped without an end is rolled back: nothing has left the program."""
-        # `_own` is None if it was refused when it was made.
-        if not self._ended and self._own is not None and (self._own.cells or self._late):
-            lost = len(self._own.cells) + len(self._late or ())
+        if not hasattr(self, "_buffer") or self._reader.ended:
+            return  # it was refused when it was made, or has ended
+        reader, cells = self._reader, self._buffer.cells.cells
+        if cells or reader.late:
+            lost = len(cells) + len(reader.late or ())
             warnings.warn(
                 f"the writes of a dropped transaction are lost (cells: {lost}): "
                 "leave its block, or call commit() or rollback()",
@@ -331,5 +786,97 @@ class Transaction(OneMessage):
                 stacklevel=2,
                 source=self,
             )
-        if self._start and not self._ended:
-            self._engine.open_starts.discard(self)
+        if reader.start:
+            self._engine.open_starts.discard(reader)
+
+
+class TransactionInternals:
+    """The inner side of a transaction: the rest of the library needs it, and programs do not.
+
+    It is a view that is made for each use: if the transaction kept it, there would be a reference
+    cycle for the garbage collector to find.
+    """
+
+    __slots__ = ("_buffer", "_reader", "_transaction", "writes")
+
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+        self._reader = transaction._reader
+        self._buffer = transaction._buffer
+        self.writes = transaction._buffer.cells
+
+    def known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
+        """The cell's address, if its table was used before, and no earlier write waits for a table.
+        Works in any thread."""
+        if self._reader.late:
+            return None
+        return self._reader.known_address(row, column)
+
+    def known_target(self, row: object, column: Column[Any]) -> CellAddress | None:
+        """As `known_address`, for a cell that is to be set: None also if the column's codec has to
+        be declared first."""
+        if self._reader.late:
+            return None
+        return self._buffer.known_target(row, column)
+
+    def put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:
+        """As `set`, for a cell whose table is known. Works in any one thread at a time."""
+        self._buffer.put(address, row, column, value)
+
+    def updating(self) -> asyncio.Lock:
+        """To be held from a read to the write that depends on it: calls may be gathered."""
+        return self._buffer.updating()
+
+    async def write_together(
+        self,
+        puts: Sequence[tuple[object, Column[Any], Any]],
+        deletes: Sequence[tuple[object, Column[Any]]],
+    ) -> None:
+        """As `set` and `delete` of each of them, or nothing if one is refused."""
+        await self._transaction._write_together(puts, deletes)
+
+    async def expires(self, column: Column[Any], timeout: float | None = None) -> bool:
+        """Whether values of the column expire. Ask after reading from its table: only then is it
+        known whether the client's schema is the newest."""
+        reader = self._reader
+        deadline = reader.deadline(timeout)
+        table_id = (await reader.info(column.table, deadline)).table_id
+        schema = await reader.env.schema_of_reads(table_id, deadline)
+        return column.name in schema.expiring
+
+    def notify_cell(self, address: CellAddress) -> None:
+        """As `notify`, for a column that is known to have a weak observer."""
+        self._buffer.notify_cell(address)
+
+    def found_pages(
+        self, table: Table[K], start: K, end: K, columns: Sequence[Column[Any]]
+    ) -> AsyncGenerator[list[FoundRow], None]:
+        """Scans rows as they are stored, with the commit timestamps of their cells."""
+        return self._reader.found_pages(table, start, end, None, columns)
+
+    def bind(self, table: str, table_id: int) -> None:
+        """Fixes which table the name means in this transaction, before it is used."""
+        known = self._reader.engine.catalog.known(table)
+        if known is None or known.table_id != table_id:
+            known = TableInfo(table_id, table, NO_OBSERVERS)
+        self._reader.bind(known)
+
+    def know(self, row: KnownRow) -> None:
+        """Cells as they are at the transaction's timestamp, so that they need not be read."""
+        self._reader.known = row
+
+    async def versions(
+        self, cells: Iterable[CellAddress], deadline: float
+    ) -> dict[CellAddress, FoundCell]:
+        """The newest versions of these cells at its timestamp, deletions among them."""
+        return await self._reader.versions(cells, deadline)
+
+    def resume(self, start: int, started_seconds: float) -> None:
+        """Continues a transaction that was begun elsewhere. Call it before anything else.
+
+        A gateway calls this, because its client keeps the start timestamp. `started_seconds` is
+        when that was handed out, by this machine's monotonic clock: locks live from then on.
+        """
+        self._reader.set_start(start)
+        self._reader.started_seconds = started_seconds
+        self._transaction._alone = False

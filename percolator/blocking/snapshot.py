@@ -10,7 +10,6 @@ from typing import Any, NoReturn, TypeVar, overload
 
 from percolator import aio
 from percolator.aio.named_cells import Columns
-from percolator.aio.reading import Reading
 from percolator.arguments import listed, listed_cells, require_table
 from percolator.blocking.loop_thread import LoopCalls
 from percolator.errors import not_picklable
@@ -27,7 +26,7 @@ R = TypeVar("R")
 class BlockingReads:
     """The reads of `Snapshot` and `Transaction`: each is a call to the event loop's thread."""
 
-    def __init__(self, loop_thread: LoopCalls, reading: Reading) -> None:
+    def __init__(self, loop_thread: LoopCalls, reading: aio.Snapshot | aio.Transaction) -> None:
         self._loop_thread = loop_thread
         self._reading = reading
 
@@ -91,7 +90,7 @@ class BlockingReads:
         >>> left, state = tx.get_many([("bob", balance), (17, order_state)])
         """
         self._check()
-        most = self._reading._cells_max
+        most = self._reading._reader.cells_max
         # Consumed in this thread: a generator may call the database itself.
         if rows is None and columns is None and not isinstance(table, Table):
             cells = listed_cells(table, most)

@@ -38,11 +38,13 @@ class RunInternals(Protocol):
 
 
 class RunTransaction(Protocol):
-    """The transaction of a run: `percolator.aio.observer_transaction.ObserverTransaction`."""
+    """The transaction of a run: `percolator.aio.observing.ObserverTransaction`."""
 
-    statistics: Statistics
     waits: ClusterWaits
     """The calls in which it waits for the cluster."""
+
+    @property
+    def statistics(self) -> Statistics: ...
 
     @property
     def internal(self) -> RunInternals: ...

@@ -3,9 +3,7 @@
 Open `steps.py` first: it is the table of the protocol, every step with its conditions and the
 failure that each condition prevents. `write_steps.py` fills the table in for one transaction.
 
-    commit      write_set.py, first_message.py (nearly
-                always all), commit.py, one_round.py (within one tablet), two_phases.py with
-                prewriting.py and commit_point.py, heartbeats.py and raising.py, aftermath.py
+    commit      write_set.py, commit.py, and heartbeats.py if it takes long
     read        read.py (rows), scan.py (ranges), newest.py (a single cell, as it is now)
     lock        resolving/: locks of others that are in the way of any of these
     conflict    conflicts.py (the errors), contention/: when those that have lost try again

@@ -1,20 +1,40 @@
 """Committing a transaction: the paper's Figure 6, with an answer for every lost message.
 
-If one tablet has all cells, one message does everything (one_round.py). Otherwise, two phases:
+If one tablet has all cells, one message does everything. The tablet does what prewrite and commit
+do, for all cells at the same time: it checks what a prewrite checks, keeps everything else away
+from the cells, fetches the commit timestamp, and writes. No lock is ever stored. Otherwise, two
+phases:
 
     prewrite   lock every cell that the transaction writes, all at once
-    timestamp  ask the oracle for the commit timestamp: only now (commit_point.py)
-    commit     replace the primary's lock with its commit record: from here on, it is committed
-    (later)    the other cells, in the background (aftermath.py)
+    timestamp  ask the oracle for the commit timestamp: only now
+    primary    replace the primary's lock with its commit record: from here on, it is committed
+    (later)    the other cells, in the background: other clients resolve the locks that they meet
 
 Rules, each with the failure that it prevents:
 - The primary is the lowest cell of the write set, so a second committer of the same transaction (a
   gateway that took over) chooses the same one. With two primaries, the transaction could be both
   committed and rolled back.
 - A repeated step has the same content: whatever the network does with it, it means one thing.
+- While the message of a commit in one round is unanswered, the only way on is the same message
+  again, or the roll-back of the primary. In two phases, the transaction could be given up, and
+  reported as such, while the message is still in the network and commits it.
+- Even after an answer, a copy of a message that commits may arrive late: networks repeat. A copy of
+  the one message is stopped by locks, a commit or a marker. But until one of these is durable, it
+  may still commit. So a transaction counts as aborted only when its marker is durable, or when
+  another commit above its start stops it forever.
+- A lock of the transaction itself was set by another committer, in two phases. Then only two phases
+  remain for us, too.
+- The commit timestamp is fetched when every cell is locked. If it were fetched earlier, a reader
+  above it may have read a cell that was not locked yet.
+- An unanswered commit of the primary is repeated with the *same* timestamp, since the first attempt
+  may have been applied; with another timestamp, readers between the two would see half of the
+  transaction. The one exception is a lock that a reader has pushed: the first attempt can never be
+  applied then.
+- The absence of both lock and record proves nothing: only a marker on the primary proves that the
+  transaction is rolled back.
 - Aborting puts the rollback marker on the primary first, and touches nothing else until the marker
   is durable. If the marker is refused because the commit record is there, the transaction is
-  committed.
+  committed. Likewise, the primary's commit record is durable before any other cell is committed.
 - A transaction is reported as aborted only when it can no longer be committed. Until the marker is
   durable, another committer of the same transaction, if there may be one, can find its locks and
   commit it after the user was told to do the work again.
@@ -27,32 +47,83 @@ Rules, each with the failure that it prevents:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from copy import copy
+from enum import Enum
 
 from percolator.errors import (
+    CellAddress,
     ConflictError,
     DeadlineExceeded,
+    InvalidArgument,
+    InvariantViolation,
     OutcomeUnknown,
+    Overloaded,
     PercolatorError,
+    PermissionDenied,
     Retry,
+    SchemaChanged,
+    SchemaError,
+    SnapshotTooOld,
+    TimestampRegression,
+    Unauthenticated,
     Unavailable,
+    UsageError,
 )
-from percolator.protocol import aftermath, conflicts
-from percolator.protocol.commit_message import fits_one_message
+from percolator.protocol import conflicts, steps
+from percolator.protocol.announcing import Announcement
 from percolator.protocol.environment import Environment
-from percolator.protocol.heartbeats import Heartbeats
-from percolator.protocol.one_round import OneRound
+from percolator.protocol.heartbeats import (
+    LEAD_SECONDS_MAX,
+    Heartbeats,
+    PrimaryLock,
+    seconds_until,
+)
+from percolator.protocol.lock_waiting import LockWaiting
+from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.same_writes import AnotherWriteSet
+from percolator.protocol.resolving.primaries import Primaries
+from percolator.protocol.same_codecs import require_same_codecs
+from percolator.protocol.same_writes import AnotherWriteSet, is_own_lock, require_same
 from percolator.protocol.statistics import Statistics
-from percolator.protocol.two_phases import TwoPhases
 from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.protocol.weak_notifying import notify_weak_observers
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.cells import CommitAnswer, waiting_seconds
+from percolator.routing.cells import (
+    APPLIED,
+    Answer,
+    CellMutation,
+    CommitAnswer,
+    NotInOneRound,
+    NotSent,
+    Refused,
+    waiting_seconds,
+)
+from percolator.wire.backoff import Backoff, asked_pause_seconds
+
+STEPS_AT_ONCE_MAX = 4_096
+"""A large transaction is sent in portions, so that its messages do not all exist at one time."""
+
+_NO_COPY_IS_READ = (NotSent, UsageError, PermissionDenied, Unauthenticated)
+"""It was not sent at all; or its sender was refused, before anything of it was read."""
+_NO_COPY_IS_EXECUTED = (SnapshotTooOld, SchemaError, InvalidArgument)
+"""Neither now nor later: safe points only rise, tables do not come back, and each copy says the
+same. This is as final as a marker, except for what an unanswered message may have done."""
 
 _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""
+
+
+class State(Enum):
+    """How far a commit has come. It is entered before anything of it is sent."""
+
+    UNSENT = "nothing of the transaction has left the client"
+    ONE_ROUND = "a message commits everything, or is about to be repeated"
+    LOCKING = "its cells are being locked"
+    COMMITTING = "all cells are locked, and the commit of the primary decides"
+    GIVING_UP = "we must no longer commit it: its marker is to be put on the primary"
+    COMMITTED = "it is committed"
+    ROLLED_BACK = "it can never be committed"
 
 
 class Commit:
@@ -60,18 +131,25 @@ class Commit:
 
     __slots__ = (
         "_alone",
+        "_announcement",
         "_cleanup",
         "_env",
-        "_given_up",
         "_heartbeats",
-        "_is_committed",
-        "_one_round",
+        "_is_followed",
+        "_is_lost",
+        "_lock",
         "_only_two_phases",
+        "_out_before",
         "_settling",
         "_started_seconds",
         "_statistics",
-        "_two_phases",
+        "_touched",
+        "_unanswered_before",
         "_write",
+        "is_out",
+        "is_unanswered",
+        "is_whole",
+        "state",
     )
 
     def __init__(
@@ -100,33 +178,424 @@ class Commit:
         self._started_seconds = started_seconds
         self._statistics = statistics
         self._alone = alone
-        self._one_round = OneRound(env, cleanup, write, statistics, is_followed)
-        self._two_phases: TwoPhases | None = None
-        self._only_two_phases = only_two_phases or not fits_one_message(
-            write.writes, write.weak_notifications, env.limits
-        )
+        self._only_two_phases = only_two_phases
+        self._is_followed = is_followed
+        self.state = State.UNSENT
+        self.is_unanswered = False
+        """A message that commits was sent, and may have been executed without our knowing."""
+        self.is_out = False
+        """A message that commits was sent, even if its answer was that it was not executed: a copy
+        may be executed late, as long as no lock, commit or marker stops it."""
+        self._unanswered_before = self._out_before = False
+        """Both of these, of the messages before the last one."""
+        self.is_whole = False
+        """It was committed in one round: no cell has a lock left."""
+        self._is_lost = False
+        """Another transaction has committed above our start, where that stops us forever."""
+        self._lock: PrimaryLock | None = None
+        """Its lock on the primary, if it takes two phases. Most commit in one round."""
+        self._announcement: Announcement | None = None
+        self._touched: Sequence[CellAddress] = ()
+        """The cells that may carry our locks."""
         self._settling: asyncio.Task[_Settled] | None = None
         """The task that finds out what became of the commit."""
-        self._is_committed = False
-        self._given_up = False
-        """The transaction is being rolled back, and we must no longer commit it."""
 
-    def run(self, deadline: float, first: CommitAnswer | None = None) -> Coroutine[None, None, int]:
-        """Returns the commit timestamp. `first`: the answer to the first message, if that was sent
-        before (first_message.py).
+    def run(self, deadline: float) -> Coroutine[None, None, int]:
+        """Returns the commit timestamp.
 
         Raises `ConflictError`, `OutcomeUnknown`, or the error that prevented the commit; of these,
         only `OutcomeUnknown` leaves open whether the transaction is committed.
         """
-        answer = None
-        if first is not None:
-            self._one_round.sent()
-            answer = self._one_round.heard(first)
-        return self._reach_outcome(deadline, answer, settling=False)
+        return self._reach_outcome(deadline, is_settling=False)
 
-    def left(self) -> None:
-        """Notes that the caller no longer waits for the answer to the first message."""
-        self._one_round.sent()
+    async def _reach_outcome(self, deadline: float, *, is_settling: bool) -> int:
+        """Continues from the state that was reached before."""
+        env, write = self._env, self._write
+        commit = 0
+        try:
+            if self.state is State.GIVING_UP:
+                commit = await self._give_up(conflicts.given_up(write), deadline)
+            else:
+                try:
+                    if self.state is not State.COMMITTING and self._fits_one_round():
+                        commit = await self._commit_in_one_round(deadline)
+                    if not commit:
+                        commit = await self._commit_in_two_phases(deadline)
+                except AnotherWriteSet:
+                    raise  # what is stored is not ours: a marker might hit the other write set
+                except PercolatorError as problem:
+                    decides = self.state is State.COMMITTING
+                    if self.is_unanswered and (decides or problem.retry is Retry.UNKNOWN):
+                        raise self._unknown(problem) from problem
+                    commit = await self._give_up(problem, deadline)
+        except asyncio.CancelledError:
+            if not is_settling:
+                self._leave_to_the_background()
+            raise
+        finally:
+            if self._lock is not None:
+                self._heartbeats.discard(self._lock)
+        # From here on, a caller who is cancelled must not be told that it was rolled back.
+        self._end(State.COMMITTED)
+        env.verdicts.put(write.start, commit)
+        if len(write.cells) > 1 and not self.is_whole:
+            too_much = env.background_is_full
+            rest = env.background.start(commit_secondaries(env, write, commit))
+            if too_much:
+                # However this ends, the transaction is committed and is reported as such.
+                await asyncio.wait((rest,))
+        return commit
+
+    @property
+    def may_be_committed(self) -> bool:
+        """True once the commit was sent, unless it is known that it was not applied."""
+        return self.state is State.COMMITTED or self.is_unanswered or self.is_out
+
+    # ------------------------------------------------------------------ messages that commit
+
+    def _sent(self) -> None:
+        """Notes that a message that commits leaves: it may be executed even if the caller is
+        cancelled."""
+        self._out_before, self._unanswered_before = self.is_out, self.is_unanswered
+        self.is_out = self.is_unanswered = True
+
+    def _heard(self, answer: Answer | CommitAnswer) -> None:
+        """Notes what the answer says about that message, and about copies of it."""
+        if isinstance(answer, _NO_COPY_IS_READ):
+            self.is_out = self._out_before
+        elif isinstance(answer, _NO_COPY_IS_EXECUTED):
+            self.is_out = self._unanswered_before
+        if not isinstance(answer, PercolatorError) or answer.retry is not Retry.UNKNOWN:
+            self.is_unanswered = self._unanswered_before
+
+    def _end(self, state: State) -> None:
+        """The outcome is final: late copies can no longer change it."""
+        self.state = state
+        self.is_out = self.is_unanswered = False
+
+    # ------------------------------------------------------------------ one round
+
+    def _fits_one_round(self) -> bool:
+        return not self._only_two_phases and self._write.fits_one_message(self._env.limits)
+
+    async def _commit_in_one_round(self, deadline: float) -> int:
+        """Sends the one message, and again where that makes sense. Returns the commit timestamp, or
+        0 if it takes two phases.
+
+        Raises conflicts, and what prevents the commit for good although a message is unanswered.
+        """
+        env, write = self._env, self._write
+        table_id = write.primary.table_id
+        met: list[MetLock] = []
+        waiting: LockWaiting | None = None
+        while True:
+            schema = env.schemas.get(table_id) or await env.schemas.refresh(table_id, deadline)
+            require_same_codecs(write.writes, write.tables, env.schemas)
+            message = write.message(schema, is_followed=self._is_followed)
+            self.state = State.ONE_ROUND
+            self._sent()
+            answer = await env.cells.commit(message, deadline)
+            self._heard(answer)
+            if not isinstance(answer, _NO_COPY_IS_READ):
+                self._statistics.round_trips += 1
+            if isinstance(answer, int):
+                self.is_whole = True
+                return answer
+            problem: PercolatorError | None = None
+            if isinstance(answer, Refused):
+                found = answer.offender
+                cell = CellAddress(table_id, found.row, found.column)
+                if answer.condition == steps.OWN_COMMIT:
+                    require_same(write, cell, answer)
+                    return found.timestamp
+                if not is_own_lock(write, cell, answer):
+                    self._is_lost = answer.condition == steps.PREWRITE_NEWER_COMMIT
+                    conflict = conflicts.obstacle(env, write, cell, answer, met)
+                    if conflict is not None:
+                        raise conflict
+                elif not self.is_unanswered:
+                    return 0  # another committer is at it, in two phases
+            elif answer.retry is Retry.UNKNOWN:
+                problem = answer
+            elif isinstance(answer, SchemaChanged):
+                await env.schemas.refresh(table_id, deadline)
+            elif isinstance(answer, Overloaded):
+                await self._wait_as_asked(answer, deadline)
+            elif not self.is_unanswered:
+                return 0
+            elif isinstance(answer, NotInOneRound):
+                # The tablet was split while an answer was missing. Two phases are ruled out: only
+                # the marker decides.
+                raise conflicts.given_up(write)
+            elif answer.retry is Retry.USELESS:
+                # Resending is useless too; the attempt to write the marker will show the outcome.
+                raise answer
+            waiting = waiting or LockWaiting(env, write.start, self._statistics)
+            await waiting.settle(met, self._cleanup, deadline)
+            await waiting.pause(problem, deadline)
+            met.clear()
+
+    async def _wait_as_asked(self, overloaded: Overloaded, deadline: float) -> None:
+        """Waits as long as the server asks for. In two phases it would have more to do."""
+        seconds = asked_pause_seconds(self._env.random, overloaded.retry_after_seconds)
+        left = deadline - self._env.now()
+        if seconds >= left and not self.is_unanswered:
+            raise overloaded  # now, while there is time for the marker
+        await self._env.clock.sleep(max(min(seconds, left), 0.0))
+
+    # ------------------------------------------------------------------ two phases
+
+    async def _commit_in_two_phases(self, deadline: float) -> int:
+        """Returns the commit timestamp: ours, or that of an earlier commit of the transaction."""
+        self._heartbeats.add(self.begin_two_phases())
+        if self.state is not State.COMMITTING:
+            until = deadline
+            if self.is_out:  # if this fails, a marker is necessary
+                now = self._env.now()
+                until = now + waiting_seconds(deadline - now)
+            commit = await self.prewrite(until)
+            if commit:
+                return commit
+        return await self.commit_primary(deadline)
+
+    def begin_two_phases(self) -> PrimaryLock:
+        """What only two phases need: the lock on the primary."""
+        if self._lock is None:
+            env, write = self._env, self._write
+            self._lock = PrimaryLock(env, write, self._started_seconds)
+            if env.announcing is not None:
+                self._announcement = Announcement(env, env.announcing, write)
+        return self._lock
+
+    async def prewrite(self, deadline: float) -> int:
+        """Locks every cell. Returns 0, or the commit timestamp if it is committed already.
+
+        A cell is locked once its prewrite was applied, or is refused because of the transaction's
+        own lock. Unanswered prewrites are repeated. A lock of an older transaction is waited out.
+        """
+        lock = self.begin_two_phases()
+        self.state = State.LOCKING
+        pending: Sequence[CellAddress] = self._write.cells
+        waiting: LockWaiting | None = None
+        while True:
+            lock.choose_ttl()
+            unlocked: _Unlocked | None = None  # rarely needed, so created only then
+            for cells in portions(pending):
+                lock.is_awaited = not lock.is_locked and self._write.primary in cells
+                answers = await self._send_prewrites(lock, cells, deadline)
+                if answers.count(APPLIED) == len(cells):
+                    self._note_touched(cells)
+                else:
+                    unlocked = unlocked or _Unlocked()
+                    committed = self._sort_out(lock, cells, answers, unlocked)
+                    if committed:
+                        return committed
+                if lock.is_awaited:
+                    # Before the other portions, which may take longer than its time to live.
+                    has_failed = unlocked is not None and unlocked.has(self._write.primary)
+                    lock.answered(is_locked=not has_failed)
+                if self._announcement is not None:
+                    self._announcement.require()
+            pending = unlocked.cells() if unlocked is not None else ()
+            if unlocked is None or not pending:
+                self.state = State.COMMITTING
+                return 0
+            waiting = waiting or LockWaiting(self._env, self._write.start, self._statistics)
+            await waiting.settle(unlocked.met, self._cleanup, deadline)
+            await waiting.pause(unlocked.problem, deadline)
+
+    async def _send_prewrites(
+        self, lock: PrimaryLock, cells: Sequence[CellAddress], deadline: float
+    ) -> list[Answer]:
+        self._statistics.round_trips += 1
+        prewrites = [self._write.prewrite(cell, lock.min_commit, lock.ttl) for cell in cells]
+        answers = self._env.cells.mutate(prewrites, deadline)
+        if self._announcement is None:
+            return await answers
+        return await self._announcement.beside(cells, answers, deadline)
+
+    def _sort_out(
+        self,
+        lock: PrimaryLock,
+        cells: Sequence[CellAddress],
+        answers: Sequence[Answer],
+        unlocked: _Unlocked,
+    ) -> int:
+        """Returns the commit timestamp if it is committed already, else 0. Raises conflicts."""
+        write = self._write
+        problem: PercolatorError | None = None
+        touched: list[CellAddress] = []
+        try:
+            for cell, answer in zip(cells, answers, strict=True):
+                if answer is APPLIED:
+                    touched.append(cell)
+                elif isinstance(answer, Refused):
+                    if answer.condition == steps.OWN_COMMIT:
+                        require_same(write, cell, answer)
+                        return answer.offender.timestamp
+                    if is_own_lock(write, cell, answer):
+                        # Set by an attempt whose answer was lost, or by another committer.
+                        touched.append(cell)
+                        if cell == write.primary:
+                            lock.learn(answer)
+                        continue
+                    if answer.condition == steps.PREWRITE_NEWER_COMMIT and cell == write.primary:
+                        self._is_lost = True
+                    conflict = conflicts.obstacle(self._env, write, cell, answer, unlocked.met)
+                    if conflict is None:
+                        unlocked.blocked.append(cell)
+                    problem = conflict or problem
+                elif answer.retry is Retry.UNKNOWN:
+                    touched.append(cell)
+                    unlocked.unanswered.append(cell)
+                    unlocked.problem = answer
+                else:
+                    problem = answer
+        finally:
+            self._note_touched(touched)
+        if problem is not None:
+            raise problem
+        return 0
+
+    def _note_touched(self, cells: Sequence[CellAddress]) -> None:
+        self._touched = [*self._touched, *cells] if self._touched else cells
+
+    async def commit_primary(self, deadline: float) -> int:
+        """Replaces the primary's lock with its commit record, which decides the transaction.
+
+        Returns the commit timestamp: ours, or that of an earlier commit of the same transaction.
+        Raises when it will never be committed, or, if unanswered, when that is not known.
+        """
+        env, write, lock = self._env, self._write, self.begin_two_phases()
+        table_id = write.primary.table_id
+        backoff: Backoff | None = None
+        while True:
+            while lock.min_commit > lock.commit:
+                # Either this is the first round, or the lock was seen with this number in it. Then
+                # nothing sent before was applied, and since the number only grows, nothing ever
+                # will be.
+                self.is_unanswered = self.is_out = False
+                await self.take_commit_timestamp(deadline)
+                if self._announcement is not None:
+                    await self._announcement.renew(deadline)
+            # A heartbeat may learn of a push while we wait below. The commit must be sent for the
+            # lock that its timestamp was compared with, and for no other.
+            min_commit, commit = lock.min_commit, lock.commit
+            if write.weak_notifications:
+                await self._notify(commit, deadline)
+            schema = await env.schema(table_id, deadline)
+            if not self.is_unanswered:  # else it may be committed: only the same step can tell
+                require_same_codecs(write.writes, write.tables, env.schemas)
+            step = write.commit_primary(schema, min_commit, commit)
+            self._sent()
+            self._statistics.round_trips += 1
+            (answer,) = await env.cells.mutate((step,), deadline)
+            if answer is APPLIED:
+                return commit
+            if isinstance(answer, Refused):
+                if answer.condition == steps.OWN_COMMIT:
+                    return answer.offender.timestamp
+                if not lock.is_ours(answer):
+                    return await self._no_lock(answer, deadline)
+                lock.learn(answer)
+                if env.now() >= deadline:
+                    raise _out_of_time()
+                continue
+            self._heard(answer)
+            if isinstance(answer, SchemaChanged):
+                # The step is rebuilt, with the notifications that the newer schema asks for.
+                await env.schemas.refresh(table_id, deadline)
+            elif answer.retry is Retry.USELESS:
+                raise answer
+            self._statistics.retries += 1
+            backoff = backoff or env.backoff()
+            if not await backoff.pause(deadline):
+                raise answer
+
+    async def take_commit_timestamp(self, deadline: float) -> None:
+        """Fetches the commit timestamp. Never call this before the last prewrite was answered."""
+        lock = self.begin_two_phases()
+        left = deadline - self._env.now()
+        if left <= 0:
+            raise _out_of_time()
+        self._statistics.round_trips += 1
+        before, in_use = max(self._write.start, lock.commit), lock.min_commit - 1
+        lock.commit = await self._env.timestamps.get(timeout_seconds=left)
+        # Compared with what was in use before we asked. In the meantime, a heartbeat may have
+        # learned of a push by a reader that began after this timestamp was issued; that is no
+        # regression, and `commit_primary` takes a later timestamp.
+        # A heartbeat may have raised it, perhaps one of another committer: not too far.
+        wait = seconds_until(in_use + 1, lock.commit)
+        if lock.commit <= before or wait > 2 * LEAD_SECONDS_MAX:
+            in_use = max(in_use, before)
+            raise TimestampRegression(f"the oracle gave {lock.commit} after {in_use} was in use")
+        if wait:
+            await self._env.clock.sleep(min(wait, left))
+
+    async def _notify(self, commit: int, deadline: float) -> None:
+        """Writes the weak notifications at the commit timestamp, again whenever that has changed.
+
+        This happens before the commit point, or a crash right after it would lose them. It happens
+        after all locks are held, so that an observer that runs too early meets a lock and waits.
+        """
+        await notify_weak_observers(
+            self._env, self._write.weak_notifications, commit, deadline, self._statistics
+        )
+
+    async def _no_lock(self, answer: Refused, deadline: float) -> int:
+        """The commit was refused, and the lock is gone. Returns the commit timestamp if there is
+        one after all, and raises otherwise."""
+        if answer.condition == steps.OWN_ROLLBACK:
+            self._env.verdicts.put(self._write.start, ROLLED_BACK)
+        else:
+            # Neither record nor marker: that alone proves nothing, so put the marker, which does.
+            commit = await mark_primary(self._env, self._write, deadline)
+            if commit:
+                return commit
+        self.is_unanswered = self.is_out = False  # nothing that was sent can be applied now
+        raise conflicts.rolled_back_by_others(self._env, self._write, self._write.primary)
+
+    # ------------------------------------------------------------------ giving up
+
+    async def _give_up(self, problem: PercolatorError, deadline: float) -> int:
+        """Rolls back and raises `problem`, unless the transaction turns out to be committed.
+
+        If the marker gets no answer, the transaction is still as good as rolled back when no
+        commit was sent and no other process will send one, or when the primary was never locked.
+        Otherwise, and if a copy of a message that commits may still arrive, `OutcomeUnknown` is
+        raised.
+        """
+        env, write, touched = self._env, self._write, self._touched
+        problem = copy(problem)  # other callers may have received the same error object
+        if problem.retry is Retry.UNKNOWN:
+            problem.retry = Retry.SAFE  # nothing is committed, whatever was prewritten
+        if self.state is State.UNSENT:
+            raise problem
+        self.state = State.GIVING_UP
+        if self._is_lost:
+            self._end(State.ROLLED_BACK)
+            # This is as final as a marker. The marker is still written if locks may be left on
+            # other cells: clients that meet them will look for it on the primary.
+            if touched:
+                env.background.start(roll_back_all(env, write, touched))
+            raise problem
+        if env.verdicts.get(write.start) != ROLLED_BACK:
+            try:
+                commit = await mark_primary(env, write, deadline)
+            except PercolatorError as unmarked:
+                env.background.start(roll_back_all(env, write, touched))
+                is_safe = self._alone or write.primary not in touched
+                if is_safe and not self.is_out:
+                    raise problem from None
+                raise self._unknown(unmarked) from problem
+            if commit:
+                return commit
+        self._end(State.ROLLED_BACK)
+        if touched:
+            env.background.start(roll_back_others(env, write, touched))
+        raise problem
+
+    # ------------------------------------------------------------------ unknown outcomes
 
     async def settle(self, deadline: float) -> int:
         """After `OutcomeUnknown`: continues where `run` stopped, and returns the commit timestamp.
@@ -152,150 +621,20 @@ class Commit:
                 raise copy(outcome)  # others may be waiting for the same error
             # The attempt that we joined had an earlier deadline than ours: try again.
 
-    @property
-    def may_be_committed(self) -> bool:
-        """True once the commit was sent, unless it is known that it was not applied."""
-        return self._is_committed or self._is_sent or self._is_out
-
-    @property
-    def is_whole(self) -> bool:
-        """Committed in one round: no cell has a lock left."""
-        return self._one_round.is_whole
-
-    def _begin_two_phases(self) -> TwoPhases:
-        """The two phases, which begin with the first call."""
-        if self._two_phases is None:
-            self._two_phases = TwoPhases.of(
-                self._env, self._cleanup, self._write, self._started_seconds, self._statistics
-            )
-        return self._two_phases
-
-    @property
-    def _is_sent(self) -> bool:
-        """The commit of the primary was sent, and it is not known whether it was applied."""
-        return self._two_phases is not None and self._two_phases.point.sent
-
-    @property
-    def _is_out(self) -> bool:
-        """A message that commits was sent, and a copy of it may still be executed."""
-        phases = self._two_phases
-        return self._one_round.is_out or (phases is not None and phases.point.is_out)
-
-    def _ended(self) -> None:
-        """The outcome is final: late copies can no longer change it."""
-        self._one_round.ended()
-        if self._two_phases is not None:
-            self._two_phases.point.is_out = False
-
-    async def _reach_outcome(
-        self, deadline: float, answer: CommitAnswer | None = None, *, settling: bool
-    ) -> int:
-        """`answer`: to the message that commits in one round, if it was just sent."""
-        env, write, one_round = self._env, self._write, self._one_round
-        prewritten = settling and not one_round.is_unanswered
-        commit = 0
-        try:
-            try:
-                if not prewritten and not self._only_two_phases:
-                    if answer is None:
-                        schema = await env.schema(write.primary[0], deadline)
-                        answer = one_round.heard(await one_round.send(schema, deadline))
-                    commit = await one_round.run(answer, deadline)
-                if not commit:
-                    point, prewriting = self._begin_two_phases()
-                    self._heartbeats.add(point)
-                    if not prewritten:
-                        until = deadline
-                        if one_round.is_out:  # if this fails, a marker is necessary
-                            until = env.now() + waiting_seconds(deadline - env.now())
-                        commit = await prewriting.run(until)
-                    commit = commit or await point.reach(deadline)
-            except AnotherWriteSet:
-                raise  # what is stored is not ours: rolling it back might hit the other write set
-            except PercolatorError as problem:
-                if self._is_sent or (one_round.is_unanswered and problem.retry is Retry.UNKNOWN):
-                    raise self._unknown(problem) from problem
-                commit = await self._give_up(problem, deadline)
-        except asyncio.CancelledError:
-            if not settling:
-                self.go_on_alone()
-            raise
-        finally:
-            if self._two_phases is not None:
-                self._heartbeats.discard(self._two_phases.point)
-        # From here on, a caller who is cancelled must not be told that it was rolled back.
-        self._is_committed = True
-        self._ended()
-        env.verdicts.put(write.start, commit)
-        if len(write.cells) > 1 and not one_round.is_whole:
-            too_much = env.background_is_full
-            rest = env.background.start(aftermath.commit_secondaries(env, write, commit))
-            if too_much:
-                # However this ends, the transaction is committed and is reported as such.
-                await asyncio.wait((rest,))
-        return commit
-
-    # ------------------------------------------------------------------ giving up
-
-    async def _give_up(self, problem: PercolatorError, deadline: float) -> int:
-        """Rolls back and raises `problem`, unless the transaction turns out to be committed.
-
-        If the marker gets no answer, the transaction is still as good as rolled back when no
-        commit was sent and no other process will send one, or when the primary was never locked.
-        Otherwise, and if a copy of a message that commits may still arrive, `OutcomeUnknown` is
-        raised.
-        """
-        self._given_up = True
-        one_round, phases = self._one_round, self._two_phases
-        touched = () if phases is None else phases.prewriting.touched
-        problem = copy(problem)  # other callers may have received the same error object
-        if problem.retry is Retry.UNKNOWN:
-            problem.retry = Retry.SAFE  # nothing is committed, whatever was prewritten
-        if one_round.is_lost or (phases is not None and phases.prewriting.is_lost):
-            self._ended()
-            # This is as final as a marker. The marker is still written if locks may be left on
-            # other cells: clients that meet them will look for it on the primary.
-            if touched:
-                self._roll_back_in_background()
-            raise problem
-        if self._env.verdicts.get(self._write.start) != ROLLED_BACK:
-            try:
-                commit = await aftermath.mark_primary(self._env, self._write, deadline)
-            except PercolatorError as unmarked:
-                self._roll_back_in_background()
-                is_safe = self._alone or self._write.primary not in touched
-                if is_safe and not self._is_out:
-                    raise problem from None
-                raise self._unknown(unmarked) from problem
-            if commit:
-                return commit
-        self._ended()
-        if touched:
-            others = aftermath.roll_back_others(self._env, self._write, touched)
-            self._env.background.start(others)
-        raise problem
-
-    def _roll_back_in_background(self) -> None:
-        work = aftermath.roll_back_all(
-            self._env, self._write, self._begin_two_phases().prewriting.touched
-        )
-        self._env.background.start(work)
-
-    # ------------------------------------------------------------------ unknown outcomes
-
-    def go_on_alone(self) -> None:
+    def _leave_to_the_background(self) -> None:
         """Cleans up after a cancelled caller, so that others need not wait for our locks."""
-        if self._is_sent or self._one_round.is_unanswered:
-            self._start_settling(aftermath.background_deadline(self._env))
+        env = self._env
+        if self.state is State.UNSENT:
             return
-        # Unanswered prewrites may still arrive.
-        self._begin_two_phases().prewriting.touched = self._write.cells
-        if self._is_out:
+        if not self.is_unanswered:
+            # Unanswered prewrites may still arrive.
+            self._touched = self._write.cells
+            self.state = State.GIVING_UP
+            if not self.is_out:
+                env.background.start(roll_back_all(env, self._write, self._touched))
+                return
             # A late copy may commit it before the marker is there: only the marker tells.
-            self._given_up = True
-            self._start_settling(aftermath.background_deadline(self._env))
-        else:
-            self._roll_back_in_background()
+        self._start_settling(background_deadline(env))
 
     def _start_settling(self, deadline: float) -> asyncio.Task[_Settled]:
         self._settling = self._env.background.start(self._settle(deadline))
@@ -303,12 +642,7 @@ class Commit:
 
     async def _settle(self, deadline: float) -> _Settled:
         try:
-            if self._given_up:
-                commit = await self._give_up(conflicts.given_up(self._write), deadline)
-                self._ended()
-                self._env.verdicts.put(self._write.start, commit)
-                return commit
-            return await self._reach_outcome(deadline, settling=True)
+            return await self._reach_outcome(deadline, is_settling=True)
         except (ConflictError, OutcomeUnknown) as outcome:
             # Returned, not raised: it is an outcome like any other, and perhaps no caller is left
             # to retrieve an exception.
@@ -327,3 +661,141 @@ class Commit:
             start_timestamp=self._write.start,
             primary=self._write.primary,
         )
+
+
+class _Unlocked:
+    """The cells that a round of prewrites did not lock, and why not."""
+
+    __slots__ = ("blocked", "met", "problem", "unanswered")
+
+    def __init__(self) -> None:
+        self.unanswered: list[CellAddress] = []
+        self.blocked: list[CellAddress] = []
+        self.met: list[MetLock] = []
+        """Locks of older transactions: on these, or on cells that exclude them."""
+        self.problem: PercolatorError | None = None
+        """Why the last unanswered one got no answer."""
+
+    def cells(self) -> list[CellAddress]:
+        return self.unanswered + self.blocked
+
+    def has(self, cell: CellAddress) -> bool:
+        return cell in self.unanswered or cell in self.blocked
+
+
+def portions(cells: Sequence[CellAddress]) -> list[Sequence[CellAddress]]:
+    """The cells, as many at a time as are sent together."""
+    if len(cells) <= STEPS_AT_ONCE_MAX:
+        return [cells]  # the usual case, in which nothing is copied
+    step = STEPS_AT_ONCE_MAX
+    return [cells[first : first + step] for first in range(0, len(cells), step)]
+
+
+def _out_of_time() -> PercolatorError:
+    return DeadlineExceeded("no time was left to commit")
+
+
+# ---------------------------------------------------------------- the cells that do not decide
+
+
+async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -> None:
+    """Commits the other cells after the commit point, trying for `background_seconds`.
+
+    Below the safe point it stops: there, all locks are resolved before anything is collected, and a
+    record that is missing may have been written and collected.
+    """
+    deadline = background_deadline(env)
+    pending = write.cells[1:]
+    backoff = env.backoff()
+    while pending:
+        again: list[CellAddress] = []
+        for cells in portions(pending):
+            requests = []
+            for cell in cells:
+                schema = await env.schema(cell.table_id, deadline)
+                requests.append(write.commit_secondary(cell, schema, commit))
+            answers = await env.cells.mutate(requests, deadline)
+            for cell, answer in zip(cells, answers, strict=True):
+                if isinstance(answer, Refused):
+                    _check_secondary(write, cell, commit, answer)
+                elif isinstance(answer, PercolatorError) and not isinstance(answer, SnapshotTooOld):
+                    again.append(cell)
+            await env.refresh_schemas(requests, answers, deadline)
+        pending = again
+        if pending and not await backoff.pause(deadline):
+            return
+
+
+def _check_secondary(write: WriteSteps, cell: CellAddress, commit: int, answer: Refused) -> None:
+    """Another client may have committed it, at the same timestamp; otherwise the commit is torn."""
+    if answer.condition == steps.OWN_COMMIT and answer.offender.timestamp == commit:
+        return
+    raise InvariantViolation(
+        f"transaction {write.start} is committed at {commit}, but {cell} holds neither its lock "
+        "nor that commit"
+    )
+
+
+async def mark_primary(env: Environment, write: WriteSteps, deadline: float) -> int:
+    """Puts the rollback marker: from then on, the transaction can never commit.
+
+    Returns 0 when the marker is durable, or the timestamp of the commit that was there before.
+    Raises `SnapshotTooOld` below the safe point, where its commit may have been collected, so that
+    the outcome can no longer be learned; and `SchemaError` when its table is gone for good, and
+    the outcome with it.
+    """
+    backoff = env.backoff()
+    mark = write.roll_back(write.primary, not_below=write.start)
+    primaries = Primaries(env)
+    while True:
+        (answer,) = await primaries.mutate([mark], deadline)
+        if answer is APPLIED:
+            env.verdicts.put(write.start, ROLLED_BACK)
+            return 0
+        if isinstance(answer, Refused):
+            return answer.offender.timestamp
+        if answer.retry is Retry.USELESS or not await backoff.pause(deadline):
+            raise answer
+
+
+async def roll_back_all(
+    env: Environment, write: WriteSteps, touched: Sequence[CellAddress]
+) -> None:
+    """Puts the marker on the primary, then rolls back the other cells that may carry a lock."""
+    commit = await mark_primary(env, write, background_deadline(env))
+    if commit:
+        # Another committer of this transaction was first. It was not reported as aborted, so this
+        # is no contradiction.
+        env.verdicts.put(write.start, commit)
+    else:
+        await roll_back_others(env, write, touched)
+
+
+async def roll_back_others(
+    env: Environment, write: WriteSteps, touched: Sequence[CellAddress]
+) -> None:
+    """Rolls back the other cells, once the marker on the primary is durable."""
+    deadline = background_deadline(env)
+    pending: Sequence[CellAddress] = sorted(set(touched) - {write.primary})
+    backoff = env.backoff()
+    while pending:
+        again: list[CellAddress] = []
+        for cells in portions(pending):
+            requests: list[CellMutation] = [write.roll_back(cell) for cell in cells]
+            answers = await env.cells.mutate(requests, deadline)
+            for cell, answer in zip(cells, answers, strict=True):
+                if isinstance(answer, Refused):
+                    raise InvariantViolation(
+                        f"{cell} is committed by the rolled back transaction {write.start}"
+                    )
+                # Where history was collected, all locks were resolved before.
+                if answer is not APPLIED and not isinstance(answer, SnapshotTooOld):
+                    again.append(cell)
+        pending = again
+        if pending and not await backoff.pause(deadline):
+            return
+
+
+def background_deadline(env: Environment) -> float:
+    """When work in the background that began now is left to others."""
+    return env.now() + env.limits.background_seconds

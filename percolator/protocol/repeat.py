@@ -22,9 +22,9 @@ from collections.abc import Sequence
 
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry
 from percolator.formats.records import LockRecord
-from percolator.protocol import aftermath, steps
+from percolator.protocol import steps
+from percolator.protocol.commit import commit_secondaries, portions
 from percolator.protocol.environment import Environment
-from percolator.protocol.portions import portion, portions
 from percolator.protocol.same_writes import another, require_same
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.protocol.write_steps import WriteSteps
@@ -52,7 +52,7 @@ async def former_outcome(env: Environment, write: WriteSteps, deadline: float) -
             if not _has_trace(answer):
                 raise another(write, cell, "was not among its writes")
         env.verdicts.put(write.start, commit)
-        env.background.start(aftermath.commit_secondaries(env, write, commit))
+        env.background.start(commit_secondaries(env, write, commit))
         return commit
     of_primary = answers[write.primary]
     if isinstance(of_primary, Refused) and of_primary.condition == steps.OWN_ROLLBACK:
@@ -141,8 +141,7 @@ async def _status(
     env: Environment, write: WriteSteps, cells: Sequence[CellAddress], deadline: float
 ) -> list[Answer]:
     answers: list[Answer] = []
-    for first in portions(cells):
-        some = portion(cells, first)
+    for some in portions(cells):
         requests = [_request(cell, write.start) for cell in some]
         answers += await _ask(env, requests, deadline)
     return answers

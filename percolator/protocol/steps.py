@@ -10,7 +10,7 @@ transactions. The *absence* of a lock alone proves nothing.
 Prewrite and the commit point are refused below the safe point (`not_below`). Rollbacks and commits
 of secondaries are not: after the safe point was raised, what older transactions left behind must
 still be resolved before anything is collected. (A late owner does set `not_below` on its own
-secondaries: aftermath.py.) Once something has been collected, the tablet refuses older rollbacks
+secondaries: commit.py.) Once something has been collected, the tablet refuses older rollbacks
 too: by then no lock is left to resolve, and the commit that such a rollback would have met may be
 gone.
 

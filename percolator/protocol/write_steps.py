@@ -17,8 +17,9 @@ from percolator.formats.records import (
     lock_prefix,
     shared_part,
 )
+from percolator.limits import Limits
 from percolator.protocol import steps
-from percolator.routing.cells import CellMutation
+from percolator.routing.cells import CellMutation, WholeCommit
 from percolator.routing.common_step import CommonStep
 from percolator.routing.table_info import TableInfo, TableSchema
 from percolator.v1.tabletserver_pb2 import Mutation, StepList
@@ -70,6 +71,49 @@ class WriteSteps:
         self.weak_notifications = weak_notifications
         """The cells whose weak observers the commit notifies."""
         self.tables = tables
+
+    def fits_one_message(self, limits: Limits) -> bool:
+        """Whether the transaction is small enough to be one message, and in one table."""
+        writes, weak = self.writes, self.weak_notifications
+        if len(writes) + len(weak) > limits.one_round_cells_max:
+            return False
+        size_bytes = 0
+        for _, value in writes.values():
+            size_bytes += len(value)
+        if size_bytes > limits.batch_bytes_max // 2:
+            return False
+        if len(writes) + len(weak) == 1:
+            return True
+        return len({cell.table_id for cells in (writes, weak) for cell in cells}) == 1
+
+    def message(self, schema: TableSchema, *, is_followed: bool) -> WholeCommit:
+        """The whole transaction. Repeated, it is the same but for a newer schema's observers."""
+        observers = schema.observers
+        rows: list[bytes] = []
+        columns: list[bytes] = []
+        kinds: list[int] = []
+        values: list[bytes] = []
+        for cell in self.cells:
+            kind, value = self.writes[cell]
+            if len(value) > self.inline_bytes_max:
+                kind = KIND_PUT_IN_DATA
+            _, row, column = cell
+            rows.append(row)
+            columns.append(column)
+            kinds.append(kind)
+            values.append(value)
+        return WholeCommit(
+            self.primary[0],
+            schema.version,
+            self.start,
+            rows,
+            columns,
+            kinds,
+            values,
+            _observers_of(columns, observers) if observers else (),
+            _weak_notifications(self.weak_notifications, schema) if self.weak_notifications else (),
+            is_followed,
+        )
 
     def prewrite(self, cell: CellAddress, min_commit: int, ttl_milliseconds: int) -> CellMutation:
         kind, value = self.writes[cell]
@@ -179,3 +223,16 @@ class CommitSecondary(CommonStep):
         )
         step.not_below = self.start
         return step
+
+
+def _observers_of(
+    columns: Sequence[bytes], observers: Mapping[bytes, tuple[bytes, ...]]
+) -> list[tuple[bytes, tuple[bytes, ...]]]:
+    return [(column, observers[column]) for column in dict.fromkeys(columns) if column in observers]
+
+
+def _weak_notifications(
+    cells: Sequence[CellAddress], schema: TableSchema
+) -> list[tuple[bytes, bytes, tuple[bytes, ...]]]:
+    observers = schema.weak_observers
+    return [(row, column, observers[column]) for _, row, column in cells if column in observers]

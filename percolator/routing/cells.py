@@ -8,7 +8,6 @@ A deadline is an instant on the clock's monotonic time, in seconds.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
@@ -325,15 +324,9 @@ class Mutations(Protocol):
 class Cells(Mutations, Protocol):
     """All cells of all tables."""
 
-    def commit(
-        self,
-        commit: WholeCommit,
-        deadline: float,
-        answer: asyncio.Future[CommitAnswer] | None = None,
-    ) -> Awaitable[CommitAnswer]:
+    def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
         """Commits a whole transaction with one message, if all its cells are in one tablet. Any
-        other answer than an unknown one means that this message did not commit it. If the caller
-        waits for an `answer` already, that is the future to set."""
+        other answer than an unknown one means that this message did not commit it."""
         ...
 
     def read(

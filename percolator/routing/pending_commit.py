@@ -1,7 +1,7 @@
 """A whole transaction that one message commits, on its way to its tablet and back.
 
 Unlike a row, it is never sent again here once it was answered: whether a copy may still arrive is
-part of the protocol (percolator/protocol/one_round.py). What cannot be committed in this way still
+part of the protocol (percolator/protocol/commit.py). What cannot be committed in this way still
 can be in two phases. If a message is refused because of one transaction, the others in it are not
 answered.
 """

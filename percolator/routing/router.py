@@ -124,15 +124,10 @@ class Router:
         self._place_one(PendingCell(future, table_id, row, column, timestamp, deadline))
         return future
 
-    def commit(
-        self,
-        commit: WholeCommit,
-        deadline: float,
-        answer: asyncio.Future[CommitAnswer] | None = None,
-    ) -> Awaitable[CommitAnswer]:
+    def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
         """Commits a whole transaction with one message, if all its cells are in one tablet. Nothing
         is sent again, whatever the answer is."""
-        future: asyncio.Future[CommitAnswer] = answer or self._loop.create_future()
+        future: asyncio.Future[CommitAnswer] = self._loop.create_future()
         self._place_one(PendingCommit(future, commit, deadline))
         return future
 

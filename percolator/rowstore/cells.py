@@ -45,14 +45,9 @@ class RowStoreCells:
     def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> Awaitable[list[Answer]]:
         return self._mutations.mutate(mutations, deadline)
 
-    def commit(
-        self,
-        commit: WholeCommit,
-        deadline: float,
-        answer: asyncio.Future[CommitAnswer] | None = None,
-    ) -> Awaitable[CommitAnswer]:
+    def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
         """A row store has no timestamps to give, and holds no cells meanwhile."""
-        future: asyncio.Future[CommitAnswer] = answer or asyncio.get_running_loop().create_future()
+        future: asyncio.Future[CommitAnswer] = asyncio.get_running_loop().create_future()
         future.set_result(
             NotInOneRound("in a row store, every transaction is committed in two phases")
         )

@@ -17,8 +17,7 @@ from functools import partial
 from types import TracebackType
 
 from percolator import aio
-from percolator.aio.observer_transaction import ObserverTransaction
-from percolator.aio.observing import worker_context
+from percolator.aio.observing import ObserverTransaction, worker_context
 from percolator.blocking.database import Database
 from percolator.blocking.transaction import Transaction
 from percolator.errors import CellAddress, ConflictError, UsageError

@@ -10,8 +10,8 @@ import pytest
 
 from percolator import ConflictError, Database
 from percolator.aio import Transaction
-from percolator.protocol import aftermath
-from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol import commit
+from percolator.protocol.commit import Commit
 from percolator.protocol.resolving.cleanup import Cleanup
 from tests.contracts.conftest import Accounts
 
@@ -64,10 +64,10 @@ def _with_locks_left(db: Database, accounts: Accounts, monkeypatch: pytest.Monke
         pass
 
     with monkeypatch.context() as patch:
-        patch.setattr(aftermath, "roll_back_all", removes_nothing)
+        patch.setattr(commit, "roll_back_all", removes_nothing)
         # In one round, no lock would be stored.
         patch.setattr(Transaction, "_only_two_phases", True)
-        patch.setattr(CommitPoint, "reach", dies)
+        patch.setattr(Commit, "commit_primary", dies)
         tx = db.transaction()
         tx.set("a", accounts.balance, 1)
         with pytest.raises(Died):

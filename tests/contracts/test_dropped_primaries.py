@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from percolator import Database
-from percolator.protocol import aftermath
-from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol import commit
+from percolator.protocol.commit import Commit
 from percolator.protocol.verdicts import Verdicts
 from tests.contracts.conftest import Accounts
 
@@ -40,7 +40,7 @@ def forgetful(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def test_what_was_committed_is_completed(db: Database, forgetful: pytest.MonkeyPatch) -> None:
     first, second = Accounts(db), Accounts(db)  # the first has the primary, since its id is lower
-    forgetful.setattr(aftermath, "commit_secondaries", _never_comes)
+    forgetful.setattr(commit, "commit_secondaries", _never_comes)
     _write_to_both(db, first, second)
     forgetful.undo()
     db.drop_table(first.table)
@@ -55,8 +55,8 @@ def test_what_was_not_committed_is_rolled_back(
     db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = Accounts(db), Accounts(db)
-    monkeypatch.setattr(aftermath, "roll_back_all", _never_comes)
-    monkeypatch.setattr(CommitPoint, "reach", _dies)
+    monkeypatch.setattr(commit, "roll_back_all", _never_comes)
+    monkeypatch.setattr(Commit, "commit_primary", _dies)
     with pytest.raises(Died):
         _write_to_both(db, first, second)
     monkeypatch.undo()

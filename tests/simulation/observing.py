@@ -14,8 +14,7 @@ from typing import Any
 
 from percolator.aio import Database
 from percolator.aio.engine import Engine
-from percolator.aio.observer_transaction import ObserverTransaction
-from percolator.aio.observing import worker_context
+from percolator.aio.observing import ObserverTransaction, worker_context
 from percolator.errors import OutcomeUnknown, PercolatorError
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.observers.context import WorkerContext

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from percolator.aio.snapshot import Snapshot
-from percolator.aio.transaction_internals import TransactionInternals
-from percolator.protocol import aftermath
+from percolator.aio.transaction import TransactionInternals
+from percolator.protocol import commit
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.services.tabletserver.settings import TabletServerSettings
@@ -80,7 +80,7 @@ def values_in_locks_never_expire(patch: Patch) -> None:
     def of(table_id: int, cell: Cell) -> MetLock:
         return _of(table_id, cell)._replace(ttl_milliseconds=0)
 
-    patch.setattr(aftermath, "commit_secondaries", never_comes)
+    patch.setattr(commit, "commit_secondaries", never_comes)
     patch.setattr(MetLock, "of", of)
 
 

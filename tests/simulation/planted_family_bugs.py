@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from percolator.aio.reading import Reading
+from percolator.aio.reader import Reader
 from percolator.tablet.reading.chosen_columns import ChosenColumns
 from percolator.tablet.reading.locks_in_the_way import LockReader, LocksFound
 
@@ -27,12 +27,12 @@ def locks_of_a_family_are_not_in_the_way(patch: Patch) -> None:
 
 def own_writes_of_a_family_are_not_seen(patch: Patch) -> None:
     """A transaction reads what was there before it."""
-    correct = Reading._written
+    correct = Reader._written
 
-    def wrong(self: Reading, table_id: int, rows: Any, names: Any, prefixes: Any) -> Any:
+    def wrong(self: Reader, table_id: int, rows: Any, names: Any, prefixes: Any) -> Any:
         return {} if prefixes else correct(self, table_id, rows, names, prefixes)
 
-    patch.setattr(Reading, "_written", wrong)
+    patch.setattr(Reader, "_written", wrong)
 
 
 ALL = (

@@ -22,7 +22,7 @@ from percolator.observers.watched import Watched
 from percolator.observers.work import Work
 from percolator.observers.work_queue import WorkQueue
 from percolator.protocol import steps
-from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol.commit import Commit
 from percolator.protocol.known_row import KnownRow
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.rolling import Rolling
@@ -146,13 +146,13 @@ def columns_read_last_time_kept_from_then(patch: Patch) -> None:
 
 def weak_notification_not_written_again(patch: Patch) -> None:
     """The commit timestamp has changed, and the observer that was notified has run too early."""
-    correct = CommitPoint._notify
+    correct = Commit._notify
 
-    async def wrong(self: CommitPoint, commit: int, deadline: float) -> None:
+    async def wrong(self: Commit, commit: int, deadline: float) -> None:
         await correct(self, commit, deadline)
         self._write.weak_notifications = ()
 
-    patch.setattr(CommitPoint, "_notify", wrong)
+    patch.setattr(Commit, "_notify", wrong)
 
 
 def roll_forward_without_the_notification(patch: Patch) -> None:

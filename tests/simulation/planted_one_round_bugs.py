@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import pytest
 
 from percolator.errors import NotExecuted, PercolatorError, Retry
-from percolator.protocol import one_round as client
-from percolator.protocol.commit import Commit
-from percolator.protocol.first_message import FirstMessage
-from percolator.routing.cells import CommitAnswer, NotSent
+from percolator.protocol.commit import Commit, State
+from percolator.routing.cells import Answer, CommitAnswer, NotSent
 from percolator.routing.pending_commit import PendingCommit
 from percolator.tablet.memory.held_cells import HeldCells, Holder
 from percolator.tablet.memory.state import TabletState
@@ -95,65 +92,39 @@ def _change_conditions(patch: Patch, index: int, condition: CheckedCondition) ->
 
 def two_phases_after_a_message_without_an_answer(patch: Patch) -> None:
     """They give up what the message commits."""
-    correct = client.OneRound.heard
+    correct = Commit._heard
 
-    def wrong(self: client.OneRound, answer: CommitAnswer) -> CommitAnswer:
-        answer = correct(self, answer)
-        if not isinstance(answer, int) and getattr(answer, "retry", None) is Retry.UNKNOWN:
-            self.ended()
+    def wrong(self: Commit, answer: Answer | CommitAnswer) -> None:
+        correct(self, answer)
+        if self.state is State.ONE_ROUND and getattr(answer, "retry", None) is Retry.UNKNOWN:
+            self.is_out = self.is_unanswered = False
             answer.retry = Retry.SAFE  # type: ignore[union-attr]
-        return answer
 
-    patch.setattr(client.OneRound, "heard", wrong)
+    patch.setattr(Commit, "_heard", wrong)
 
 
 def refusal_speaks_for_an_unanswered_message(patch: Patch) -> None:
     """The message before it may have committed what is given up then."""
-    correct = client.OneRound.heard
+    correct = Commit._heard
 
-    def wrong(self: client.OneRound, answer: CommitAnswer) -> CommitAnswer:
-        answer = correct(self, answer)
-        if isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN:
-            self.ended()
-        return answer
+    def wrong(self: Commit, answer: Answer | CommitAnswer) -> None:
+        correct(self, answer)
+        is_refusal = isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN
+        if self.state is State.ONE_ROUND and is_refusal:
+            self.is_out = self.is_unanswered = False
 
-    patch.setattr(client.OneRound, "heard", wrong)
+    patch.setattr(Commit, "_heard", wrong)
 
 
-def first_message_is_not_noted(patch: Patch) -> None:
+def message_is_not_noted_when_it_leaves(patch: Patch) -> None:
     """The caller is cancelled, hears that it is rolled back, and the message commits it."""
-    correct = FirstMessage.send
+    correct = Commit._sent
 
-    def wrong(self: FirstMessage, start: int) -> None:
-        correct(self, start)
-        self.is_sent = False
+    def wrong(self: Commit) -> None:
+        if self.state is not State.ONE_ROUND:
+            correct(self)
 
-    patch.setattr(FirstMessage, "send", wrong)
-
-
-def first_message_leaves_without_its_caller(patch: Patch) -> None:
-    """The caller is cancelled before the timestamp comes, and what was given up is committed."""
-
-    def wrong(self: FirstMessage, start: int) -> None:
-        if self.answer.done():
-            self.answer = asyncio.get_running_loop().create_future()
-        else:
-            start = self._begun(start)
-        self.send(start)
-
-    patch.setattr(FirstMessage, "done", lambda self: False)
-    patch.setattr(FirstMessage, "set_result", wrong)
-
-
-def first_message_is_forgotten(patch: Patch) -> None:
-    """It has no answer, and what it commits is given up."""
-
-    def wrong(
-        self: Commit, deadline: float, first: CommitAnswer | None = None
-    ) -> Coroutine[None, None, int]:
-        return self._reach_outcome(deadline, first, settling=False)
-
-    patch.setattr(Commit, "run", wrong)
+    patch.setattr(Commit, "_sent", wrong)
 
 
 def executed_counts_as_not_sent(patch: Patch) -> None:
@@ -263,9 +234,7 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
     (own_commit_not_looked_for, (), None, True),
     (two_phases_after_a_message_without_an_answer, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (refusal_speaks_for_an_unanswered_message, (Kind.PAUSE, Kind.SLOW_LINKS), None, False),
-    (first_message_is_not_noted, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
-    (first_message_leaves_without_its_caller, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
-    (first_message_is_forgotten, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
+    (message_is_not_noted_when_it_leaves, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (executed_counts_as_not_sent, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (answered_before_the_batch_is_durable, (Kind.POWER, Kind.SLOW_DISK), None, False),
     (cells_let_go_before_the_batch_is_shown, (), None, True),

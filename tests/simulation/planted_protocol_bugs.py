@@ -11,12 +11,18 @@ import pytest
 from percolator.aio.awaiting import LateWrites
 from percolator.errors import PercolatorError
 from percolator.protocol import commit, steps
-from percolator.protocol.commit_point import CommitPoint
 from percolator.protocol.met_lock import MetLock
-from percolator.protocol.prewriting import Prewriting
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.cells import APPLIED, CellMutation, Refused, RowRequest, RowResult
+from percolator.routing.cells import (
+    APPLIED,
+    Answer,
+    CellMutation,
+    CommitAnswer,
+    Refused,
+    RowRequest,
+    RowResult,
+)
 from percolator.routing.common_step import CommonStep
 from percolator.routing.pending_row import PendingRow
 from percolator.routing.router import Router
@@ -56,7 +62,14 @@ def commit_leaves_out_writes_whose_table_is_not_known_yet(patch: Patch) -> None:
 
 def no_copy_of_a_refused_commit_is_expected(patch: Patch) -> None:
     """A copy arrives when the server has the tablet; the transaction was reported as aborted."""
-    patch.setattr(commit.Commit, "_is_out", property(lambda self: self._one_round.is_out))
+    correct = commit.Commit._heard
+
+    def wrong(self: commit.Commit, answer: Answer | CommitAnswer) -> None:
+        correct(self, answer)
+        if self.state is commit.State.COMMITTING and not self.is_unanswered:
+            self.is_out = False
+
+    patch.setattr(commit.Commit, "_heard", wrong)
 
 
 def no_rollback_marker(patch: Patch) -> None:
@@ -108,13 +121,13 @@ def commit_ignores_min_commit_ts(patch: Patch) -> None:
 
 def commit_timestamp_before_the_prewrites(patch: Patch) -> None:
     """A reader above it has read a cell that was not locked yet."""
-    correct = Prewriting.run
+    correct = commit.Commit.prewrite
 
-    async def wrong(self: Prewriting, deadline: float) -> int:
-        await self._point._take_commit_timestamp(deadline)
+    async def wrong(self: commit.Commit, deadline: float) -> int:
+        await self.take_commit_timestamp(deadline)
         return await correct(self, deadline)
 
-    patch.setattr(Prewriting, "run", wrong)
+    patch.setattr(commit.Commit, "prewrite", wrong)
 
 
 def prewrite_ignores_newer_commits(patch: Patch) -> None:
@@ -160,23 +173,24 @@ def without_lists(patch: Patch) -> None:
 def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
     """The first attempt may have been applied; the other cells get the second's timestamp."""
 
-    async def wrong(self: CommitPoint, deadline: float) -> int:
+    async def wrong(self: commit.Commit, deadline: float) -> int:
+        lock = self.begin_two_phases()
         while True:
-            await self._take_commit_timestamp(deadline)
+            await self.take_commit_timestamp(deadline)
             schema = await self._env.schema(self._write.primary.table_id, deadline)
-            step = self._write.commit_primary(schema, self.min_commit, self._commit)
-            self.sent = True
+            step = self._write.commit_primary(schema, lock.min_commit, lock.commit)
+            self.is_unanswered = True
             (answer,) = await self._env.cells.mutate((step,), deadline)
             if answer is APPLIED:
-                return self._commit
+                return lock.commit
             if isinstance(answer, Refused):
                 if answer.condition == steps.OWN_COMMIT:
-                    return self._commit
-                if not self._is_own_lock(answer):
+                    return lock.commit
+                if not lock.is_ours(answer):
                     return await self._no_lock(answer, deadline)
-                self.learn_lock(answer)
+                lock.learn(answer)
 
-    patch.setattr(CommitPoint, "reach", wrong)
+    patch.setattr(commit.Commit, "commit_primary", wrong)
 
 
 def read_ignores_locks(patch: Patch) -> None:

@@ -22,7 +22,7 @@ def rest_of_a_batch_is_not_announced(patch: Patch) -> None:
 
     async def wrong(self: Any, tx: aio.Transaction, bucket: bytes, batch: int) -> Any:
         changes = await correct(self, tx, bucket, batch)
-        tx._weak = None
+        tx._buffer.weak = None
         return changes
 
     patch.setattr(CombineQueue, "_combine_bucket", wrong)
@@ -34,7 +34,7 @@ def entry_after_a_batch_is_deleted(patch: Patch) -> None:
 
     async def wrong(self: Any, tx: aio.Transaction, bucket: bytes, batch: int) -> Any:
         changes = await correct(self, tx, bucket, batch)
-        if tx._weak:
+        if tx._buffer.weak:
             first, last = self._rows.entries_of(bucket)
             async for row in tx.scan(self.table, start=first, end=last, limit=1):
                 await tx.delete(row.key, self._entry)

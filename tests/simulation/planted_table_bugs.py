@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from percolator.aio.moment import Moment
+from percolator.aio.reader import Reader
 from percolator.routing.table_info import TableInfo
 from percolator.services.chassis.store.epoch_directory import EpochDirectory
 from percolator.services.master.map.cluster_map import Tablet
@@ -27,8 +27,8 @@ Patch = pytest.MonkeyPatch
 def name_looked_up_at_each_call(patch: Patch) -> None:
     """A transaction that has read a table finds nothing in the next one, and writes into it."""
 
-    patch.setattr(Moment, "_bound", lambda self, name: self._engine.catalog.known(name))
-    patch.setattr(Moment, "_bind", lambda self, info: info)
+    patch.setattr(Reader, "bound", lambda self, name: self.engine.catalog.known(name))
+    patch.setattr(Reader, "bind", lambda self, info: info)
 
 
 def table_younger_than_the_snapshot_is_read(patch: Patch) -> None:

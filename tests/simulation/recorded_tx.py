@@ -54,7 +54,7 @@ class RecordedTx:
                 self._recorded.put(key, value)
             elif kind == KIND_DELETE:
                 self._recorded.delete(key)
-        for address in sorted(self._transaction._weak or ()):
+        for address in sorted(self._transaction._buffer.weak or ()):
             self._recorded.notify((tables[address.table_id], address.row, address.column))
 
     async def get(self, row: bytes, column: Column[bytes]) -> bytes | None:
@@ -122,7 +122,7 @@ class RecordedTx:
         Some ranges are read as joined pages, too: before that, when locks may be in the way, and
         again after it.
         """
-        has_written = self._transaction.internal.writes.cells or self._transaction._late
+        has_written = self._transaction.internal.writes.cells or self._transaction._reader.late
         also_joined = self._joined.is_due() and not has_written
         if also_joined:
             await self._scan_joined(table, start, stop)
@@ -160,7 +160,7 @@ Body = Callable[[RecordedTx], Awaitable[None]]
 
 def table_names(transaction: Transaction) -> dict[int, str]:
     """The names of the tables that a transaction has used, by their ids."""
-    return {info.table_id: name for name, info in transaction._bound_tables.items()}
+    return {info.table_id: name for name, info in transaction._reader.tables.items()}
 
 
 def _key(row: bytes, column: Column[bytes]) -> CellKey:

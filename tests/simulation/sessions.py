@@ -234,7 +234,7 @@ class Session:
 
     async def _commit_twice(self, transaction: Transaction, recorded: RecordedTransaction) -> bool:
         """Commits like a gateway whose caller has sent the same commit to another gateway, too."""
-        if transaction._late:
+        if transaction._reader.late:
             # `commit` would do so first. The other gateway is sent all writes.
             try:
                 await transaction._complete(self._database._engine.now() + LIMIT_SECONDS)
@@ -351,15 +351,16 @@ class Session:
     def _note_commit(self, transaction: Transaction, recorded: RecordedTransaction) -> None:
         """Notes that the transaction is being committed. If it is given its start timestamp for
         that, it is noted then: nothing is sent before."""
-        writes = transaction.internal.writes.cells or transaction._late
+        writes = transaction.internal.writes.cells or transaction._reader.late
         if transaction.start_timestamp is not None or not writes:
             recorded.commit_called()
             return
-        set_start = transaction._set_start
+        reader = transaction._reader
+        set_start = reader.set_start
 
         def noted(start: int) -> None:
             set_start(start)
             recorded.began(start)
             recorded.commit_called()
 
-        transaction._set_start = noted  # type: ignore[method-assign]
+        reader.set_start = noted  # type: ignore[method-assign]

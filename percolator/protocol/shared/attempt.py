@@ -33,9 +33,9 @@ from percolator.formats.records import (
     shared_part,
 )
 from percolator.protocol import conflicts, steps
+from percolator.protocol.commit import portions
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
-from percolator.protocol.portions import portion, portions
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.shared.announcing import AttemptAnnouncement, Observed
 from percolator.protocol.shared.kept_cells import KEPT, with_kept_cells
@@ -166,8 +166,7 @@ class Attempt:
         while True:
             part = await self._current(deadline)
             result = _Round()
-            for first in portions(pending):
-                cells = portion(pending, first)
+            for cells in portions(pending):
                 steps_ = [self._prewrite(part, cell, writes[cell], read_at) for cell in cells]
                 answers = await env.cells.mutate(steps_, deadline)
                 if answers.count(APPLIED) != len(cells):

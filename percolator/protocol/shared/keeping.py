@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from percolator.errors import InvalidArgument
 from percolator.formats.records import LockRecord, timestamp_bytes
 from percolator.protocol.environment import Environment
+from percolator.protocol.heartbeats import Lead, raised, raising
 from percolator.protocol.part_states import FINISHED
-from percolator.protocol.raising import Lead, raised, raising
 from percolator.protocol.shared.names import Job
 from percolator.routing.cells import Answer, Refused, RowRequest
 from percolator.timestamps import NEWEST, SEQUENCE_BITS

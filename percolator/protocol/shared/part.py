@@ -1,7 +1,8 @@
 """The lock on the primary of one part, as the process that has begun the part knows it.
 
 Others replace the lock, too: readers push its least commit timestamp, and once the attempt has
-finished, the driver and other tasks keep it alive. raising.py says how it is replaced nevertheless.
+finished, the driver and other tasks keep it alive. heartbeats.py says how it is replaced
+nevertheless.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from percolator.formats.records import (
 )
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment
+from percolator.protocol.heartbeats import Lead, raised, raising
 from percolator.protocol.part_states import FINISHED, OPEN
-from percolator.protocol.raising import Lead, raised, raising
 from percolator.protocol.shared.closing import ended, look
 from percolator.protocol.shared.names import Job, PartKey, PartName
 from percolator.routing.cells import APPLIED, Groups, Refused

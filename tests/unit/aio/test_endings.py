@@ -24,7 +24,7 @@ from percolator import (
 from percolator.aio import Database, Outcome, Transaction
 from percolator.aio.connecting import connect_to
 from percolator.errors import DeadlineExceeded, Retry, SchemaError, SnapshotTooOld, Unavailable
-from percolator.protocol import aftermath
+from percolator.protocol import commit
 from percolator.tablet.safe_points import SafePoints
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork
@@ -391,7 +391,7 @@ async def test_a_committed_transaction_stays_committed_whatever_happens_to_its_o
 
     async with connected(Limits(background_tasks_max=1)) as (db, _):
         busy = db.internal.engine.env.background.start(asyncio.sleep(600))
-        monkeypatch.setattr(aftermath, "commit_secondaries", fail)
+        monkeypatch.setattr(commit, "commit_secondaries", fail)
         async with db.transaction() as tx:
             await tx.set("bob", balance, 1)
             await tx.set("joe", balance, 1)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from percolator import Limits, codecs
-from percolator.protocol import aftermath
-from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol import commit
+from percolator.protocol.commit import Commit
 from tests.unit.connected import TWO_PHASES, accounts, balance, connected
 
 edges = accounts.family("edge:", codecs.integer)
@@ -59,8 +59,8 @@ async def test_a_family_is_read_past_the_lock_of_a_client_that_died(
             await tx.set("a", balance, 1)
             await tx.set("b", edges.column("x"), 1)
         with monkeypatch.context() as patch:
-            patch.setattr(aftermath, "roll_back_all", removes_nothing)
-            patch.setattr(CommitPoint, "reach", dies)
+            patch.setattr(commit, "roll_back_all", removes_nothing)
+            patch.setattr(Commit, "commit_primary", dies)
             lost = db.transaction()
             await lost.set("a", edges.column("x"), 2)
             await lost.set("a", edges.column("y"), 2)
@@ -88,8 +88,8 @@ async def test_a_lock_outside_of_the_family_is_not_in_the_way(
         pass
 
     async with connected(TWO_PHASES) as (db, _):
-        monkeypatch.setattr(aftermath, "roll_back_all", removes_nothing)
-        monkeypatch.setattr(CommitPoint, "reach", dies)
+        monkeypatch.setattr(commit, "roll_back_all", removes_nothing)
+        monkeypatch.setattr(Commit, "commit_primary", dies)
         lost = db.transaction()
         await lost.set("a", balance, 2)
         with pytest.raises(Died):

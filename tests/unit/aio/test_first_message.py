@@ -295,45 +295,13 @@ async def test_ctrl_c_before_the_answer_is_heard_is_not_told_of_a_rollback(
         tx = await written(db, 1)
         cluster.answers_lost = True
 
-        def interrupted(self: Commit, deadline: float, first: object) -> object:
+        def interrupted(self: Commit, answer: object) -> None:
             raise Interrupted  # a `KeyboardInterrupt` would end the test's loop
 
         with monkeypatch.context() as patch:
-            patch.setattr(Commit, "run", interrupted)
+            patch.setattr(Commit, "_heard", interrupted)
             with pytest.raises(Interrupted):
                 await tx.commit()
         cluster.answers_lost = False
         assert tx.outcome is Outcome.UNKNOWN
         assert await tx.resolve() is Outcome.COMMITTED
-
-
-async def test_ctrl_c_while_messages_leave_has_each_transaction_commit_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Those behind ask for other timestamps. One that has left must not: it would be another."""
-    async with held() as (db, cluster):
-        correct = Router.commit
-        left: list[object] = []
-
-        def interrupted(self: Router, *arguments: Any) -> object:
-            left.append(correct(self, *arguments))
-            if len(left) == 2:
-                raise Interrupted
-            return left[-1]
-
-        async def adds(row: str) -> None:
-            async with db.transaction() as tx:
-                await tx.set(row, balance, 1)
-
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(lambda *_: None)
-        with monkeypatch.context() as patch:
-            patch.setattr(Router, "commit", interrupted)
-            adding = [asyncio.ensure_future(adds(row)) for row in "abc"]
-            cluster.answers_commits.clear()
-            await asyncio.sleep(0.05)
-            await db.timestamp()
-            cluster.answers_commits.set()
-            await asyncio.wait_for(asyncio.gather(*adding), 1.0)
-        loop.set_exception_handler(None)
-        assert cluster.messages == len(left) == 3

@@ -8,9 +8,7 @@ import pytest
 
 import percolator
 from percolator import aio
-from percolator.aio.reading import Reading
 from percolator.blocking import worker as blocking_worker
-from percolator.blocking.snapshot import BlockingReads
 from percolator.observers import worker as asynchronous_worker
 
 INTERNAL = {
@@ -32,7 +30,6 @@ PAIRS: list[tuple[type, type]] = [
     (percolator.Database, aio.Database),
     (percolator.Transaction, aio.Transaction),
     (percolator.Snapshot, aio.Snapshot),
-    (BlockingReads, Reading),
     (percolator.Changes, aio.Changes),
     (blocking_worker.Worker, asynchronous_worker.Worker),
 ]

@@ -21,7 +21,7 @@ from percolator import Database, Table, UsageError, aio, codecs
 from percolator.aio import Outcome, Transaction
 from percolator.blocking.database import ROWS_PER_PORTION
 from percolator.blocking.loop_thread import shared
-from percolator.protocol.prewriting import Prewriting
+from percolator.protocol.commit import Commit
 
 ROOT = Path(__file__).parents[3]
 accounts = Table("accounts")
@@ -102,7 +102,7 @@ def test_a_program_that_ends_finishes_what_was_committed() -> None:
         import asyncio, atexit
         import percolator.testing
         from percolator import Table, codecs
-        from percolator.protocol import aftermath
+        from percolator.protocol import commit
         from percolator.testing import cluster_in_memory
         table = Table("t")
         column = table.column("c", codecs.text)
@@ -112,11 +112,11 @@ def test_a_program_that_ends_finishes_what_was_committed() -> None:
             created(self, clock)
             clusters.append(self)
         cluster_in_memory.ClusterInMemory.__init__ = note
-        commit_secondaries = aftermath.commit_secondaries
+        commit_secondaries = commit.commit_secondaries
         async def slowly(*arguments):
             await asyncio.sleep(0.3)
             await commit_secondaries(*arguments)
-        aftermath.commit_secondaries = slowly
+        commit.commit_secondaries = slowly
         def locks():
             (cluster,) = clusters
             print(sum(tablet.statistics().locks for tablet in cluster.tablets.values()))
@@ -172,13 +172,13 @@ def test_interrupting_a_call_cancels_it() -> None:
 def test_interrupting_a_commit_raises_the_interrupt_and_determines_the_outcome(
     percolator_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def never(self: Prewriting, deadline: float) -> int:
+    async def never(self: Commit, deadline: float) -> int:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
         await asyncio.get_running_loop().create_future()
         return 0
 
     percolator_db.create_table(accounts)
-    monkeypatch.setattr(Prewriting, "run", never)
+    monkeypatch.setattr(Commit, "prewrite", never)
     monkeypatch.setattr(Transaction, "_only_two_phases", True)
     tx = percolator_db.transaction()
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from percolator.errors import CellAddress, DeadlineExceeded, Retry
-from percolator.protocol import aftermath
-from percolator.protocol.commit_point import CommitPoint
+from percolator.protocol import commit
+from percolator.protocol.commit import Commit
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.services.chassis.serving import rpc
 from percolator.v1 import gateway_pb2 as pb
@@ -37,8 +37,8 @@ async def test_it_is_late_and_may_be_repeated_and_nothing_is_said_to_be_rolled_b
 
     async with gateways() as (_, (one, other)):
         with monkeypatch.context() as patch:
-            patch.setattr(CommitPoint, "reach", dies)
-            patch.setattr(aftermath, "roll_back_all", resolves_nothing)
+            patch.setattr(Commit, "commit_primary", dies)
+            patch.setattr(commit, "roll_back_all", resolves_nothing)
             transaction = one.database.transaction()
             transaction.internal.writes.put(await _address(one), b"1")
             with pytest.raises(KeyboardInterrupt):

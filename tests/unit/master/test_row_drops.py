@@ -181,7 +181,7 @@ async def test_whoever_begins_to_read_after_the_drop_reads_nothing_of_the_table(
         past = await database.timestamp() if in_past else None
         async with database.snapshot(past) as snapshot:
             if comes_first == "the table":
-                await snapshot._info(ONE, database.internal.deadline(None))
+                await snapshot._reader.info(ONE, database.internal.deadline(None))
             await at.drop()
             if comes_first == "the timestamp":
                 await snapshot.timestamp()

@@ -47,7 +47,7 @@ async def locked(client: Client, *cells: CellAddress) -> Commit:
     commit = client.commit(
         await client.start_timestamp(), {cell: put(b"pending") for cell in cells}
     )
-    await commit._begin_two_phases().prewriting.run(client.deadline())
+    await commit.prewrite(client.deadline())
     return commit
 
 
@@ -57,6 +57,6 @@ async def left_behind(here: World, *cells: CellAddress, committed: bool) -> int:
     dead = here.client(PATIENT)
     commit = await locked(dead, *cells)
     if committed:
-        await commit._begin_two_phases().point.reach(dead.deadline())
+        await commit.commit_primary(dead.deadline())
     dead.crash()
     return commit._write.start

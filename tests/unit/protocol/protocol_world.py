@@ -206,13 +206,7 @@ class Network:
             return Unavailable("answer of a prewrite lost")
         return answer
 
-    async def commit(
-        self,
-        commit: WholeCommit,
-        deadline: float,
-        answer: asyncio.Future[CommitAnswer] | None = None,
-    ) -> CommitAnswer:
-        assert answer is None  # that is for first messages, which nothing here sends
+    async def commit(self, commit: WholeCommit, deadline: float) -> CommitAnswer:
         world, faults, chance = self._world, self._world.faults, self._random.random
 
         def apply() -> CommitAnswer:

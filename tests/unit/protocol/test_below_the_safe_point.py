@@ -82,7 +82,7 @@ async def test_an_owners_late_rollback_of_a_secondary_is_tried_once() -> None:
             here.store.collected = here.store.safe_point = await other.start_timestamp()
 
     commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
-    await commit._begin_two_phases().prewriting.run(client.deadline())
+    await commit.prewrite(client.deadline())
     client.network.before_send = overtaken
     with pytest.raises(ConflictError):
         await commit._give_up(ConflictError("no"), client.deadline())

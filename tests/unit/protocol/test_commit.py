@@ -132,7 +132,7 @@ async def test_a_marker_that_meets_the_commit_record_reports_committed() -> None
     start = await slow.start_timestamp()
     writes = {A: put(b"1"), B: put(b"2")}
     in_the_way = stranger.commit(await stranger.start_timestamp(), {B: put(b"younger")})
-    await in_the_way._begin_two_phases().prewriting.run(stranger.deadline())
+    await in_the_way.prewrite(stranger.deadline())
 
     async def let_the_other_finish(step: CellMutation) -> None:
         if puts(step, ROLLBACK):
@@ -176,7 +176,7 @@ async def test_the_older_transaction_does_not_wait_for_the_younger() -> None:
     old, young = here.client(PATIENT), here.client(PATIENT)
     start = await old.start_timestamp()
     locked = young.commit(await young.start_timestamp(), {A: put(b"young")})
-    await locked._begin_two_phases().prewriting.run(young.deadline())
+    await locked.prewrite(young.deadline())
     before = here.clock.monotonic_seconds()
     with pytest.raises(ConflictError, match="is locked by"):
         await old.commit(start, {A: put(b"old")}).run(old.deadline())
@@ -187,7 +187,7 @@ async def test_the_younger_waits_for_the_older_to_end() -> None:
     here = world()
     old, young = here.client(PATIENT), here.client(PATIENT)
     locked = old.commit(await old.start_timestamp(), {A: put(b"old")})
-    await locked._begin_two_phases().prewriting.run(old.deadline())
+    await locked.prewrite(old.deadline())
     statistics = Statistics()
     waiting = asyncio.ensure_future(
         young.commit(await young.start_timestamp(), {A: put(b"young")}, statistics=statistics).run(
@@ -208,7 +208,7 @@ async def test_an_orphan_lock_is_cleaned_up_by_a_writer_that_reads_nothing() -> 
     here = world()
     dead = here.client(PATIENT)
     orphan = dead.commit(await dead.start_timestamp(), {A: put(b"orphan"), B: put(b"orphan")})
-    await orphan._begin_two_phases().prewriting.run(dead.deadline())
+    await orphan.prewrite(dead.deadline())
     dead.crash()
     writer = here.client(PATIENT)
     before = here.clock.monotonic_seconds()
@@ -223,7 +223,7 @@ async def test_an_orphan_lock_without_a_session_is_cleaned_up_after_its_time_to_
     dead = here.client(PATIENT)
     dead.network.session_id = None
     orphan = dead.commit(await dead.start_timestamp(), {A: put(b"orphan")})
-    await orphan._begin_two_phases().prewriting.run(dead.deadline())
+    await orphan.prewrite(dead.deadline())
     dead.crash()
     writer = here.client(PATIENT)
     before = here.clock.monotonic_seconds()
@@ -277,7 +277,7 @@ async def test_a_time_to_live_counts_from_the_start_of_the_transaction() -> None
     start = await client.start_timestamp()
     commit = client.commit(start, {A: put(b"1")})
     await asyncio.sleep(5.0)
-    await commit._begin_two_phases().prewriting.run(client.deadline())
+    await commit.prewrite(client.deadline())
     lock = here.store.lock_of(A)
     assert lock is not None
     age = (here.oracle.next() >> SEQUENCE_BITS) - (start >> SEQUENCE_BITS)
@@ -295,7 +295,7 @@ async def test_long_values_are_stored_apart_and_removed_by_a_rollback() -> None:
     assert record.value == b""
     start = await client.start_timestamp()
     commit = client.commit(start, {B: put(long)})
-    await commit._begin_two_phases().prewriting.run(client.deadline())
+    await commit.prewrite(client.deadline())
     with pytest.raises(ConflictError):
         await commit._give_up(ConflictError("no"), client.deadline())
     assert (DATA, b"", start) not in here.store.cells[B]

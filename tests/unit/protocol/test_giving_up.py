@@ -67,7 +67,7 @@ async def test_a_transaction_being_given_up_may_turn_out_to_be_committed_by_anot
     quick.network.before_send = younger.network.before_send = loses_nothing
     start = await slow.start_timestamp()
     in_the_way = younger.commit(await younger.start_timestamp(), {B: put(b"younger")})
-    await in_the_way._begin_two_phases().prewriting.run(younger.deadline())
+    await in_the_way.prewrite(younger.deadline())
     giving_up = slow.commit(start, WRITES)
     with pytest.raises(OutcomeUnknown):
         await giving_up.run(slow.deadline(0.5))
@@ -116,7 +116,7 @@ async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_confli
     client, younger = here.client(PATIENT), here.client(PATIENT)
     start = await client.start_timestamp()
     blocking = younger.commit(await younger.start_timestamp(), {A: put(b"younger")})
-    await blocking._begin_two_phases().prewriting.run(younger.deadline())
+    await blocking.prewrite(younger.deadline())
     client.network.loses_answer = lambda step: puts(step, ROLLBACK)
     with pytest.raises(ConflictError, match="is locked"):
         await client.commit(start, WRITES).run(client.deadline(1.0))
@@ -126,7 +126,7 @@ async def test_giving_up_a_lock_only_transaction_leaves_nothing() -> None:
     here = world()
     client = here.client()
     commit = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
-    await commit._begin_two_phases().prewriting.run(client.deadline())
+    await commit.prewrite(client.deadline())
     with pytest.raises(ConflictError):
         await commit._give_up(ConflictError("no"), client.deadline())
     assert here.store.lock_of(A) is None

@@ -9,8 +9,8 @@ import pytest
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord
 from percolator.limits import Limits
-from percolator.protocol.portions import STEPS_AT_ONCE_MAX
-from percolator.protocol.raising import LEAD_SECONDS_MAX
+from percolator.protocol.commit import STEPS_AT_ONCE_MAX
+from percolator.protocol.heartbeats import LEAD_SECONDS_MAX
 from percolator.protocol.resolving.pushing import push_step
 from percolator.routing.cells import Answer, CellMutation, Refused
 from percolator.timestamps import SEQUENCE_BITS
@@ -162,7 +162,7 @@ async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats() -> 
 async def test_a_late_heartbeat_does_not_shorten_the_time_to_live() -> None:
     here = World(1, NO_FAULTS)
     client = here.client(PATIENT)
-    point = (await locked(client, A))._begin_two_phases().point
+    point = (await locked(client, A)).begin_two_phases()
 
     def stored() -> LockRecord:
         lock = here.store.lock_of(A)
@@ -188,7 +188,8 @@ async def test_a_late_heartbeat_does_not_shorten_the_time_to_live() -> None:
 async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set() -> None:
     here = World(1, NO_FAULTS)
     client = here.client(PATIENT)
-    point = (await locked(client, A))._begin_two_phases().point
+    commit = await locked(client, A)
+    point = commit.begin_two_phases()
     lock = here.store.lock_of(A)
     assert lock is not None
     here.store.apply(push_step(A, lock, here.oracle.next() + 1))
@@ -197,7 +198,7 @@ async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set
     beat = point.heartbeat()
     assert not point.after_heartbeat(beat, here.store.apply(beat.step), 1.0)
     assert point.min_commit > here.oracle.next() + (1_000 << SEQUENCE_BITS)
-    assert await point.reach(client.deadline()) >= beat.min_commit
+    assert await commit.commit_primary(client.deadline()) >= beat.min_commit
 
 
 async def test_two_committers_do_not_raise_a_lock_ever_higher() -> None:
@@ -208,9 +209,8 @@ async def test_two_committers_do_not_raise_a_lock_ever_higher() -> None:
     commits = [client.commit(start, {A: put(b"1")}) for client in clients]
     points = []
     for client, commit in zip(clients, commits, strict=True):
-        point, prewrite = commit._begin_two_phases()
-        await prewrite.run(client.deadline())
-        points.append(point)
+        await commit.prewrite(client.deadline())
+        points.append(commit.begin_two_phases())
     await asyncio.sleep(1.0)
     lock = here.store.lock_of(A)
     assert lock is not None
@@ -224,6 +224,7 @@ async def test_two_committers_do_not_raise_a_lock_ever_higher() -> None:
     limit = LEAD_SECONDS_MAX + 1.0
     assert lock.min_commit_timestamp < here.oracle.next() + (int(limit * 1000) << SEQUENCE_BITS)
     found = [
-        await point.reach(client.deadline()) for client, point in zip(clients, points, strict=True)
+        await commit.commit_primary(client.deadline())
+        for client, commit in zip(clients, commits, strict=True)
     ]
     assert found[0] == found[1] > lock.min_commit_timestamp

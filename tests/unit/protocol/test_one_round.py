@@ -24,7 +24,7 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.limits import Limits
-from percolator.protocol.commit import Commit
+from percolator.protocol.commit import Commit, State
 from percolator.protocol.same_writes import AnotherWriteSet
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_steps import Write
@@ -422,7 +422,7 @@ async def test_a_second_committer_joins_the_one_in_two_phases() -> None:
     one, other = here.client(PATIENT), here.client(PATIENT)
     start = await one.start_timestamp()
     first = one.commit(start, WRITES, two_phases=True)
-    await first._begin_two_phases().prewriting.run(one.deadline())
+    await first.prewrite(one.deadline())
     second = other.commit(start, WRITES, two_phases=False)
     at = await second.run(other.deadline())
     assert await first.run(one.deadline()) == at
@@ -449,33 +449,26 @@ async def test_locks_commit_in_one_round_too() -> None:
     assert client.network.steps == []
 
 
-# ---------------------------------------------------------------- after the first message
-
-
-async def test_a_first_message_without_an_answer_rules_two_phases_out() -> None:
-    here = world()
-    client = here.client(PATIENT)
-    _answer_with(client, lambda _: NotReady("not now"))
-    commit = await _commit(client)
-    at = await commit.run(client.deadline(), Unavailable("lost"))
-    assert client.network.steps == []
-    assert here.store.commits(A)[0][0] == at
-
-
-async def test_a_first_message_that_was_not_executed_is_followed_by_two_phases() -> None:
+async def test_what_was_sent_is_settled_for_a_caller_who_was_cancelled() -> None:
     here = world()
     client = here.client(PATIENT)
     commit = await _commit(client)
-    await commit.run(client.deadline(), NotReady("the oracle is slow"))
-    assert client.network.commits == []
-    assert any(puts(step, LOCK) for step in client.network.steps)
-
-
-async def test_what_the_first_message_has_done_is_settled_for_a_caller_who_has_left() -> None:
-    here = world()
-    client = here.client(PATIENT)
-    commit = await _commit(client)
-    commit.left()
+    running = asyncio.ensure_future(commit.run(client.deadline()))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
     assert commit.may_be_committed
-    commit.go_on_alone()
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
+
+
+async def test_a_caller_cancelled_before_anything_was_sent_leaves_nothing_behind() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    commit = await _commit(client)
+    running = asyncio.ensure_future(commit.run(client.deadline()))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not commit.may_be_committed
+    assert commit.state is State.UNSENT

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from percolator.formats.records import timestamp_bytes
-from percolator.protocol import commit, steps
-from percolator.protocol.commit_point import CommitPoint
-from percolator.protocol.raising import Raises
+from percolator.protocol import steps
+from percolator.protocol.commit import Commit
+from percolator.protocol.heartbeats import PrimaryLock, Raises
 from percolator.protocol.resolving.pushing import Pushing
 from percolator.protocol.write_steps import WriteSteps
 from percolator.routing.cells import CellMutation, Refused, RowRequest, RowResult
@@ -56,13 +56,13 @@ def heartbeat_undoes_pushes(patch: Patch) -> None:
 
 
 def commit_by_somebody_else_is_not_adopted(patch: Patch) -> None:
-    correct = CommitPoint.reach
+    correct = Commit.commit_primary
 
-    async def wrong(self: CommitPoint, deadline: float) -> int:
+    async def wrong(self: Commit, deadline: float) -> int:
         await correct(self, deadline)
-        return self._commit
+        return self.begin_two_phases().commit
 
-    patch.setattr(CommitPoint, "reach", wrong)
+    patch.setattr(Commit, "commit_primary", wrong)
 
 
 def reads_ignore_locks(patch: Patch) -> None:
@@ -92,15 +92,15 @@ def pushed_without_looking_at_the_answer(patch: Patch) -> None:
 
 
 def weak_notifications_written_once(patch: Patch) -> None:
-    correct = CommitPoint._notify
-    written: set[CommitPoint] = set()
+    correct = Commit._notify
+    written: set[Commit] = set()
 
-    async def wrong(self: CommitPoint, at: int, deadline: float) -> None:
+    async def wrong(self: Commit, at: int, deadline: float) -> None:
         if self not in written:
             written.add(self)
             await correct(self, at, deadline)
 
-    patch.setattr(CommitPoint, "_notify", wrong)
+    patch.setattr(Commit, "_notify", wrong)
 
 
 def resolver_commits_without_notifying(patch: Patch) -> None:
@@ -114,23 +114,23 @@ def resolver_commits_without_notifying(patch: Patch) -> None:
 
 def each_settling_by_itself_with_a_shared_commit_timestamp(patch: Patch) -> None:
     """The commit timestamp of a second committer replaces that of the first, which committed."""
-    correct, correct_take = CommitPoint.reach, CommitPoint._take_commit_timestamp
+    correct, correct_take = Commit.commit_primary, Commit.take_commit_timestamp
     taken: set[int] = set()
 
-    async def take(self: CommitPoint, deadline: float) -> None:
+    async def take(self: Commit, deadline: float) -> None:
         await correct_take(self, deadline)
-        taken.add(self._commit)
+        taken.add(self.begin_two_phases().commit)
 
-    async def wrong(self: CommitPoint, deadline: float) -> int:
+    async def wrong(self: Commit, deadline: float) -> int:
         at = await correct(self, deadline)
-        return self._commit if at in taken else at
+        return self.begin_two_phases().commit if at in taken else at
 
-    def settle(self: commit.Commit, deadline: float) -> Coroutine[None, None, int]:
-        return self._reach_outcome(deadline, settling=True)
+    def settle(self: Commit, deadline: float) -> Coroutine[None, None, int]:
+        return self._reach_outcome(deadline, is_settling=True)
 
-    patch.setattr(CommitPoint, "_take_commit_timestamp", take)
-    patch.setattr(CommitPoint, "reach", wrong)
-    patch.setattr(commit.Commit, "settle", settle)
+    patch.setattr(Commit, "take_commit_timestamp", take)
+    patch.setattr(Commit, "commit_primary", wrong)
+    patch.setattr(Commit, "settle", settle)
 
 
 BUGS = [
@@ -164,12 +164,12 @@ def test_the_simulation_finds_a_time_to_live_that_is_not_the_stored_one(monkeypa
     """The lock that a repeated prewrite finds is not read, and no heartbeat raises what it has not
     seen: so none ever matches it."""
 
-    def learn(self: CommitPoint, answer: Refused) -> None:
+    def learn(self: PrimaryLock, answer: Refused) -> None:
         ttl = self.ttl
         correct(self, answer)
         self.ttl = max(self.ttl, ttl)
 
-    correct = CommitPoint.learn_lock
-    monkeypatch.setattr(CommitPoint, "learn_lock", learn)
+    correct = PrimaryLock.learn
+    monkeypatch.setattr(PrimaryLock, "learn", learn)
     monkeypatch.setattr(Raises, "least", lambda raises, seen, commit, oracle: seen)
     assert any(run(seed, SLOW, second_committers=0).buried_alive for seed in SEEDS)

@@ -102,15 +102,15 @@ async def test_a_reader_waits_for_a_live_writer() -> None:
     reading = asyncio.ensure_future(reader.read(B, timestamp))
     await asyncio.sleep(0.5)
     assert not reading.done()
-    await commit._begin_two_phases().point.reach(writer.deadline())
+    await commit.commit_primary(writer.deadline())
     assert await reading is None  # it committed above the reader
-    assert commit._begin_two_phases().point._commit > timestamp
+    assert commit.begin_two_phases().commit > timestamp
 
 
 async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_its_holder() -> None:
     here = world()
     writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
-    writer.heartbeats.add((await locked(writer, A))._begin_two_phases().point)
+    writer.heartbeats.add((await locked(writer, A)).begin_two_phases())
     timestamp = await reader.start_timestamp()
     request = RowRequest(1, RowRead(row=b"a", columns=[b"x"], timestamp=timestamp))
     statistics = Statistics()
@@ -159,7 +159,7 @@ async def test_more_locks_than_a_read_can_name_do_not_block_readers(fate: str) -
     timestamp = await reader.start_timestamp()
     if fate == "committed above the reader":
         for commit in commits:
-            await commit._begin_two_phases().point.reach(owner.deadline())
+            await commit.commit_primary(owner.deadline())
     elif fate == "rolled back":
         owner.crash()
     request = RowRequest(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
@@ -201,7 +201,7 @@ async def test_a_lock_only_lock_does_not_block_readers() -> None:
     client = here.client(PATIENT)
     await client.write({A: put(b"1")})
     lock = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
-    await lock._begin_two_phases().prewriting.run(client.deadline())
+    await lock.prewrite(client.deadline())
     reader = here.client(NEVER_PUSHING)
     assert await reader.read(A, await reader.start_timestamp()) == b"1"
 
@@ -260,14 +260,14 @@ async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment() -> Non
     async def beat_first(step: CellMutation) -> None:
         if step.message().changes:
             reader.network.before_send = None
-            beat = commit._begin_two_phases().point.heartbeat()
+            beat = commit.begin_two_phases().heartbeat()
             answer = here.store.apply(beat.step)
-            commit._begin_two_phases().point.after_heartbeat(beat, answer, 0.0)
+            commit.begin_two_phases().after_heartbeat(beat, answer, 0.0)
 
     reader.network.before_send = beat_first
     timestamp = await reader.start_timestamp()
     assert await reader.read(A, timestamp) is None
-    at = await commit._begin_two_phases().point.reach(writer.deadline())
+    at = await commit.commit_primary(writer.deadline())
     assert at > timestamp
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
 
 from percolator.errors import ConflictError, DeadlineExceeded
+from percolator.protocol.commit import Commit
 from percolator.protocol.read import read_rows
 from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import RowRequest
@@ -55,10 +57,9 @@ async def test_a_commit_ends_with_the_lock_that_it_met(monkeypatch: pytest.Monke
     older, younger = here.client(PATIENT), here.client(PATIENT)
     holder = await locked(older, A)
     commit = younger.commit(await younger.start_timestamp(), {A: put(b"new")})
-    send = answering_once(commit._begin_two_phases().prewriting._send, no_answers)
-    monkeypatch.setattr(
-        type(commit._begin_two_phases().prewriting), "_send", lambda _, *sent: send(*sent)
-    )
+    lock = commit.begin_two_phases()
+    send = answering_once(partial(commit._send_prewrites, lock), no_answers)
+    monkeypatch.setattr(Commit, "_send_prewrites", lambda self, lock, *sent: send(*sent))
     with pytest.raises(ConflictError, match="is locked by transaction") as caught:
         await commit.run(younger.deadline(0.1))
     assert caught.value.other_start_timestamp == holder._write.start

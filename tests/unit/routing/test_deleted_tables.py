@@ -22,7 +22,7 @@ from percolator import (
 )
 from percolator.aio import Database, Transaction
 from percolator.aio.connecting import connect_to
-from percolator.protocol import aftermath, commit_point
+from percolator.protocol import commit
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import World
@@ -76,12 +76,12 @@ async def left_behind(
     await tx.set("a", primary, 1)
     await tx.set("a", other, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(aftermath, "commit_secondaries", never)
-        patch.setattr(aftermath, "roll_back_all", never)
+        patch.setattr(commit, "commit_secondaries", never)
+        patch.setattr(commit, "roll_back_all", never)
         if committed:
             await tx.commit()
         else:
-            patch.setattr(commit_point.CommitPoint, "reach", never)
+            patch.setattr(commit.Commit, "commit_primary", never)
             patch.setattr(db.internal.engine.heartbeats, "add", lambda _: None)
             stuck = asyncio.create_task(tx.commit())
             await asyncio.sleep(1.0)
@@ -188,14 +188,14 @@ async def test_a_transaction_that_cannot_commit_to_a_deleted_table_leaves_no_loc
 ) -> None:
     async with connected() as (db, other_db, cluster):
         locked = asyncio.Event()
-        reach = commit_point.CommitPoint.reach
+        reach = commit.Commit.commit_primary
 
-        async def slowly(point: commit_point.CommitPoint, deadline: float) -> int:
+        async def slowly(point: commit.Commit, deadline: float) -> int:
             locked.set()
             await asyncio.sleep(0.1)
             return await reach(point, deadline)
 
-        monkeypatch.setattr(commit_point.CommitPoint, "reach", slowly)
+        monkeypatch.setattr(commit.Commit, "commit_primary", slowly)
         tx = db.transaction()
         await tx.set("a", primary, 1)
         await tx.set("a", other, 1)

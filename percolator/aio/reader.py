@@ -1,0 +1,610 @@
+"""Reads at one timestamp: by key and by range, for snapshots and transactions.
+
+A `Reader` holds the timestamp, and what the names of tables mean at it. From its first use to its
+end, it keeps history from collection.
+
+A transaction that is run again after conflicts fetches its timestamp when it has its turn
+(protocol/contention.py): a snapshot that is taken before would lose. So all that needs the
+timestamp waits together with the first read, at whichever cell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from asyncio import get_running_loop
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any, TypeVar
+
+from percolator.aio.awaiting import LateWrites
+from percolator.aio.engine import Engine
+from percolator.aio.named_cells import Columns, stored_names, stored_range
+from percolator.arguments import (
+    COLUMNS_MAX,
+    listed,
+    listed_cells,
+    listed_columns,
+    require_bool,
+    require_seconds,
+    require_table,
+    require_whole,
+)
+from percolator.errors import CellAddress, InvalidArgument, PercolatorError, UsageError, harmless
+from percolator.protocol.known_row import KnownRow, known_rows
+from percolator.protocol.read import LockResolver, read_rows
+from percolator.protocol.scan import FoundRow, own_value, scan_pages
+from percolator.protocol.statistics import Statistics
+from percolator.protocol.write_set import WriteSet
+from percolator.retries import Attempts
+from percolator.routing.cells import FoundCell, RangeRequest, RowRequest, RowResult, wants
+from percolator.routing.pending_cell import CellAnswer
+from percolator.routing.table_info import TableInfo
+from percolator.schema import Column, Readable, Row, Table, decoded_key, decoded_value, encoded_key
+from percolator.timestamps import Timestamp
+from percolator.v1.tabletserver_pb2 import RowRead
+
+K = TypeVar("K")
+
+_NOTHING = FoundCell(0, None)
+_NO_WRITES: Mapping[bytes, bytes | None] = {}
+
+
+async def fresh_timestamp(engine: Engine, timeout_seconds: float) -> int:
+    """A timestamp from the oracle, for a call that has done nothing yet."""
+    try:
+        return await engine.env.timestamps.get(timeout_seconds=timeout_seconds)
+    except PercolatorError as error:
+        raise harmless(error)  # noqa: B904 - it has its cause already
+
+
+class Reader:
+    """Reads at one timestamp, which is fetched with the first read."""
+
+    start = 0
+    """The timestamp; 0 before the first read."""
+    started_seconds = 0.0
+    """When it was received, on the monotonic clock."""
+    _starting: asyncio.Future[int] | None = None
+    """The request for the timestamp, shared by all reads that arrive while it is in flight."""
+    at: Timestamp | None = None
+    """The timestamp of a snapshot of the past."""
+    ended = ""
+    """Why it can no longer be used, for errors, such as "is closed"; empty while it is open. A
+    commit in progress sets it, too."""
+    finished = False
+    """Nothing of it is still in progress, so it must no longer hold back collection."""
+    attempts: Attempts | None = None
+    """The attempts of which its transaction is one."""
+    _taking_turn: asyncio.Future[None] | None = None
+    """Done when the first read no longer waits for the turn."""
+    known: KnownRow | None = None
+    """Cells that are known as of its timestamp, and so need not be read."""
+    late: LateWrites | None = None
+    """The transaction's writes that have not taken effect yet, but must before anything is read."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        timeout_seconds: float | None,
+        kind: str,
+        own: WriteSet | None = None,
+    ) -> None:
+        """`kind` is the name in errors of what reads. `own`: what it has written itself."""
+        self.engine = engine
+        self.env = engine.env
+        self.timeout_seconds = timeout_seconds or engine.limits.call_seconds
+        self._kind = kind
+        self._own = own
+        self.tables: dict[str, TableInfo] = {}
+        """The tables used so far. A name keeps its meaning to the end: after the table was dropped
+        and created again, the transaction would read nothing and write into the new one."""
+        self.statistics = Statistics()
+
+    async def timestamp(self) -> Timestamp:
+        """The timestamp at which it reads. It is fetched now if nothing was read yet."""
+        deadline = self.deadline(None)
+        return Timestamp(self.start or await self.begin(deadline))
+
+    # ------------------------------------------------------------------ its timestamp
+
+    def _begin_at(self, address: CellAddress, deadline: float) -> Awaitable[int]:
+        """Fetches the timestamp, in order to read this cell."""
+        # Two looks at dictionaries that are nearly always empty, with every first read.
+        attempts = self.attempts
+        if attempts is None or self._taking_turn or not self.env.is_contended(address):
+            return self.begin(deadline)
+        if self._starting is not None:  # too late: another read has asked for the timestamp
+            return self.begin(deadline)
+        return self._begin_in_turn(attempts, address, deadline)
+
+    async def _begin_in_turn(
+        self, attempts: Attempts, address: CellAddress, deadline: float
+    ) -> int:
+        """Fetches the timestamp when it is this transaction's turn at a cell where it would lose.
+
+        It waits for half of the call's time at most, since the call needs some of it.
+        """
+        taking = self._taking_turn = asyncio.get_running_loop().create_future()
+        try:
+            baton = await attempts.take_turn(address, _half_way(self.engine.now(), deadline))
+            if baton is not None and not self.start and self._starting is None:
+                # Directly above the commit of the transaction that had the turn before.
+                self.set_start(baton.start)
+                self.require_older_tables()
+                self.known = baton.known(address)
+        finally:
+            self._taking_turn = None
+            taking.set_result(None)
+        return self.start or await self.begin(deadline)
+
+    async def begin(self, deadline: float) -> int:
+        """Fetches the timestamp. Never before the first use, so that all earlier commits show.
+
+        Fetched in the background on entering the block, it would be of no known time: the program
+        could not tell which commits of other clients come before it.
+        """
+        if self._taking_turn is not None:
+            # Another read waits for its turn.
+            now = self.engine.now()
+            until = _half_way(now, deadline)
+            await asyncio.wait((self._taking_turn,), timeout=max(until - now, 0.0))
+            if self.start:
+                return self.start
+        if self.at is not None:
+            return await self._begin_in_the_past(self.at, deadline)
+        while True:
+            starting = self._starting
+            if starting is None:
+                self.statistics.round_trips += 1
+                left = max(deadline - self.engine.now(), 0.001)
+                starting = self.engine.timestamps.get(timeout_seconds=left)
+                self._starting = starting
+            try:
+                start = await starting
+            except asyncio.CancelledError:
+                self._starting = None
+                task = asyncio.current_task()
+                if task is None or task.cancelling() or not starting.cancelled():
+                    raise
+                continue  # another reader of this transaction was cancelled, not this one
+            except PercolatorError as error:
+                self._starting = None
+                raise harmless(error)  # noqa: B904 - it has its cause already
+            if not self.start:
+                self.set_start(start)
+            self.require_older_tables()
+            if self.engine.asks_for_drops:
+                await self.engine.require_tables(self.tables.values(), deadline)
+            return self.start
+
+    async def _begin_in_the_past(self, at: Timestamp, deadline: float) -> int:
+        self.statistics.round_trips += 1
+        left = max(deadline - self.engine.now(), 0.001)
+        now = await fresh_timestamp(self.engine, left)
+        if at > now:
+            # Later commits below it would appear in a snapshot that was already read.
+            raise InvalidArgument(
+                "at", f"{at} is in the future: the oracle is at {Timestamp(now).describe()}"
+            )
+        self.set_start(at)
+        self.require_older_tables()
+        if self.engine.asks_for_drops:
+            await self.engine.require_tables(self.tables.values(), deadline)
+        return at
+
+    def set_start(self, start: int) -> None:
+        """Begins at this timestamp, which was just received."""
+        if self.finished:  # while the timestamp was fetched: nothing would remove it again
+            self.require_not_ended()
+        self.start = start
+        self.started_seconds = self.engine.now()
+        self._starting = None
+        self.engine.open_starts.add(self, start)
+
+    def finish(self, ended: str) -> None:
+        """Ends it: from now on, the history that it needed may be collected."""
+        self.ended = ended
+        self.finished = True
+        if self.start:
+            self.engine.open_starts.discard(self)
+
+    # ------------------------------------------------------------------ tables and cells
+
+    def bound(self, name: str) -> TableInfo | None:
+        """The table that has this name here; None if a master has to be asked."""
+        info = self.tables.get(name) or self.engine.catalog.known(name)
+        if info is None or (self.engine.asks_for_drops and not self.engine.is_current(info)):
+            return None
+        return self.bind(info)
+
+    def bind(self, info: TableInfo) -> TableInfo:
+        """Gives the name its meaning, if it has none yet. Raises `SchemaError` if the table is
+        younger than the snapshot."""
+        if info.created_at > self.start > 0:
+            info.require_older_than(self.start)
+        return self.tables.setdefault(info.name, info)
+
+    def require_older_tables(self) -> None:
+        """Called once the timestamp is known: tables may have been used before."""
+        for info in self.tables.values():
+            info.require_older_than(self.start)
+
+    def known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
+        """The cell's address, if its table was used before."""
+        if not isinstance(column, Column):
+            raise UsageError(f"expected a Column, got {type(column).__name__}")
+        table = column.table
+        info = self.bound(table.name)
+        if info is None:
+            return None
+        if info.codecs.readable.get(column.name) is not column:
+            info.codecs.require_readable(column)
+        return CellAddress(info.table_id, self.row(table, row, column), column.name)
+
+    async def address(self, row: object, column: Readable[Any], deadline: float) -> CellAddress:
+        table = column.table
+        info = await self.info(table, deadline)
+        info.codecs.require_readable(column)
+        return CellAddress(info.table_id, self.row(table, row, column), column.name)
+
+    async def info(self, table: Table[Any], deadline: float) -> TableInfo:
+        require_table(table)
+        found = self.bound(table.name)
+        if found is None:
+            used = self.tables.get(table.name)
+            if used is not None:
+                await self.engine.require_tables((used,), deadline)
+                return used
+            found = self.bind(await self.engine.table(table, deadline))
+        return found
+
+    def row(self, table: Table[Any], key: object, column: Readable[Any] | None = None) -> bytes:
+        row = encoded_key(table, key, column=column)
+        self.engine.require_row("row", row)
+        return row
+
+    # ------------------------------------------------------------------ checks
+
+    def deadline(self, timeout: float | None) -> float:
+        """The deadline of a call that begins now. Also checks the call, as every call must be."""
+        if self.ended or self.engine.closed or get_running_loop() is not self.engine.loop:
+            self.require_open()  # raises the error that says what is wrong
+        if timeout is None:
+            return self.engine.now() + self.timeout_seconds
+        require_seconds(timeout)
+        return self.engine.now() + timeout
+
+    def require_open(self) -> None:
+        if self.ended or self.engine.closed or get_running_loop() is not self.engine.loop:
+            self.engine.require_usable()
+            self.require_not_ended()
+
+    def require_not_ended(self) -> None:
+        """Raises `UsageError` if it has ended, or the database was closed. Works in any thread."""
+        if self.engine.closed:
+            raise UsageError("the database is closed")
+        if self.ended:
+            raise UsageError(f"this {self._kind} {self.ended}; begin a new one")
+
+    @property
+    def cells_max(self) -> int:
+        """The most cells that may be read at once."""
+        return self.engine.limits.get_many_cells_max
+
+    # ------------------------------------------------------------------ reads
+
+    async def get(
+        self,
+        row: object,
+        column: Readable[Any],
+        default: Any,  # noqa: ANN401 - the program's
+        timeout: float | None,
+    ) -> Any:  # noqa: ANN401 - the column's values
+        """The value of one cell, or `default` if it has none."""
+        deadline = self.deadline(timeout)
+        address = self.known_address(row, column) or await self.address(row, column, deadline)
+        if self.late:
+            await self.late.settle(deadline)
+        if self._own is not None and self._own.cells:
+            written = own_value(self._own, address)
+            if written is not None:
+                value = written.value
+                return default if value is None else decoded_value(column, row, value)
+        start = self.start or await self._begin_at(address, deadline)
+        table_id, row_bytes, name = address
+        found: CellAnswer
+        if self.known is not None and self.known.has(address):
+            found = self.known[name]
+        else:
+            self.statistics.round_trips += 1
+            self.statistics.rows_read += 1
+            found = await self.engine.cells.read_cell(table_id, row_bytes, name, start, deadline)
+        if isinstance(found, RowResult):
+            found = await self._past_locks(address, found, start, deadline)
+        if found is None or found.value is None:
+            return default
+        return decoded_value(column, row, found.value)
+
+    async def _past_locks(
+        self, address: CellAddress, answer: RowResult, start: int, deadline: float
+    ) -> FoundCell | None:
+        """Resolves the lock on a cell, and reads the cell again."""
+        table_id, row, name = address
+        request = RowRequest(table_id, RowRead(row=row, columns=(name,), timestamp=start))
+        answers = [answer]
+        cleanup = self.engine.cleanup
+        resolver = LockResolver(self.env, cleanup, start, deadline, self.statistics)
+        await resolver.read_past((request,), answers)
+        return answers[0].found.get(name)
+
+    async def get_many(
+        self,
+        table: Table[Any] | Iterable[tuple[object, Readable[Any]]],
+        rows: Iterable[Any] | None,
+        columns: Columns | None,
+        timeout: float | None,
+    ) -> list[Any]:
+        """Reads many rows, or many cells, in one round trip."""
+        if isinstance(table, Table):
+            return await self._get_rows(table, rows, columns, timeout)
+        if rows is not None or columns is not None:
+            require_table(table)  # raises
+        return await self._get_cells(table, timeout)
+
+    async def _get_cells(
+        self, cells: Iterable[tuple[object, Readable[Any]]], timeout: float | None
+    ) -> list[Any]:
+        deadline = self.deadline(timeout)
+        pairs = listed_cells(cells, self.cells_max)
+        if self.late:
+            await self.late.settle(deadline)
+        found: dict[CellAddress, bytes | None] = {}
+        addresses: list[CellAddress] = []
+        wanted: dict[tuple[int, bytes], dict[bytes, None]] = {}
+        for row, column in pairs:
+            address = self.known_address(row, column) or await self.address(row, column, deadline)
+            addresses.append(address)
+            written = None if self._own is None else own_value(self._own, address)
+            if written is None and self.known is not None and self.known.has(address):
+                written = self.known[address.column] or _NOTHING
+            if written is None:
+                wanted.setdefault(address[:2], {})[address.column] = None
+            else:
+                found[address] = written.value
+        if wanted:
+            start = self.start or await self.begin(deadline)
+            requests = [
+                RowRequest(table_id, RowRead(row=row, columns=names, timestamp=start))
+                for (table_id, row), columns in wanted.items()
+                for names in _portions(columns)
+            ]
+            engine = self.engine
+            answers = await read_rows(
+                engine.env, engine.cleanup, requests, deadline, self.statistics
+            )
+            for request, answer in zip(requests, answers, strict=True):
+                for name, cell in answer.found.items():
+                    found[CellAddress(request.table_id, request.read.row, name)] = cell.value
+        return [
+            None if (value := found.get(address)) is None else decoded_value(column, row, value)
+            for address, (row, column) in zip(addresses, pairs, strict=True)
+        ]
+
+    async def _get_rows(
+        self,
+        table: Table[K],
+        rows: Iterable[K] | None,
+        columns: Columns | None,
+        timeout: float | None,
+    ) -> list[Row[K]]:
+        deadline = self.deadline(timeout)
+        info = await self.info(table, deadline)
+        columns = None if columns is None else listed_columns(columns)
+        names, prefixes = stored_names(table, columns)
+        info.codecs.require(table, columns)
+        keys = listed(rows, "rows", self.cells_max)
+        if len(keys) * max(len(names or ()), 1) > self.cells_max:
+            raise InvalidArgument("rows", f"more than {self.cells_max} cells at once")
+        encoded = [self.row(table, key) for key in keys]
+        if not (names is None or names or prefixes):
+            return [Row(table, key, {}, columns, info.codecs) for key in keys]
+        if self.late:
+            await self.late.settle(deadline)
+        start = self.start or await self.begin(deadline)
+        known = known_rows(self.known, info.table_id, encoded, None if prefixes else names)
+        requests = [
+            RowRequest(
+                info.table_id,
+                RowRead(
+                    row=row,
+                    columns=names or (),
+                    all_columns=names is None,
+                    timestamp=start,
+                    column_prefixes=prefixes,
+                ),
+            )
+            for row in encoded
+            if row not in known
+        ]
+        engine = self.engine
+        answers = await read_rows(engine.env, engine.cleanup, requests, deadline, self.statistics)
+        written = self._written(info.table_id, encoded, names, prefixes)
+        read, found = iter(answers), list[Row[K]]()
+        for key, row in zip(keys, encoded, strict=True):
+            stored = known[row] if row in known else next(read).found
+            cells = {
+                column: cell.value
+                for column, cell in stored.items()
+                if cell is not None and cell.value is not None
+            }
+            for name, value in written.get(row, _NO_WRITES).items():
+                if value is None:
+                    cells.pop(name, None)
+                else:
+                    cells[name] = value
+            found.append(Row(table, key, cells, columns, info.codecs))
+        return found
+
+    async def versions(
+        self, cells: Iterable[CellAddress], deadline: float
+    ) -> dict[CellAddress, FoundCell]:
+        columns: dict[tuple[int, bytes], list[bytes]] = {}
+        for table_id, row, column in cells:
+            columns.setdefault((table_id, row), []).append(column)
+        start = self.start or await self.begin(deadline)
+        requests = [
+            RowRequest(
+                table_id, RowRead(row=row, columns=names, timestamp=start, report_deletes=True)
+            )
+            for (table_id, row), names in columns.items()
+        ]
+        answers = await read_rows(
+            self.env, self.engine.cleanup, requests, deadline, self.statistics
+        )
+        self.require_open()
+        return {
+            CellAddress(table_id, row, column): cell
+            for (table_id, row), answer in zip(columns, answers, strict=True)
+            for column, cell in answer.found.items()
+        }
+
+    def _written(
+        self,
+        table_id: int,
+        rows: Sequence[bytes],
+        names: list[bytes] | None,
+        prefixes: tuple[bytes, ...],
+    ) -> dict[bytes, dict[bytes, bytes | None]]:
+        """What the transaction has written to these rows itself, by row and column; None for a
+        deletion."""
+        own = self._own
+        if own is None or not own.cells:
+            return {}
+        if names is None or prefixes:
+            cells = [
+                CellAddress(table_id, row, column)
+                for row, writes in own.of_rows(table_id, rows).items()
+                for column in writes
+                if wants(column, names, prefixes)
+            ]
+        else:
+            cells = [CellAddress(table_id, row, name) for row in rows for name in names]
+        found: dict[bytes, dict[bytes, bytes | None]] = {}
+        for cell in cells:
+            written = own_value(own, cell)
+            if written is not None:
+                found.setdefault(cell.row, {})[cell.column] = written.value
+        return found
+
+    # ------------------------------------------------------------------ scans
+
+    async def scan_pages(
+        self,
+        table: Table[K],
+        *,
+        start: K | None = None,
+        end: K | None = None,
+        prefix: K | None = None,
+        columns: Columns | None = None,
+        reverse: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[list[Row[K]], None]:
+        """Yields the rows of a range in the pages in which they arrive."""
+        columns = None if columns is None else listed_columns(columns)
+        pages = self.found_pages(
+            table, start, end, prefix, columns, reverse=reverse, limit=limit, timeout=timeout
+        )
+        async with aclosing(pages):
+            async for page in pages:
+                info = await self.info(table, self.deadline(timeout))  # known: a page came
+                yield [_row_of(table, key, cells, columns, info) for key, cells in page]
+
+    async def found_pages(
+        self,
+        table: Table[K],
+        start: K | None,
+        end: K | None,
+        prefix: K | None,
+        columns: Columns | None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
+        timeout: float | None = None,
+    ) -> AsyncGenerator[list[FoundRow], None]:
+        """As `scan_pages`, but yields stored rows and cells."""
+        deadline = self.deadline(timeout)
+        if limit is not None:
+            require_whole(limit, "limit", least=0)
+        require_bool(reverse, "reverse")
+        require_table(table)
+        first, last = stored_range(table, start, end, prefix)
+        names, prefixes = stored_names(table, columns)
+        if not (names is None or names or prefixes):
+            # Rows without a value in them are left out, so there would never be any.
+            raise InvalidArgument("columns", "is empty; omit it to read all columns")
+        info = await self.info(table, deadline)
+        info.codecs.require(table, columns)
+        if self.late:
+            await self.late.settle(deadline)
+        if limit == 0 or (last and first >= last):
+            return
+        request = RangeRequest(
+            info.table_id,
+            first,
+            last,
+            None if names is None else tuple(names),
+            self.start or await self.begin(deadline),
+            reverse,
+            limit or 0,
+            prefixes=prefixes,
+        )
+        seconds = timeout or self.timeout_seconds
+        left = limit
+        engine = self.engine
+        pages = scan_pages(engine.env, engine.cleanup, request, self._own, seconds, self.statistics)
+        async with aclosing(pages):
+            async for page in pages:
+                self.require_open()
+                rows = page[:left]
+                if rows:
+                    yield rows
+                if left is not None:
+                    left -= len(rows)
+                    if left <= 0:
+                        return
+
+
+def _row_of(
+    table: Table[K],
+    row: bytes,
+    cells: dict[bytes, Any],
+    columns: Columns | None,
+    info: TableInfo,
+) -> Row[K]:
+    values = {column: found.value for column, found in cells.items()}
+    return Row(table, decoded_key(table, row), values, columns, info.codecs)
+
+
+async def rows_in(
+    pages: AsyncGenerator[list[Row[K]], None], reader: Reader
+) -> AsyncGenerator[Row[K], None]:
+    """The rows of these pages, one by one."""
+    async with aclosing(pages):
+        async for page in pages:
+            for row in page:
+                # Rows that arrived with this page must not be used after the end.
+                reader.require_not_ended()
+                yield row
+
+
+def _portions(columns: dict[bytes, None]) -> Sequence[Iterable[bytes]]:
+    """Columns of one row, as many at a time as one read may name."""
+    if len(columns) <= COLUMNS_MAX:
+        return (columns,)
+    names = list(columns)
+    return [names[at : at + COLUMNS_MAX] for at in range(0, len(names), COLUMNS_MAX)]
+
+
+def _half_way(now: float, deadline: float) -> float:
+    return now + (deadline - now) / 2
