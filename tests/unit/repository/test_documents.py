@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from xml.etree import ElementTree
 
 import pytest
 from markdown_it import MarkdownIt
@@ -56,6 +57,17 @@ def test_links_between_documents_lead_to_files_and_headings_that_exist() -> None
         if not re.match(r"[a-z]+:", link) and not _leads_somewhere(document, link)
     ]
     assert dead == []
+
+
+def test_every_picture_of_docs_is_well_formed_and_shown_in_a_document() -> None:
+    shown = {
+        (document.parent / link).resolve() for document in documents() for link in _links(document)
+    }
+    pictures = set((ROOT / "docs" / "images").glob("*.svg"))
+    for picture in pictures:
+        ElementTree.parse(picture)
+    assert pictures
+    assert pictures - shown == set()
 
 
 def test_every_document_of_docs_is_in_the_contents_of_the_site() -> None:
