@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import runpy
 import signal
 import sys
 import tempfile
@@ -27,6 +26,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
+
+from percolator.services import serve
 
 _ROOT = Path(__file__).resolve().parents[1]
 _DIRECTORY = "PERCOLATOR_TRACE_DIRECTORY"
@@ -67,7 +68,7 @@ class Calls:
         return found
 
 
-def _serve(name: str, module: str, arguments: list[str]) -> None:
+def _serve(name: str, service: str, arguments: list[str]) -> int:
     """Runs a service, which writes its counts to a file at each SIGUSR1."""
     calls = Calls()
     target = Path(os.environ[_DIRECTORY]) / name
@@ -79,8 +80,7 @@ def _serve(name: str, module: str, arguments: list[str]) -> None:
 
     signal.signal(signal.SIGUSR1, write)
     calls.start()
-    sys.argv = [module, *arguments]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+    return serve.main([service, *arguments])
 
 
 def _main() -> None:
@@ -136,7 +136,7 @@ def _measure(directory: Path, calls: Calls, with_files: bool, with_functions: bo
         LocalCluster(
             directory / "cluster",
             tablet_servers=1,
-            program=lambda name, module: ("benchmarks.trace_paths", "serve", name, module),
+            program=lambda name, service: ("benchmarks.trace_paths", "serve", name, service),
         ) as cluster,
         percolator.connect(cluster.address) as db,
     ):
@@ -197,6 +197,6 @@ def _size(functions: set[Function]) -> str:
 
 if __name__ == "__main__":
     if sys.argv[-3:-2] == ["serve"]:
-        _serve(sys.argv[-2], sys.argv[-1], sys.argv[1:-3])
+        sys.exit(_serve(sys.argv[-2], sys.argv[-1], sys.argv[1:-3]))
     else:
         _main()
