@@ -21,7 +21,7 @@ from pathlib import Path
 
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
-from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.memory.state import CommitTimestamps

@@ -19,7 +19,7 @@ from percolator.formats.records import (
     WriteRecord,
     shared_part,
 )
-from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 from percolator.tablet import keys
 from percolator.tablet.identity import TabletIdentity

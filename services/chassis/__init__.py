@@ -1,13 +1,18 @@
-"""What every service has in common: its life from settings to a clean end.
+"""Everything that services have in common: their life from settings to a clean end.
 
-    lifecycle.py    starts a service, registers it, drains it, ends it; open this first
-    host.py         what a service gets to work with: a world, files, its server
-    serving/        how a service is called
-    settings/       how it is configured
-    store_kinds/    where a cluster keeps what must last: `--store`
-    store/          a directory as that place: files, and directories with one owner
-    records/        a row store as that place: what a cluster keeps about itself there
-    coordinator/    who leads, and what a leader has recorded
+    lifecycle.py            starts a service, registers it, drains it, ends it; open this first
+    settings.py             how it is configured
+    host.py                 what a service gets to work with: a world, files, its server
+    frames.py, rpc.py       how a call arrives, in frames or over gRPC, and is answered
+    gate.py                 who may call, how much at once, and how much of one client
+    server.py, metrics.py   the server, its health and certificates; its metrics and their endpoint
+    membership.py           the cluster that it joins
+    cluster_store.py        where a cluster keeps what must last, and which cluster that is
+    files.py                files, and threads that wait for the disk
+    epoch_directory.py      directories with one owner
+    store_watch.py          notices that a store hangs or is gone
+    coordinator.py          who leads, and what a leader has recorded: in a directory
+                            (directory_coordinator.py) or in a row store (row_coordinator.py)
 
 The chassis knows no service. What is useful outside of services belongs in the library.
 """
@@ -18,7 +23,7 @@ import sys
 
 def _import_structlog() -> None:
     """Imports structlog without rich, which it would use for tracebacks that must not be shown
-    (`logs.py`). Importing rich took an eighth of a service's start.
+    (`lifecycle.py`). Importing rich took an eighth of a service's start.
     """
     if "structlog" in sys.modules:
         return

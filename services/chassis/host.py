@@ -13,11 +13,11 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 from prometheus_client import CollectorRegistry
 
-from percolator.services.chassis.serving.quotas import Quotas
-from percolator.services.chassis.serving.rpc import Exposed, Forwarder
-from percolator.services.chassis.settings.service_settings import ServiceSettings
-from percolator.services.chassis.store.files import Files
-from percolator.services.chassis.store.store_watch import StoreWatch
+from percolator.services.chassis.files import Files
+from percolator.services.chassis.gate import Quotas
+from percolator.services.chassis.rpc import Exposed, Forwarder
+from percolator.services.chassis.settings import ServiceSettings
+from percolator.services.chassis.store_watch import StoreWatch
 from percolator.tasks import Tasks
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.world import World

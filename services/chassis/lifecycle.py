@@ -15,52 +15,313 @@ signal. A second SIGHUP does not: a terminal that is closed sends one, and its s
 from __future__ import annotations
 
 import asyncio
+import difflib
+import errno
+import gc
+import json
+import logging
 import os
+import re
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Generic, NoReturn
+from typing import Generic, Literal, NoReturn
 
 import structlog
 from prometheus_client import CollectorRegistry
+from structlog.stdlib import BoundLogger
+from structlog.types import EventDict, Processor
 
+from percolator import private_files
 from percolator.errors import (
     InvalidArgument,
     InvariantViolation,
     NotReady,
     PercolatorError,
+    Retry,
+    StoreFault,
+    StoreUnusable,
     WrongCluster,
 )
 from percolator.event_loop import new_event_loop
-from percolator.services.chassis import descriptors, logs, standard_streams
-from percolator.services.chassis.garbage_collector import collect_seldom, skip_imports
+from percolator.garbage_collector import tune_garbage_collector
+from percolator.services.chassis import metrics
+from percolator.services.chassis.cluster_store import STORE_FORMAT
+from percolator.services.chassis.files import RealFiles
+from percolator.services.chassis.gate import Gate, Quotas, Tokens
 from percolator.services.chassis.host import Build, Host, SettingsT
 from percolator.services.chassis.membership import Membership, Registration
-from percolator.services.chassis.ready_file import ReadyFile
-from percolator.services.chassis.refusal import may_pass, one_line
-from percolator.services.chassis.serving import metrics
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.quotas import Quotas
-from percolator.services.chassis.serving.server import CannotListen, Server, listening_metrics
-from percolator.services.chassis.serving.server_tls import ServerTls
-from percolator.services.chassis.serving.tokens import Tokens
-from percolator.services.chassis.settings.environment import unknown_variables
-from percolator.services.chassis.settings.service_settings import StoreSettings
-from percolator.services.chassis.store.cluster_identity import STORE_FORMAT
-from percolator.services.chassis.store.private_root import close_root, limit_new_files
-from percolator.services.chassis.store.real_files import RealFiles
-from percolator.services.chassis.version import version
+from percolator.services.chassis.process import raise_descriptor_limit, version
+from percolator.services.chassis.server import CannotListen, Server, ServerTls, listening_metrics
+from percolator.services.chassis.settings import (
+    ServiceSettings,
+    StoreSettings,
+    environment_name,
+    occupy_standard_streams,
+)
 from percolator.v1 import cluster_pb2 as cluster
+from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.credentials import PLAIN_TEXT
+from percolator.wire.cluster import ENVIRONMENT_VARIABLE
+from percolator.wire.credentials import PLAIN_TEXT, TLS_VARIABLES, TOKEN_VARIABLE
 from percolator.wire.through import shutting_down
 from percolator.world import MachineClock, World, machine_random
+
+NEW_OBJECTS = 20_000
+"""Between two collections of new objects: about five batches of a hundred mutations."""
+YOUNG_COLLECTIONS = 50
+"""Young collections for each collection of their survivors; also those for each full one."""
+
+
+def skip_imports() -> None:
+    """Excludes what was imported from collection. It stays, so nothing looks through it before.
+
+    Tunes Python's garbage collector for a service that handles many rows.
+
+    Nearly all objects here are freed by their reference count, while those that are indexed, queued
+    or in flight live long and are numerous. Scanning them after every 700 new objects, which is the
+    default, cost a tablet server 5 to 10 % of its whole CPU time.
+    """
+    gc.freeze()
+    gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS, YOUNG_COLLECTIONS)
+
+
+def collect_seldom() -> None:
+    """Excludes all present objects from collection; call it when everything is built."""
+    tune_garbage_collector(NEW_OBJECTS, YOUNG_COLLECTIONS, YOUNG_COLLECTIONS)
+
+
+_TRACEBACK_CHARACTERS_MAX = 32_768
+_SENT_TO_NOBODY = "ExecuteBatchError raised in core by servicer method"
+
+
+def configure_logs(service: str, log_format: Literal["auto", "human", "json"], level: str) -> None:
+    """Routes structlog and the standard library's logging, also of other packages, to stderr.
+
+    Structured logs: one line per event, for humans on a terminal, else JSON. All code logs with
+    `structlog.get_logger("percolator.NAME")`, with the event as a short constant text and the
+    variable parts as keywords: `log.info("tablet opened", tablet=7, epoch=3)`.
+    """
+    human = log_format == "human" or (log_format == "auto" and sys.stderr.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_log_level,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    # Tracebacks are text before they come to the console, which would have rich make them, if it is
+    # installed: those show local variables, and so tokens, keys and stored values.
+    plain = structlog.dev.plain_traceback
+    last: Processor = (
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)
+        if human
+        else structlog.processors.JSONRenderer()
+    )
+    renderers: list[Processor] = [
+        structlog.processors.format_exc_info,
+        _with_short_traceback,
+        last,
+    ]
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
+    )
+    handler.addFilter(_is_no_caller_that_left)
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    structlog.configure(
+        processors=[*shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        wrapper_class=structlog.stdlib.BoundLogger,
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        cache_logger_on_first_use=True,
+    )
+    structlog.contextvars.bind_contextvars(service=service)
+
+
+def _with_short_traceback(_: object, __: str, entry: EventDict) -> EventDict:
+    """Leaves out the middle of a long traceback: the message of an observer's error may contain
+    the whole value that it could not handle."""
+    text = entry.get("exception", "")
+    if len(text) > _TRACEBACK_CHARACTERS_MAX:
+        half = _TRACEBACK_CHARACTERS_MAX // 2
+        left_out = len(text) - 2 * half
+        entry["exception"] = f"{text[:half]} ({left_out} characters left out) {text[-half:]}"
+    return entry
+
+
+def _is_no_caller_that_left(record: logging.LogRecord) -> bool:
+    """False for what gRPC logs, with a traceback, when a caller has gone just before its answer was
+    to be sent: any caller could fill the disk with them."""
+    text = record.msg
+    return not (isinstance(text, str) and text.startswith(_SENT_TO_NOBODY))
+
+
+class ReadyFile:
+    """Exists exactly while the process is ready; a file that was left over is removed at start.
+
+    JSON: {"address", "listen", "frames_address", "metrics_address", "server_id", "pid"}. Others
+    dial `address`, which may be that of a proxy; `listen` is where this process takes calls.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path) if path else None
+
+    def write(
+        self, server: cluster.Server, listen: HostPort, frames_address: HostPort | None
+    ) -> None:
+        """Writes the file, which appears at once with its whole content."""
+        if self._path is None:
+            return
+        content = {
+            "address": server.address,
+            "listen": str(listen),
+            "frames_address": str(frames_address or ""),
+            "metrics_address": server.metrics_address,
+            "server_id": server.server_id,
+            "pid": os.getpid(),
+        }
+        temporary = self._path.with_name(self._path.name + ".new")
+        with open(temporary, "w", encoding="utf-8", opener=private_files.opener) as file:
+            file.write(json.dumps(content) + "\n")
+        temporary.replace(self._path)
+
+    def remove(self) -> None:
+        """Removes the file: the process is not ready yet, or no longer."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+_PATH_SETTINGS = ("store", "ready_file", "trace_file")
+_TEMPORARY = ".new"
+"""The suffix of a file that is about to replace another one."""
+
+_MAY_PASS = {
+    errno.EIO,
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+}
+_LASTING_FAULTS = (StoreFault.DAMAGED, StoreFault.READ_ONLY)
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether the same start may succeed later with unchanged settings.
+
+    A full disk may be cleared, and another service may become ready. A port in use, a wrong path, a
+    damaged file or another cluster's store stay as they are.
+    """
+    if isinstance(error, StoreUnusable):
+        return error.fault not in _LASTING_FAULTS
+    if isinstance(error, PercolatorError):
+        return error.retry is not Retry.USELESS
+    return isinstance(error, OSError) and error.errno in _MAY_PASS
+
+
+def one_line(error: Exception, settings: ServiceSettings) -> str:
+    """What is wrong and, for a file, the setting to change."""
+    if isinstance(error, OSError) and error.filename is not None:
+        name = os.fsdecode(error.filename)
+        return f"{_setting_of(name, settings)}{name}: {error.strerror}"
+    return " ".join(str(error).split())
+
+
+def _setting_of(name: str, settings: ServiceSettings) -> str:
+    path = Path(name.removesuffix(_TEMPORARY)).absolute()
+    for setting in _PATH_SETTINGS:
+        value: str | Path | None = getattr(settings, setting, None)
+        if value and path.is_relative_to(Path(value).absolute()):
+            return f"{setting}: "
+    return ""
+
+
+_PREFIX = "PERCOLATOR_"
+
+SERVICES = tuple(
+    name.removeprefix("SERVICE_KIND_").replace("_", "")
+    for name, kind in ServiceKind.items()
+    if kind != ServiceKind.SERVICE_KIND_UNSPECIFIED
+)
+"""What follows the prefix in the variables of each service, such as TABLETSERVER."""
+
+_OF_CLIENTS = {ENVIRONMENT_VARIABLE, TOKEN_VARIABLE, *TLS_VARIABLES.values()}
+
+_INVENTED = re.compile(
+    r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$"
+)
+"""The variables that Kubernetes sets in each container for a service called percolator-oracle."""
+
+_LIKENESS_OF_FIELDS = 0.5
+_LIKENESS_OF_NAMES = 0.9
+"""Without the prefix of the service, a name is only reported if it is nearly one of its own."""
+
+
+def unknown_variables(
+    kind: type[ServiceSettings], environment: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """Variables that look like settings of this service, and the nearest that exists, or "".
+
+    Finds variables in the environment that were meant for a service, and that it does not know.
+
+    They are not refused: container platforms invent some with any prefix, and one environment may
+    serve several programs.
+    """
+    own = environment_name(kind, "")
+    known = [environment_name(kind, field) for field in ("config", *kind.model_fields)]
+    of_services = tuple(f"{_PREFIX}{service}_" for service in SERVICES)
+    for name in sorted(environment):
+        if not name.startswith(_PREFIX) or name in known or name in _OF_CLIENTS:
+            continue
+        if _INVENTED.search(name):
+            continue
+        if name.startswith(own):
+            fields = [one.removeprefix(own) for one in known]
+            nearest = _nearest(name.removeprefix(own), fields, _LIKENESS_OF_FIELDS)
+            yield name, own + nearest if nearest else ""
+        elif not name.startswith(of_services):
+            with_service = own + name.removeprefix(_PREFIX)
+            is_missing = with_service in known  # as in PERCOLATOR_LOG_LEVEL
+            nearest = with_service if is_missing else _nearest(name, known, _LIKENESS_OF_NAMES)
+            if nearest:
+                yield name, nearest
+
+
+def _nearest(name: str, among: Sequence[str], likeness: float) -> str:
+    return next(iter(difflib.get_close_matches(name, among, n=1, cutoff=likeness)), "")
+
+
+def limit_new_files(root: Path) -> None:
+    """Sets the umask of the process: LevelDB has no other way to choose the mode of its files."""
+    try:
+        os.umask(private_files.umask_below(root))
+    except OSError:
+        os.umask(0o077)  # it is made with this, or opening it says what is wrong
+
+
+def close_root(root: Path, log: BoundLogger) -> None:
+    """Takes the access of others from a root that an earlier release has made, once it is known to
+    be that of this cluster."""
+    try:
+        if private_files.tighten(root):
+            log.warning("other users could read the store, and no longer can", store=str(root))
+    except OSError as error:
+        log.warning(
+            "other users can read the store, and this process cannot change that",
+            store=str(root),
+            reason=str(error),
+        )
+
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -80,9 +341,9 @@ _LEAVE_SECONDS = 2.0
 def run(settings: SettingsT, kind: cluster.ServiceKind, build: Build[SettingsT]) -> int:
     """Runs the service until a signal ends it. Returns the exit code."""
     skip_imports()
-    standard_streams.occupy()
-    descriptors.raise_limit()
-    logs.configure(settings.service, settings.log_format, settings.log_level)
+    occupy_standard_streams()
+    raise_descriptor_limit()
+    configure_logs(settings.service, settings.log_format, settings.log_level)
     process = _Process(settings, kind, build)
     for name, nearest in unknown_variables(type(settings), os.environ):
         process.log.warning(

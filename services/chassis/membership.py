@@ -14,7 +14,7 @@ from contextlib import suppress
 import structlog
 
 from percolator.errors import PercolatorError, WrongCluster
-from percolator.services.chassis.trouble import Trouble
+from percolator.services.chassis.coordinator import Trouble
 from percolator.v1 import cluster_pb2 as cluster
 from percolator.wire.methods import DESCRIBE, REGISTER
 from percolator.world import World

@@ -21,9 +21,8 @@ from percolator.protocol.scan import scan_pages
 from percolator.protocol.statistics import Statistics
 from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
-from percolator.services.chassis.serving.rpc import caller_identity, remaining_seconds
-from percolator.services.gateway.commits import Commits
-from percolator.services.gateway.requests import Requests
+from percolator.services.chassis.rpc import caller_identity, remaining_seconds
+from percolator.services.gateway.commits import Commits, Requests
 from percolator.services.gateway.shutdown import EndlessStreams
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.tabletserver_pb2 import RowRead

@@ -2,26 +2,121 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
+from typing import Annotated, ClassVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from pydantic import Field, field_validator
 
 from percolator.aio.row_store import connection_to
 from percolator.services.chassis.cluster_client import connected
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
-from percolator.services.chassis.serving.rpc import Exposed
-from percolator.services.chassis.settings.loading import load
-from percolator.services.gateway.cluster_handler import ClusterHandler
+from percolator.services.chassis.rpc import Exposed
+from percolator.services.chassis.settings import (
+    DialAddress,
+    ListenAddress,
+    Seconds,
+    ServiceSettings,
+    load,
+)
 from percolator.services.gateway.commits import COMMITS_RETRY_SECONDS, Commits
+from percolator.services.gateway.forwarded_call import ForwardedCalls, ServerRoutes
 from percolator.services.gateway.gateway_handler import GatewayHandler
-from percolator.services.gateway.metrics import GatewayMetrics
 from percolator.services.gateway.row_store_handler import RowStoreHandler
-from percolator.services.gateway.server_routes import ServerRoutes
-from percolator.services.gateway.servers import Servers
-from percolator.services.gateway.settings import GatewaySettings
+from percolator.services.gateway.servers import ClusterHandler, Servers
 from percolator.v1 import cluster_pb2, gateway_pb2, row_store_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.channels import GrpcNetwork
+
+
+class GatewaySettings(ServiceSettings):
+    """The settings of a gateway."""
+
+    service: ClassVar[str] = "gateway"
+
+    listen: ListenAddress = "127.0.0.1:7110"
+    """host:port to serve on; port 0 is any free one."""
+
+    commit_seconds: Seconds = 10.0
+    """How long a commit is tried, however long its caller waits for it."""
+
+    commits_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Commits in progress at once, including those whose callers have gone."""
+
+    transactions_remembered_max: Annotated[int, Field(ge=1, le=10_000_000)] = 100_000
+    """How many recent transactions are remembered, about 500 bytes each. The commit of one that was
+    forgotten costs one more round trip."""
+
+    answer_bytes_max: Annotated[int, Field(ge=1_024, le=1 << 30)] = 16 << 20
+    """The largest answer to one Get."""
+
+    @field_validator("masters")
+    @classmethod
+    def _has_a_cluster(cls, masters: tuple[DialAddress, ...]) -> tuple[DialAddress, ...]:
+        if not masters:
+            raise ValueError("is missing: a gateway needs the address of at least one master")
+        return masters
+
+
+_PREFIX = "percolator_gateway_"
+
+
+class GatewayMetrics(Collector):
+    """Collects `percolator_gateway_*`."""
+
+    def __init__(self, commits: Commits, forwarded: ForwardedCalls) -> None:
+        self._commits = commits
+        self._forwarded = forwarded
+
+    def collect(self) -> Iterator[Metric]:
+        commits, forwarded = self._commits, self._forwarded
+        outcomes = CounterMetricFamily(
+            _PREFIX + "commits", "Finished commits, by outcome.", labels=["outcome"]
+        )
+        for outcome, count in sorted(commits.outcomes.items()):
+            outcomes.add_metric([outcome], count)
+        yield outcomes
+        yield _gauge("commits_in_progress", "Commits in progress.", commits.in_progress)
+        yield _counter(
+            "commits_joined",
+            "Commits that found the same commit in progress or done.",
+            commits.joined,
+        )
+        yield _counter(
+            "commits_looked_up",
+            "Commits that first looked at the cells for traces of earlier attempts.",
+            commits.looked_up,
+        )
+        finished = CounterMetricFamily(
+            _PREFIX + "forwarded", "Forwarded calls, by status code.", labels=["method", "code"]
+        )
+        for (method, code), count in tuple(forwarded.finished.items()):
+            finished.add_metric([method, code], count)
+        yield finished
+        yield _gauge(
+            "forwarded_in_flight",
+            "Forwarded calls in progress, streams included.",
+            forwarded.in_flight,
+        )
+        yield _counter(
+            "forwarded_request_bytes", "Bytes forwarded to servers.", forwarded.request_bytes
+        )
+        yield _counter(
+            "forwarded_answer_bytes", "Bytes forwarded back to callers.", forwarded.answer_bytes
+        )
+
+
+def _counter(name: str, documentation: str, value: float) -> Metric:
+    return CounterMetricFamily(_PREFIX + name, documentation, value=value)
+
+
+def _gauge(name: str, documentation: str, value: float) -> Metric:
+    return GaugeMetricFamily(_PREFIX + name, documentation, value=value)
+
 
 _DRAIN_SECONDS = 2.0
 """For commits in progress and their secondary cells. What is left can be finished by others."""

@@ -16,14 +16,71 @@ from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from percolator.cli.connection import confirm
-from percolator.services.local import directory, launching, welcome
+from percolator.services.local import directory, launcher
 from percolator.services.local.cluster import START_SECONDS
-from percolator.services.local.control import ask
-from percolator.services.local.directory import DEFAULT_DATA
-from percolator.services.local.launching import Plan
+from percolator.services.local.directory import DEFAULT_DATA, State, data_option
+from percolator.services.local.launcher import Plan, ask
 from percolator.services.local.process import STOP_SECONDS, LocalClusterError
+
+PROGRAM = """\
+import percolator
+text = percolator.Table("notes").column("text", percolator.codecs.text)
+with percolator.connect("{address}") as db:
+    db.create_table(text.table, exist_ok=True)
+    db.run(lambda tx: tx.set("first", text, "hello"))
+"""
+
+
+def processes(state: State) -> Table:
+    """One line for each process."""
+    table = Table("service", "process", "address", box=None)
+    for process in state["processes"]:
+        ended = process["exit_code"]
+        # A worker whose tables do not exist yet has no address.
+        where = process["address"] or "waiting for its tables"
+        if ended is not None:
+            where = f"exited with {ended}"
+        table.add_row(process["name"], str(process["pid"]), where)
+    return table
+
+
+def next_steps(state: State, data: Path, *, stopped_by: str) -> str:
+    """A program to begin with, how to look at the cluster, and how to break it."""
+    option = data_option(data)
+    address = state["address"]
+    command = "percolator" if _is_default(address) else f"percolator --address {address}"
+    names = [process["name"] for process in state["processes"]]
+    victim = next((name for name in reversed(names) if name.startswith("tabletserver")), names[-1])
+    program = "".join(f"    {line}\n" for line in PROGRAM.format(address=address).splitlines())
+    lines = [
+        f"Percolator runs at {address}. {stopped_by}",
+        "A first program, and a look at what it wrote:",
+        "",
+        program.rstrip(),
+        "",
+        f"    {command} scan notes",
+        f"    {command} status",
+        "",
+        f"Kill a process and start it again; nothing is lost. Logs are in {data / 'logs'}.",
+        "",
+        f"    percolator dev kill {victim}{option}",
+        f"    percolator dev restart {victim}{option}",
+        f"    percolator dev ps{option}",
+    ]
+    if not state["observers"]:
+        lines += ["", "Observers run with --observers module:name, and again when it changes."]
+    if state["gateway_address"]:
+        lines += ["", f"Programs in other languages use the gateway, {state['gateway_address']}."]
+    return "\n".join(lines)
+
+
+def _is_default(address: str) -> bool:
+    """Whether clients look there if no one tells them where."""
+    return address in {"127.0.0.1:7100", "localhost:7100"}
+
 
 app = typer.Typer(
     add_completion=False,
@@ -145,7 +202,7 @@ def up(
     if detach:
         where = data or DEFAULT_DATA
         stop = f"`percolator dev down{directory.data_option(where)}` stops it; the data stays."
-        _show(launching.detach(where, plan, _say), where, stop)
+        _show(launcher.detach(where, plan, _say), where, stop)
     elif temporary:
         where = Path(tempfile.mkdtemp(prefix="percolator-"))
         try:
@@ -168,7 +225,7 @@ def ps(
     if as_json:
         typer.echo(json.dumps(state["processes"], indent=2))
         return
-    Console(width=None if sys.stdout.isatty() else 1_000).print(welcome.processes(state))
+    Console(width=None if sys.stdout.isatty() else 1_000).print(processes(state))
 
 
 @app.command()
@@ -229,7 +286,7 @@ def _refuse_options_before(context: typer.Context) -> None:
 
 
 def _run(data: Path, plan: Plan, stopped_by: str) -> None:
-    codes = launching.run(data, plan, _say, lambda state: _show(state, data, stopped_by))
+    codes = launcher.run(data, plan, _say, lambda state: _show(state, data, stopped_by))
     failed = [f"{name}: exit code {code}" for name, code in codes.items() if code != 0]
     if failed:
         _say(f"not stopped cleanly: {', '.join(failed)}")
@@ -237,9 +294,9 @@ def _run(data: Path, plan: Plan, stopped_by: str) -> None:
 
 
 def _show(state: directory.State, data: Path, stopped_by: str) -> None:
-    err.print(welcome.processes(state))
+    err.print(processes(state))
     err.print()
-    _say(welcome.next_steps(state, data, stopped_by=stopped_by))
+    _say(next_steps(state, data, stopped_by=stopped_by))
     # Alone on standard output, for scripts.
     typer.echo(state["address"])
 

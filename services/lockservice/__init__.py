@@ -3,6 +3,6 @@
 Nothing that must be correct depends on what this service says: a live owner that is declared dead
 merely aborts, and two workers that hold one lock merely do the same work twice.
 
-Open `handler.py` first: one method for each call. `sessions.py` and `advisory_locks.py` decide;
-`deadlines.py` finds what has run out; `limits.py` checks requests before anything changes.
+`handler.py` has one method for each call, and the advisory locks; `sessions.py` decides which
+sessions live, and checks requests before anything changes.
 """

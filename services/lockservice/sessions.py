@@ -15,7 +15,10 @@ Invariants:
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from sortedcontainers import SortedDict
 
@@ -26,15 +29,150 @@ from percolator.errors import (
     SessionExpired,
     SnapshotTooOld,
 )
-from percolator.services.chassis.lived_time import LivedTime, milliseconds_between, ticks_of
-from percolator.services.chassis.serving.quotas import CallerIdentity, Quotas
-from percolator.services.lockservice.deadlines import Deadlines
-from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.chassis.coordinator import LivedTime, milliseconds_between, ticks_of
+from percolator.services.chassis.gate import CallerIdentity, Quotas
 from percolator.timestamps import Timestamp
 from percolator.v1.lockservice_pb2 import HistoryLimits
 from percolator.wire.liveness import SESSION_ID_BYTES, Liveness
 from percolator.wire.roles import Role
+from percolator.wire.sessions import ACTIVITY_BYTES_MAX
 from percolator.world import Random
+
+
+@dataclass(frozen=True)
+class LockServiceLimits:
+    """The bounds of one lock service. Together they bound its memory.
+
+    What a request to the lock service may contain, and how much the service remembers in total.
+
+    Every check here comes before any change, so a refused request has changed nothing.
+    """
+
+    ttl_milliseconds_min: int = 500
+    ttl_milliseconds_max: int = 60_000
+    sessions_max: int = 100_000
+    buried_max: int = 100_000
+    """Ids that ended in the grace period after a restart: they must not be revived."""
+    locks_max: int = 1_000_000
+    lock_name_bytes_total_max: int = 256 * 1024 * 1024
+    lock_name_bytes_max: int = 1_024
+    description_bytes_max: int = 256
+    request_items_max: int = 4_096
+    """Lock names or session ids in one request."""
+    page_sessions_max: int = 1_000
+    activity_bytes_max: int = ACTIVITY_BYTES_MAX
+    activity_bytes_total_max: int = 64 * 1024 * 1024
+    """When it is reached, activities are left out; sessions are not refused."""
+    page_activities_max: int = 100
+    """Sessions on a page that shows what they do."""
+
+    def check_ttl(self, field: str, milliseconds: int) -> None:
+        """Too short, and it ends before a renewal can arrive; too long, and it outlives a crash."""
+        if not self.ttl_milliseconds_min <= milliseconds <= self.ttl_milliseconds_max:
+            raise InvalidArgument(
+                field,
+                f"{milliseconds} ms is outside {self.ttl_milliseconds_min} to "
+                f"{self.ttl_milliseconds_max} ms",
+            )
+
+    def check_description(self, field: str, description: str) -> None:
+        size = len(description.encode())
+        if size > self.description_bytes_max:
+            raise InvalidArgument(
+                field, f"has {size} bytes; at most {self.description_bytes_max} are allowed"
+            )
+
+    def check_activity(self, field: str, size: int) -> None:
+        if size > self.activity_bytes_max:
+            raise InvalidArgument(
+                field, f"has {size} bytes; at most {self.activity_bytes_max} are allowed"
+            )
+
+    def check_names(self, names: Sequence[bytes]) -> None:
+        """Lock names: at least one, not too many, none empty, too long or repeated."""
+        self._check_count("names", len(names))
+        for index, name in enumerate(names):
+            if not 0 < len(name) <= self.lock_name_bytes_max:
+                raise InvalidArgument(
+                    f"names[{index}]",
+                    f"has {len(name)} bytes; expected 1 to {self.lock_name_bytes_max}",
+                )
+        if len(set(names)) != len(names):
+            raise InvalidArgument(f"names[{_first_repetition(names)}]", "appears twice")
+
+    def check_session_ids(self, session_ids: Sequence[bytes]) -> None:
+        """Ids to ask about. A repeated id is harmless, so it is allowed."""
+        self._check_count("session_ids", len(session_ids))
+        for index, session_id in enumerate(session_ids):
+            check_session_id(f"session_ids[{index}]", session_id)
+
+    def _check_count(self, field: str, count: int) -> None:
+        if not 0 < count <= self.request_items_max:
+            raise InvalidArgument(
+                field, f"has {count} entries; expected 1 to {self.request_items_max}"
+            )
+
+
+def check_session_id(field: str, session_id: bytes) -> None:
+    if len(session_id) != SESSION_ID_BYTES:
+        raise InvalidArgument(field, f"has {len(session_id)} bytes; expected {SESSION_ID_BYTES}")
+
+
+def _first_repetition(names: Sequence[bytes]) -> int:
+    seen: set[bytes] = set()
+    for index, name in enumerate(names):
+        if name in seen:
+            return index
+        seen.add(name)
+    return len(names)
+
+
+T = TypeVar("T")
+
+
+class Deadlines(Generic[T]):
+    """Things by the tick at which they expire.
+
+    When things expire.
+
+    One bucket per tick: adding, moving and removing cost the same however many things there are. A
+    thing is in exactly one bucket, so memory is bounded by the number of things, not of renewals.
+    Things that expire at the same tick come out in an order that depends only on the calls (buckets
+    are dictionaries, not sets), so that a simulation runs the same way every time.
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, dict[T, None]] = {}
+        # Every bucket's tick, once. An emptied bucket stays until its tick has passed. Otherwise
+        # its tick would be pushed again each time the bucket is filled again.
+        self._ticks: list[int] = []
+
+    def add(self, thing: T, tick: int) -> None:
+        bucket = self._buckets.get(tick)
+        if bucket is None:
+            bucket = self._buckets[tick] = {}
+            heapq.heappush(self._ticks, tick)
+        bucket[thing] = None
+
+    def move(self, thing: T, old: int, new: int) -> None:
+        self.remove(thing, old)
+        self.add(thing, new)
+
+    def remove(self, thing: T, tick: int) -> None:
+        del self._buckets[tick][thing]
+
+    def take_due(self, now: int, at_most: int) -> list[T]:
+        """Takes out up to `at_most` things that have expired at `now`, earliest first."""
+        due: list[T] = []
+        while self._ticks and self._ticks[0] <= now:
+            bucket = self._buckets[self._ticks[0]]
+            while bucket:
+                if len(due) >= at_most:
+                    return due
+                due.append(bucket.popitem()[0])
+            del self._buckets[heapq.heappop(self._ticks)]
+        return due
+
 
 _RETRY_SECONDS = 1.0
 _EXPIRE_AT_MOST = 1_000

@@ -2,28 +2,234 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import errno
+import logging
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from percolator.errors import StoreFault, StoreUnusable
-from percolator.services.chassis.coordinator.interface import Leadership
-from percolator.services.chassis.store.files import Files, fault_of
-from percolator.services.master.history.collection import Collection, CollectionTimes
-from percolator.services.master.history.tablet_collecting import TabletCollecting
-from percolator.services.master.map.cluster_map import ClusterMap
-from percolator.services.master.map.map_store import MapStore, decoded
+import structlog
+
+from percolator.codec_names import CodecNames
+from percolator.errors import InvalidArgument, PercolatorError, StoreFault, StoreUnusable
+from percolator.formats.records import LockRecord
+from percolator.services.chassis.coordinator import Leadership, Trouble
+from percolator.services.chassis.epoch_directory import remove_tree
+from percolator.services.chassis.files import Files, fault_of
+from percolator.services.master.assignment import Assignment
+from percolator.services.master.cluster_map import ClusterMap, Table, Tablet, ttls_of
+from percolator.services.master.collection import Collection, CollectionTimes, OracleTime
+from percolator.services.master.map_store import MapStore, StoreFormat, decoded
 from percolator.services.master.registry import Registry
-from percolator.services.master.store_format import StoreFormat
-from percolator.services.master.tablets.assignment import Assignment
-from percolator.services.master.tablets.balance import Balance, BalanceLimits
-from percolator.services.master.tablets.removal import Removal
-from percolator.services.master.tablets.server_watch import ServerWatch, WatchTimes
-from percolator.services.master.tablets.tables import Tables
-from percolator.services.master.tablets.tablet_changes import TabletChanges
+from percolator.services.master.server_watch import ServerWatch, WatchTimes
+from percolator.services.master.table_changes import Creation, TableChanges
+from percolator.services.master.tablet_changes import Balance, BalanceLimits, TabletChanges
+from percolator.services.master.tablet_collection import TabletCollecting, scan_locks
 from percolator.services.master.term import Term
+from percolator.v1 import master_pb2 as master_pb2
 from percolator.v1.cluster_pb2 import Server, ServiceKind
-from percolator.world import World
+from percolator.world import Clock, World
+
+
+class Tables(TableChanges[ClusterMap]):
+    """A change is made when every tablet is served, and judges under the new version."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        store: MapStore,
+        assignment: Assignment,
+        oracle_time: OracleTime,
+        store_format: StoreFormat,
+        *,
+        tablets_max: int,
+        retention_min_seconds: float,
+    ) -> None:
+        super().__init__(clock, store, oracle_time, retention_min_seconds=retention_min_seconds)
+        self._assignment = assignment
+        self._store_format = store_format
+        self._tablets_max = tablets_max
+
+    async def set_ttls(self, request: master_pb2.SetTtlsRequest, deadline: float) -> Table:
+        if any(one.ttl_milliseconds for one in request.ttls):
+            self._store.current.table(request.table)  # raises if there is none
+            await self._store_format.require_expiry("ttls")
+        return await super().set_ttls(request, deadline)
+
+    async def _prepared(self, request: master_pb2.CreateTableRequest, deadline: float) -> Creation:
+        if request.options.ttls:
+            await self._store_format.require_expiry("options.ttls")
+        return await super()._prepared(request, deadline)
+
+    def _with_new_table(self, current: ClusterMap, creation: Creation) -> tuple[ClusterMap, Table]:
+        request = creation.request
+        if len(current.tablets) + len(request.splits) + 1 > self._tablets_max:
+            raise InvalidArgument(
+                "splits", f"the cluster would have more than {self._tablets_max} tablets"
+            )
+        return current.with_new_table(
+            request.name,
+            request.splits,
+            request.options.retention_milliseconds,
+            request.options.split_bytes,
+            creation.created_at,
+            change_feed=request.options.change_feed,
+            ttls=ttls_of(request.options.ttls),
+            codecs=CodecNames().declared(request.name, request.codecs),
+        )
+
+    def _taken_out(self, current: ClusterMap, table: Table) -> ClusterMap:
+        """Its tablets get new epochs, which only callers that resolve locks are told. Calls with
+        the old epochs are refused as soon as the tablets were taken over."""
+        tablets = [
+            one.given_to(one.server_id, one.address)
+            for one in current.of_tables[table.table_id]
+            if one.epoch
+        ]
+        return current.with_tables(table).with_tablets(tablets)
+
+    async def _until_current(self, table: Table, deadline: float) -> None:
+        tablets = self._store.current.of_tables.get(table.table_id, ())
+        await self._assignment.until_served([one.tablet_id for one in tablets], deadline)
+
+    def _are_in_use(self, name: str) -> bool:
+        return bool(self._assignment.used_by_former_owners(name))
+
+    async def _until_out_of_use(self, name: str, deadline: float) -> None:
+        await self._assignment.until_out_of_use(name, deadline)
+
+
+_log = structlog.get_logger("percolator.master")
+
+_ROUND_SECONDS = 1.0
+
+
+class Removal:
+    """`run` has to run while this master leads.
+
+    Removes what is left of deleted tables and split tablets, once it can no longer be needed.
+
+    A deleted table is dropped when no lock in another table has its primary there: until then its
+    cells are the only evidence of those transactions' outcomes. Directories are removed after the
+    map no longer names them.
+    """
+
+    def __init__(
+        self, world: World, files: Files, root: Path, store: MapStore, assignment: Assignment
+    ) -> None:
+        self._world = world
+        self._files = files
+        self._root = root
+        self._store = store
+        self._assignment = assignment
+        self._needed: set[int] = set()
+        """Deleted tables that had to be kept in the last round."""
+        self._kept: dict[tuple[int, int], str] = {}
+        """Directories that could not be removed in the last round, and why."""
+        self._troubles = [
+            Trouble(_log, "deleted tables are not cleared up yet", level=logging.INFO),
+            Trouble(_log, "what tablets have left is not removed yet", level=logging.INFO),
+        ]
+
+    async def run(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._world.clock.sleep(_ROUND_SECONDS)
+            # Separately: directories are removed even while a tablet cannot be asked for locks.
+            work = (self._drop_tables, self._remove_retired)
+            for clear_up, trouble in zip(work, self._troubles, strict=True):
+                try:
+                    await clear_up()
+                except (PercolatorError, OSError) as error:
+                    trouble.lasts(error)
+                else:
+                    trouble.is_over()
+
+    async def _drop_tables(self) -> None:
+        current, taken_over = self._store.current, self._assignment.is_taken_over
+        # At their new epochs nothing can begin in these tables, so no lock that points into them
+        # appears after the scan. This also holds for a tablet that is damaged.
+        closed = {
+            table_id
+            for table_id, table in current.tables.items()
+            if table.deleting and all(map(taken_over, current.of_tables[table_id]))
+        }
+        if not closed:
+            return
+        needed: set[int] = set()
+        for tablet in list(current.tablets.values()):
+            if not current.tables[tablet.table_id].deleting:
+                needed |= await self._primaries(tablet) & closed
+        for table_id in closed - needed:
+
+            def decide(
+                current: ClusterMap, table_id: int = table_id
+            ) -> tuple[ClusterMap, Table | None]:
+                gone = current.tables.get(table_id)
+                return (current.without_table(table_id) if gone else current), gone
+
+            table = await self._store.change(decide)
+            if table is not None:
+                _log.info("table deleted", table=table.name, table_id=table_id)
+                self._assignment.wake()
+        for table_id in needed - self._needed:
+            _log.info("a deleted table is kept until locks are resolved", table_id=table_id)
+        self._needed = needed
+
+    async def _primaries(self, tablet: Tablet) -> set[int]:
+        """The tables in which locks of this tablet have their primaries."""
+        locks = scan_locks(self._world.network, self._store.current, tablet)
+        return {LockRecord.decode(cell.value).primary.table_id async for cell in locks}
+
+    async def _remove_retired(self) -> None:
+        removed: list[tuple[int, int]] = []
+        kept: dict[tuple[int, int], str] = {}
+        for retired in self._store.current.retired:
+            table_id, tablet_id = retired
+            try:
+                if await self._removed(self._root / str(table_id), tablet_id):
+                    removed.append(retired)
+            except OSError as error:
+                # It may stay like this until an operator comes; all others are removed meanwhile.
+                kept[retired] = str(error)
+        self._tell(kept)
+        if not removed:
+            return
+
+        def decide(current: ClusterMap) -> tuple[ClusterMap, None]:
+            left = tuple(one for one in current.retired if one not in removed)
+            return replace(current, retired=left), None
+
+        await self._store.change(decide)
+
+    def _tell(self, kept: dict[tuple[int, int], str]) -> None:
+        """Logs each problem once, since it occurs again every second."""
+        before, self._kept = self._kept, kept
+        for (table_id, tablet_id), problem in kept.items():
+            if before.get((table_id, tablet_id)) != problem:
+                _log.warning(
+                    "a directory that is no longer needed cannot be removed",
+                    directory=str(self._root / str(table_id) / str(tablet_id)),
+                    error=problem,
+                )
+
+    async def _removed(self, table: Path, tablet_id: int) -> bool:
+        """False if a process still writes there; then the next round tries again."""
+        directory = table / str(tablet_id)
+        try:
+            for name in await self._files.list(directory):
+                await remove_tree(self._files, directory / name)
+            await self._files.remove_directory(directory)
+            if not await self._files.list(table):
+                await self._files.remove_directory(table)
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno != errno.ENOTEMPTY:
+                raise
+            return False
+        return True
+
 
 _FORGET_SECONDS = 5.0
 

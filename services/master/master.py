@@ -13,14 +13,17 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 
 from percolator.errors import NotReady, PercolatorError, Retry, StoreUnusable
-from percolator.services.chassis.coordinator.candidacy import Candidacy
-from percolator.services.chassis.coordinator.interface import Coordinator, Leadership, Session
-from percolator.services.chassis.store.cluster_identity import FIRST_FORMAT
-from percolator.services.chassis.trouble import Trouble
-from percolator.services.master.kind_check import KindCheck
-from percolator.services.master.map.catalogue import Catalogue
-from percolator.services.master.map.map_store import KEY, MapT
-from percolator.services.master.registry import Registry, check
+from percolator.services.chassis.cluster_store import FIRST_FORMAT
+from percolator.services.chassis.coordinator import (
+    Candidacy,
+    Coordinator,
+    Leadership,
+    Session,
+    Trouble,
+)
+from percolator.services.master.cluster_map import Catalogue
+from percolator.services.master.map_store import KEY, MapT
+from percolator.services.master.registry import KindCheck, Registry, check
 from percolator.services.master.term import SERVERS_KEY, Term
 from percolator.v1 import master_records_pb2
 from percolator.v1.cluster_pb2 import Server

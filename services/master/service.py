@@ -5,32 +5,279 @@ A simulation runs `master_service` on a store of its own, without the process.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Self
 
-from percolator.services.chassis.coordinator.interface import Coordinator
-from percolator.services.chassis.coordinator.times import CoordinatorTimes
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+from pydantic import Field, field_validator, model_validator
+
+from percolator.services.chassis.cluster_store import (
+    ClusterStore,
+    DirectoryStore,
+    RowClusterStore,
+    opened,
+)
+from percolator.services.chassis.coordinator import (
+    GRACE_SECONDS_MIN,
+    Coordinator,
+    CoordinatorTimes,
+    LivedTime,
+)
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
-from percolator.services.chassis.lived_time import LivedTime
-from percolator.services.chassis.serving.rpc import Exposed
-from percolator.services.chassis.settings.loading import load
-from percolator.services.chassis.store_kinds.cluster_store import ClusterStore
-from percolator.services.chassis.store_kinds.directory_store import DirectoryStore
-from percolator.services.chassis.store_kinds.opening import opened
-from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from percolator.services.master.cluster_handler import ClusterHandler
-from percolator.services.master.leader import TabletTerms
-from percolator.services.master.master import Master
-from percolator.services.master.master_handler import MasterHandler
-from percolator.services.master.metrics import MasterMetrics, RowMasterMetrics, TabletMasterMetrics
+from percolator.services.chassis.rpc import Exposed
+from percolator.services.chassis.settings import DialAddress, ListenAddress, StoreSettings, load
+from percolator.services.master.cluster_map import Catalogue, ClusterMap
+from percolator.services.master.collection import CollectionTimes, OracleTime
+from percolator.services.master.handlers import ClusterHandler, MasterHandler, RowMasterHandler
+from percolator.services.master.leader import Leader, MasterTimes, TabletTerms
+from percolator.services.master.map_store import MapT
+from percolator.services.master.master import Master, TermT
 from percolator.services.master.registry import Registry
-from percolator.services.master.rows.row_handler import RowMasterHandler
-from percolator.services.master.rows.row_term import RowTerms
-from percolator.services.master.settings import MasterSettings
+from percolator.services.master.row_term import RowTerm, RowTerms
+from percolator.services.master.server_watch import WatchTimes
+from percolator.services.master.tablet_changes import BalanceLimits
+from percolator.timestamps import seconds_between
 from percolator.v1 import cluster_pb2, master_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.wire.cluster_clock import majority
+
+
+class MasterSettings(StoreSettings):
+    """The settings of the master."""
+
+    service: ClassVar[str] = "master"
+
+    listen: ListenAddress = "127.0.0.1:7100"
+    """host:port to serve on; port 0 is any free one."""
+
+    store: Annotated[str, Field(min_length=1)]
+    """The store root, a directory that all servers of the cluster share. Or a row store, which
+    then keeps everything, including all cells: bigtable://PROJECT/INSTANCE?profile=NAME."""
+
+    request_bytes_total_max: Annotated[int, Field(ge=1 << 20, le=1 << 40)] = 64 << 20
+    """The memory for requests that arrive or are being answered. One connection may use a quarter
+    of it, one client half; administrators and servers have as much of their own."""
+
+    server_silence_seconds: Annotated[float, Field(ge=2.0, le=3_600)] = 5.0
+    """A server that has not reported for this long is no longer listed."""
+
+    servers_max: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    """Servers registered at once."""
+
+    tablets_max: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    """Tablets in all tables together."""
+
+    lease_seconds: Annotated[float, Field(ge=0.5, le=3_600)] = 3.0
+    """A tablet server that is silent for this long loses its tablets. A killed one loses them at
+    once. Nothing that a server does after it has lost a tablet is acknowledged."""
+
+    gather_seconds: Annotated[float, Field(ge=0, le=60)] = 1.0
+    """How long tablets wait for more servers after the first one has registered."""
+
+    balance_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 5.0
+    """The pause between rounds of measuring, splitting and moving tablets."""
+
+    quiet_seconds: Annotated[float, Field(ge=0, le=86_400)] = 10.0
+    """After a server came or went, no tablet is moved for balance for this long."""
+
+    split_bytes: Annotated[int, Field(ge=64 << 10, le=1 << 50)] = 1 << 30
+    """A larger tablet is split, unless its table has its own value."""
+
+    collection_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 60.0
+    """The pause between rounds of collecting old versions."""
+
+    retention_seconds: Annotated[float, Field(ge=1, le=100 * 365 * 86_400)] = 3600.0
+    """How long old versions are kept in tables without a value of their own."""
+
+    retention_min_seconds: Annotated[float, Field(ge=1, le=86_400)] = 60.0
+    """No table may keep old versions for less. Set it longer than any transaction takes."""
+
+    client_held_seconds_max: Annotated[float, Field(ge=1, le=100 * 365 * 86_400)] = 3 * 86_400.0
+    """How much older than the longest retention of a table the history is that a session or pin of
+    a client, or a session of a server, may hold back. An older pin ends, and an older transaction
+    or snapshot fails."""
+
+    admin_held_seconds_max: Annotated[float, Field(ge=0, le=100 * 365 * 86_400)] = 0.0
+    """The same for sessions and pins of administrators; 0 means without limit. Without tokens, all
+    programs are administrators."""
+
+    leader_silence_seconds: Annotated[float, Field(ge=GRACE_SECONDS_MIN, le=3_600)] = 3.0
+    """A leading master that is silent for this long is replaced by a standby."""
+
+    def times(self) -> MasterTimes:
+        """The times as the leader takes them."""
+        return MasterTimes(
+            WatchTimes(lease_seconds=self.lease_seconds),
+            BalanceLimits(
+                round_seconds=self.balance_seconds,
+                quiet_seconds=self.quiet_seconds,
+                split_bytes=self.split_bytes,
+            ),
+            CollectionTimes(
+                self.collection_seconds,
+                self.retention_seconds,
+                self.retention_min_seconds,
+                self.client_held_seconds_max,
+                self.admin_held_seconds_max,
+            ),
+            self.gather_seconds,
+        )
+
+    @model_validator(mode="after")
+    def _keeps_long_enough(self) -> Self:
+        if self.retention_seconds < self.retention_min_seconds:
+            raise ValueError(
+                f"retention_seconds: {self.retention_seconds:g} is below retention_min_seconds, "
+                f"{self.retention_min_seconds:g}"
+            )
+        return self
+
+    @field_validator("masters")
+    @classmethod
+    def _stands_alone(cls, masters: tuple[DialAddress, ...]) -> tuple[DialAddress, ...]:
+        # It would ask another master for the cluster's id, while that one asks this one.
+        if masters:
+            raise ValueError("must be empty for a master; masters find each other in the store")
+        return masters
+
+
+_KIND_PREFIX = "SERVICE_KIND_"
+
+
+class MasterMetrics(Collector, Generic[MapT, TermT]):
+    """Collects `percolator_master_*`, as far as it is alike for all masters."""
+
+    def __init__(self, own_address: str, registry: Registry, master: Master[MapT, TermT]) -> None:
+        self._own_address = own_address
+        self._registry = registry
+        self._master = master
+
+    def collect(self) -> Iterator[Metric]:
+        servers = GaugeMetricFamily(
+            "percolator_master_servers", "Servers that reported recently.", labels=["kind"]
+        )
+        for kind, count in sorted(Counter(self._registry.kinds()).items()):
+            name = ServiceKind.Name(kind).removeprefix(_KIND_PREFIX).lower()
+            servers.add_metric([name], count)
+        yield servers
+        yield from self._leader_metrics()
+
+    def _leader_metrics(self) -> Iterator[Metric]:
+        leader = self._master.leader
+        yield GaugeMetricFamily(
+            "percolator_master_leading", "1 while this master leads.", int(leader is not None)
+        )
+        if leader is None:
+            return
+        tables = leader.stored.current.tables
+        yield GaugeMetricFamily("percolator_master_tables", "Tables.", len(tables))
+        yield CounterMetricFamily(
+            "percolator_master_map_changes",
+            "Durable changes of the map.",
+            leader.stored.changes,
+        )
+        yield from _clock_metrics(self._own_address, self._registry, leader.oracle_time)
+        yield from self._work_metrics(leader)
+
+    def _work_metrics(self, leader: TermT) -> Iterator[Metric]:
+        """What only masters of one kind do."""
+        return iter(())
+
+
+class TabletMasterMetrics(MasterMetrics[ClusterMap, Leader]):
+    """The same for a master over tablets."""
+
+    def _work_metrics(self, leader: Leader) -> Iterator[Metric]:
+        tablets = leader.store.current.tablets
+        served = sum(map(leader.assignment.is_served, tablets.values()))
+        yield GaugeMetricFamily("percolator_master_tablets", "Tablets.", len(tablets))
+        yield GaugeMetricFamily(
+            "percolator_master_tablets_served",
+            "Tablets that their servers report as served.",
+            served,
+        )
+        yield from _collection_metrics(leader)
+
+
+class RowMasterMetrics(MasterMetrics[Catalogue, RowTerm]):
+    """The same for a master over a row store."""
+
+    def _work_metrics(self, leader: RowTerm) -> Iterator[Metric]:
+        yield from _collection_metrics(leader)
+
+
+def _clock_metrics(
+    own_address: str, registry: Registry, oracle_time: OracleTime
+) -> Iterator[Metric]:
+    """All compared with what most clocks say: this master's own may be the one that is wrong."""
+    leads = {own_address: 0}
+    for server in registry.servers():
+        if server.HasField("clock_lead_milliseconds"):
+            leads[server.address] = server.clock_lead_milliseconds
+    agreed = majority(leads) or 0
+    clocks = GaugeMetricFamily(
+        "percolator_master_clock_lead_seconds",
+        "How far a server's wall clock is ahead of most others; negative while it lags.",
+        labels=["address"],
+    )
+    for address, lead in sorted(leads.items()):
+        clocks.add_metric([address], (lead - agreed) / 1000)
+    yield clocks
+    timestamps = oracle_time.lead_milliseconds
+    if timestamps is not None:
+        yield GaugeMetricFamily(
+            "percolator_master_timestamp_lead_seconds",
+            "How far the oracle's timestamps are ahead of most clocks; negative while they lag.",
+            (timestamps - agreed) / 1000,
+        )
+
+
+def _collection_metrics(leader: Leader | RowTerm) -> Iterator[Metric]:
+    collection, now = leader.collection, leader.now()
+    yield CounterMetricFamily(
+        "percolator_master_collection_rounds", "Completed rounds of collection.", collection.rounds
+    )
+    yield CounterMetricFamily(
+        "percolator_master_collection_failures",
+        "Failed rounds of collection.",
+        collection.failures,
+    )
+    yield GaugeMetricFamily(
+        "percolator_master_collection_age_seconds",
+        "Since the last completed round of collection, or since this master began to lead.",
+        now - (collection.finished_at or leader.began_at),
+    )
+    yield GaugeMetricFamily(
+        "percolator_master_collection_held",
+        "1 while a session or pin holds back the collection of a table's history.",
+        int(collection.held),
+    )
+    yield GaugeMetricFamily(
+        "percolator_master_collection_held_seconds",
+        "How much older the history is that a session or pin needs than what tables would keep.",
+        collection.held_seconds,
+    )
+    yield CounterMetricFamily(
+        "percolator_master_old_locks_settled",
+        "Locks resolved before history was collected.",
+        collection.old_locks_resolved,
+    )
+    ages = GaugeMetricFamily(
+        "percolator_master_safe_point_age_seconds",
+        "How much history could be read when the last round of collection began.",
+        labels=["table"],
+    )
+    for table in leader.stored.current.tables.values():
+        safe_point = collection.known_safe_point(table.table_id)
+        if safe_point:
+            ages.add_metric([table.name], seconds_between(safe_point, collection.now))
+    yield ages
+
 
 _ELECTION_SECONDS = 1.0
 

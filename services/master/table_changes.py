@@ -1,6 +1,6 @@
 """Creating and deleting tables, and changing their schemas, for all kinds of clusters.
 
-`services/master/tablets/tables.py` and `services/master/rows/row_tables.py` have the differences.
+`services/master/tablet_changes.py` and `services/master/row_term.py` have the differences.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from percolator.observers.registry.observer_change import (
     changed_observers,
     with_report,
 )
-from percolator.services.master.map.catalogue import Catalogue, Table
-from percolator.services.master.map.map_record import (
+from percolator.services.master.cluster_map import (
+    Catalogue,
+    Table,
     observer_messages,
     observers_of,
     options_message,
@@ -34,8 +35,8 @@ from percolator.services.master.map.map_record import (
     ttl_messages,
     ttls_of,
 )
-from percolator.services.master.map.map_store import MapT, StoredMap
-from percolator.services.master.oracle_time import OracleTime
+from percolator.services.master.collection import OracleTime
+from percolator.services.master.map_store import MapT, StoredMap
 from percolator.v1 import master_pb2 as pb
 from percolator.wire.table_options import (
     changed_ttls,

@@ -1,6 +1,6 @@
 """What is alike in every term of a leading master: it keeps time, and knows servers and oracle.
 
-`services/master/leader.py` is a term over tablets, `services/master/rows/row_term.py` one over a
+`services/master/leader.py` is a term over tablets, `services/master/row_term.py` one over a
 row store.
 """
 
@@ -15,13 +15,10 @@ from typing import Any, Generic
 import structlog
 
 from percolator.errors import NotReady, Overloaded, StoreUnusable
-from percolator.services.chassis.coordinator.interface import Leadership
-from percolator.services.chassis.lived_time import ASK_SECONDS
-from percolator.services.chassis.store.cluster_identity import FIRST_FORMAT
-from percolator.services.chassis.trouble import Trouble
-from percolator.services.master.history.collection import Collection
-from percolator.services.master.map.map_store import MapT, StoredMap
-from percolator.services.master.oracle_time import OracleTime
+from percolator.services.chassis.cluster_store import FIRST_FORMAT
+from percolator.services.chassis.coordinator import ASK_SECONDS, Leadership, Trouble
+from percolator.services.master.collection import Collection, OracleTime
+from percolator.services.master.map_store import MapT, StoredMap
 from percolator.services.master.registry import Registry
 from percolator.services.master.table_changes import TableChanges
 from percolator.tasks import Tasks

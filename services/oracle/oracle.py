@@ -16,25 +16,328 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from copy import copy
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Protocol, Self
 
 import structlog
 
 from percolator.errors import (
     InvalidArgument,
+    InvariantViolation,
     NotReady,
+    Overloaded,
     PercolatorError,
+    StoreFault,
     StoreUnusable,
     UsageError,
+    WrongCluster,
 )
-from percolator.services.oracle.allocator import Allocator
-from percolator.services.oracle.physical_time import LEADING_SPEED, PhysicalTime
-from percolator.timestamps import TIMESTAMPS_PER_REQUEST_MAX
+from percolator.services.chassis.coordinator import Leadership
+from percolator.timestamps import (
+    PHYSICAL_MILLISECONDS_MAX,
+    SEQUENCE_BITS,
+    TIMESTAMPS_PER_REQUEST_MAX,
+)
+from percolator.v1.oracle_pb2 import (
+    AdvanceEpochRequest,
+    AdvanceEpochResponse,
+    GetTimestampsRequest,
+    GetTimestampsResponse,
+)
 from percolator.world import Clock
+
+LEADING_SPEED = 0.99
+"""Relative speed while the wall clock lags: a lead of an hour is gone in about 4 days. An operator
+may have it slower, to get rid of a lead sooner."""
+
+
+class PhysicalTime:
+    """Milliseconds since 1970-01-01 UTC that only grow.
+
+    The physical part of timestamps: this machine's wall clock, protected against its jumps.
+
+    Rules, in the order in which they are applied at each reading:
+    - It never goes back.
+    - A wall clock that is ahead by at most `jump_seconds_max` is followed at once.
+    - A wall clock that is further ahead has jumped: an operator's mistake, or a bad time server.
+      Following it would expire every lock and all history, and could never be undone. So the
+      physical part advances with the monotonic clock instead, unless following was asked for.
+    - While the wall clock lags (it was set back, or the oracle restarted and began above its mark),
+      the physical part advances with the monotonic clock, so that locks still expire. It runs
+      slower than that clock, by 1 % unless it is told otherwise, so that the lead shrinks instead
+      of adding up over restarts.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        begin_milliseconds: int,
+        jump_seconds_max: float,
+        follow_jumps: bool,
+        leading_speed: float = LEADING_SPEED,
+    ) -> None:
+        self._clock = clock
+        self._jump_milliseconds_max = float("inf") if follow_jumps else jump_seconds_max * 1000
+        self._read_at = clock.monotonic_seconds()
+        self._leading_speed = leading_speed
+        self._now = float(begin_milliseconds)
+        self._wall_lead = clock.wall_milliseconds() - self._now
+
+    def now_milliseconds(self) -> int:
+        """The current physical part."""
+        monotonic = self._clock.monotonic_seconds()
+        elapsed = (monotonic - self._read_at) * 1000
+        self._read_at = monotonic
+        wall = self._clock.wall_milliseconds()
+        steady = self._now + elapsed
+        if wall - steady > self._jump_milliseconds_max:
+            self._now = steady
+        else:
+            self._now = max(float(wall), self._now + elapsed * self._leading_speed)
+        self._wall_lead = wall - self._now
+        return int(self._now)
+
+    @property
+    def wall_lead_seconds(self) -> float:
+        """How far the wall clock was ahead at the last reading; negative while it lags."""
+        return self._wall_lead / 1000
+
+    @property
+    def is_ignoring_a_jump(self) -> bool:
+        """Whether the wall clock was too far ahead to be followed at the last reading."""
+        return self._wall_lead > self._jump_milliseconds_max
+
+
+class Allocator:
+    """Blocks of consecutive timestamps, each above all before it.
+
+    Handing out timestamps from a window: arithmetic only, without clock or disk.
+
+    Invariants:
+    - No number is handed out twice: each block begins above the end of the one before.
+    - No number at or above the *limit* is handed out. The limit is what a durable mark allows, so a
+      successor that starts at the mark cannot hand out a number again.
+    - The limit only grows.
+    - However many are requested, their physical part runs at most `lead_milliseconds_max` ahead of
+      time. Otherwise one greedy client would make all locks expire.
+    """
+
+    def __init__(self, mark_milliseconds: int, *, lead_milliseconds_max: int) -> None:
+        """Starts at the persisted mark with an empty window, which `extend` opens."""
+        self._next = mark_milliseconds << SEQUENCE_BITS
+        self._limit = self._next
+        self._lead_milliseconds_max = lead_milliseconds_max
+
+    @property
+    def limit_milliseconds(self) -> int:
+        """The physical part of every timestamp stays below this."""
+        return self._limit >> SEQUENCE_BITS
+
+    def extend(self, mark_milliseconds: int) -> None:
+        """Opens the window up to a mark, which must be durable already."""
+        if mark_milliseconds > PHYSICAL_MILLISECONDS_MAX:
+            raise InvariantViolation(f"the mark {mark_milliseconds} ms does not fit a timestamp")
+        limit = mark_milliseconds << SEQUENCE_BITS
+        if limit < self._limit:
+            raise InvariantViolation(
+                f"the mark would go back from {self.limit_milliseconds} to {mark_milliseconds} ms"
+            )
+        self._limit = limit
+
+    def allocate(self, count: int, now_milliseconds: int) -> int | None:
+        """The first of `count` consecutive timestamps, not older than `now_milliseconds`.
+
+        None if the window does not hold them; then none is taken. A block may run over into the
+        following milliseconds, since their numbers are like any others.
+        """
+        first = max(self._next, now_milliseconds << SEQUENCE_BITS)
+        after = first + count
+        if after > now_milliseconds + self._lead_milliseconds_max << SEQUENCE_BITS:
+            lead_milliseconds = (after >> SEQUENCE_BITS) - now_milliseconds
+            raise Overloaded(
+                "timestamps are requested faster than time passes: a millisecond has "
+                f"{1 << SEQUENCE_BITS}",
+                retry_after_seconds=(lead_milliseconds - self._lead_milliseconds_max + 1) / 1000,
+            )
+        if after > self._limit:
+            return None
+        self._next = after
+        return first
+
+
+FORMAT = 2
+"""A mark without an epoch is written in format 1, which every release reads."""
+
+_CLUSTER_ID = re.compile(r"[\x21-\x7e]{0,128}")
+_FIRST_LINE = re.compile(rb"percolator-oracle-mark ([0-9]{1,9})\n")
+_FORMAT_1 = re.compile(
+    rb"(percolator-oracle-mark 1\n"
+    rb"cluster=([\x21-\x7e]{0,128})\n"
+    rb"milliseconds=([0-9]{1,14})\n)"
+    rb"crc32=([0-9a-f]{8})\n"
+)
+_FORMAT_2 = re.compile(
+    rb"(percolator-oracle-mark 2\n"
+    rb"cluster=([\x21-\x7e]{0,128})\n"
+    rb"milliseconds=([0-9]{1,14})\n"
+    rb"epoch=([0-9]{1,19})\n)"
+    rb"crc32=([0-9a-f]{8})\n"
+)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """The physical part of every timestamp ever handed out is below `milliseconds`."""
+
+    milliseconds: int
+    cluster_id: str
+    """The cluster of the timestamps; empty for an oracle that served without a master."""
+    epoch: int = 0
+    """The catalogue's epoch; 0 if it was never raised."""
+
+    def __post_init__(self) -> None:
+        # An id that does not fit the format could be written, and then never be read again.
+        if not _CLUSTER_ID.fullmatch(self.cluster_id):
+            raise InvalidArgument("cluster_id", f"{self.cluster_id[:64]!r} is not printable ASCII")
+
+    def encode(self) -> bytes:
+        body = (
+            f"percolator-oracle-mark {FORMAT if self.epoch else 1}\n"
+            f"cluster={self.cluster_id}\n"
+            f"milliseconds={self.milliseconds}\n" + (f"epoch={self.epoch}\n" if self.epoch else "")
+        ).encode("ascii")
+        return body + f"crc32={zlib.crc32(body):08x}\n".encode("ascii")
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Mark:
+        """Refuses everything that `encode` of this version cannot have written."""
+        first_line = _FIRST_LINE.match(data)
+        if first_line is not None and int(first_line[1]) > FORMAT:
+            raise WrongCluster(
+                f"{where} was written by a newer version: format {int(first_line[1])}, "
+                f"this one knows {FORMAT}",
+                expected=f"format {FORMAT}",
+                found=f"format {int(first_line[1])}",
+            )
+        whole = _FORMAT_1.fullmatch(data) or _FORMAT_2.fullmatch(data)
+        if whole is None or zlib.crc32(whole[1]) != int(whole[whole.re.groups], 16):
+            raise _damaged(where)
+        epoch = int(whole[4]) if whole.re is _FORMAT_2 else 0
+        milliseconds = int(whole[3])
+        if milliseconds > PHYSICAL_MILLISECONDS_MAX:
+            raise _damaged(where)
+        return cls(milliseconds, whole[2].decode("ascii"), epoch)
+
+
+def _damaged(where: str) -> StoreUnusable:
+    return StoreUnusable(
+        f"{where} is damaged, and a guess could hand out timestamps twice; docs/formats.md says "
+        "how to write a new one",
+        fault=StoreFault.DAMAGED,
+    )
+
+
+ROLE = "oracle"
+MARK = "mark"
+SERVED = "served"
+"""Written once, after the first mark of a store. From then on a missing mark is a loss."""
+
+
+class Ledger:
+    """The mark as the leading oracle keeps it. Made by `open`.
+
+    The durable mark: a value of the role "oracle", which only the leading oracle can write.
+
+    Invariants:
+    - `write` returns only when the mark is durable and this oracle still led afterwards.
+    - The mark is read from the directory that this leader has taken over, where the leader before
+      can no longer write. Otherwise that one could raise the mark after it was read, and hand out
+      timestamps that this one hands out again.
+    - A mark that cannot be read, or is missing where there was one, is never replaced by a guess.
+    """
+
+    def __init__(self, leadership: Leadership, mark: Mark, *, has_served: bool) -> None:
+        self._leadership = leadership
+        self._mark = mark
+        self._has_served = has_served
+        self._writing = asyncio.Lock()
+        """Each write keeps what the one before has written."""
+
+    @classmethod
+    async def open(cls, leadership: Leadership, *, cluster_id: str) -> Self:
+        """Reads what the previous leader left. Only the leader may call it."""
+        has_served = await leadership.get(SERVED) is not None
+        mark = await _read(leadership, cluster_id)
+        if mark is None and has_served:
+            raise StoreUnusable(
+                f"the value {MARK!r} of the role {ROLE!r} is missing, though an oracle has served "
+                "from it; see docs/formats.md",
+                fault=StoreFault.DAMAGED,
+            )
+        return cls(leadership, mark or Mark(0, cluster_id), has_served=has_served)
+
+    @property
+    def mark_milliseconds(self) -> int:
+        """Above the physical part of every timestamp ever handed out. 0 at first."""
+        return self._mark.milliseconds
+
+    async def is_still_ours(self) -> bool:
+        """Whether no later oracle had read the mark when this was called: one `stat`, which all
+        share who ask at the same time."""
+        return await self._leadership.stands()
+
+    async def write(self, milliseconds: int) -> None:
+        """Returns when the mark is durable. Raises `NotReady` if another oracle leads by now.
+
+        After `StoreUnusable` a successor may find this mark or the previous one. Writing a higher
+        one next is right in both cases.
+        """
+        if milliseconds < self._mark.milliseconds:
+            raise InvariantViolation(
+                f"the mark would go back from {self._mark.milliseconds} to {milliseconds} ms"
+            )
+        async with self._writing:
+            await self._put(replace(self._mark, milliseconds=milliseconds))
+        if not self._has_served:
+            await self._leadership.put(SERVED, b"")
+            self._has_served = True
+
+    @property
+    def epoch(self) -> int:
+        """The catalogue's epoch, as far as it is durable."""
+        return self._mark.epoch
+
+    async def advance_epoch(self, epoch: int) -> None:
+        """Returns when an epoch at least as high is durable. Raises as `write`."""
+        async with self._writing:
+            if epoch > self._mark.epoch:
+                await self._put(replace(self._mark, epoch=epoch))
+
+    async def _put(self, mark: Mark) -> None:
+        await self._leadership.put(MARK, mark.encode())
+        self._mark = mark
+
+
+async def _read(leadership: Leadership, cluster_id: str) -> Mark | None:
+    """None if no oracle has ever served from this store."""
+    data = await leadership.get(MARK)
+    if data is None:
+        return None
+    mark = Mark.decode(data, f"the value {MARK!r} of the role {ROLE!r}")
+    if cluster_id and mark.cluster_id and mark.cluster_id != cluster_id:
+        raise WrongCluster(
+            f"the oracle's mark belongs to cluster {mark.cluster_id}, not to {cluster_id}",
+            expected=cluster_id,
+            found=mark.cluster_id,
+        )
+    return replace(mark, cluster_id=mark.cluster_id or cluster_id)
+
 
 WINDOW_LEFT_AT_EXTENSION = 0.3
 """The share of the window that is left when its extension begins. An extension costs two fsyncs,
@@ -295,3 +598,22 @@ def _check_start(begin_milliseconds: int, mark_milliseconds: int, limits: Oracle
             f"the wall clock is {days:.0f} days above the persisted mark; if it is right, start "
             "once with --follow-clock-jumps"
         )
+
+
+class OracleHandler:
+    """`percolator.v1.OracleService`."""
+
+    def __init__(self, serving: Callable[[], Oracle]) -> None:
+        """`serving` raises while this process does not lead."""
+        self._serving = serving
+
+    async def get_timestamps(self, request: GetTimestampsRequest) -> GetTimestampsResponse:
+        count, oracle = request.count, self._serving()
+        first = await oracle.get_timestamps(count)
+        return GetTimestampsResponse(
+            first=first, count=count, catalogue_epoch=oracle.catalogue_epoch
+        )
+
+    async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
+        epoch = await self._serving().advance_epoch(request.catalogue_epoch)
+        return AdvanceEpochResponse(catalogue_epoch=epoch)

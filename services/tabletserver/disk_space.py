@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.services.chassis.trouble import Trouble
+from percolator.services.chassis.coordinator import Trouble
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK
 from percolator.world import Clock

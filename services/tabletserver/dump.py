@@ -21,9 +21,9 @@ import plyvel
 
 from percolator.errors import InvariantViolation
 from percolator.formats.records import LockRecord, WriteRecord
-from percolator.services.chassis.store import epoch_names
-from percolator.services.chassis.store.epoch_names import Stage
-from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis import epoch_directory
+from percolator.services.chassis.epoch_directory import Stage
+from percolator.services.chassis.files import RealFiles
 from percolator.services.tabletserver.leveldb_clone import clone_leveldb
 from percolator.tablet import keys
 from percolator.timestamps import in_json
@@ -170,7 +170,7 @@ def _record(space: int, value: bytes) -> dict[str, Any]:
 
 
 def _newest_epoch(path: Path) -> Path:
-    names = epoch_names.parse_all(entry.name for entry in path.iterdir())
+    names = epoch_directory.parse_all(entry.name for entry in path.iterdir())
     usable = [name for name in names if name.stage in (Stage.LIVE, Stage.SEALED)]
     if not usable:
         raise CannotDump(f"{path} is neither a tablet directory nor an epoch of one")

@@ -21,8 +21,8 @@ from percolator.errors import (
     PercolatorError,
     StoreUnusable,
 )
-from percolator.services.chassis.serving.quotas import Quota
-from percolator.services.chassis.serving.rpc import caller_identity, remaining_seconds
+from percolator.services.chassis.gate import Quota
+from percolator.services.chassis.rpc import caller_identity, remaining_seconds
 from percolator.services.tabletserver.collecting import Collecting
 from percolator.services.tabletserver.disk_space import DiskSpace
 from percolator.services.tabletserver.served_tablet import Schema

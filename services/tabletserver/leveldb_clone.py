@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from percolator.services.chassis.store.files import Files
+from percolator.services.chassis.files import Files
 
 FILE_BYTES_MAX = 1 << 30
 """Larger files are not copied: LevelDB's logs and tables are a few MiB, its MANIFEST less."""

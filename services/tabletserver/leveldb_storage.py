@@ -25,7 +25,7 @@ from pathlib import Path
 import plyvel
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.files import DiskThreads
 from percolator.tasks import Tasks
 
 KIBIBYTE = 1024

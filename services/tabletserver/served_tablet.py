@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import NotReady, PercolatorError, StoreFault, StoreUnusable, TabletMoved
-from percolator.services.chassis.trouble import Trouble
+from percolator.services.chassis.coordinator import Trouble
 from percolator.services.tabletserver.tablet_store import TabletStore
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.lifetimes import Ttls

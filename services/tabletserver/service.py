@@ -9,13 +9,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 
-from percolator.services.chassis import descriptors
+from percolator.services.chassis import process
+from percolator.services.chassis.files import DiskThreads, RealFiles
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
-from percolator.services.chassis.serving.rpc import Exposed
-from percolator.services.chassis.settings.loading import load
-from percolator.services.chassis.store.disk_threads import DiskThreads
-from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis.rpc import Exposed
+from percolator.services.chassis.settings import load
 from percolator.services.tabletserver import dump
 from percolator.services.tabletserver.collecting import Collecting
 from percolator.services.tabletserver.disk_space import DiskSpace
@@ -109,7 +108,7 @@ async def build(host: Host[TabletServerSettings]) -> AsyncIterator[list[Exposed]
     settings = host.settings
     root = await open_store_root(host.files, settings, host.cluster_id, host.log)
     budget = Budget(
-        settings.write_buffers_bytes, settings.block_caches_bytes, descriptors.raise_limit()
+        settings.write_buffers_bytes, settings.block_caches_bytes, process.raise_descriptor_limit()
     )
     number = settings.write_threads
     # Each with threads of its own, so that a call that is stuck holds up nothing else. Several for

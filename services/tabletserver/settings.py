@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from percolator.bigtable.place import SCHEME
 from percolator.schema import ROW_BYTES_MAX
-from percolator.services.chassis.settings.loading import FramedSettings, ListenAddress, Seconds
+from percolator.services.chassis.settings import FramedSettings, ListenAddress, Seconds
 from percolator.services.tabletserver.handler import RequestLimits
 from percolator.tablet.limits import TabletLimits
 

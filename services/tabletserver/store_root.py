@@ -8,13 +8,8 @@ from pathlib import Path
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument
-from percolator.services.chassis.store.cluster_identity import (
-    FILE_NAME,
-    check_identity,
-    read_identity,
-)
-from percolator.services.chassis.store.file_systems import refuse_network
-from percolator.services.chassis.store.files import Files
+from percolator.services.chassis.cluster_store import FILE_NAME, check_identity, read_identity
+from percolator.services.chassis.files import Files, refuse_network
 from percolator.services.tabletserver.settings import TabletServerSettings
 
 

@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.services.chassis.store.disk_threads import DiskThreads
-from percolator.services.chassis.store.epoch_directory import (
+from percolator.services.chassis.epoch_directory import (
     EpochDirectory,
+    EpochName,
     Inheritance,
+    Stage,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
-from percolator.services.chassis.store.epoch_names import EpochName, Stage
-from percolator.services.chassis.store.files import Files
+from percolator.services.chassis.files import DiskThreads, Files
 from percolator.services.tabletserver.leveldb_clone import CURRENT, clone_leveldb, lacks_current
 from percolator.services.tabletserver.leveldb_storage import (
     WRITE_BUFFERS_BYTES,

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument, StoreUnusable, TabletMoved
-from percolator.services.chassis.store.epoch_directory import EPOCH_MAX
+from percolator.services.chassis.epoch_directory import EPOCH_MAX
 from percolator.services.tabletserver.order_turns import OrderTurns
 from percolator.services.tabletserver.served_tablet import (
     Background,

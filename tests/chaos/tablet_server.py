@@ -20,7 +20,7 @@ from typing import IO
 import plyvel
 
 from percolator.services.chassis.lifecycle import run
-from percolator.services.chassis.settings.loading import load
+from percolator.services.chassis.settings import load
 from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 from percolator.services.tabletserver.service import build
 from percolator.services.tabletserver.settings import TabletServerSettings

@@ -20,14 +20,15 @@ from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.port import RowStore, SetCell
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.services.chassis.coordinator.interface import Coordinator, Leadership
-from percolator.services.chassis.coordinator.row_coordinator import RowCoordinator
-from percolator.services.chassis.coordinator.row_leadership import role_key, value_column
-from percolator.services.chassis.coordinator.times import CoordinatorTimes
-from percolator.services.chassis.records.records import Records
-from percolator.services.chassis.store.files import FileLock, Files
-from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis.coordinator import Coordinator, CoordinatorTimes, Leadership
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.chassis.files import FileLock, Files, RealFiles
+from percolator.services.chassis.row_coordinator import (
+    Records,
+    RowCoordinator,
+    role_key,
+    value_column,
+)
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from percolator.services.chassis.store.files import Files, replace_durably
-from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis.files import Files, RealFiles, replace_durably
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

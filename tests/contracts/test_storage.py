@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.errors import InvariantViolation, StoreFault, StoreUnusable
-from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.leveldb_storage import (
     LevelDBOptions,
     LevelDBStorage,

@@ -16,7 +16,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from percolator.services.chassis.store.files import FileStatus
+from percolator.services.chassis.files import FileStatus
 from percolator.world import Random
 
 _DEVICE = 1

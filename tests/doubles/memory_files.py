@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from percolator.services.chassis.store.files import FileLock, FileStatus, OpenFile
+from percolator.services.chassis.files import FileLock, FileStatus, OpenFile
 from tests.doubles.memory_disk import Directory, File, MemoryDisk, fault
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from percolator.errors import InvalidArgument
-from percolator.services.chassis.serving.tokens import Tokens
+from percolator.services.chassis.gate import Tokens
 from percolator.services.local.authority import files_in, make_all
 from percolator.wire import tls
 from percolator.wire.credentials import TOKEN_VARIABLE, client_credentials

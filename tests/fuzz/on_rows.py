@@ -22,11 +22,11 @@ from percolator.bigtable.place import Place
 from percolator.errors import InvariantViolation, PercolatorError
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import LOCKS, WRITES
-from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.chassis.cluster_store import RowClusterStore
 from percolator.services.gateway.row_store_handler import RowStoreHandler
-from percolator.services.master.map.map_store import KEY, CatalogueStore, decoded_catalogue
-from percolator.services.master.rows.row_handler import RowMasterHandler
-from percolator.services.master.rows.row_loads import RowLoads
+from percolator.services.master.handlers import RowMasterHandler
+from percolator.services.master.map_store import KEY, CatalogueStore, decoded_catalogue
+from percolator.services.master.row_term import RowLoads
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import bigtable_pb2 as bigtable

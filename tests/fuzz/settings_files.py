@@ -10,15 +10,19 @@ from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from percolator.services.chassis.settings.loading import environment_name, flag_name, load
-from percolator.services.chassis.settings.output import to_toml
-from percolator.services.chassis.settings.service_settings import ServiceSettings
-from percolator.services.gateway.settings import GatewaySettings
-from percolator.services.lockservice.settings import LockServiceSettings
-from percolator.services.master.settings import MasterSettings
-from percolator.services.oracle.settings import OracleSettings
+from percolator.services.chassis.settings import (
+    ServiceSettings,
+    environment_name,
+    flag_name,
+    load,
+    to_toml,
+)
+from percolator.services.gateway.service import GatewaySettings
+from percolator.services.lockservice.service import LockServiceSettings
+from percolator.services.master.service import MasterSettings
+from percolator.services.oracle.service import OracleSettings
 from percolator.services.tabletserver.settings import TabletServerSettings
-from percolator.services.worker.settings import WorkerSettings
+from percolator.services.worker.service import WorkerSettings
 from percolator.world import Random
 from tests.fuzz.messages import damaged
 

@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import ClassVar, Literal
 
 from percolator.errors import InvalidArgument, NotReady
+from percolator.services.chassis.files import OpenFile, RealFiles
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
-from percolator.services.chassis.serving.rpc import Exposed
-from percolator.services.chassis.settings.loading import ListenAddress, ServiceSettings, load
-from percolator.services.chassis.store.files import OpenFile
-from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis.rpc import Exposed
+from percolator.services.chassis.settings import ListenAddress, ServiceSettings, load
 from percolator.v1 import cluster_pb2, oracle_pb2
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,

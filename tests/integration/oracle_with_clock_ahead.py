@@ -9,10 +9,9 @@ from contextlib import asynccontextmanager
 
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
-from percolator.services.chassis.serving.rpc import Exposed
-from percolator.services.chassis.settings.loading import load
-from percolator.services.oracle.service import build
-from percolator.services.oracle.settings import OracleSettings
+from percolator.services.chassis.rpc import Exposed
+from percolator.services.chassis.settings import load
+from percolator.services.oracle.service import OracleSettings, build
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.world import MachineClock
 

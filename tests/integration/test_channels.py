@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from percolator.errors import ExecutionUnknown, PercolatorError, Unavailable, UsageError
-from percolator.services.chassis.serving.server_tls import ServerTls
+from percolator.services.chassis.server import ServerTls
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.v1.tabletserver_pb2 import ScanRequest
 from percolator.wire.channels import GrpcNetwork

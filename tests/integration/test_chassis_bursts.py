@@ -10,8 +10,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import CollectorRegistry
 
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.server import Server
+from percolator.services.chassis.gate import Gate
+from percolator.services.chassis.server import Server
 from percolator.world import MachineClock
 from tests.integration.chassis_service import WaiterSettings
 

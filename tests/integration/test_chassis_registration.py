@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from percolator.errors import WrongCluster
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.metrics import RpcMetrics
-from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
+from percolator.services.chassis.gate import Gate
+from percolator.services.chassis.metrics import RpcMetrics
+from percolator.services.chassis.rpc import Exposed, RpcEdge
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import (
     DescribeRequest,

@@ -41,7 +41,7 @@ def probed(ready_file: Path, certificates: Path | None) -> tuple[int, str]:
         files = files_in(certificates / "cluster")
         environment |= {name: getattr(files, part) for part, name in TLS_VARIABLES.items()}
     done = subprocess.run(
-        [sys.executable, "-m", "percolator.services.chassis.serving.health_probe", str(ready_file)],
+        [sys.executable, "-m", "percolator.services.chassis.health_probe", str(ready_file)],
         env=environment,
         capture_output=True,
         text=True,

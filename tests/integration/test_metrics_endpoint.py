@@ -15,8 +15,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.core import GaugeMetricFamily
 
-from percolator.services.chassis.serving.metrics_endpoint import served
-from percolator.services.chassis.serving.server_tls import ServerTls
+from percolator.services.chassis.metrics import served
+from percolator.services.chassis.server import ServerTls
 from percolator.wire.addresses import HostPort
 from percolator.wire.tls import Tls
 from tests.unit.wire.certificates import Certificates, made

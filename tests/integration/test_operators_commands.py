@@ -21,7 +21,7 @@ from percolator.cli.connection import console
 from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import read_lock_column
 from percolator.formats.records import LockRecord, RecordKind
-from percolator.services.chassis.serving.tokens import Tokens
+from percolator.services.chassis.gate import Tokens
 from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from percolator import errors
-from percolator.services.chassis.coordinator import stored_value
+from percolator.services.chassis import coordinator
 from percolator.services.local.process import ServiceProcess
-from percolator.services.oracle.mark import Mark
+from percolator.services.oracle.oracle import Mark
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.methods import GET_TIMESTAMPS
@@ -217,7 +217,7 @@ async def test_on_a_full_disk_it_refuses_instead_of_reusing_and_recovers(tmp_pat
         with pytest.raises(errors.StoreUnusable) as refused:
             await ask_until_refused()
         assert refused.value.fault is errors.StoreFault.DISK_FULL
-        stored = stored_value.decode(mark_path.read_bytes(), "mark")
+        stored = coordinator.decode(mark_path.read_bytes(), "mark")
         durable = Mark.decode(stored, "mark").milliseconds
         assert received[-1] < durable << 18
         with pytest.raises(errors.StoreUnusable):
@@ -254,7 +254,7 @@ def test_state_that_cannot_be_trusted_is_refused_in_one_line(tmp_path: Path) -> 
     ):
         left = tmp_path / name / "store" / "coordinator" / "oracle" / "e1.sealed"
         left.mkdir(parents=True)
-        (left / "mark").write_bytes(stored_value.encode(mark))
+        (left / "mark").write_bytes(coordinator.encode(mark))
         assert reason in refused_start(tmp_path / name)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import StoreUnusable
-from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(60)]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from percolator.services.chassis.store.store_watch import PROBE
+from percolator.services.chassis.store_watch import PROBE
 from percolator.services.local.process import LocalClusterError
 from tests.integration.tabletserver_client import puts, said, tablet_server
 

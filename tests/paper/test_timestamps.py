@@ -6,8 +6,7 @@ import asyncio
 import random
 from typing import Any
 
-from percolator.services.oracle.handler import OracleHandler
-from percolator.services.oracle.oracle import Oracle, OracleLimits
+from percolator.services.oracle.oracle import Oracle, OracleHandler, OracleLimits
 from percolator.v1.oracle_pb2 import GetTimestampsResponse
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import UnaryMethod, World

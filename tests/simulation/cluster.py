@@ -22,7 +22,7 @@ from percolator.errors import StoreUnusable, Unavailable
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.rowstore.intents import INTENTS_TABLE
-from percolator.services.chassis.serving import rpc
+from percolator.services.chassis import rpc
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.world import Random, World
 from tests.isolation.history import Recorder

@@ -11,7 +11,7 @@ import errno
 from collections import Counter
 from pathlib import Path
 
-from percolator.services.chassis.store.files import FileStatus
+from percolator.services.chassis.files import FileStatus
 from percolator.world import Random
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles

@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from percolator.errors import PercolatorError
-from percolator.services.master.map.catalogue import Catalogue, Table
-from percolator.services.master.map.map_record import (
+from percolator.services.master.cluster_map import (
+    Catalogue,
+    Table,
     decode_catalogue,
     encode_catalogue,
     table_message,
 )
-from percolator.services.master.rows.row_loads import RowLoads
+from percolator.services.master.row_term import RowLoads
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire import methods

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 
 from percolator.errors import PercolatorError
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.services.chassis.coordinator.times import CoordinatorTimes
-from percolator.services.chassis.lived_time import LivedTime
-from percolator.services.chassis.serving.rpc import Exposed
-from percolator.services.chassis.store.cluster_identity import STORE_FORMAT, establish_identity
-from percolator.services.chassis.version import version
-from percolator.services.master.cluster_handler import ClusterHandler
-from percolator.services.master.history.collection import CollectionTimes
+from percolator.services.chassis.cluster_store import STORE_FORMAT, establish_identity
+from percolator.services.chassis.coordinator import CoordinatorTimes, LivedTime
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.chassis.process import version
+from percolator.services.chassis.rpc import Exposed
+from percolator.services.master.collection import CollectionTimes
+from percolator.services.master.handlers import ClusterHandler, MasterHandler
 from percolator.services.master.leader import MasterTimes, TabletTerms
 from percolator.services.master.master import Master
-from percolator.services.master.master_handler import MasterHandler
 from percolator.services.master.registry import Registry
-from percolator.services.master.tablets.server_watch import WatchTimes
+from percolator.services.master.server_watch import WatchTimes
 from percolator.v1 import cluster_pb2, master_pb2
 from percolator.wire import methods
 from percolator.world import Random, World

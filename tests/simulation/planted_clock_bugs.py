@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument
-from percolator.services.oracle import other_clocks
-from percolator.services.oracle.candidate import Candidate, Site
-from percolator.services.oracle.other_clocks import OtherClocks
+from percolator.services.oracle import candidate
+from percolator.services.oracle.candidate import Candidate, OtherClocks, Site
 from percolator.tablet.memory.timestamp_guard import TimestampGuard, UnheardTimestamp
 from percolator.timestamps import SEQUENCE_BITS
 from tests.simulation.scenario import Kind
@@ -42,7 +41,7 @@ def oracle_believes_its_own_clock(patch: Patch) -> None:
 def most_of_the_known_clocks_are_most_clocks(patch: Patch) -> None:
     """A master that has just begun to lead knows no clock but that of its own host, where the
     oracle is as wrong as it is."""
-    patch.setattr(other_clocks, "_require_most", lambda told: None)
+    patch.setattr(candidate, "_require_most", lambda told: None)
 
 
 def oracle_begins_before_the_epoch_of_the_store(patch: Patch) -> None:

@@ -12,8 +12,8 @@ from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.verdicts import ROLLED_BACK
-from percolator.services.master.history.collection import CollectionTimes
-from percolator.services.master.history.old_locks import OldLocks
+from percolator.services.master.collection import CollectionTimes
+from percolator.services.master.tablet_collection import OldLocks
 from percolator.tablet import opening
 from percolator.tablet.collection import collection
 from percolator.tablet.collection.answered_cells import AnsweredCells, Record

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 import pytest
 
 from percolator.formats.records import KIND_LOCK_ONLY, WRITE_KIND_OFFSET
-from percolator.services.master.history.collection import CollectionTimes
+from percolator.services.master.collection import CollectionTimes
 from percolator.tablet.collection.collection import _WalkOfVersions
 from percolator.tablet.memory.last_change import LastChanges, newest_change_below
 from percolator.tablet.writing import judge

@@ -29,9 +29,9 @@ from percolator.protocol.resolving.rolling import Rolling
 from percolator.routing.catalog import Catalog
 from percolator.routing.cells import FoundCell
 from percolator.routing.table_info import TableSchema
-from percolator.services.master.map.catalogue import Table
+from percolator.services.master.cluster_map import Table
+from percolator.services.master.leader import Tables
 from percolator.services.master.table_changes import Creation, TableChanges
-from percolator.services.master.tablets.tables import Tables
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.timestamps import SEQUENCE_BITS

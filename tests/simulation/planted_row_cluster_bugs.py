@@ -1,7 +1,7 @@
 """Bugs of masters and oracles that keep everything in a row store, which a simulation has to find.
 
-Of who leads (services/chassis/coordinator/row_leadership.py), of the catalogue's
-epoch, and of tables that are dropped (services/master/rows/row_drops.py). Those of drops need
+Of who leads (services/chassis/row_coordinator.py), of the catalogue's
+epoch, and of tables that are dropped (services/master/row_term.py). Those of drops need
 clients that die with half of their cells committed, all at about the time at which the table of
 their primaries goes (tests/simulation/workloads/drops.py).
 """
@@ -17,16 +17,11 @@ from typing import Any, cast
 import pytest
 
 from percolator.history.rows import RowHistory
-from percolator.services.chassis.coordinator.row_leadership import RoleRow, RowLeadership
-from percolator.services.chassis.coordinator.stamp import Stamp
-from percolator.services.master.history.collection import Collection
-from percolator.services.master.history.row_collecting import RowCollecting
-from percolator.services.master.history.safe_points import ClusterSafePoints
+from percolator.services.chassis.row_coordinator import RoleRow, RowLeadership, Stamp
+from percolator.services.master.collection import ClusterSafePoints, Collection, OracleTime
 from percolator.services.master.master import ROLE as MASTER_ROLE
-from percolator.services.master.oracle_time import OracleTime
-from percolator.services.master.rows.row_drops import RowDrops
-from percolator.services.oracle.handler import OracleHandler
-from percolator.services.oracle.oracle import Oracle
+from percolator.services.master.row_term import RowCollecting, RowDrops
+from percolator.services.oracle.oracle import Oracle, OracleHandler
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from tests.simulation import row_cluster
 from tests.simulation.per_seed import PerSeed

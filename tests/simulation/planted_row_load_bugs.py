@@ -16,8 +16,8 @@ from percolator.errors import PercolatorError
 from percolator.rowstore import collecting
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange
-from percolator.services.master.map.catalogue import Catalogue, Table, TableLoad
-from percolator.services.master.rows import row_loads
+from percolator.services.master import row_term
+from percolator.services.master.cluster_map import Catalogue, Table, TableLoad
 from percolator.v1 import master_pb2 as pb
 
 Patch = pytest.MonkeyPatch
@@ -30,18 +30,18 @@ def deletions_in_loaded_rows_are_collected(patch: Patch) -> None:
 
 def a_later_run_loads_into_the_table_of_an_earlier_one(patch: Patch) -> None:
     """Rows of a run that was superseded end up among those of the run that took over."""
-    correct = row_loads._begun
+    correct = row_term._begun
 
     def wrong(
         request: pb.BeginLoadRequest, made: Table | None, current: Catalogue
     ) -> tuple[Catalogue, Table | None]:
-        for table, load in row_loads._of_load(current, request.table.name, request.load):
+        for table, load in row_term._of_load(current, request.table.name, request.load):
             if load.run < request.run and table.is_hidden:
                 taken = replace(table, load=TableLoad(request.load, request.run))
                 return current.with_tables(taken), taken
         return correct(request, made, current)
 
-    patch.setattr(row_loads, "_begun", wrong)
+    patch.setattr(row_term, "_begun", wrong)
 
 
 def every_run_is_published(patch: Patch) -> None:
@@ -50,10 +50,10 @@ def every_run_is_published(patch: Patch) -> None:
     def wrong(current: Catalogue, asked: pb.PublishLoadsRequest.Loaded) -> Table:
         table = current.tables.get(asked.table_id)
         if table is None:
-            raise row_loads._taken_over("", asked.run)
+            raise row_term._taken_over("", asked.run)
         return table
 
-    patch.setattr(row_loads, "_loaded", wrong)
+    patch.setattr(row_term, "_loaded", wrong)
 
 
 def rows_that_were_not_answered_are_taken_for_loaded(patch: Patch) -> None:

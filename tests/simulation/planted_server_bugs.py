@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from percolator.services.chassis.store.epoch_directory import EpochDirectory
-from percolator.services.oracle.ledger import Ledger
+from percolator.services.chassis.epoch_directory import EpochDirectory
+from percolator.services.oracle.oracle import Ledger
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading.point_reads import AnswerRoom
 from percolator.tablet.tablet import Tablet

@@ -6,8 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator.services.chassis.store.epoch_directory import EpochDirectory
-from percolator.services.chassis.store.shared_look import SharedLook
+from percolator.services.chassis.epoch_directory import EpochDirectory, SharedLook
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch

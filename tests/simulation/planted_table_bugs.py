@@ -11,11 +11,11 @@ import pytest
 
 from percolator.aio.reader import Reader
 from percolator.routing.table_info import TableInfo
-from percolator.services.chassis.store.epoch_directory import EpochDirectory
-from percolator.services.master.map.cluster_map import Tablet
+from percolator.services.chassis.epoch_directory import EpochDirectory
+from percolator.services.master.assignment import Assignment
+from percolator.services.master.cluster_map import Tablet
+from percolator.services.master.leader import Tables
 from percolator.services.master.table_changes import TableChanges
-from percolator.services.master.tablets.assignment import Assignment
-from percolator.services.master.tablets.tables import Tables
 from percolator.services.tabletserver.tablet_store import Ancestry
 from percolator.tablet.identity import TabletIdentity
 from percolator.v1 import master_pb2 as pb

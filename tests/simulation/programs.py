@@ -16,16 +16,14 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvariantViolation, PercolatorError, StoreFault, StoreUnusable
+from percolator.services.chassis.cluster_store import STORE_FORMAT, DirectoryStore
 from percolator.services.chassis.host import Host
-from percolator.services.chassis.serving.rpc import Exposed
-from percolator.services.chassis.settings.service_settings import ServiceSettings
-from percolator.services.chassis.store.cluster_identity import STORE_FORMAT
-from percolator.services.chassis.store_kinds.directory_store import DirectoryStore
-from percolator.services.chassis.version import version
+from percolator.services.chassis.process import version
+from percolator.services.chassis.rpc import Exposed
+from percolator.services.chassis.settings import ServiceSettings
 from percolator.services.lockservice.handler import LockServiceHandler
-from percolator.services.lockservice.limits import LockServiceLimits
-from percolator.services.oracle.service import oracle_service
-from percolator.services.oracle.settings import OracleSettings
+from percolator.services.lockservice.sessions import LockServiceLimits
+from percolator.services.oracle.service import OracleSettings, oracle_service
 from percolator.services.tabletserver.service import tablet_server
 from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.v1 import cluster_pb2, lockservice_pb2

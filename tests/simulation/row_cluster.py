@@ -13,18 +13,16 @@ from contextlib import asynccontextmanager
 
 from percolator.errors import PercolatorError, Retry, StoreFault, StoreUnusable
 from percolator.rowstore.times import Times
-from percolator.services.chassis.coordinator.times import CoordinatorTimes
-from percolator.services.chassis.records.records import Records
-from percolator.services.chassis.store_kinds import row_identity
-from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from percolator.services.master.map.catalogue import Catalogue
-from percolator.services.master.map.map_store import KEY, decoded_catalogue
+from percolator.services.chassis import cluster_store
+from percolator.services.chassis.cluster_store import RowClusterStore
+from percolator.services.chassis.coordinator import CoordinatorTimes
+from percolator.services.chassis.row_coordinator import Records
+from percolator.services.master.cluster_map import Catalogue
+from percolator.services.master.map_store import KEY, decoded_catalogue
 from percolator.services.master.master import ROLE as MASTER_ROLE
-from percolator.services.master.service import master_service
-from percolator.services.master.settings import MasterSettings
-from percolator.services.oracle.ledger import ROLE as ORACLE_ROLE
-from percolator.services.oracle.service import oracle_service
-from percolator.services.oracle.settings import OracleSettings
+from percolator.services.master.service import MasterSettings, master_service
+from percolator.services.oracle.oracle import ROLE as ORACLE_ROLE
+from percolator.services.oracle.service import OracleSettings, oracle_service
 from percolator.v1 import cluster_pb2
 from percolator.wire.cluster import describe
 from percolator.world import World
@@ -126,7 +124,7 @@ class RowCluster:
     async def learn_times(self, world: World) -> None:
         """What times are counted from, which the first master has written. Waits for it."""
         while True:
-            found = await row_identity.read(Records(self._seen(world).store, world), str(PLACE))
+            found = await cluster_store.read(Records(self._seen(world).store, world), str(PLACE))
             if found is not None:
                 self._store.times = Times(found.epoch_milliseconds)
                 return

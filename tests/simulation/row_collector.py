@@ -10,7 +10,7 @@ from percolator.aio import Database
 from percolator.errors import NotReady, PercolatorError
 from percolator.history.rows import Decided, RowHistory
 from percolator.routing.table_info import TableSchema
-from percolator.services.master.history.history_needs import history_needs
+from percolator.services.master.collection import history_needs
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.world import World
 from tests.simulation.process import Incarnation

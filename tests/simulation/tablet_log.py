@@ -19,7 +19,7 @@ from pathlib import Path
 
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.formats.records import START_TIMESTAMP_BYTES
-from percolator.services.chassis.store.files import OpenFile
+from percolator.services.chassis.files import OpenFile
 from percolator.tablet.keys import LOAD_FENCE_PREFIX, W, split_component, timestamp_of
 from percolator.tablet.memory.load_fences import LoadFence
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage

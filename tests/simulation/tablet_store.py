@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from percolator.services.chassis.store.disk_threads import DiskThreads
-from percolator.services.chassis.store.epoch_directory import EpochDirectory
+from percolator.services.chassis.epoch_directory import EpochDirectory
+from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.ownership import Ownership

@@ -15,12 +15,10 @@ from random import Random
 import pytest
 
 from percolator.errors import ExecutionUnknown, NotExecuted
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.chassis.rpc import Exposed
 from percolator.services.oracle.candidate import Candidate, Site
-from percolator.services.oracle.handler import OracleHandler
-from percolator.services.oracle.ledger import Ledger
-from percolator.services.oracle.oracle import OracleLimits
+from percolator.services.oracle.oracle import Ledger, OracleHandler, OracleLimits
 from percolator.v1 import oracle_pb2
 from percolator.wire.timestamp_source import TimestampSource
 from tests.doubles.memory_disk import MemoryDisk

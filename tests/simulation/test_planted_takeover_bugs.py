@@ -12,8 +12,13 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import StoreUnusable
-from percolator.services.chassis.store.epoch_directory import Inheritance, _Takeover, take_over
-from percolator.services.chassis.store.epoch_names import EpochName, Stage
+from percolator.services.chassis.epoch_directory import (
+    EpochName,
+    Inheritance,
+    Stage,
+    _Takeover,
+    take_over,
+)
 from percolator.services.tabletserver import leveldb_clone
 from percolator.services.tabletserver.leveldb_clone import ClonePlan, clone_leveldb
 from tests.doubles.memory_disk import MemoryDisk

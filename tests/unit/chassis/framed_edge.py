@@ -9,15 +9,10 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from percolator.services.chassis.serving.frame_server import (
-    UNFINISHED_BYTES_MAX,
-    UNKNOWN_MAX,
-    FrameServer,
-)
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.metrics import RpcMetrics
-from percolator.services.chassis.serving.quotas import Quota
-from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
+from percolator.services.chassis.frames import UNFINISHED_BYTES_MAX, UNKNOWN_MAX, FrameServer
+from percolator.services.chassis.gate import Gate, Quota
+from percolator.services.chassis.metrics import RpcMetrics
+from percolator.services.chassis.rpc import Exposed, RpcEdge
 from percolator.v1 import oracle_pb2
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import (

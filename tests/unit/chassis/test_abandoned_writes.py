@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from percolator.errors import StoreUnusable
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.simulation.virtual_time import VirtualClock

@@ -9,17 +9,17 @@ import grpc
 import pytest
 
 from percolator.errors import Overloaded
-from percolator.services.chassis.serving.arrivals import (
+from percolator.services.chassis.gate import (
     HASTY_MAX,
     HASTY_SECONDS,
     Arrivals,
+    CallerIdentity,
+    Gate,
     Held,
     NoMoreRequests,
 )
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.health import Health
-from percolator.services.chassis.serving.open_calls import CONNECTION_STREAMS_MAX, OpenCalls
-from percolator.services.chassis.serving.quotas import CallerIdentity
+from percolator.services.chassis.rpc import CONNECTION_STREAMS_MAX, OpenCalls
+from percolator.services.chassis.server import Health
 from percolator.wire.roles import Role
 from percolator.wire.tls import CLUSTER_NAME
 

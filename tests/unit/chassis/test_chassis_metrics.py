@@ -9,11 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from percolator.services.chassis.serving.metrics import (
-    BUCKETS_SECONDS,
-    RpcMetrics,
-    watch_event_loop,
-)
+from percolator.services.chassis.metrics import BUCKETS_SECONDS, RpcMetrics, watch_event_loop
 from tests.simulation.virtual_time import VirtualClock
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable, WrongCluster
-from percolator.services.chassis.compatibility import are_compatible
-from percolator.services.chassis.store.cluster_identity import (
+from percolator.services.chassis.cluster_store import (
     EXPIRING_FORMAT,
     FILE_NAME,
     FIRST_FORMAT,
@@ -24,6 +23,7 @@ from percolator.services.chassis.store.cluster_identity import (
     read_identity,
     refuse_other_cluster,
 )
+from percolator.services.chassis.process import are_compatible
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles, run_until_killed
 

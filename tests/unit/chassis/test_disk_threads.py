@@ -9,8 +9,8 @@ from operator import floordiv
 
 import pytest
 
-from percolator.services.chassis.store import disk_threads
-from percolator.services.chassis.store.disk_threads import DiskThreads
+from percolator.services.chassis import files
+from percolator.services.chassis.files import DiskThreads
 
 pytestmark = pytest.mark.real_time
 
@@ -85,7 +85,7 @@ async def test_a_stuck_call_holds_up_no_other_where_shares_are_single_calls() ->
 async def test_another_thread_takes_the_place_of_those_that_are_all_stuck(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(disk_threads, "STUCK_SECONDS", 0.01)
+    monkeypatch.setattr(files, "STUCK_SECONDS", 0.01)
     gate = threading.Event()
     with DiskThreads(1, "test", threads_max=3, share_max=1) as threads:
         stuck = [threads.run(lambda: gate.wait(10)) for _ in range(2)]
@@ -95,7 +95,7 @@ async def test_another_thread_takes_the_place_of_those_that_are_all_stuck(
 
 
 async def test_a_stuck_thread_is_left_behind_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_threads, "_CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr(files, "_CLOSE_SECONDS", 0.01)
     gate = threading.Event()
     threads = DiskThreads(1, "test")
     stuck = threads.run(gate.wait)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.services.chassis.settings.environment import SERVICES, unknown_variables
-from percolator.services.gateway.settings import GatewaySettings
-from percolator.services.lockservice.settings import LockServiceSettings
-from percolator.services.master.settings import MasterSettings
-from percolator.services.oracle.settings import OracleSettings
+from percolator.services.chassis.lifecycle import SERVICES, unknown_variables
+from percolator.services.gateway.service import GatewaySettings
+from percolator.services.lockservice.service import LockServiceSettings
+from percolator.services.master.service import MasterSettings
+from percolator.services.oracle.service import OracleSettings
 from percolator.services.tabletserver.settings import TabletServerSettings
-from percolator.services.worker.settings import WorkerSettings
+from percolator.services.worker.service import WorkerSettings
 
 
 def oracle(*names: str) -> list[tuple[str, str]]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from percolator.services.chassis.store.file_systems import NETWORK_FILE_SYSTEMS, is_network
-from percolator.services.chassis.store.mounts import (
+from percolator.services.chassis.files import (
+    NETWORK_FILE_SYSTEMS,
     device_waits,
     file_system_of,
     file_system_type,
+    is_network,
     waits,
 )
 

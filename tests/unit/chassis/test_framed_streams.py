@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from percolator import errors
-from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.rpc import Exposed
 from percolator.v1 import tabletserver_pb2
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse

@@ -12,8 +12,8 @@ from unittest.mock import Mock
 import pytest
 
 from percolator import errors
-from percolator.services.chassis.serving.frame_connection import ServedConnection
-from percolator.services.chassis.serving.rpc import remaining_seconds
+from percolator.services.chassis.frames import ServedConnection
+from percolator.services.chassis.rpc import remaining_seconds
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.channels import GrpcNetwork

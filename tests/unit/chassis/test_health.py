@@ -11,7 +11,7 @@ from grpc_health.v1.health_pb2 import (
     HealthListRequest,
 )
 
-from percolator.services.chassis.serving.health import Health
+from percolator.services.chassis.server import Health
 
 SERVING = HealthCheckResponse.SERVING
 NOT_SERVING = HealthCheckResponse.NOT_SERVING

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from percolator.services.chassis.serving import frame_connection
+from percolator.services.chassis import frames
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire.frames.layout import (
@@ -87,7 +87,7 @@ async def test_a_request_that_is_no_message_is_refused_with_an_error() -> None:
 async def test_who_says_nothing_or_half_a_hello_is_cut_off(
     begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frame_connection, "HELLO_SECONDS", 0.1)
+    monkeypatch.setattr(frames, "HELLO_SECONDS", 0.1)
     async with framed(echo) as edge:
         peer = await edge.dialled()
         peer.send(begun)
@@ -98,7 +98,7 @@ async def test_who_says_nothing_or_half_a_hello_is_cut_off(
 async def test_who_does_not_complete_a_frame_is_cut_off_however_slowly_it_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(frame_connection, "FRAME_SECONDS", 0.3)
+    monkeypatch.setattr(frames, "FRAME_SECONDS", 0.3)
     async with framed(echo) as edge:
         peer = await edge.greeted()
         # Idle callers stay.
@@ -122,12 +122,12 @@ async def test_of_a_flood_of_calls_no_more_than_the_limit_are_in_progress() -> N
     async with framed(held.answer) as edge:
         held.hold = True
         peer = await edge.greeted()
-        count = 3 * frame_connection.CALLS_MAX
+        count = 3 * frames.CALLS_MAX
         for number in range(count):
             peer.send(frame(Kind.CALL, number, CALL))
         await held.asked.wait()
         await asyncio.sleep(0.2)
-        assert edge.gate.in_flight == frame_connection.CALLS_MAX
+        assert edge.gate.in_flight == frames.CALLS_MAX
         # Answered in the end, all of them.
         held.let_go.set()
         answered = {(await peer.received()).call for _ in range(count)}
@@ -143,13 +143,13 @@ async def test_a_flood_of_small_frames_leaves_turns_for_others() -> None:
         while flooded._reader.kept:
             turns += 1
             await asyncio.sleep(0)
-        assert turns >= 100_000 // frame_connection.FRAMES_PER_TURN - 1
+        assert turns >= 100_000 // frames.FRAMES_PER_TURN - 1
 
 
 async def test_who_takes_no_answers_is_not_read_any_more_and_cut_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(frame_connection, "UNREAD_SECONDS", 0.3)
+    monkeypatch.setattr(frames, "UNREAD_SECONDS", 0.3)
     calls = 0
 
     async def large(request: GetTimestampsRequest) -> GetTimestampsResponse:
@@ -167,7 +167,7 @@ async def test_who_takes_no_answers_is_not_read_any_more_and_cut_off(
         async with asyncio.timeout(SECONDS):
             await edge.frames._all_ended.wait()
         # The calls that had begun when the first answer did not fit.
-        assert calls <= 2 * frame_connection.CALLS_MAX
+        assert calls <= 2 * frames.CALLS_MAX
         assert edge.gate.in_flight == 0
 
 

@@ -8,17 +8,16 @@ from typing import Any, cast
 
 import pytest
 
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.services.chassis.coordinator.times import (
+from percolator.services.chassis.coordinator import (
     BEAT_SECONDS,
     GRACE_SECONDS_MIN,
     CoordinatorTimes,
 )
-from percolator.services.chassis.settings.loading import load
-from percolator.services.chassis.settings.service_settings import ServiceSettings
-from percolator.services.chassis.store.files import Files
-from percolator.services.master.settings import MasterSettings
-from percolator.services.oracle.settings import OracleSettings
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.chassis.files import Files
+from percolator.services.chassis.settings import ServiceSettings, load
+from percolator.services.master.service import MasterSettings
+from percolator.services.oracle.service import OracleSettings
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.simulation.virtual_time import VirtualClock

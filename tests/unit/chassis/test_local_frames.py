@@ -8,8 +8,8 @@ import ssl
 
 import pytest
 
-from percolator.services.chassis.serving.frame_server import FrameServer
-from percolator.services.chassis.serving.quotas import Quota
+from percolator.services.chassis.frames import FrameServer
+from percolator.services.chassis.gate import Quota
 from percolator.tasks import Tasks
 from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.addresses import HostPort

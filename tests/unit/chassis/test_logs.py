@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 import structlog
 
-from percolator.services.chassis import logs
+from percolator.services.chassis import lifecycle
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def _as_before() -> Iterator[None]:
 
 
 def test_every_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("oracle", "auto", "info")
+    lifecycle.configure_logs("oracle", "auto", "info")
     structlog.get_logger("percolator.oracle").info("mark extended", mark=7, text="two\nlines")
     logging.getLogger("another.package").warning("of %s", "another package")
     try:
@@ -49,7 +49,7 @@ def test_every_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> 
 def test_values_that_are_no_json_are_logged_all_the_same(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    logs.configure("oracle", "json", "info")
+    lifecycle.configure_logs("oracle", "json", "info")
     structlog.get_logger("percolator.oracle").info("odd", key=b"\xff", thing=object())
     assert "xff" in json.loads(capsys.readouterr().err)["key"]
 
@@ -58,7 +58,7 @@ def test_values_that_are_no_json_are_logged_all_the_same(
 def test_a_traceback_with_a_huge_message_is_shortened(
     log_format: Literal["json", "human"], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logs.configure("worker", log_format, "info")
+    lifecycle.configure_logs("worker", log_format, "info")
     try:
         dict[str, str]()["x" * 1_000_000]
     except KeyError:
@@ -74,7 +74,7 @@ def test_a_caller_that_left_before_its_answer_was_sent_is_no_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """gRPC logs it with a traceback: any caller could fill the disk."""
-    logs.configure("oracle", "json", "info")
+    lifecycle.configure_logs("oracle", "json", "info")
     grpc = logging.getLogger("grpc._cython.cygrpc")
     grpc.error("ExecuteBatchError raised in core by servicer method [%s]", "/a/B")
     assert capsys.readouterr().err == ""
@@ -83,7 +83,7 @@ def test_a_caller_that_left_before_its_answer_was_sent_is_no_error(
 
 
 def test_less_important_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("oracle", "json", "warning")
+    lifecycle.configure_logs("oracle", "json", "warning")
     structlog.get_logger("percolator.oracle").info("chatter")
     logging.getLogger("another.package").info("chatter")
     structlog.get_logger("percolator.oracle").warning("news")
@@ -91,7 +91,7 @@ def test_less_important_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_humans_get_text(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.configure("oracle", "human", "info")
+    lifecycle.configure_logs("oracle", "human", "info")
     structlog.get_logger("percolator.oracle").info("mark extended", mark=7)
     line = capsys.readouterr().err
     assert line.count("\n") == 1
@@ -105,7 +105,7 @@ def test_a_traceback_shows_no_values(
     log_format: Literal["human", "json"], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Local variables hold tokens, keys and what users have stored."""
-    logs.configure("oracle", log_format, "info")
+    lifecycle.configure_logs("oracle", log_format, "info")
     token = "".join(["s3", "cret"])
     try:
         dict[str, str]()["why"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import NotReady, StoreFault, StoreUnusable
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.simulation.virtual_time import VirtualClock

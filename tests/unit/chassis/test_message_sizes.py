@@ -12,10 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from percolator import errors
 from percolator.errors import Retry
-from percolator.services.chassis.serving.arrivals import received_bytes_max
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.metrics import RpcMetrics
-from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
+from percolator.services.chassis.gate import Gate, received_bytes_max
+from percolator.services.chassis.metrics import RpcMetrics
+from percolator.services.chassis.rpc import Exposed, RpcEdge
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import channels, methods
 from percolator.wire.channels import GrpcNetwork

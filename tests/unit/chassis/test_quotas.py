@@ -8,11 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import Overloaded, PercolatorError
-from percolator.services.chassis.serving.access import Access
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.quotas import (
+from percolator.services.chassis.gate import (
     LOCAL,
+    Access,
     CallerIdentity,
+    Gate,
     Quota,
     Quotas,
     machine_of,

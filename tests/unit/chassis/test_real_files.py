@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis.files import RealFiles
 
 pytestmark = pytest.mark.real_time
 

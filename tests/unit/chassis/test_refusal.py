@@ -17,11 +17,11 @@ from percolator.errors import (
     UsageError,
     WrongCluster,
 )
-from percolator.services.chassis.refusal import may_pass, one_line
-from percolator.services.chassis.serving.server import CannotListen
-from percolator.services.chassis.settings.service_settings import ServiceSettings
-from percolator.services.master.settings import MasterSettings
-from percolator.services.worker.settings import WorkerSettings
+from percolator.services.chassis.lifecycle import may_pass, one_line
+from percolator.services.chassis.server import CannotListen
+from percolator.services.chassis.settings import ServiceSettings
+from percolator.services.master.service import MasterSettings
+from percolator.services.worker.service import WorkerSettings
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from percolator.bigtable.admin import create_table
 from percolator.errors import InvalidArgument, SchemaError, StoreUnusable, WrongCluster
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
-from percolator.services.chassis.records.records import Records
-from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.chassis.cluster_store import RowClusterStore
+from percolator.services.chassis.row_coordinator import Records
 from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL

@@ -22,10 +22,8 @@ from percolator.errors import (
 )
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.port import RowStore
-from percolator.services.chassis.coordinator.row_coordinator import RowCoordinator
-from percolator.services.chassis.coordinator.row_leadership import STAMP, role_key
-from percolator.services.chassis.coordinator.times import CoordinatorTimes
-from percolator.services.chassis.records.records import Records
+from percolator.services.chassis.coordinator import CoordinatorTimes
+from percolator.services.chassis.row_coordinator import STAMP, Records, RowCoordinator, role_key
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL

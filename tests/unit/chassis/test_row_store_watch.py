@@ -15,15 +15,14 @@ import structlog
 from percolator.bigtable.admin import delete_table
 from percolator.errors import StoreFault, StoreUnusable, Unavailable
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
-from percolator.services.chassis.records.records import Records
-from percolator.services.chassis.store_kinds import row_identity
-from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
-from percolator.services.chassis.store_kinds.row_identity import RowIdentity
-from percolator.services.chassis.store_kinds.row_store_watch import (
-    LOOK_SECONDS,
-    STALLED_SECONDS,
+from percolator.services.chassis import cluster_store
+from percolator.services.chassis.cluster_store import (
+    RowClusterStore,
+    RowIdentity,
     RowStoreWatch,
 )
+from percolator.services.chassis.row_coordinator import Records
+from percolator.services.chassis.store_watch import LOOK_SECONDS, STALLED_SECONDS
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
@@ -50,7 +49,7 @@ class Watched:
             raise StoreUnusable("no answer", fault=StoreFault.INPUT_OUTPUT) from Unavailable(
                 "no answer"
             )
-        return await row_identity.read(self.records, str(MODEL))
+        return await cluster_store.read(self.records, str(MODEL))
 
     async def looks(self, seconds: float = 2 * LOOK_SECONDS) -> None:
         await self.world.clock.sleep(seconds)

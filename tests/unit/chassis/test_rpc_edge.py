@@ -14,10 +14,9 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from percolator import errors
-from percolator.services.chassis.serving.arrivals import received_bytes_max
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.metrics import RpcMetrics
-from percolator.services.chassis.serving.rpc import Exposed, RpcEdge, remaining_seconds
+from percolator.services.chassis.gate import Gate, received_bytes_max
+from percolator.services.chassis.metrics import RpcMetrics
+from percolator.services.chassis.rpc import Exposed, RpcEdge, remaining_seconds
 from percolator.v1 import lockservice_pb2, oracle_pb2, tabletserver_pb2
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,

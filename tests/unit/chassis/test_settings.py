@@ -13,13 +13,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from pydantic import Field, ValidationError
 
-from percolator.services.chassis.settings.loading import (
+from percolator.services.chassis.settings import (
     ListenAddress,
     ServiceSettings,
     environment_name,
     load,
+    to_toml,
 )
-from percolator.services.chassis.settings.output import to_toml
 from percolator.wire.addresses import HostPort
 
 

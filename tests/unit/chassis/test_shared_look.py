@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator.services.chassis.store.shared_look import SharedLook
+from percolator.services.chassis.epoch_directory import SharedLook
 
 
 class Store:

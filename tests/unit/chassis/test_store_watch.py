@@ -13,9 +13,9 @@ import pytest
 import structlog
 
 from percolator.errors import StoreUnusable
-from percolator.services.chassis.store.disk_threads import DiskThreads
-from percolator.services.chassis.store.epoch_directory import take_over
-from percolator.services.chassis.store.store_watch import (
+from percolator.services.chassis.epoch_directory import take_over
+from percolator.services.chassis.files import DiskThreads
+from percolator.services.chassis.store_watch import (
     LASTING_SECONDS,
     LOOK_SECONDS,
     STALLED_SECONDS,

@@ -10,7 +10,7 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument
-from percolator.services.chassis.serving.tokens import Tokens
+from percolator.services.chassis.gate import Tokens
 from percolator.wire.roles import Role
 from percolator.wire.tokens import new_token, token_entry, token_hash
 from tests.simulation.virtual_time import VirtualClock

@@ -9,10 +9,9 @@ import pytest
 from grpc_reflection.v1alpha import reflection_pb2
 
 from percolator.errors import InvalidArgument
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.health import Health
-from percolator.services.chassis.serving.open_calls import OpenCalls
-from percolator.services.chassis.serving.server import reflection_handler
+from percolator.services.chassis.gate import Gate
+from percolator.services.chassis.rpc import OpenCalls
+from percolator.services.chassis.server import Health, reflection_handler
 from percolator.wire.status import from_rpc_error
 
 pytestmark = pytest.mark.real_time

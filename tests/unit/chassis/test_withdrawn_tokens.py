@@ -10,12 +10,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from percolator.errors import NotReady, Unauthenticated, UsageError
-from percolator.services.chassis.serving.access import Access
-from percolator.services.chassis.serving.frame_call import Caller, FrameCallContext, FrameCallFailed
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.metrics import RpcMetrics
-from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
-from percolator.services.chassis.serving.tokens import Tokens
+from percolator.services.chassis.frames import Caller, FrameCallContext, FrameCallFailed
+from percolator.services.chassis.gate import Access, Gate, Tokens
+from percolator.services.chassis.metrics import RpcMetrics
+from percolator.services.chassis.rpc import Exposed, RpcEdge
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.credentials import SCHEME
 from percolator.wire.methods import WATCH_NOTIFICATIONS

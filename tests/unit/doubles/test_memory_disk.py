@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from percolator.services.chassis.store.files import replace_durably
+from percolator.services.chassis.files import replace_durably
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles, run_until_killed
 

@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.message import Message
 
 from percolator.bigtable.place import Place
-from percolator.services.gateway import row_store_rules
+from percolator.services.gateway import row_store_handler
 from percolator.v1 import bigtable_pb2 as bigtable
 from percolator.wire.methods import method_name
 from percolator.world import Random
@@ -44,7 +44,7 @@ def test_damaged_requests_are_answered_or_refused(serving: Serving) -> None:
 def test_a_call_that_reaches_what_is_not_for_clients_is_noticed(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_store_rules, "own", _passed_on)
+    monkeypatch.setattr(row_store_handler, "own", _passed_on)
     place, request = next(
         (number, copy(one))
         for number, one in enumerate(on_rows.SEEDS)

@@ -10,10 +10,10 @@ from typing import Any
 import grpc
 
 from percolator import errors
-from percolator.services.chassis.serving.gate import Gate
-from percolator.services.chassis.serving.metrics import RpcMetrics
-from percolator.services.chassis.serving.rpc import Exposed, RpcEdge
-from percolator.services.gateway.server_routes import ServerRoutes
+from percolator.services.chassis.gate import Gate
+from percolator.services.chassis.metrics import RpcMetrics
+from percolator.services.chassis.rpc import Exposed, RpcEdge
+from percolator.services.gateway.forwarded_call import ServerRoutes
 from percolator.services.gateway.servers import Servers
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import Server

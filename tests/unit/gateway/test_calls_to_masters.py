@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from percolator import errors
-from percolator.services.chassis.serving.trailers import failure
+from percolator.services.chassis.gate import failure
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.v1.master_pb2 import CreateTableRequest, CreateTableResponse

@@ -10,8 +10,8 @@ import grpc
 import pytest
 
 from percolator import errors
-from percolator.services.chassis.serving.trailers import failure
-from percolator.services.gateway.settings import GatewaySettings
+from percolator.services.chassis.gate import failure
+from percolator.services.gateway.service import GatewaySettings
 from percolator.v1 import cluster_pb2, tabletserver_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse

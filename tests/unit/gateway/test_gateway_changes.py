@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, Retry, SchemaError
-from percolator.services.chassis.serving import rpc
-from percolator.services.chassis.serving.quotas import CallerIdentity
+from percolator.services.chassis import rpc
+from percolator.services.chassis.gate import CallerIdentity
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 from percolator.wire.roles import Role

@@ -16,7 +16,7 @@ from percolator.errors import (
     PercolatorError,
     Retry,
 )
-from percolator.services.gateway.requests import Writes
+from percolator.services.gateway.commits import Writes
 from percolator.v1.gateway_pb2 import ResolveResponse, ScanTableRequest
 from percolator.v1.tabletserver_pb2 import MutateRequest
 from tests.unit.connected import written_out

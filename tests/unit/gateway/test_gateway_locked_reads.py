@@ -11,7 +11,7 @@ from percolator.errors import CellAddress, DeadlineExceeded, Retry
 from percolator.protocol import commit
 from percolator.protocol.commit import Commit
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.services.chassis.serving import rpc
+from percolator.services.chassis import rpc
 from percolator.v1 import gateway_pb2 as pb
 
 from .gateways import TABLE, Gateway, gateways, write

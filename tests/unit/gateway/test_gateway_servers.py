@@ -8,8 +8,7 @@ import random
 import pytest
 
 from percolator.errors import NotReady, UnknownServer
-from percolator.services.gateway.cluster_handler import ClusterHandler
-from percolator.services.gateway.servers import Servers
+from percolator.services.gateway.servers import ClusterHandler, Servers
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import DescribeRequest, DescribeResponse, Server

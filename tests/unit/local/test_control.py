@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from percolator.services.local.control import Control, ask
+from percolator.services.local.launcher import Control, ask
 from percolator.services.local.process import LocalClusterError
 
 DEEP = "a-directory-whose-name-is-longer-than-the-address-of-a-socket-" * 3

@@ -18,7 +18,7 @@ from typer.testing import Result
 from percolator import private_files
 from percolator.cli import app
 from percolator.services import serve
-from percolator.services.local import launching, welcome
+from percolator.services.local import command, launcher
 from percolator.services.local.directory import Ownership, delete, running, write_state
 from percolator.services.local.process import LocalClusterError, ServiceProcess
 from tests.command_line import CliRunner
@@ -228,18 +228,18 @@ STATE: dict[str, Any] = {
 
 
 def test_the_next_steps_have_options_only_where_needed() -> None:
-    usual = welcome.next_steps(STATE, Path(".percolator"), stopped_by="Ctrl-C stops it.")
+    usual = command.next_steps(STATE, Path(".percolator"), stopped_by="Ctrl-C stops it.")
     assert "    percolator status\n" in usual
     assert "    percolator dev kill tabletserver-1\n" in usual
     other = {**STATE, "address": "127.0.0.1:9", "observers": ["shop:observers"]}
-    unusual = welcome.next_steps(other, Path("/a b"), stopped_by="")
+    unusual = command.next_steps(other, Path("/a b"), stopped_by="")
     assert "    percolator --address 127.0.0.1:9 status\n" in unusual
     assert "    percolator dev restart tabletserver-1 --data '/a b'\n" in unusual
     assert "--observers" not in unusual
 
 
 def test_a_plan_survives_the_way_to_the_background() -> None:
-    plan = launching.Plan("", 2, 0, 3, ["shop:a", "shop:b"], 0, Path("c"), 90.0)
+    plan = launcher.Plan("", 2, 0, 3, ["shop:a", "shop:b"], 0, Path("c"), 90.0)
     assert plan.options() == [
         *("--tablet-servers", "2", "--gateways", "0", "--workers", "3", "--port", "0"),
         *("--observers=shop:a", "--observers=shop:b", "--certificates", "c"),
@@ -250,11 +250,11 @@ def test_a_plan_survives_the_way_to_the_background() -> None:
 def test_workers_are_one_if_there_are_observers(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
 
-    def run(where: Path, plan: launching.Plan, *rest: object) -> dict[str, int]:
+    def run(where: Path, plan: launcher.Plan, *rest: object) -> dict[str, int]:
         counts.append(plan.workers)
         return {}
 
-    monkeypatch.setattr(launching, "run", run)
+    monkeypatch.setattr(launcher, "run", run)
     for arguments in ([], ["--observers", "a:b", "--observers", "c:d"], ["--workers", "2"]):
         assert dev("--temporary", *arguments).exit_code == 0
     assert counts == [0, 1, 2]

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from percolator.services.local.reserved_port import ReservedPort
+from percolator.services.local.process import ReservedPort
 
 OTHERS = 500
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from percolator.services.local.sources import Sources
+from percolator.services.local.launcher import Sources
 
 
 def write(path: Path, text: str) -> None:

@@ -7,10 +7,10 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
-from percolator.services.chassis.serving import rpc
-from percolator.services.chassis.serving.quotas import CallerIdentity
+from percolator.services.chassis import rpc
+from percolator.services.chassis.gate import CallerIdentity
 from percolator.services.lockservice.handler import LockServiceHandler
-from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.lockservice.sessions import LockServiceLimits
 from percolator.v1 import lockservice_pb2 as pb
 from tests.simulation.virtual_time import VirtualClock
 

@@ -6,7 +6,7 @@ import pytest
 
 from percolator.errors import InvalidArgument
 from percolator.services.lockservice.handler import LockServiceHandler
-from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.lockservice.sessions import LockServiceLimits
 from percolator.v1 import lockservice_pb2 as pb
 from tests.unit.lockservice.lock_calls import info, listed, lock_service, opened, renewed
 

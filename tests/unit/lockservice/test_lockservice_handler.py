@@ -10,13 +10,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument, Overloaded, SessionExpired, SnapshotTooOld
-from percolator.services.chassis.lived_time import LivedTime
-from percolator.services.chassis.serving.quotas import CallerIdentity, Quotas
-from percolator.services.lockservice.advisory_locks import HeldLocks
-from percolator.services.lockservice.handler import LockServiceHandler
-from percolator.services.lockservice.limits import LockServiceLimits
-from percolator.services.lockservice.metrics import LockServiceMetrics
-from percolator.services.lockservice.sessions import Session, SessionInfo
+from percolator.services.chassis.coordinator import LivedTime
+from percolator.services.chassis.gate import CallerIdentity, Quotas
+from percolator.services.lockservice.handler import HeldLocks, LockServiceHandler
+from percolator.services.lockservice.service import LockServiceMetrics
+from percolator.services.lockservice.sessions import LockServiceLimits, Session, SessionInfo
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.roles import Role
 from tests.simulation.virtual_time import VirtualClock

@@ -16,11 +16,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from percolator.errors import NotReady, Overloaded, SessionExpired
-from percolator.services.chassis.lived_time import GAP_SECONDS_MAX, LivedTime
-from percolator.services.chassis.serving.quotas import OWN, Quotas
-from percolator.services.lockservice.advisory_locks import HeldLocks
-from percolator.services.lockservice.limits import LockServiceLimits
-from percolator.services.lockservice.sessions import OpenSessions, SessionInfo
+from percolator.services.chassis.coordinator import GAP_SECONDS_MAX, LivedTime
+from percolator.services.chassis.gate import OWN, Quotas
+from percolator.services.lockservice.handler import HeldLocks
+from percolator.services.lockservice.sessions import LockServiceLimits, OpenSessions, SessionInfo
 from percolator.wire.liveness import Liveness
 
 LIMITS = LockServiceLimits(

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from percolator.errors import NotReady, SessionExpired
-from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.lockservice.sessions import LockServiceLimits
 from percolator.v1 import lockservice_pb2 as pb
 from tests.unit.lockservice.lock_calls import (
     UNKNOWN_ID,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.services.chassis.settings.loading import load
-from percolator.services.lockservice.limits import LockServiceLimits
-from percolator.services.lockservice.settings import LockServiceSettings
+from percolator.services.chassis.settings import load
+from percolator.services.lockservice.service import LockServiceSettings
+from percolator.services.lockservice.sessions import LockServiceLimits
 
 
 def test_without_flags_it_has_the_default_limits() -> None:

@@ -24,16 +24,16 @@ from percolator.errors import (
     Unavailable,
     WrongCluster,
 )
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.services.chassis.lived_time import LivedTime
-from percolator.services.chassis.store.cluster_identity import STORE_FORMAT, establish_identity
-from percolator.services.master.history.collection import CollectionTimes
+from percolator.services.chassis.cluster_store import STORE_FORMAT, establish_identity
+from percolator.services.chassis.coordinator import LivedTime
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.master.cluster_map import ClusterMap
+from percolator.services.master.collection import CollectionTimes
+from percolator.services.master.handlers import MasterHandler
 from percolator.services.master.leader import Leader, MasterTimes, TabletTerms
-from percolator.services.master.map.cluster_map import ClusterMap
 from percolator.services.master.master import Master
-from percolator.services.master.master_handler import MasterHandler
 from percolator.services.master.registry import Registry
-from percolator.services.master.tablets.balance import BalanceLimits
+from percolator.services.master.tablet_changes import BalanceLimits
 from percolator.v1 import cells_pb2, cluster_pb2
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.errors_pb2 import TabletLocation

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from percolator.errors import CellAddress, Unavailable
 from percolator.formats.records import LockRecord, RecordKind
-from percolator.services.master.history.collection import Collection, CollectionTimes
+from percolator.services.master.collection import Collection, CollectionTimes
 from percolator.services.master.leader import Leader
 from percolator.v1 import cells_pb2, cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from percolator.errors import NotReady
-from percolator.services.chassis.store.cluster_identity import STORE_FORMAT
+from percolator.services.chassis.cluster_store import STORE_FORMAT
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2
 from percolator.v1 import oracle_pb2 as oracle

@@ -15,7 +15,7 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
-from percolator.services.chassis.store.cluster_identity import STORE_FORMAT
+from percolator.services.chassis.cluster_store import STORE_FORMAT
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire.status import to_detail

@@ -15,7 +15,7 @@ from random import Random
 from typing import NamedTuple
 
 from percolator.errors import InvalidArgument, PercolatorError, Retry, SchemaError, StoreUnusable
-from percolator.services.master.map.map_store import KEY
+from percolator.services.master.map_store import KEY
 from percolator.services.master.master import ROLE
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.tabletserver_pb2 import ColumnTtl

@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from percolator.errors import NotReady, SchemaError
-from percolator.services.master.map import map_record
-from percolator.services.master.map.cluster_map import ClusterMap
+from percolator.services.master import cluster_map
+from percolator.services.master.cluster_map import ClusterMap
 from percolator.v1 import master_pb2 as pb
 from percolator.v1 import oracle_pb2
 from percolator.wire import methods
@@ -91,5 +91,5 @@ async def test_without_an_oracle_no_table_is_created_but_an_existing_one_is_foun
 
 def test_tables_of_earlier_releases_are_older_than_any_snapshot() -> None:
     old, _ = ClusterMap().with_new_table("t", [], 0, 0)
-    (table,) = map_record.decode(map_record.encode(old)).tables.values()
+    (table,) = cluster_map.decode(cluster_map.encode(old)).tables.values()
     assert table.created_at == 0

@@ -18,8 +18,7 @@ from percolator.errors import (
 from percolator.routing.catalog import Catalog
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
-from percolator.services.master import table_changes
-from percolator.services.master.map import map_record
+from percolator.services.master import cluster_map, table_changes
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
@@ -236,8 +235,8 @@ def test_a_map_of_an_earlier_release_has_tables_without_codecs() -> None:
     table = pb.Table(table_id=1, name="t", schema_version=4)
     tablet = TabletRecord(table_id=1, tablet_id=2, range=RowRange())
     stored = MapRecord(next_id=3, tables=[table], tablets=[tablet]).SerializeToString()
-    assert not map_record.decode(stored).tables[1].codecs
-    again = MapRecord.FromString(map_record.encode(map_record.decode(stored)))
+    assert not cluster_map.decode(stored).tables[1].codecs
+    again = MapRecord.FromString(cluster_map.encode(cluster_map.decode(stored)))
     assert not again.tables[0].HasField("codecs")  # an older master can take over again
 
 

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.errors import InvalidArgument, InvariantViolation, SchemaError, StoreUnusable
-from percolator.services.master.map import locations, map_record
-from percolator.services.master.map.catalogue import Observer, Table
-from percolator.services.master.map.cluster_map import ClusterMap, Tablet
-from percolator.services.master.tablets.balance import BalanceLimits, next_move
+from percolator.services.master import cluster_map
+from percolator.services.master.cluster_map import ClusterMap, Observer, Table, Tablet
+from percolator.services.master.tablet_changes import BalanceLimits, next_move
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 
@@ -39,7 +38,7 @@ def test_however_it_is_split_every_row_is_in_exactly_one_tablet(
         assert len([one for one in current.tablets.values() if one.holds(row)]) == 1
         found = current.overlapping(table, row, row + b"\0")
         assert [one.holds(row) for one in found] == [True]
-    assert map_record.decode(map_record.encode(current)) == current
+    assert cluster_map.decode(cluster_map.encode(current)) == current
 
 
 @given(st.lists(rows, unique=True, max_size=8), rows, rows, st.integers(1, 4))
@@ -53,7 +52,7 @@ def test_pages_of_locations_are_the_tablets_of_the_range(
         table_id=table, range=RowRange(start=start, end=end), limit=limit
     )
     while True:
-        page = locations.locate_tablets(current, request, lambda _: True)
+        page = cluster_map.locate_tablets(current, request, lambda _: True)
         found += [location.tablet_id for location in page.locations]
         assert len(page.locations) <= limit
         if not page.HasField("rest"):
@@ -99,12 +98,12 @@ def test_a_stored_map_is_read_back_in_full() -> None:
     table = Table(1, "t", 7, 1000, 1 << 20, observers, deleting=True)
     tablet = Tablet(2, 1, b"", b"", 9, "id", "host:1", True, 0, 0, 8)
     current = ClusterMap(5, {1: table}, {2: tablet}, frozenset({"x"}), ((3, 4),))
-    assert map_record.decode(map_record.encode(current)) == current
+    assert cluster_map.decode(cluster_map.encode(current)) == current
 
 
 def test_a_damaged_map_is_refused() -> None:
     with pytest.raises(StoreUnusable):
-        map_record.decode(b"\xff\xff")
+        cluster_map.decode(b"\xff\xff")
 
 
 @pytest.mark.parametrize(
@@ -138,7 +137,7 @@ def test_a_table_is_described_by_name_or_by_id(
 ) -> None:
     current, _ = with_table()
     with pytest.raises(InvalidArgument) as caught:
-        locations.describe_table(current, request_)
+        cluster_map.describe_table(current, request_)
     assert caught.value.field == field
 
 
@@ -146,9 +145,9 @@ def test_an_unknown_table_is_a_schema_error() -> None:
     current, _ = with_table()
     for unknown in (pb.DescribeTableRequest(name="u"), pb.DescribeTableRequest(table_id=99)):
         with pytest.raises(SchemaError):
-            locations.describe_table(current, unknown)
+            cluster_map.describe_table(current, unknown)
     with pytest.raises(SchemaError):
-        locations.locate_tablets(current, pb.LocateTabletsRequest(table_id=99), lambda _: True)
+        cluster_map.locate_tablets(current, pb.LocateTabletsRequest(table_id=99), lambda _: True)
 
 
 def loads(**counts: int) -> list[Tablet]:

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from percolator.errors import InvalidArgument, Overloaded, WrongCluster
-from percolator.services.chassis.lived_time import LivedTime
-from percolator.services.chassis.store.cluster_identity import ClusterIdentity
-from percolator.services.master.cluster_handler import ClusterHandler
+from percolator.services.chassis.cluster_store import ClusterIdentity
+from percolator.services.chassis.coordinator import LivedTime
+from percolator.services.master.handlers import ClusterHandler
 from percolator.services.master.registry import Registry
 from percolator.v1 import cluster_pb2 as pb
 from tests.simulation.virtual_time import VirtualClock

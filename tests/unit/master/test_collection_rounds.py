@@ -9,11 +9,10 @@ from functools import partial
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, Unavailable
-from percolator.services.chassis.serving import rpc
-from percolator.services.chassis.serving.quotas import CallerIdentity
-from percolator.services.master.history.collection import Collection
-from percolator.services.master.history.tablet_collecting import TabletCollecting
-from percolator.services.master.oracle_time import OracleTime
+from percolator.services.chassis import rpc
+from percolator.services.chassis.gate import CallerIdentity
+from percolator.services.master.collection import Collection, OracleTime
+from percolator.services.master.tablet_collection import TabletCollecting
 from percolator.v1 import cluster_pb2
 from percolator.v1 import lockservice_pb2 as locks
 from percolator.v1 import master_pb2 as pb

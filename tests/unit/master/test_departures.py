@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from percolator.services.master.cluster_map import ClusterMap
 from percolator.services.master.leader import Leader
-from percolator.services.master.map.cluster_map import ClusterMap
 from percolator.services.master.master import Master
 from percolator.v1 import cluster_pb2
 from tests.unit.master.cluster_world import ModelCluster, cluster

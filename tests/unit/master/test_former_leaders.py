@@ -9,7 +9,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, SchemaError
-from percolator.services.chassis.lived_time import LivedTime
+from percolator.services.chassis.coordinator import LivedTime
 from percolator.services.master.master import Master
 from percolator.services.master.registry import Registry
 from percolator.v1.cluster_pb2 import SERVICE_KIND_GATEWAY, Server

@@ -8,8 +8,8 @@ import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
 from percolator.errors import InvalidArgument, NotReady
-from percolator.services.chassis.serving.health import Health
-from percolator.services.master.kind_check import SERVICE_OF, KindCheck
+from percolator.services.chassis.server import Health
+from percolator.services.master.registry import SERVICE_OF, KindCheck
 from percolator.v1 import cluster_pb2 as pb
 from percolator.v1.cluster_pb2 import Server, ServiceKind
 from tests.unit.master.cluster_world import ModelCluster, ModelNetwork, cluster

@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from percolator.errors import DeadlineExceeded, StoreFault, StoreUnusable
-from percolator.services.chassis.trouble import REASONS_MAX, Trouble
+from percolator.services.chassis.coordinator import REASONS_MAX, Trouble
 from percolator.v1 import cluster_pb2
 from tests.unit.master.cluster_world import cluster
 from tests.unit.master.model_oracle import ORACLE, SERVER

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from percolator.errors import NotReady, StoreUnusable
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.master.leader import TabletTerms
 from percolator.world import World
 from tests.doubles.memory_disk import MemoryDisk

@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.services.chassis.coordinator.interface import Leadership
-from percolator.services.master.map.cluster_map import ClusterMap
-from percolator.services.master.map.map_store import MapStore
+from percolator.services.chassis.coordinator import Leadership
+from percolator.services.master.cluster_map import ClusterMap
+from percolator.services.master.map_store import MapStore
 
 
 class SlowLeadership(Leadership):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.services.master.map import map_record
+from percolator.services.master import cluster_map
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.world import UnaryMethod
@@ -20,7 +20,7 @@ Change = pb.ChangeObserversRequest
 def state(world: ModelCluster) -> bytes:
     leader = world.masters[0].master.leader
     assert leader is not None
-    return map_record.encode(leader.store.current)
+    return cluster_map.encode(leader.store.current)
 
 
 @pytest.mark.parametrize(

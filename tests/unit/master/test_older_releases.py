@@ -5,11 +5,7 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument, WrongCluster
-from percolator.services.chassis.store.cluster_identity import (
-    EXPIRING_FORMAT,
-    FIRST_FORMAT,
-    read_identity,
-)
+from percolator.services.chassis.cluster_store import EXPIRING_FORMAT, FIRST_FORMAT, read_identity
 from percolator.v1 import cluster_pb2
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.tabletserver_pb2 import ColumnTtl

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from percolator.errors import NotReady
-from percolator.services.master.oracle_time import OracleTime
+from percolator.services.master.collection import OracleTime
 from percolator.v1 import cluster_pb2
 from percolator.v1 import tabletserver_pb2 as tablets
 from tests.unit.master.history_world import HistoryWorld, history_cluster

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from percolator.services.master.map import map_record, map_store
-from percolator.services.master.map.catalogue import Catalogue
-from percolator.services.master.map.cluster_map import ClusterMap
-from percolator.services.master.map.map_store import StoredMap
+from percolator.services.master import cluster_map, map_store
+from percolator.services.master.cluster_map import Catalogue, ClusterMap
+from percolator.services.master.map_store import StoredMap
 from percolator.services.master.table_changes import Creation, TableChanges
 from percolator.v1 import master_pb2 as pb
 from tests.unit.master.random_changes import EXPECTED, POWER_CUT, run_seed
@@ -67,12 +66,12 @@ def a_change_takes_effect_before_it_is_durable(patch: Patch) -> None:
 
 
 def creations_are_known_to_their_leader_only(patch: Patch) -> None:
-    correct = map_record._table
+    correct = cluster_map._table
 
     def wrong(table: pb.Table) -> Any:
         return replace(correct(table), created_by=b"")
 
-    patch.setattr(map_record, "_table", wrong)
+    patch.setattr(cluster_map, "_table", wrong)
 
 
 def deletions_are_known_to_their_leader_only(patch: Patch) -> None:

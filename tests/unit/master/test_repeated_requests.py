@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.services.master.map import map_record
-from percolator.services.master.map.catalogue import DELETIONS_KEPT, Catalogue
+from percolator.services.master import cluster_map
+from percolator.services.master.cluster_map import DELETIONS_KEPT, Catalogue
 from percolator.services.master.table_changes import REQUEST_ID_BYTES_MAX
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
@@ -83,5 +83,5 @@ def test_a_catalogue_remembers_the_last_deletions_only() -> None:
     ids = [b"%d" % number for number in range(DELETIONS_KEPT + 5)]
     for one in (*ids, b""):
         catalogue = catalogue.with_deletion(one)
-    stored = map_record.decode_catalogue(map_record.encode_catalogue(catalogue))
+    stored = cluster_map.decode_catalogue(cluster_map.encode_catalogue(catalogue))
     assert stored.deletions == tuple(ids[5:])

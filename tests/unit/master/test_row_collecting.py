@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from percolator.services.master.history.row_collecting import RowCollecting
-from percolator.services.master.history.safe_points import ClusterSafePoints
+from percolator.services.master.collection import ClusterSafePoints
+from percolator.services.master.row_term import RowCollecting
 from tests.unit.history.row_site import ONE, OTHER, site
 
 

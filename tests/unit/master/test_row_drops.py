@@ -16,10 +16,9 @@ from percolator.protocol import steps
 from percolator.protocol.announcing import Announcement
 from percolator.routing.cells import APPLIED, CellMutation
 from percolator.rowstore.intents import Intent
-from percolator.services.master.history.row_collecting import RowCollecting
-from percolator.services.master.history.safe_points import ClusterSafePoints
-from percolator.services.master.map.catalogue import Catalogue, Table
-from percolator.services.master.rows.row_drops import RowDrops
+from percolator.services.master.cluster_map import Catalogue, Table
+from percolator.services.master.collection import ClusterSafePoints
+from percolator.services.master.row_term import RowCollecting, RowDrops
 from percolator.testing.row_database import MODEL
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
 from percolator.v1.master_pb2 import CreateTableRequest, DeleteTableRequest

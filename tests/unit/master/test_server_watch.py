@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from percolator.errors import Unavailable
-from percolator.services.master.tablets.server_watch import (
+from percolator.services.master.server_watch import (
     PROBATION_SECONDS_MAX,
     ServerState,
     ServerWatch,

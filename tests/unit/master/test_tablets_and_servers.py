@@ -14,7 +14,7 @@ from percolator.errors import (
     PercolatorError,
     SchemaError,
 )
-from percolator.services.master.tablets import tablet_changes
+from percolator.services.master import tablet_changes
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from tests.unit.master.cluster_world import cluster

@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from percolator.errors import InvalidArgument, PercolatorError, StoreUnusable
-from percolator.services.master.map import map_record
-from percolator.services.master.map.cluster_map import ClusterMap
-from percolator.services.master.map.map_store import StoredMap
+from percolator.services.master import cluster_map
+from percolator.services.master.cluster_map import ClusterMap
+from percolator.services.master.map_store import StoredMap
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from percolator.world import RequestT, ResponseT, UnaryMethod
@@ -148,7 +148,7 @@ async def test_a_master_that_continued_with_its_own_map_would_be_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def own(self: StoredMap[ClusterMap]) -> bytes:
-        return map_record.encode(self.current)
+        return cluster_map.encode(self.current)
 
     monkeypatch.setattr(StoredMap, "_stored", own)
     with pytest.raises(AssertionError):

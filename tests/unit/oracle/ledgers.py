@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.services.chassis.store.files import make_durable_directory
-from percolator.services.oracle.ledger import ROLE, Ledger
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.chassis.files import make_durable_directory
+from percolator.services.oracle.oracle import ROLE, Ledger
 from percolator.world import Clock
 from tests.doubles.memory_files import MemoryFiles
 from tests.simulation.virtual_time import VirtualClock

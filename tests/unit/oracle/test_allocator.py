@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.errors import InvariantViolation, Overloaded
-from percolator.services.oracle.allocator import Allocator
+from percolator.services.oracle.oracle import Allocator
 from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX, SEQUENCES_PER_MILLISECOND
 
 START = 1_800_000_000_000

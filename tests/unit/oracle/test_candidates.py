@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, UsageError
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.services.oracle.candidate import Candidate, Site
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.oracle.candidate import Candidate, Probe, Site
 from percolator.services.oracle.oracle import OracleLimits
-from percolator.services.oracle.probe import Probe
 from percolator.world import Network, UnaryMethod, World
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles

@@ -15,7 +15,7 @@ from percolator.errors import (
     StoreUnusable,
     WrongCluster,
 )
-from percolator.services.oracle.ledger import Ledger
+from percolator.services.oracle.oracle import Ledger
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.oracle.ledgers import STORE, open_ledger

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, WrongCluster
-from percolator.services.oracle.mark import Mark
+from percolator.services.oracle.oracle import Mark
 from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX
 
 MARK = Mark(1_795_252_739_606, "0123456789abcdef0123456789abcdef")

@@ -19,8 +19,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.limits import Limits
-from percolator.services.oracle.ledger import Ledger
-from percolator.services.oracle.oracle import Oracle, OracleLimits
+from percolator.services.oracle.oracle import Ledger, Oracle, OracleLimits
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles

@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.errors import PercolatorError
-from percolator.services.chassis.coordinator import directory_leadership
-from percolator.services.chassis.store.files import Files
+from percolator.services.chassis import directory_coordinator
+from percolator.services.chassis.files import Files
 from percolator.services.oracle.oracle import Oracle, OracleLimits
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles, run_until_killed
@@ -182,5 +182,5 @@ def test_every_careless_way_to_write_the_mark_is_caught(
     careless: Replace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without this, the test above might be unable to fail."""
-    monkeypatch.setattr(directory_leadership, "replace_durably", careless)
+    monkeypatch.setattr(directory_coordinator, "replace_durably", careless)
     assert any(failures_of_every_crash())

@@ -8,12 +8,11 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.services.chassis.settings.loading import load
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.chassis.settings import load
 from percolator.services.oracle.candidate import Candidate, Site
-from percolator.services.oracle.metrics import OracleMetrics
 from percolator.services.oracle.oracle import OracleLimits
-from percolator.services.oracle.settings import OracleSettings
+from percolator.services.oracle.service import OracleMetrics, OracleSettings
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.simulation.virtual_time import VirtualClock

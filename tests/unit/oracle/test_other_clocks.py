@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 from percolator.errors import NotReady, Unavailable
-from percolator.services.chassis.coordinator.directory import DirectoryCoordinator
-from percolator.services.oracle.candidate import Candidate, Site
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.oracle.candidate import Candidate, OtherClocks, Site
 from percolator.services.oracle.oracle import OracleLimits
-from percolator.services.oracle.other_clocks import OtherClocks
 from percolator.v1.cluster_pb2 import DescribeResponse, Server
 from percolator.wire.cluster_clock import clocks_of, majority
 from percolator.wire.methods import DESCRIBE

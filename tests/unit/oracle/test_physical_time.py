@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.services.oracle.physical_time import LEADING_SPEED, PhysicalTime
+from percolator.services.oracle.oracle import LEADING_SPEED, PhysicalTime
 from tests.unit.oracle.hand_clock import HandClock
 
 HOUR = 3_600_000

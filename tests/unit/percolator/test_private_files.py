@@ -15,8 +15,7 @@ from percolator import private_files
 from percolator.backup import layout
 from percolator.observers.running import trace
 from percolator.recipes.export_file import ExportFile
-from percolator.services.chassis.ready_file import ReadyFile
-from percolator.services.chassis.store.private_root import close_root, limit_new_files
+from percolator.services.chassis.lifecycle import ReadyFile, close_root, limit_new_files
 from percolator.services.local import directory
 from percolator.services.local.authority import make_all
 from percolator.v1 import cluster_pb2

@@ -86,7 +86,7 @@ ELSEWHERE = {"cluster.json", "wordindex.py", "overdrafts.py", "_pb2_grpc.py"}
 
 
 def test_files_named_in_the_documents_exist() -> None:
-    """Documents name files in backticks: `services/oracle/allocator.py`, or `allocator.py`."""
+    """Documents name files in backticks: `services/oracle/oracle.py`, or `allocator.py`."""
     known = ("percolator/", "services/", "tests/", "benchmarks/", "protos/", "docs/", "examples/")
     tracked = subprocess.run(
         ["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True

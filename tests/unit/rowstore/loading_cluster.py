@@ -16,13 +16,13 @@ from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.times import Times
-from percolator.services.master.map.catalogue import Catalogue
-from percolator.services.master.map.map_record import (
+from percolator.services.master.cluster_map import (
+    Catalogue,
     decode_catalogue,
     encode_catalogue,
     table_message,
 )
-from percolator.services.master.rows.row_loads import RowLoads
+from percolator.services.master.row_term import RowLoads
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork

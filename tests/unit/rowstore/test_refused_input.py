@@ -14,7 +14,7 @@ from percolator.rowstore.collecting import Bounds
 from percolator.rowstore.collector import Collected, RowCollector
 from percolator.rowstore.layout import DATA, FAMILIES, KEY_BYTES_MAX
 from percolator.rowstore.port import Check, RowChange, Selection, SetCell
-from percolator.services.chassis.store_kinds.row_cluster_store import RowClusterStore
+from percolator.services.chassis.cluster_store import RowClusterStore
 from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL, connect_over_model

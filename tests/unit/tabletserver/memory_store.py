@@ -13,7 +13,7 @@ import structlog
 
 from percolator.errors import StoreFault, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
-from percolator.services.chassis.serving.quotas import Quota
+from percolator.services.chassis.gate import Quota
 from percolator.services.tabletserver.collecting import Collecting
 from percolator.services.tabletserver.disk_space import DiskSpace
 from percolator.services.tabletserver.handler import RequestLimits, TabletServerHandler

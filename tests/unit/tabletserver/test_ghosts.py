@@ -7,13 +7,8 @@ from pathlib import Path
 import pytest
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.services.chassis.store.disk_threads import DiskThreads
-from percolator.services.chassis.store.epoch_directory import (
-    Inheritance,
-    remove_superseded,
-    take_over,
-)
-from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis.epoch_directory import Inheritance, remove_superseded, take_over
+from percolator.services.chassis.files import DiskThreads, RealFiles
 from percolator.services.tabletserver.leveldb_clone import clone_leveldb
 from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
 from percolator.tablet.identity import TabletIdentity

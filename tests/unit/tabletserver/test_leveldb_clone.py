@@ -8,8 +8,8 @@ from pathlib import Path
 import plyvel
 import pytest
 
-from percolator.services.chassis.store.epoch_directory import take_over
-from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis.epoch_directory import take_over
+from percolator.services.chassis.files import RealFiles
 from percolator.services.tabletserver.leveldb_clone import clone_leveldb, lacks_current, plan_clone
 
 TAKEOVERS = 10

@@ -9,7 +9,7 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument, WrongCluster
-from percolator.services.chassis.store.real_files import RealFiles
+from percolator.services.chassis.files import RealFiles
 from percolator.services.tabletserver import store_root
 from percolator.services.tabletserver.settings import TabletServerSettings
 

@@ -8,7 +8,7 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, TabletMoved
-from percolator.services.chassis.store.epoch_directory import EPOCH_MAX
+from percolator.services.chassis.epoch_directory import EPOCH_MAX
 from percolator.services.tabletserver.served_tablet import REOPEN_SECONDS_MAX
 from percolator.tablet import opening
 from percolator.tablet.memory.state import TabletState

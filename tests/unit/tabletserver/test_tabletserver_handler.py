@@ -10,7 +10,7 @@ from percolator.errors import InvalidArgument, SchemaChanged, TabletMoved
 from percolator.errors import StoreUnusable as UnusableStore
 from percolator.formats.records import KIND_PUT
 from percolator.protocol import steps
-from percolator.services.chassis.serving.rpc import Exposed
+from percolator.services.chassis.rpc import Exposed
 from percolator.services.tabletserver.handler import RequestLimits
 from percolator.tablet.limits import TabletLimits
 from percolator.v1 import tabletserver_pb2 as pb

@@ -8,8 +8,8 @@ from random import Random
 import pytest
 
 from percolator.errors import TabletMoved
-from percolator.services.chassis.store import epoch_directory
-from percolator.services.chassis.store.epoch_names import EpochName, Stage
+from percolator.services.chassis import epoch_directory
+from percolator.services.chassis.epoch_directory import EpochName, Stage
 from tests.unit.tabletserver.interleavings import Explorer
 
 WALKS = 2_000

@@ -10,7 +10,7 @@ from typing import Any
 
 from percolator.errors import PercolatorError, Unavailable
 from percolator.services.lockservice.handler import LockServiceHandler
-from percolator.services.lockservice.limits import LockServiceLimits
+from percolator.services.lockservice.sessions import LockServiceLimits
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.world import (

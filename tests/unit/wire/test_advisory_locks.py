@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from percolator.services.chassis.settings.loading import load
-from percolator.services.lockservice.settings import LockServiceSettings
+from percolator.services.chassis.settings import load
+from percolator.services.lockservice.service import LockServiceSettings
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire import advisory_locks
 from percolator.wire.advisory_locks import NAME_BYTES_MAX, AdvisoryLocks, row_name

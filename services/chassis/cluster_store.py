@@ -1,0 +1,554 @@
+"""What masters and oracles need of the place where their cluster keeps what must last."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from structlog.stdlib import BoundLogger
+
+from percolator.bigtable.admin import delete_table, has_table, require_table
+from percolator.bigtable.connection import Connection
+from percolator.bigtable.place import Place
+from percolator.bigtable.store import BigtableStore
+from percolator.errors import (
+    InvalidArgument,
+    InvariantViolation,
+    PercolatorError,
+    SchemaError,
+    StoreFault,
+    StoreUnusable,
+    WrongCluster,
+)
+from percolator.limits import Limits
+from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
+from percolator.rowstore.intents import INTENTS_TABLE
+from percolator.rowstore.layout import FAMILIES
+from percolator.rowstore.port import Selection
+from percolator.rowstore.steady_scan import steady_scan
+from percolator.services.chassis.coordinator import Coordinator, CoordinatorTimes
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.chassis.files import Files, make_durable_directory, refuse_network
+from percolator.services.chassis.host import AnyHost, Host
+from percolator.services.chassis.process import version
+from percolator.services.chassis.row_coordinator import NoRecords, Records, RowCoordinator, Seen
+from percolator.services.chassis.settings import StoreSettings
+from percolator.services.chassis.store_watch import LOOK_SECONDS, STALLED_SECONDS
+from percolator.v1.cluster_pb2 import RowStorePlace
+from percolator.world import Clock, Network, Random, World
+
+"""If a check takes longer, the store hangs."""
+
+
+class RowStoreWatch:
+    """Watches one store. Belongs to one event loop; `run` has to run as a task.
+
+    Checks all the time whether a row store still answers, and is still that of this cluster.
+
+    A store that does not answer may come back: until it does, the process reports that it does not
+    serve. One that has lost this cluster's identity, or has another, does not come back: somebody
+    deleted its tables, or started an empty emulator in its place.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Awaitable[RowIdentity | None]],
+        expected: RowIdentity,
+        name: str,
+        clock: Clock,
+        log: BoundLogger,
+        *,
+        stalled: Callable[[bool], None],
+        gone: Callable[[str], None],
+    ) -> None:
+        """`stalled` is called when the store falls silent and when it answers again; `gone` once,
+        with the reason."""
+        self._look = look
+        self._expected = expected
+        self._name = name
+        self._clock = clock
+        self._log = log
+        self._stalled = stalled
+        self._gone = gone
+        self._silent_since: float | None = None
+        self.trouble = ""
+        """Why nothing can be written at the moment; empty while it can."""
+
+    async def run(self) -> None:
+        """Returns when the store is gone."""
+        while True:
+            try:
+                found = await self._look()
+            except StoreUnusable as error:
+                self._silent(error)
+            else:
+                if found != self._expected:
+                    whose = "no cluster" if found is None else f"cluster {found.cluster_id}"
+                    self._gone(
+                        f"{self._name} now belongs to {whose}: its tables were deleted, or an "
+                        "empty emulator was started in its place"
+                    )
+                    return
+                self._answered()
+            await self._clock.sleep(LOOK_SECONDS)
+
+    def _silent(self, error: StoreUnusable) -> None:
+        now = self._clock.monotonic_seconds()
+        if self._silent_since is None:
+            self._silent_since = now
+        elif now - self._silent_since >= STALLED_SECONDS and not self.trouble:
+            self._log.error("the store does not answer", store=self._name, error=str(error))
+            self.trouble = str(error)
+            self._stalled(True)
+
+    def _answered(self) -> None:
+        self._silent_since = None
+        if self.trouble:
+            self.trouble = ""
+            self._log.info("the store answers again", store=self._name)
+            self._stalled(False)
+
+
+FILE_NAME = "cluster.json"
+FIRST_FORMAT = 1
+"""That of a new store."""
+EXPIRING_FORMAT = 2
+"""That of a store in which values expire."""
+STORE_FORMAT = EXPIRING_FORMAT
+"""The highest one that this release opens; it opens all older ones, too."""
+
+_BYTES_MAX = 4_096
+_CLUSTER_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_UNFINISHED = FILE_NAME + ".new-"
+_IN_NEW_FILE_SYSTEMS = frozenset({"lost+found"})
+"""Names that do not make a store root foreign: a new file system is not empty."""
+
+
+@dataclass(frozen=True)
+class ClusterIdentity:
+    """What a store root says about itself.
+
+    Which cluster a store root belongs to: the file `cluster.json` in it.
+
+        {"cluster_id": "9f…", "format": 1, "created_by": "0.1.0"}
+
+    Format 2 says that values expire somewhere: older releases would show them, and their masters
+    would forget which. All other clusters keep format 1, so that one can go back to the release
+    before.
+
+    Invariants:
+    - The file appears at once with its whole, durable content, or not at all. If several masters
+      start at once on an empty root, exactly one writes it; all read the same. After that, only its
+      format is ever changed, and only raised.
+    - A root that holds anything but has no identity is refused: it is used for something else, or
+      its file was lost, and data of two clusters in one root could never be told apart again.
+    - A root of a newer format is refused: an old release would damage what it does not understand.
+    """
+
+    cluster_id: str
+    format: int
+
+
+async def establish_identity(files: Files, root: Path, random: Random) -> ClusterIdentity:
+    """The identity of the root, created if the root is empty. Also finds out if it is writable."""
+    names = await _names(files, root)
+    found = FILE_NAME in names
+    if not found:
+        _refuse_foreign(root, names)
+    unfinished = root / f"{_UNFINISHED}{random.getrandbits(64):016x}"
+    content = {
+        "cluster_id": f"{random.getrandbits(128):032x}",
+        "format": FIRST_FORMAT,
+        "created_by": version(),
+    }
+    await _write(files, unfinished, content)
+    if not found:
+        # Another master may have been faster: then its identity counts.
+        with suppress(FileExistsError):
+            # Creates exclusively, like O_EXCL, but never shows half a file.
+            await files.link(unfinished, root / FILE_NAME)
+    await files.unlink(unfinished)
+    await files.fsync_directory(root)
+    return await read_identity(files, root)
+
+
+async def raise_format(files: Files, root: Path, number: int, random: Random) -> None:
+    """Has releases that do not know this format refuse the store. Several may do so at once."""
+    known = await read_identity(files, root)
+    if known.format >= number:
+        return
+    unfinished = root / f"{_UNFINISHED}{random.getrandbits(64):016x}"
+    # `created_by` is what the refusal advises to use.
+    content = {"cluster_id": known.cluster_id, "format": number, "created_by": version()}
+    await _write(files, unfinished, content)
+    await files.rename(unfinished, root / FILE_NAME)
+    await files.fsync_directory(root)
+
+
+async def read_identity(files: Files, root: Path) -> ClusterIdentity:
+    """The identity of a root that has one."""
+    path = root / FILE_NAME
+    try:
+        data = await files.read(path, bytes_max=_BYTES_MAX)
+    except FileNotFoundError:
+        raise InvalidArgument(
+            "store", f"{root} belongs to no cluster yet: start a master on it first"
+        ) from None
+    return parse_identity(data, str(path), f"store: {root}")
+
+
+def parse_identity(data: bytes, where: str, store: str) -> ClusterIdentity:
+    """The identity in these bytes. `where` names them in errors, and `store` the whole store."""
+    try:
+        content = json.loads(data)
+        cluster_id, number = content["cluster_id"], content["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _damaged(where, str(error)) from None
+    if not isinstance(cluster_id, str) or not _CLUSTER_ID.fullmatch(cluster_id):
+        raise _damaged(where, f"cluster_id is {str(cluster_id)[:64]!r}")
+    if type(number) is not int or number < 1:
+        raise _damaged(where, f"format is {number!r}")
+    if number > STORE_FORMAT:
+        raise WrongCluster(
+            f"{store} has format {number}, written by release "
+            f"{content.get('created_by', 'unknown')}; this release, {version()}, knows formats up "
+            f"to {STORE_FORMAT}: use that release or a later one",
+            expected=f"format {STORE_FORMAT}",
+            found=f"format {number}",
+        )
+    return ClusterIdentity(cluster_id, number)
+
+
+async def check_identity(files: Files, root: Path, cluster_id: str) -> None:
+    """Refuses a root of a cluster other than the one to which this process belongs."""
+    require_same_cluster(await read_identity(files, root), str(root), cluster_id)
+
+
+def require_same_cluster(found: ClusterIdentity, store: str, cluster_id: str) -> None:
+    """Refuses a store of a cluster other than the one to which this process belongs."""
+    if found.cluster_id != cluster_id:
+        raise WrongCluster(
+            f"store: {store} belongs to cluster {found.cluster_id}, the masters to cluster "
+            f"{cluster_id}",
+            expected=cluster_id,
+            found=found.cluster_id,
+        )
+
+
+async def refuse_other_cluster(files: Files, root: Path, cluster_id: str) -> None:
+    """Refuses a root whose identity names another cluster or a newer format.
+
+    For a service that may have its own disk, where no master ever wrote an identity.
+    """
+    try:
+        await files.stat(root / FILE_NAME)
+    except FileNotFoundError:
+        return
+    if cluster_id:
+        await check_identity(files, root, cluster_id)
+    else:
+        await read_identity(files, root)
+
+
+async def _write(files: Files, path: Path, content: dict[str, object]) -> None:
+    async with await files.create(path) as file:
+        await file.append((json.dumps(content) + "\n").encode())
+        await file.fsync()
+
+
+async def _names(files: Files, root: Path) -> list[str]:
+    try:
+        return await files.list(root)
+    except FileNotFoundError:
+        # Create only the last directory: a missing parent is often a disk that is not mounted, and
+        # a new cluster in its place would be a surprise.
+        await files.make_directory(root)
+        await files.fsync_directory(root.parent)
+        return []
+
+
+def _refuse_foreign(root: Path, names: list[str]) -> None:
+    foreign = [
+        name
+        for name in names
+        if name not in _IN_NEW_FILE_SYSTEMS and not name.startswith(_UNFINISHED)
+    ]
+    if foreign:
+        raise InvalidArgument(
+            "store",
+            f"{root} is not empty (it holds {foreign[0]!r}), but has no {FILE_NAME}: a cluster "
+            "begins in an empty directory",
+        )
+
+
+def _damaged(where: str, reason: str) -> StoreUnusable:
+    return StoreUnusable(f"store: {where} is damaged: {reason}", fault=StoreFault.DAMAGED)
+
+
+EPOCH_BEFORE_MILLISECONDS = 30 * 86_400_000
+"""How far before the first master's clock times are counted from: a margin for an oracle whose
+clock is right where that master's is fast. Emulators allow two years at most."""
+_ATTEMPTS_MAX = 5
+
+
+@dataclass(frozen=True)
+class RowIdentity(ClusterIdentity):
+    """What a row store says about itself.
+
+    Which cluster a row store belongs to: one record, which is never changed.
+
+        row "cluster", column "identity":
+        {"cluster_id": "9f…", "format": 1, "created_by": "0.3.0",
+         "epoch_milliseconds": 1790000000000}
+
+    If several masters start at once on an empty store, exactly one writes it; all read the same.
+    """
+
+    epoch_milliseconds: int = 0
+    """What the times of its cells are counted from (percolator/rowstore/times.py)."""
+
+
+async def establish(records: Records, name: str, world: World) -> RowIdentity:
+    """The identity of the store, created if there is none."""
+    epoch = max(world.clock.wall_milliseconds() - EPOCH_BEFORE_MILLISECONDS, 0)
+    content = {
+        "cluster_id": f"{world.random.getrandbits(128):032x}",
+        "format": FIRST_FORMAT,
+        "created_by": version(),
+        "epoch_milliseconds": epoch,
+    }
+    for _ in range(_ATTEMPTS_MAX):
+        found = await read(records, name)
+        if found is not None:
+            return found
+        try:
+            # Whether this was the first one does not matter: the next look tells what there is.
+            await records.change(
+                CLUSTER, Seen(IDENTITY, None), {IDENTITY: json.dumps(content).encode()}
+            )
+        except StoreUnusable:
+            raise
+        except PercolatorError:
+            continue  # perhaps written
+    raise StoreUnusable(
+        f"store: {name} does not keep the identity of a new cluster", fault=StoreFault.INPUT_OUTPUT
+    )
+
+
+async def require(records: Records, name: str, cluster_id: str) -> RowIdentity:
+    """The identity of a store that has one. `WrongCluster` unless it is that of this cluster."""
+    found = await read(records, name)
+    if found is None:
+        raise InvalidArgument(
+            "store", f"{name} belongs to no cluster yet: start a master on it first"
+        )
+    if cluster_id:
+        require_same_cluster(found, name, cluster_id)
+    return found
+
+
+async def read(records: Records, name: str) -> RowIdentity | None:
+    """None if the store has no identity."""
+    try:
+        data = (await records.read(CLUSTER, [IDENTITY])).get(IDENTITY)
+    except NoRecords:
+        return None  # an emulator that was started again has not even the table
+    if data is None:
+        return None
+    where = f"the identity in {name}"
+    known = parse_identity(data, where, f"store: {name}")
+    epoch = json.loads(data).get("epoch_milliseconds")
+    if type(epoch) is not int or epoch < 0:
+        raise StoreUnusable(
+            f"store: {where} is damaged: epoch_milliseconds is {epoch!r}", fault=StoreFault.DAMAGED
+        )
+    return RowIdentity(known.cluster_id, known.format, epoch)
+
+
+class ClusterStore(Protocol):
+    """The store of one cluster, as one process reaches it."""
+
+    @property
+    def name(self) -> str:
+        """As `--store` names it."""
+        ...
+
+    async def establish_identity(self) -> ClusterIdentity:
+        """The identity of the store, created if the store is empty."""
+        ...
+
+    async def refuse_other_cluster(self, cluster_id: str) -> None:
+        """Raises unless the store may be that of the cluster. Empty: of any cluster."""
+        ...
+
+    def coordinator(self, times: CoordinatorTimes) -> Coordinator:
+        """What all processes on this store agree on."""
+        ...
+
+    def watch(self, host: AnyHost) -> None:
+        """Reports that this process does not serve while the store hangs, and ends the process when
+        the store is gone."""
+        ...
+
+    def rows(self) -> RowStorePlace | None:
+        """How clients reach the cells, if they are in this store. None: tablet servers have them.
+        Known once the identity is."""
+        ...
+
+
+class DirectoryStore:
+    """A `percolator.services.chassis.cluster_store.ClusterStore`."""
+
+    def __init__(self, files: Files, root: Path, world: World) -> None:
+        self.files = files
+        self.root = root
+        self._world = world
+
+    @property
+    def name(self) -> str:
+        return str(self.root)
+
+    async def establish_identity(self) -> ClusterIdentity:
+        return await establish_identity(self.files, self.root, self._world.random)
+
+    async def refuse_other_cluster(self, cluster_id: str) -> None:
+        await refuse_other_cluster(self.files, self.root, cluster_id)
+        # An oracle without masters may have a disk of its own.
+        await make_durable_directory(self.files, self.root)
+
+    def coordinator(self, times: CoordinatorTimes) -> DirectoryCoordinator:
+        return DirectoryCoordinator(self.files, self._world.clock, self.root, times)
+
+    def watch(self, host: AnyHost) -> None:
+        host.watch_store(self.root)
+
+    def rows(self) -> RowStorePlace | None:
+        return None
+
+
+_TABLE_SECONDS = 30.0
+
+
+class RowClusterStore:
+    """A `percolator.services.chassis.cluster_store.ClusterStore`."""
+
+    def __init__(self, network: Network, place: Place, world: World) -> None:
+        """`network` reaches the store; that of `world`, the cluster's servers."""
+        self.network = network
+        self.place = place
+        self.store = BigtableStore(network, place)
+        self._world = world
+        self._records = Records(self.store, world)
+        self._identity: RowIdentity | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.place)
+
+    @property
+    def identity(self) -> RowIdentity:
+        if self._identity is None:
+            raise InvariantViolation("the identity of the store is used before it is known")
+        return self._identity
+
+    async def establish_identity(self) -> RowIdentity:
+        await self.create_table(TABLE_ID)
+        await self.create_table(INTENTS_TABLE)
+        self._identity = await establish(self._records, self.name, self._world)
+        return self._identity
+
+    async def refuse_other_cluster(self, cluster_id: str) -> None:
+        try:
+            found = await has_table(self.network, self.place, TABLE_ID, _TABLE_SECONDS)
+        except PercolatorError as error:
+            raise self._named(error) from error
+        if not found:
+            raise InvalidArgument(
+                "store", f"{self.name} belongs to no cluster yet: start a master on it first"
+            )
+        self._identity = await require(self._records, self.name, cluster_id)
+
+    async def create_table(self, table_id: int) -> None:
+        """Creates a table, unless there is one of that id. Raises `SchemaError` for one that does
+        not have the families of a table of a cluster."""
+        try:
+            await require_table(self.network, self.place, table_id, _TABLE_SECONDS)
+        except PercolatorError as error:
+            raise self._named(error) from error
+
+    async def has_table(self, table_id: int) -> bool:
+        """Whether there is a table of that id."""
+        try:
+            return await has_table(self.network, self.place, table_id, _TABLE_SECONDS)
+        except PercolatorError as error:
+            raise self._named(error) from error
+
+    async def delete_table(self, table_id: int) -> None:
+        """Deletes a table with everything in it, if it is there."""
+        try:
+            await delete_table(self.network, self.place, table_id, _TABLE_SECONDS)
+        except PercolatorError as error:
+            raise self._named(error) from error
+
+    async def require_empty(self, table_id: int) -> None:
+        """Raises `SchemaError` unless a table that is about to be used has nothing in it."""
+        try:
+            # The store may say for a while that the table is still being created.
+            families = [Selection(family) for family in FAMILIES]
+            scan = steady_scan(self.store, table_id, families, self._world, Limits(), rows_max=1)
+            async with aclosing(scan) as found:
+                rows = [row async for row in found]
+        except PercolatorError as error:
+            raise self._named(error) from error
+        if rows:
+            name = self.place.table_name(table_id)
+            raise SchemaError(
+                f"store: {self.name}: the table {name} was made by another program: it has rows, "
+                "and no table of this cluster has used it"
+            )
+
+    def coordinator(self, times: CoordinatorTimes) -> RowCoordinator:
+        return RowCoordinator(self._records, self._world, times)
+
+    def watch(self, host: AnyHost) -> None:
+        look = partial(read, self._records, self.name)
+        host.watch(
+            partial(RowStoreWatch, look, self.identity, self.name, self._world.clock, host.log)
+        )
+
+    def rows(self) -> RowStorePlace:
+        return RowStorePlace(
+            address=self.name,
+            emulator=self.place.address if self.place.is_emulated else "",
+            epoch_milliseconds=self.identity.epoch_milliseconds,
+        )
+
+    def _named(self, error: PercolatorError) -> PercolatorError:
+        """The error, with the setting that leads there."""
+        error.message = f"store: {self.name}: {error.message}"
+        return error
+
+
+StoreSettingsT = TypeVar("StoreSettingsT", bound=StoreSettings)
+
+
+@asynccontextmanager
+async def opened(host: Host[StoreSettingsT]) -> AsyncIterator[ClusterStore]:
+    """The store, which is closed at the end."""
+    place = host.settings.place
+    if place is None:
+        root = host.settings.store_root
+        await refuse_network(host.files, root, host.settings, host.log)
+        yield DirectoryStore(host.files, root, host.world)
+        return
+    connection = Connection(place)
+    try:
+        yield RowClusterStore(connection.network, place, host.world)
+    finally:
+        await connection.close()

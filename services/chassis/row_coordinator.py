@@ -1,0 +1,547 @@
+"""The coordinator in a row store: a row for each role, and a row for each session.
+
+A candidate waits until the leader has resigned, or until its stamp has not changed for the grace
+period, by the candidate's own clock. Then the candidate writes a stamp of the next epoch, if the
+row still has the one that it has seen. Nothing but that tells whether a process is dead: a leader
+that was killed is replaced after the grace period, as one that is paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing
+from typing import NamedTuple
+
+import structlog
+
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    PercolatorError,
+    Retry,
+    SchemaError,
+    StoreFault,
+    StoreUnusable,
+)
+from percolator.rowstore.identity import TABLE_ID
+from percolator.rowstore.layout import DATA, after_prefix
+from percolator.rowstore.port import (
+    TIME_UNIT,
+    Change,
+    Check,
+    DeleteCell,
+    RowStore,
+    Selection,
+    SetCell,
+    StoredRow,
+)
+from percolator.services.chassis import coordinator
+from percolator.services.chassis.coordinator import (
+    USUAL_TIMES,
+    BeatingSession,
+    CoordinatorTimes,
+    KnownLeader,
+    OwnProcess,
+    Silence,
+    SilentSessions,
+    Trouble,
+    check_name,
+    no_lost_leader,
+    value_of,
+)
+from percolator.services.chassis.epoch_directory import SharedLook
+from percolator.tasks import Tasks
+from percolator.wire.backoff import Backoff
+from percolator.world import Clock, World
+
+FAMILY = DATA
+"""All tables of a store have the same families."""
+_TIME = TIME_UNIT
+_NEVER = b"\0never"
+"""A column that nobody writes. A check that does not find it always passes."""
+_CALL_SECONDS = 1.0
+_PATIENCE_SECONDS = 1.5
+"""How long a store that does not answer is asked again. Shorter than callers of an oracle wait."""
+_PAUSE_SECONDS_MIN = 0.02
+_PAUSE_SECONDS_MAX = 0.25
+
+Cells = dict[bytes, bytes]
+"""Values by column."""
+
+
+class Seen(NamedTuple):
+    """A cell as it was seen."""
+
+    column: bytes
+    value: bytes | None
+    """None: there was none."""
+
+
+class NoRecords(StoreUnusable):
+    """There is no table of records: nothing made one yet, or somebody deleted it."""
+
+
+class Records:
+    """The records of one cluster, as one process reaches them. Belongs to one event loop.
+
+    One table of a row store for what a cluster knows about itself, in rows of small cells.
+
+    Each cell has one version, at one fixed time: no clock takes part, and a later value replaces
+    the earlier one. A row is read and changed at one moment. A change names the cell that it has to
+    find as it was seen; of several processes that change a row, one does.
+    """
+
+    def __init__(self, store: RowStore, world: World) -> None:
+        self._store = store
+        self._world = world
+
+    async def read(self, key: bytes, columns: Sequence[bytes]) -> Cells:
+        """Those of the columns that the row has, all as of one moment after this was called."""
+        selections = [_one(column) for column in columns]
+        patience = self._patience()
+        while True:
+            try:
+                rows = await self._store.read(TABLE_ID, [key], selections, _CALL_SECONDS)
+            except PercolatorError as error:
+                await patience.outlast(error, is_read=True)
+            else:
+                return _cells(rows[0]) if rows else {}
+
+    async def all(self, prefix: bytes, column: bytes) -> Mapping[bytes, bytes]:
+        """One column of all rows whose keys begin with a prefix, by the rest of the key."""
+        patience = self._patience()
+        while True:
+            try:
+                return await self._scanned(prefix, column)
+            except PercolatorError as error:
+                await patience.outlast(error, is_read=True)
+
+    async def _scanned(self, prefix: bytes, column: bytes) -> Mapping[bytes, bytes]:
+        scan = self._store.scan(
+            TABLE_ID,
+            prefix,
+            after_prefix(prefix),
+            [_one(column)],
+            rows_max=0,
+            reverse=False,
+            timeout_seconds=_CALL_SECONDS,
+        )
+        async with aclosing(scan) as found:
+            return {row.key[len(prefix) :]: _cells(row)[column] async for row in found}
+
+    async def change(self, key: bytes, seen: Seen, changes: Mapping[bytes, bytes | None]) -> bool:
+        """Sets or, for None, deletes cells of a row if one of its cells is still as it was seen.
+        Returns whether it was.
+
+        Raises `StoreUnusable` if nothing was executed. After any other error it may have been, or
+        may still be: the call may be on its way.
+        """
+        made = [_changed(column, value) for column, value in changes.items()]
+        patience = self._patience()
+        while True:
+            try:
+                return await self._store.check_and_mutate(
+                    TABLE_ID, key, _check(seen), made, _CALL_SECONDS
+                )
+            except PercolatorError as error:
+                await patience.outlast(error, is_read=False)
+
+    async def put(self, key: bytes, changes: Mapping[bytes, bytes | None]) -> None:
+        """The same without a check. May be repeated."""
+        await self.change(key, Seen(_NEVER, None), changes)
+
+    def _patience(self) -> _Patience:
+        return _Patience(self._world)
+
+
+class _Patience:
+    """One caller's attempts."""
+
+    def __init__(self, world: World) -> None:
+        self._backoff = Backoff(world.clock, world.random, _PAUSE_SECONDS_MIN, _PAUSE_SECONDS_MAX)
+        self._deadline = world.clock.monotonic_seconds() + _PATIENCE_SECONDS
+
+    async def outlast(self, error: PercolatorError, *, is_read: bool) -> None:
+        """Returns if the call may be sent again, after a pause."""
+        if error.retry is Retry.UNKNOWN and not is_read:
+            raise error
+        if error.retry is Retry.USELESS or not await self._backoff.pause(self._deadline):
+            raise unusable(error) from error
+
+
+def unusable(error: PercolatorError) -> StoreUnusable:
+    """The error of a store that does not do what it is asked."""
+    # What is refused now will be refused again.
+    fault = StoreFault.READ_ONLY if error.retry is Retry.USELESS else StoreFault.INPUT_OUTPUT
+    kind = NoRecords if isinstance(error, SchemaError) else StoreUnusable
+    return kind(f"the row store: {error.message}", fault=fault, where=error.where)
+
+
+def _one(column: bytes) -> Selection:
+    return Selection(FAMILY, column, column + b"\0")
+
+
+def _check(seen: Seen) -> Check:
+    if seen.value is None:
+        return Check((_one(seen.column),), found=False)
+    as_seen = _one(seen.column)._replace(first_value=seen.value, end_value=seen.value + b"\0")
+    return Check((as_seen,), found=True)
+
+
+def _changed(column: bytes, value: bytes | None) -> Change:
+    if value is None:
+        return DeleteCell(FAMILY, column, _TIME)
+    return SetCell(FAMILY, column, _TIME, value)
+
+
+def _cells(row: StoredRow) -> Cells:
+    return {cell.column: cell.value for cell in row.cells}
+
+
+_FORMAT = re.compile(rb"([1-9][0-9]{0,17}) ([0-9a-f]{16}) ([0-9]{1,18})")
+
+
+class Stamp(NamedTuple):
+    """No two changes of a row leave the same one."""
+
+    epoch: int
+    """Grows by one with every leader."""
+    token: str
+    """Random, of one candidacy: it knows its own stamp, even if the answer was lost."""
+    writes: int
+    """Grows with every attempt to write, so that an earlier attempt that arrives late finds another
+    stamp than it expects."""
+
+    def encode(self) -> bytes:
+        return b"%d %s %d" % (self.epoch, self.token.encode(), self.writes)
+
+    @classmethod
+    def decode(cls, data: bytes, role: str) -> Stamp:
+        """Raises `StoreUnusable` for what `encode` cannot have written."""
+        found = _FORMAT.fullmatch(data)
+        if found is None:
+            raise StoreUnusable(
+                f"the stamp of the role {role!r} is damaged: {data[:64]!r}",
+                fault=StoreFault.DAMAGED,
+            )
+        return cls(int(found[1]), found[2].decode(), int(found[3]))
+
+    def is_of(self, other: Stamp) -> bool:
+        """Whether the same leader wrote both."""
+        return (self.epoch, self.token) == (other.epoch, other.token)
+
+
+STAMP = b"stamp"
+LEADER = b"leader"
+ROLES = b"role/"
+_VALUE_BYTES_MAX = 32 << 20
+"""Stores of rows limit a cell: Bigtable to 100 MiB, and it recommends a tenth of that."""
+_ATTEMPTS_MAX = 4
+"""How often a write is sent again whose answers are lost."""
+
+_log = structlog.get_logger("percolator.coordinator")
+
+
+def role_key(role: str) -> bytes:
+    return ROLES + role.encode()
+
+
+def value_column(key: str) -> bytes:
+    return b"=" + key.encode()
+
+
+class RoleSeen(NamedTuple):
+    """A role's row as of one moment."""
+
+    stamp: Stamp | None
+    """None: the role never had a leader."""
+    cells: Mapping[bytes, bytes]
+
+
+class RoleRow:
+    """The row of one role."""
+
+    def __init__(self, records: Records, role: str) -> None:
+        self.role = role
+        self._records = records
+        self._key = role_key(role)
+
+    async def look(self, *columns: bytes) -> RoleSeen:
+        """The stamp, and these columns."""
+        cells = await self._records.read(self._key, (STAMP, *columns))
+        found = cells.get(STAMP)
+        return RoleSeen(None if found is None else Stamp.decode(found, self.role), cells)
+
+    async def change(
+        self, seen: Stamp | None, new: Stamp, changes: Mapping[bytes, bytes | None]
+    ) -> bool:
+        """Changes the row if it has the stamp that was seen. Raises as `Records.change` does."""
+        expected = Seen(STAMP, None if seen is None else seen.encode())
+        return await self._records.change(self._key, expected, {STAMP: new.encode(), **changes})
+
+
+class RowLeadership:
+    """A leadership in a row, made by `RowCoordinator.campaign`.
+
+    Leading a role in a row store: all that the leader writes is in one row, under its stamp.
+
+        role/<role>     stamp       changes with every write, and so is the leader's sign of life
+                        leader      the leader's name for itself; absent after it resigned
+                        =<key>      a value
+
+    Invariants:
+    - Every write finds the stamp that its writer knows, and leaves a new one. So a leader whose
+      stamp was replaced cannot write, and a call that arrives late changes nothing after a later
+      one.
+    - A value counts only if the row still had a stamp of this leader after the value was written.
+    - The store's calls and their order decide; clocks only decide *when* another process takes
+      over.
+    """
+
+    def __init__(self, row: RoleRow, clock: Clock, stamp: Stamp, *, beat_seconds: float) -> None:
+        """`stamp` is the one with which it began."""
+        self._row = row
+        self._clock = clock
+        self._first = self._stamp = stamp
+        self._attempts = stamp.writes
+        self._certain = True
+        """Whether `_stamp` is that of the row, unless another process leads."""
+        self._beat_seconds = beat_seconds
+        self._deposed = False
+        self._writing = asyncio.Lock()
+        self._tasks = Tasks()
+        self._shared = SharedLook(self._look)
+        self._trouble = Trouble(
+            _log,
+            "cannot show that this leader lives",
+            "this leader shows again that it lives",
+            role=row.role,
+        )
+        self._beating = asyncio.create_task(self._keep_beating(), name=f"lead as {row.role}")
+
+    @property
+    def epoch(self) -> int:
+        return self._first.epoch
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, and nothing of it is left to do."""
+        return self._deposed and self._beating.done()
+
+    async def stands(self) -> bool:
+        if self._deposed:
+            return False
+        self._note(await self._shared())
+        return not self._deposed
+
+    async def check(self) -> None:
+        if not await self.stands():
+            raise NotReady(f"this process no longer leads as {self._row.role}")
+
+    async def get(self, key: str) -> bytes | None:
+        check_name("key", key)
+        if not self._certain:
+            # A write that failed may still arrive, and change what is about to be found.
+            await self._tasks.run_to_the_end(self._write({}))
+        column = value_column(key)
+        seen = await self._row.look(column)
+        self._note(seen.stamp)
+        self._require_leading()
+        found = seen.cells.get(column)
+        return None if found is None else coordinator.decode(found, f"{self._row.role}/{key}")
+
+    async def put(self, key: str, value: bytes) -> None:
+        check_name("key", key)
+        if len(value) > _VALUE_BYTES_MAX:
+            raise InvalidArgument(
+                "value",
+                f"{self._row.role}/{key} would have {len(value)} bytes, and a row store keeps "
+                f"{_VALUE_BYTES_MAX} at most",
+            )
+        self._require_leading()
+        changes = {value_column(key): coordinator.encode(value)}
+        # Not torn by a cancellation: what was written has to be known here.
+        await self._tasks.run_to_the_end(self._write(changes))
+        # This process may have been paused since then.
+        await self.check()
+
+    async def resign(self) -> None:
+        """If the store does not answer, the next leader waits until this one was silent."""
+        self._beating.cancel()
+        await asyncio.gather(self._beating, return_exceptions=True)
+        if self._deposed:
+            return
+        try:
+            await self._tasks.run_to_the_end(self._write({LEADER: None}))
+        except PercolatorError as error:
+            _log.info("not resigned", role=self._row.role, error=str(error))
+        self._deposed = True
+
+    # ------------------------------------------------------------------------- writing
+
+    async def _write(self, changes: Mapping[bytes, bytes | None]) -> None:
+        """Returns when it is written, by one of several attempts of which one at most has an
+        effect. After an error it may be written or not, and so until the next write."""
+        async with self._writing:
+            self._require_leading()
+            attempted: set[Stamp] = set()
+            for attempt in range(_ATTEMPTS_MAX):
+                if not self._certain:
+                    self._learn(await self._look())
+                    self._require_leading()
+                    if self._stamp in attempted:
+                        return
+                self._attempts += 1
+                new = self._first._replace(writes=self._attempts)
+                attempted.add(new)
+                self._certain = False
+                try:
+                    made = await self._row.change(self._stamp, new, changes)
+                except StoreUnusable:
+                    raise
+                except PercolatorError as error:
+                    if attempt + 1 == _ATTEMPTS_MAX:
+                        raise unusable(error) from error
+                    continue
+                if made:
+                    self._stamp, self._certain = new, True
+                    return
+            raise NotReady(f"the row of the role {self._row.role!r} changes too fast")
+
+    def _learn(self, found: Stamp | None) -> None:
+        self._note(found)
+        if found is not None and not self._deposed:
+            self._stamp, self._certain = found, True
+
+    # ------------------------------------------------------------------------- looking
+
+    async def _look(self) -> Stamp | None:
+        return (await self._row.look()).stamp
+
+    def _note(self, found: Stamp | None) -> None:
+        if not self._deposed and (found is None or not found.is_of(self._first)):
+            self._deposed = True
+            _log.warning("deposed by a later leader", role=self._row.role, epoch=self.epoch)
+
+    def _require_leading(self) -> None:
+        if self._deposed:
+            raise NotReady(f"this process no longer leads as {self._row.role}")
+
+    async def _keep_beating(self) -> None:
+        while not self._deposed:
+            await self._clock.sleep(self._beat_seconds)
+            try:
+                await self._tasks.run_to_the_end(self._write({}))
+            except NotReady:
+                continue
+            except PercolatorError as error:
+                # Others may take over: they cannot tell a store that fails from a dead leader.
+                self._trouble.lasts(error)
+            else:
+                self._trouble.is_over()
+
+
+SESSIONS = b"session/"
+SESSION = b"session"
+"""The one column of a session: a count that changes with every sign of life, and its value."""
+
+_log = structlog.get_logger("percolator.coordinator")
+
+
+class RowCoordinator(OwnProcess[RowLeadership]):
+    """The coordinator for one process. Belongs to one event loop."""
+
+    def __init__(
+        self, records: Records, world: World, times: CoordinatorTimes = USUAL_TIMES
+    ) -> None:
+        super().__init__(world.clock, times)
+        self._records = records
+        self._random = world.random
+        self._silent = SilentSessions(world.clock, times.grace_seconds)
+
+    async def campaign(
+        self, role: str, holder: str, lost: Callable[[], str] = no_lost_leader
+    ) -> RowLeadership:
+        check_name("role", role)
+        row = RoleRow(self._records, role)
+        token = f"{self._random.getrandbits(64):016x}"
+        silence = Silence(self._clock, self._times.grace_seconds)
+        while True:
+            stamp = await self._try(row, token, holder, silence, lost)
+            if stamp is not None:
+                leadership = RowLeadership(
+                    row, self._clock, stamp, beat_seconds=self._times.beat_seconds
+                )
+                return self._leads(role, leadership)
+            await self._clock.sleep(self._times.poll_seconds)
+
+    async def leader(self, role: str) -> KnownLeader | None:
+        check_name("role", role)
+        seen = await RoleRow(self._records, role).look(LEADER)
+        holder = seen.cells.get(LEADER)
+        if seen.stamp is None or holder is None:
+            return None
+        return KnownLeader(seen.stamp.epoch, holder.decode(errors="replace"))
+
+    async def read(self, role: str, key: str) -> bytes | None:
+        check_name("role", role)
+        check_name("key", key)
+        column = value_column(key)
+        found = (await RoleRow(self._records, role).look(column)).cells.get(column)
+        return None if found is None else coordinator.decode(found, f"{role}/{key}")
+
+    async def open_session(self, name: str, value: bytes) -> BeatingSession:
+        check_name("name", name)
+        return await self._begin_session(SessionRow(self._records, name), name, value)
+
+    async def sessions(self, prefix: str) -> Mapping[str, bytes]:
+        if prefix:
+            check_name("prefix", prefix)
+        now = self._silent.tick()
+        found = await self._records.all(SESSIONS + prefix.encode(), SESSION)
+        named = {prefix + rest.decode(errors="replace"): content for rest, content in found.items()}
+        judged = self._silent.judge(now, prefix, named)
+        for name in judged.forgotten:
+            await SessionRow(self._records, name).remove()
+        return {name: value_of(content) for name, content in judged.alive.items()}
+
+    # ------------------------------------------------------------------------- candidates
+
+    async def _try(
+        self, row: RoleRow, token: str, holder: str, silence: Silence, lost: Callable[[], str]
+    ) -> Stamp | None:
+        """The stamp with which this process leads. None while there is a leader that may be alive,
+        or if another candidate was faster."""
+        seen = await row.look(LEADER)
+        stamp = seen.stamp
+        if stamp is not None and stamp.token == token:
+            return stamp  # an earlier attempt, whose answer was lost
+        if stamp is not None and LEADER in seen.cells:
+            is_lost = seen.cells[LEADER] == lost().encode()
+            if not silence.lasts(stamp) and not is_lost:
+                return None
+        new = Stamp(1 if stamp is None else stamp.epoch + 1, token, 0)
+        try:
+            made = await row.change(stamp, new, {LEADER: holder.encode()})
+        except StoreUnusable:
+            raise
+        except PercolatorError as error:
+            _log.info("a candidate does not know yet whether it leads", error=str(error))
+            return None
+        return new if made else None
+
+
+class SessionRow:
+    """The row of one session."""
+
+    def __init__(self, records: Records, name: str) -> None:
+        self._records = records
+        self._key = SESSIONS + name.encode()
+
+    async def put(self, content: bytes) -> None:
+        await self._records.put(self._key, {SESSION: content})
+
+    async def remove(self) -> None:
+        await self._records.put(self._key, {SESSION: None})

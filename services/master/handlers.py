@@ -1,0 +1,447 @@
+"""`percolator.v1.MasterService`: answers from the leader, or from the map that it recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Generic, NoReturn, Protocol
+
+from percolator.errors import InvalidArgument, SchemaError, WrongCluster
+from percolator.services.chassis.cluster_store import ClusterIdentity
+from percolator.services.chassis.coordinator import ASK_SECONDS
+from percolator.services.chassis.process import are_compatible
+from percolator.services.chassis.rpc import caller_role, remaining_seconds
+from percolator.services.master import cluster_map
+from percolator.services.master.cluster_map import (
+    Catalogue,
+    ClusterMap,
+    Table,
+    Tablet,
+    location_message,
+    table_message,
+)
+from percolator.services.master.collection import Collection
+from percolator.services.master.leader import Leader
+from percolator.services.master.map_store import MapT
+from percolator.services.master.master import Master, TermT
+from percolator.services.master.registry import Registry
+from percolator.services.master.row_term import RowTerm
+from percolator.v1 import cluster_pb2 as cluster_pb2
+from percolator.v1 import master_pb2 as pb
+from percolator.wire.roles import Role
+from percolator.wire.status import to_detail
+from percolator.world import Clock
+
+
+def describe(
+    collection: Collection, tables: Iterable[Table], now: float, *, tells_id: bool
+) -> pb.DescribeCollectionResponse:
+    """Describes history. `now` is monotonic time. `NotReady` until the safe points are known.
+
+    `tells_id`: whether the caller may know the id of the session that holds collection back.
+    """
+    by_name = sorted(tables, key=lambda table: table.name)
+    answer = pb.DescribeCollectionResponse(
+        tables=[_history(collection, table) for table in by_name if table.is_used],
+        transactions_safe_point=collection.safe_points.transactions,
+    )
+    if collection.held:
+        needs = collection.needs
+        answer.held_by = needs.description or "a session"
+        if tells_id:
+            answer.held_by_session_id = needs.session_id
+        answer.held_at = needs.oldest
+        answer.held_milliseconds = round(collection.held_seconds * 1000)
+    if collection.error is not None:
+        answer.error.CopyFrom(to_detail(collection.error))
+    if collection.finished_at is not None:
+        answer.age_milliseconds = round((now - collection.finished_at) * 1000)
+    return answer
+
+
+def _history(collection: Collection, table: Table) -> pb.TableHistory:
+    default = round(collection.times.retention_seconds * 1000)
+    collected = collection.collected(table.table_id)
+    return pb.TableHistory(
+        table=table.name,
+        table_id=table.table_id,
+        retention_milliseconds=table.retention_milliseconds or default,
+        safe_point=collection.safe_points.reads.get(table.table_id, 0),
+        collected_below=collected.below,
+        history_bytes=collected.history_bytes,
+        cells_collected=collected.cells,
+        bytes_collected=collected.bytes,
+    )
+
+
+WAIT_SECONDS_MAX = 60.0
+_ANSWER_SECONDS = 0.2
+"""What is reserved of the caller's deadline for the answer."""
+
+
+class TableHandler(Generic[MapT, TermT]):
+    """Answers from the leader, or from the map that it recorded."""
+
+    def __init__(self, clock: Clock, master: Master[MapT, TermT]) -> None:
+        self._clock = clock
+        self._master = master
+
+    async def create_table(self, request: pb.CreateTableRequest) -> pb.CreateTableResponse:
+        async with self._master.leading() as leader:
+            table, created = await leader.tables.create(request, self._deadline())
+            tablets = leader.stored.current.tablets_of(table)
+        return pb.CreateTableResponse(table=table_message(table, tablets), created=created)
+
+    async def delete_table(self, request: pb.DeleteTableRequest) -> pb.DeleteTableResponse:
+        async with self._master.leading() as leader:
+            deleted = await leader.tables.delete(request, self._deadline())
+        return pb.DeleteTableResponse(deleted=deleted)
+
+    async def list_tables(self, request: pb.ListTablesRequest) -> pb.ListTablesResponse:
+        return cluster_map.list_tables(await self._master.current())
+
+    async def describe_table(self, request: pb.DescribeTableRequest) -> pb.DescribeTableResponse:
+        try:
+            return cluster_map.describe_table(await self._master.current(), request)
+        except SchemaError:
+            # A standby may not have heard of it yet: only the leader may deny that it exists.
+            async with self._master.leading() as leader:
+                return cluster_map.describe_table(leader.stored.current, request)
+
+    async def change_observers(
+        self, request: pb.ChangeObserversRequest
+    ) -> pb.ChangeObserversResponse:
+        table = await self._after(
+            lambda leader: leader.tables.change_observers(request, self._deadline())
+        )
+        return pb.ChangeObserversResponse(table=table)
+
+    async def report_backfill(self, request: pb.ReportBackfillRequest) -> pb.ReportBackfillResponse:
+        table = await self._after(
+            lambda leader: leader.tables.report_backfill(request, self._deadline())
+        )
+        return pb.ReportBackfillResponse(table=table)
+
+    async def set_change_feed(self, request: pb.SetChangeFeedRequest) -> pb.SetChangeFeedResponse:
+        table = await self._after(
+            lambda leader: leader.tables.set_change_feed(request, self._deadline())
+        )
+        return pb.SetChangeFeedResponse(table=table)
+
+    async def set_ttls(self, request: pb.SetTtlsRequest) -> pb.SetTtlsResponse:
+        table = await self._after(lambda leader: leader.tables.set_ttls(request, self._deadline()))
+        return pb.SetTtlsResponse(table=table)
+
+    async def declare_codecs(self, request: pb.DeclareCodecsRequest) -> pb.DeclareCodecsResponse:
+        table = await self._after(lambda leader: leader.tables.declare_codecs(request))
+        return pb.DeclareCodecsResponse(table=table)
+
+    async def change_codecs(self, request: pb.ChangeCodecsRequest) -> pb.ChangeCodecsResponse:
+        table = await self._after(
+            lambda leader: leader.tables.change_codecs(request, self._deadline())
+        )
+        return pb.ChangeCodecsResponse(table=table)
+
+    async def describe_collection(
+        self, request: pb.DescribeCollectionRequest
+    ) -> pb.DescribeCollectionResponse:
+        async with self._master.leading() as leader:
+            tables = leader.stored.current.tables.values()
+            # Whoever knows the id of a session can end it, and this would end other clients' pins.
+            tells_id = caller_role() >= Role.ADMIN
+            return describe(leader.collection, tables, leader.now(), tells_id=tells_id)
+
+    async def _after(self, change: Callable[[TermT], Awaitable[Table]]) -> pb.Table:
+        """The table as the leader describes it after a change."""
+        async with self._master.leading() as leader:
+            table = await change(leader)
+            return table_message(table, leader.stored.current.tablets_of(table))
+
+    def _deadline(self) -> float:
+        """When to stop waiting: early enough to tell the caller that the work continues."""
+        remaining = remaining_seconds()
+        seconds = WAIT_SECONDS_MAX if remaining is None else min(remaining, WAIT_SECONDS_MAX)
+        return self._clock.monotonic_seconds() + max(seconds - _ANSWER_SECONDS, 0.0)
+
+
+class MasterHandler(TableHandler[ClusterMap, Leader]):
+    """Answers the calls of one master over tablets."""
+
+    # ------------------------------------------------------------------------- tablets
+
+    async def locate_tablets(self, request: pb.LocateTabletsRequest) -> pb.LocateTabletsResponse:
+        leader = self._master.leader
+        current = await self._master.current()
+        try:
+            return cluster_map.locate_tablets(
+                current, request, lambda one: _is_assigned(leader, one)
+            )
+        except SchemaError:
+            async with self._master.leading() as leading:
+                return cluster_map.locate_tablets(
+                    leading.store.current, request, lambda one: _is_assigned(leading, one)
+                )
+
+    async def list_tablets(self, request: pb.ListTabletsRequest) -> pb.ListTabletsResponse:
+        async with self._master.leading() as leader:
+            page, more = cluster_map.tablets_page(leader.store.current, request)
+            return pb.ListTabletsResponse(
+                tablets=[_info(leader, tablet) for tablet in page], more=more
+            )
+
+    async def split_tablet(self, request: pb.SplitTabletRequest) -> pb.SplitTabletResponse:
+        row = request.row if request.HasField("row") else None
+        async with self._master.leading() as leader:
+            lower, upper = await leader.changes.split(request.tablet_id, row, self._deadline())
+        return pb.SplitTabletResponse(lower=location_message(lower), upper=location_message(upper))
+
+    async def move_tablet(self, request: pb.MoveTabletRequest) -> pb.MoveTabletResponse:
+        async with self._master.leading() as leader:
+            moved = await leader.changes.move(request.tablet_id, request.server, self._deadline())
+        return pb.MoveTabletResponse(location=location_message(moved))
+
+    # ------------------------------------------------------------------------- row stores
+
+    async def begin_load(self, request: pb.BeginLoadRequest) -> pb.BeginLoadResponse:
+        raise _only_rows()
+
+    async def publish_loads(self, request: pb.PublishLoadsRequest) -> pb.PublishLoadsResponse:
+        raise _only_rows()
+
+    async def abandon_load(self, request: pb.AbandonLoadRequest) -> pb.AbandonLoadResponse:
+        raise _only_rows()
+
+    # ------------------------------------------------------------------------- servers
+
+    async def list_servers(self, request: pb.ListServersRequest) -> pb.ListServersResponse:
+        async with self._master.leading() as leader:
+            return pb.ListServersResponse(servers=_servers(leader))
+
+    async def drain_server(self, request: pb.DrainServerRequest) -> pb.DrainServerResponse:
+        async with self._master.leading() as leader:
+            await leader.changes.drain(request.server, undo=request.undo, deadline=self._deadline())
+        return pb.DrainServerResponse()
+
+
+def _only_rows() -> InvalidArgument:
+    return InvalidArgument(
+        "load", "the cells of this cluster are in tablets, which are loaded in place"
+    )
+
+
+def _is_assigned(leader: Leader | None, tablet: Tablet) -> bool:
+    """Whether it has a living owner. A standby cannot know: its callers find out."""
+    if not tablet.server_id:
+        return False
+    return leader is None or not leader.watch.is_dead(tablet.server_id)
+
+
+def _info(leader: Leader, tablet: Tablet) -> pb.TabletInfo:
+    serving = leader.assignment.is_served(tablet)
+    info = pb.TabletInfo(
+        location=location_message(tablet, served=_is_assigned(leader, tablet)),
+        table=leader.store.current.tables[tablet.table_id].name,
+        server_id=tablet.server_id,
+        serving=serving,
+    )
+    error = leader.assignment.errors.get(tablet.tablet_id)
+    if error is not None and not serving:
+        info.error.CopyFrom(to_detail(error))
+    statistics = leader.balance.statistics.get(tablet.tablet_id)
+    if statistics is not None:
+        info.statistics.CopyFrom(statistics)
+    return info
+
+
+def _servers(leader: Leader) -> list[pb.TabletServerInfo]:
+    current = leader.store.current
+    found = []
+    for server in sorted(leader.watch.alive(), key=lambda one: one.address):
+        given = [one for one in current.tablets.values() if one.server_id == server.server_id]
+        found.append(
+            pb.TabletServerInfo(
+                server_id=server.server_id,
+                address=server.address,
+                tablets=len(given),
+                serving=sum(map(leader.assignment.is_served, given)),
+                draining=server.server_id in current.draining,
+                silence_milliseconds=leader.watch.silence_milliseconds(server),
+                writes_refused=server.writes_refused,
+            )
+        )
+    return found
+
+
+_NOT_YET = "are not there yet on a row store (docs/bigtable.md)"
+
+
+class RowMasterHandler(TableHandler[Catalogue, RowTerm]):
+    """Answers the calls of one master over a row store."""
+
+    def __init__(self, clock: Clock, master: Master[Catalogue, RowTerm], store: str) -> None:
+        """`store` is named in refusals."""
+        super().__init__(clock, master)
+        self._store = store
+
+    async def begin_load(self, request: pb.BeginLoadRequest) -> pb.BeginLoadResponse:
+        async with self._master.leading() as leader:
+            table = await leader.tables.begin_load(request, self._deadline())
+        message = None if table is None else table_message(table)
+        return pb.BeginLoadResponse(table=message)
+
+    async def publish_loads(self, request: pb.PublishLoadsRequest) -> pb.PublishLoadsResponse:
+        async with self._master.leading() as leader:
+            tables = await leader.tables.publish_loads(request, self._deadline())
+        return pb.PublishLoadsResponse(tables=map(table_message, tables))
+
+    async def abandon_load(self, request: pb.AbandonLoadRequest) -> pb.AbandonLoadResponse:
+        async with self._master.leading() as leader:
+            return await leader.tables.abandon_load(request, self._deadline())
+
+    # -------------------------------------------------------------------- not there yet
+
+    async def set_change_feed(self, request: pb.SetChangeFeedRequest) -> pb.SetChangeFeedResponse:
+        raise InvalidArgument("change feeds", _NOT_YET)
+
+    async def set_ttls(self, request: pb.SetTtlsRequest) -> pb.SetTtlsResponse:
+        raise InvalidArgument("times to live", _NOT_YET)
+
+    async def change_codecs(self, request: pb.ChangeCodecsRequest) -> pb.ChangeCodecsResponse:
+        raise InvalidArgument("changes of declared codecs", _NOT_YET)
+
+    # -------------------------------------------------------------------- only tablets
+
+    async def locate_tablets(self, request: pb.LocateTabletsRequest) -> pb.LocateTabletsResponse:
+        self._refuse_tablets()
+
+    async def list_tablets(self, request: pb.ListTabletsRequest) -> pb.ListTabletsResponse:
+        self._refuse_tablets()
+
+    async def split_tablet(self, request: pb.SplitTabletRequest) -> pb.SplitTabletResponse:
+        self._refuse_tablets()
+
+    async def move_tablet(self, request: pb.MoveTabletRequest) -> pb.MoveTabletResponse:
+        self._refuse_tablets()
+
+    async def list_servers(self, request: pb.ListServersRequest) -> pb.ListServersResponse:
+        async with self._master.leading():  # a call by which callers learn who leads
+            return pb.ListServersResponse()
+
+    async def drain_server(self, request: pb.DrainServerRequest) -> pb.DrainServerResponse:
+        self._refuse_tablets()
+
+    def _refuse_tablets(self) -> NoReturn:
+        raise InvalidArgument(
+            "tablets",
+            f"the cells of this cluster are in {self._store}, and it has no tablets",
+        )
+
+
+REPORT_INTERVAL_MILLISECONDS = 1_000
+
+
+class Members(Protocol):
+    """The processes of the cluster, as far as this master knows."""
+
+    @property
+    def masters(self) -> Sequence[cluster_pb2.Server]:
+        """All living masters, including this one."""
+        ...
+
+    @property
+    def timestamp_lead_milliseconds(self) -> int | None:
+        """How far the oracle's timestamps are ahead of this master's wall clock, if it knows."""
+        ...
+
+    @property
+    def store_format(self) -> int:
+        """The format that the leading master has given to the store; 1 on any other."""
+        ...
+
+    async def servers(self) -> Sequence[cluster_pb2.Server]:
+        """All other servers."""
+        ...
+
+    async def registered(self, server: cluster_pb2.Server, wall_milliseconds: int) -> None:
+        """A server reports. `NotReady` tells it to report to another master."""
+        ...
+
+
+class ClusterHandler:
+    """Describes the cluster, and refuses processes of other clusters and releases.
+
+    `watch_forever` has to run beside it: it advances time, and forgets servers that fell silent.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        identity: ClusterIdentity,
+        own: cluster_pb2.Server,
+        registry: Registry,
+        members: Members,
+        rows: cluster_pb2.RowStorePlace | None = None,
+    ) -> None:
+        """`rows` has the cells, unless tablet servers have them."""
+        self._clock = clock
+        self._identity = identity
+        self._own = own
+        self._started = clock.monotonic_seconds()
+        self._registry = registry
+        self._members = members
+        self._rows = rows
+
+    async def describe(self, request: cluster_pb2.DescribeRequest) -> cluster_pb2.DescribeResponse:
+        own = cluster_pb2.Server()
+        own.CopyFrom(self._own)
+        own.uptime_milliseconds = int((self._clock.monotonic_seconds() - self._started) * 1000)
+        own.clock_lead_milliseconds = 0
+        others = [one for one in self._members.masters if one.server_id != own.server_id]
+        servers = [own, *others, *await self._members.servers()]
+        servers.sort(key=lambda server: (server.kind, server.address))
+        return cluster_pb2.DescribeResponse(
+            cluster_id=self._identity.cluster_id,
+            version=self._own.version,
+            format=self._format,
+            route=cluster_pb2.ROUTE_DIRECT,
+            servers=servers,
+            wall_milliseconds=self._clock.wall_milliseconds(),
+            timestamp_lead_milliseconds=self._members.timestamp_lead_milliseconds,
+            gone=self._registry.missed(),
+            row_store=self._rows,
+        )
+
+    async def register(self, request: cluster_pb2.RegisterRequest) -> cluster_pb2.RegisterResponse:
+        if not request.HasField("server"):
+            raise InvalidArgument("server", "is missing")
+        self._refuse_foreign(request)
+        await self._members.registered(request.server, request.wall_milliseconds)
+        return cluster_pb2.RegisterResponse(
+            cluster_id=self._identity.cluster_id,
+            format=self._format,
+            interval_milliseconds=REPORT_INTERVAL_MILLISECONDS,
+        )
+
+    @property
+    def _format(self) -> int:
+        """It may have been raised since this process read it."""
+        return max(self._identity.format, self._members.store_format)
+
+    async def watch_forever(self) -> None:
+        """Runs until cancelled."""
+        while True:
+            await self._clock.sleep(ASK_SECONDS)
+            self._registry.forget_silent()
+
+    def _refuse_foreign(self, request: cluster_pb2.RegisterRequest) -> None:
+        own, other = self._identity.cluster_id, request.cluster_id
+        # Empty for a process that does not know the id yet, and learns it from the answer.
+        if other and other != own:
+            raise WrongCluster(f"this is cluster {own}, not {other}", expected=own, found=other)
+        release = request.server.version
+        if not are_compatible(self._own.version, release):
+            raise WrongCluster(
+                f"release {release!r} does not work with release {self._own.version}: both must "
+                "have the same major version, and be at most one minor version apart",
+                expected=self._own.version,
+                found=release,
+            )
