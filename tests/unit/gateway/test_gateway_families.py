@@ -32,6 +32,11 @@ async def test_get_and_scan_return_the_columns_with_a_prefix_and_no_others() -> 
             got = await gateway.handler.get(pb.GetRequest(start_timestamp=start, rows=[query]))
             (row,) = got.rows
             assert _shown(row) == {b"edge:ann": b"1", b"edge:zoe": b"2", b"name": b"4"}
+            both = pb.RowQuery(
+                table=TABLE, row=b"hub", columns=[b"name"], column_prefixes=[b"edge:z"]
+            )
+            got = await gateway.handler.get(pb.GetRequest(start_timestamp=start, rows=[both]))
+            assert _shown(got.rows[0]) == {b"edge:zoe": b"2", b"name": b"4"}
 
 
 def _shown(row: pb.FoundRow) -> dict[bytes, bytes]:

@@ -74,16 +74,18 @@ class Server:
         response = pb.ReadResponse()
         for batch in request.batches:
             result = response.batches.add()
-            error = self.refuse_batch(batch.target, [r.row for r in batch.reads])
+            reads = [(read.row, read.timestamp) for read in batch.reads]
+            reads += zip(batch.cells.rows, batch.cells.timestamps, strict=True)
+            error = self.refuse_batch(batch.target, [row for row, _ in reads])
             if error is not None:
                 result.error.CopyFrom(to_detail(error))
                 continue
-            result.reads = len(batch.reads)
-            for index, read in enumerate(batch.reads):
+            result.reads = len(reads)
+            for index, (row, timestamp) in enumerate(reads):
                 result.found.reads.append(index)
                 result.found.columns.append(b"c")
-                result.found.commit_timestamps.append(read.timestamp)
-                result.found.values.append(b"value of " + read.row)
+                result.found.commit_timestamps.append(timestamp)
+                result.found.values.append(b"value of " + row)
         return response
 
     async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:

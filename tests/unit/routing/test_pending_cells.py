@@ -52,17 +52,17 @@ class Answering(Server):
 async def test_a_cell_is_found() -> None:
     server = Server()
     assert await _read(_cluster(server)) == FoundCell(7, b"value of a")
-    (read,) = server.read_calls[0].batches[0].reads
-    assert (read.row, list(read.columns), read.timestamp) == (b"a", [b"c"], 7)
+    cells = server.read_calls[0].batches[0].cells
+    assert (list(cells.rows), list(cells.columns), list(cells.timestamps)) == ([b"a"], [b"c"], [7])
 
 
 async def test_a_cell_that_does_not_exist_is_none() -> None:
-    assert await _read(_cluster(Answering(pb.ReadBatchResult()))) is None
+    assert await _read(_cluster(Answering(pb.ReadBatchResult(reads=1)))) is None
 
 
 async def test_a_lock_in_the_way_is_reported() -> None:
     lock = Cell(row=b"a", column=b"c", value=b"lock")
-    locked = pb.ReadBatchResult(locks=[pb.BlockingLock(read=0, lock=lock)])
+    locked = pb.ReadBatchResult(reads=1, locks=[pb.BlockingLock(read=0, lock=lock)])
     answer = await _read(_cluster(Answering(locked)))
     assert isinstance(answer, RowResult)
     assert list(answer.locks) == [lock]
@@ -82,7 +82,7 @@ async def test_cells_and_rows_share_a_call_and_get_their_own_answers() -> None:
 
 async def test_one_refused_read_does_not_fail_the_others() -> None:
     old = SnapshotTooOld("too old", timestamp=7, safe_point=9)
-    answer = pb.ReadBatchResult(refused=[pb.RefusedRead(read=1, error=to_detail(old))])
+    answer = pb.ReadBatchResult(reads=2, refused=[pb.RefusedRead(read=1, error=to_detail(old))])
     answer.found.reads.append(0)
     answer.found.columns.append(b"c")
     answer.found.commit_timestamps.append(3)

@@ -39,12 +39,12 @@ def test_a_common_step_means_what_its_message_means(
 
 
 def test_the_lock_of_a_reader_asks_about_the_cell() -> None:
-    """It arrives as a message, which says more than a common step does."""
     cell = CellAddress(TABLE, b"row", read_lock_column(b"c", at(5)))
     steps = WriteSteps(at(5), {cell: (KIND_LOCK_ONLY, b"")}, b"session", 100)
     asked = steps.prewrite(cell, at(5) + 1, 1_000)
-    assert not isinstance(asked.mutation, CommonStep)
-    assert mapped_step(asked.mutation, TIMES) == mapped(asked.message(), TIMES)
+    common, plain = mapped_step(asked.mutation, TIMES), mapped(asked.message(), TIMES)
+    assert common.mutation == asked.message()
+    assert check_of([common]) == check_of([plain])
 
 
 def test_a_timestamp_that_cannot_be_stored_is_refused() -> None:
