@@ -34,9 +34,18 @@ from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import client_credentials
 from percolator.world import Network, Random, UnaryMethod
 from tests.chaos.client import Life, connected, life_of_this_process, pacing
-from tests.chaos.list_append.lists import elements, lists, loaded, plan, row_of, stored
-from tests.chaos.list_append.log import Entry
-from tests.chaos.list_append.transactions import Append, Outcome, Read
+from tests.chaos.list_append.lists import (
+    Append,
+    Entry,
+    Outcome,
+    Read,
+    elements,
+    lists,
+    loaded,
+    plan,
+    row_of,
+    stored,
+)
 
 LIBRARY, BARE = "library", "bare gateway"
 

@@ -5,12 +5,30 @@ Streams run at the same time; the faults of one stream strike one after another.
 
 from __future__ import annotations
 
-from tests.chaos.client_faults import KillClient, PauseClient
-from tests.chaos.clock_faults import AHEAD, BACK, OracleWithWrongClock, WrongClock
-from tests.chaos.faults import Fault, Kill, KillTogether, Pause, RollingRestart, StopTwice
-from tests.chaos.network_faults import Cut, CutCaller, CutFromMasters, Loss
-from tests.chaos.operator_faults import Drain, Move, Split
-from tests.chaos.store_faults import FullDisk, PauseInCompaction, PowerCut
+from tests.chaos.faults import (
+    AHEAD,
+    BACK,
+    Cut,
+    CutCaller,
+    CutFromMasters,
+    Drain,
+    Fault,
+    FullDisk,
+    Kill,
+    KillClient,
+    KillTogether,
+    Loss,
+    Move,
+    OracleWithWrongClock,
+    Pause,
+    PauseClient,
+    PauseInCompaction,
+    PowerCut,
+    RollingRestart,
+    Split,
+    StopTwice,
+    WrongClock,
+)
 
 
 def streams(*, full_disk: bool) -> dict[str, list[Fault]]:

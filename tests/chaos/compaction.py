@@ -14,13 +14,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import psutil
+
 from percolator import Table, aio, codecs
 from percolator.errors import PercolatorError, TabletLocation
 from percolator.services.local.process import ServiceProcess
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.world import Network
-from tests.chaos.standing_still import DidNotStrike, require_stopped
 
 WRITE_BUFFERS_BYTES = 64 << 10
 """For all tablets of a server together: so small that LevelDB is always busy."""
@@ -34,6 +35,19 @@ _ENDED = re.compile(r"Level-0 table #[0-9]+: [0-9]+ bytes|compacted to: |Compact
 
 filler = Table("filler")
 content = filler.column("content", codecs.raw)
+
+
+class DidNotStrike(Exception):
+    """A fault could not be shown to have happened."""
+
+
+def require_stopped(pid: int) -> None:
+    """Waits until the process is stopped: a signal takes effect a little later than it is sent."""
+    process = psutil.Process(pid)
+    deadline = time.monotonic() + 5
+    while process.status() != psutil.STATUS_STOPPED:
+        if time.monotonic() > deadline:
+            raise DidNotStrike(f"process {pid} did not stop")
 
 
 async def _put(tx: aio.Transaction, row: str, value: bytes) -> None:

@@ -7,8 +7,15 @@ All strikes share the probes, so that many strikes at once do not mean many prob
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from percolator.errors import PercolatorError
+from percolator.v1 import master_pb2, oracle_pb2
+from percolator.wire import methods
+from percolator.world import Network
 
 _PAUSE_SECONDS = 0.05
 
@@ -64,3 +71,30 @@ class Pulse:
 def now() -> float:
     """The time of the event loop, which on a real machine is the monotonic clock."""
     return asyncio.get_running_loop().time()
+
+
+# Finds the process that leads, among those of one kind.
+
+RECOVERY_SECONDS_MAX = 30.0
+_ASK_SECONDS = 1.0
+_RETRY_SECONDS = 0.01
+
+
+async def leader(network: Network, kind: str, addresses: Sequence[str]) -> str:
+    """The one of them that answers a call that only a leader, or the active oracle, answers."""
+    deadline = time.monotonic() + RECOVERY_SECONDS_MAX
+    for address in itertools.cycle(addresses):
+        try:
+            if kind == "oracle":
+                request = oracle_pb2.GetTimestampsRequest(count=1)
+                await network.unary(address, methods.GET_TIMESTAMPS)(request, _ASK_SECONDS)
+            else:
+                servers = master_pb2.ListServersRequest()
+                await network.unary(address, methods.LIST_SERVERS)(servers, _ASK_SECONDS)
+        except PercolatorError as error:
+            if time.monotonic() > deadline:
+                raise NoRecovery(f"no {kind} leads; {address}: {error}") from error
+            await asyncio.sleep(_RETRY_SECONDS)
+        else:
+            return address
+    raise NoRecovery("there is no process that could lead")

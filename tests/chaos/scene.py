@@ -16,11 +16,15 @@ from percolator.v1 import master_pb2
 from percolator.wire import methods
 from percolator.world import Random, RequestT, ResponseT, UnaryMethod
 from tests.chaos.clients import Clients
-from tests.chaos.compaction import Filler
+from tests.chaos.compaction import DidNotStrike, Filler
 from tests.chaos.host_clock import HostClock
-from tests.chaos.leading import RECOVERY_SECONDS_MAX, leader
-from tests.chaos.pulse import NoRecovery, Pulse, now
-from tests.chaos.standing_still import DidNotStrike
+from tests.chaos.pulse import (
+    RECOVERY_SECONDS_MAX,
+    NoRecovery,
+    Pulse,
+    leader,
+    now,
+)
 from tests.chaos.supervisor import Supervisor
 from tests.mounted_file_system import FileSystem
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.console import Console
 
 from percolator.world import Random
+from tests.chaos.compaction import DidNotStrike
 from tests.chaos.faults import Fault
 from tests.chaos.pulse import now
 from tests.chaos.recovery import Struck
 from tests.chaos.scene import Scene
-from tests.chaos.standing_still import DidNotStrike
 
 console = Console(highlight=False, markup=False, soft_wrap=True)
 

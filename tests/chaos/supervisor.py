@@ -22,8 +22,7 @@ from percolator.wire.through import routed_world
 from percolator.world import MachineClock, Network, Random, World, machine_random
 from tests.chaos.client import chronicle_of
 from tests.chaos.clients import Clients
-from tests.chaos.leading import RECOVERY_SECONDS_MAX
-from tests.chaos.pulse import NoRecovery
+from tests.chaos.pulse import RECOVERY_SECONDS_MAX, NoRecovery
 from tests.isolation.checker import check, settled
 from tests.isolation.history import History, HistoryFile, write_history
 from tests.isolation.store_audit import Audit, StoredTable, audit

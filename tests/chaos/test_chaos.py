@@ -32,10 +32,9 @@ from tests.chaos.client import Life
 from tests.chaos.clients import Clients
 from tests.chaos.compaction import WRITE_BUFFERS_BYTES, Filler
 from tests.chaos.host_clock import HostClock
-from tests.chaos.leading import RECOVERY_SECONDS_MAX
-from tests.chaos.list_append.final import judge_lists
+from tests.chaos.list_append.judge import judge_lists
 from tests.chaos.list_append.lists import SPLITS, lists
-from tests.chaos.pulse import Pulse
+from tests.chaos.pulse import RECOVERY_SECONDS_MAX, Pulse
 from tests.chaos.recipes import at_work
 from tests.chaos.recipes.client import PROGRAM as RECIPES
 from tests.chaos.recipes.judged import judge_recipes

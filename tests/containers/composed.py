@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -12,6 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from percolator.errors import PercolatorError
+from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.cluster import addresses_of, describe
+from percolator.wire.credentials import client_credentials
 
 ROOT = Path(__file__).parents[2]
 COMMAND_SECONDS = 240.0
@@ -197,3 +204,40 @@ def run(
     if done.returncode:
         raise ContainersFailed(f"{' '.join(command)}: {done.stderr.strip()[-2000:]}")
     return done.stdout + (done.stderr if and_errors else "")
+
+
+# The members of a cluster of containers, as described through its published port.
+
+START_SECONDS = 120.0
+
+KINDS = {
+    "master": ServiceKind.SERVICE_KIND_MASTER,
+    "oracle": ServiceKind.SERVICE_KIND_ORACLE,
+    "lockservice": ServiceKind.SERVICE_KIND_LOCK_SERVICE,
+    "tabletserver": ServiceKind.SERVICE_KIND_TABLET_SERVER,
+    "worker": ServiceKind.SERVICE_KIND_WORKER,
+}
+
+
+async def until_described(address: str, wanted: Mapping[str, int]) -> None:
+    """Returns when at least the wanted number of each kind are there."""
+    network = GrpcNetwork(client_credentials())
+    deadline = time.monotonic() + START_SECONDS
+    try:
+        while True:
+            missing: object
+            try:
+                cluster = await describe(network, [address], 1.0)
+                missing = {
+                    kind: count
+                    for kind, count in wanted.items()
+                    if len(addresses_of(cluster, KINDS[kind])) < count
+                }
+            except PercolatorError as error:
+                missing = error
+            if not missing:
+                return
+            assert time.monotonic() < deadline, f"not complete: {missing}"
+            await asyncio.sleep(0.1)
+    finally:
+        await network.close()

@@ -13,10 +13,15 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from percolator.wire.cluster import addresses_of, describe
-from tests.chaos.leading import RECOVERY_SECONDS_MAX, leader
+from tests.chaos.pulse import RECOVERY_SECONDS_MAX, leader
 from tests.chaos.supervisor import Supervisor
-from tests.containers.composed import ComposedCluster, Container, ContainersFailed
-from tests.containers.described import KINDS, until_described
+from tests.containers.composed import (
+    KINDS,
+    ComposedCluster,
+    Container,
+    ContainersFailed,
+    until_described,
+)
 
 LONGER_THAN_LEASES_SECONDS = 4.5
 

@@ -23,10 +23,9 @@ from percolator.wire.cluster import addresses_of, describe
 from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
 from percolator.wire.through import routed_world
 from percolator.world import MachineClock, World, machine_random
-from tests.chaos.leading import leader
+from tests.chaos.pulse import leader
 from tests.chaos.shop import Shop
-from tests.containers.composed import ComposedCluster, Container, free_port
-from tests.containers.described import KINDS, until_described
+from tests.containers.composed import KINDS, ComposedCluster, Container, free_port, until_described
 
 FILES = ("compose.yaml", "deploy/compose.bigtable.yaml", "tests/containers/compose.orders.yaml")
 GONE = "bigtable://percolator/percolator now belongs to"

@@ -21,9 +21,8 @@ from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
 from tests.chaos.clients import Clients, lives
 from tests.chaos.shop import Shop
 from tests.chaos.supervisor import Verdict, supervising
-from tests.containers.composed import ComposedCluster, free_port
+from tests.containers.composed import KINDS, ComposedCluster, free_port, until_described
 from tests.containers.container_faults import Scene, all_faults
-from tests.containers.described import KINDS, until_described
 
 FILES = ("compose.yaml", "deploy/compose.tls.yaml", "tests/containers/compose.orders.yaml")
 TABLET_SERVERS = 3

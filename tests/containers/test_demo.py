@@ -14,8 +14,7 @@ from examples.webindex import tables
 from percolator import aio
 from percolator.errors import SchemaError
 from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
-from tests.containers.composed import ComposedCluster, free_port
-from tests.containers.described import until_described
+from tests.containers.composed import ComposedCluster, free_port, until_described
 
 TABLET_SERVERS = 2
 SERVED_SECONDS = 120.0

@@ -20,9 +20,8 @@ from rich.table import Table
 
 from tests.fuzz.calls import KINDS
 from tests.fuzz.findings import Input, Record
-from tests.fuzz.guided_runs import replay_guided, run_guided
 from tests.fuzz.methods import METHODS
-from tests.fuzz.run import fuzz, replay
+from tests.fuzz.run import fuzz, replay, replay_guided, run_guided
 from tests.fuzz.targets import TARGETS, fuzz_files, judged
 
 _SEED_BITS = 31

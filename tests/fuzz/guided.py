@@ -28,30 +28,30 @@ def _imported_with_guidance() -> None:
         import atheris
 
         with atheris.instrument_imports(include=["percolator"], enable_loader_override=False):
-            importlib.import_module("tests.fuzz.decoding")
             importlib.import_module("tests.fuzz.judging")
-            importlib.import_module("tests.fuzz.on_rows")
+            importlib.import_module("tests.fuzz.judging")
+            importlib.import_module("tests.fuzz.judging")
 
 
 def bodies() -> dict[str, Callable[[], Callable[[bytes], None]]]:
     """What can be guided, by name: each makes a function that takes an input, or raises."""
-    from tests.fuzz import decoding, judging, on_rows
+    from tests.fuzz import judging
 
     return {
-        "decoding": lambda: decoding.decode,
+        "decoding": lambda: judging.decode,
         "judging": judging.judging,
-        "on rows": on_rows.serving,
+        "on rows": judging.serving,
     }
 
 
 def seeds() -> dict[str, list[bytes]]:
     """Valid inputs, from which the others are made."""
-    from tests.fuzz import decoding, judging, on_rows
+    from tests.fuzz import judging
 
     return {
-        "decoding": decoding.seeds(),
+        "decoding": judging.seeds(),
         "judging": judging.seeds(),
-        "on rows": on_rows.seeds(),
+        "on rows": judging.seeds(),
     }
 
 

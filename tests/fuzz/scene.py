@@ -9,20 +9,37 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterable
+import json
+import re
+import ssl
+import urllib.request
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import TypeVar
 
-from google.protobuf.message import Message
+import psutil
+from google.protobuf.message import DecodeError, Message
 
-from percolator.errors import InvalidArgument, NotExecuted, TabletLocation, TabletMoved
+from percolator import Table, aio, codecs
+from percolator.errors import (
+    InvalidArgument,
+    NotExecuted,
+    OutcomeUnknown,
+    PercolatorError,
+    TabletLocation,
+    TabletMoved,
+)
 from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from percolator.v1 import cells_pb2, cluster_pb2, lockservice_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import Random, UnaryMethod
-from tests.fuzz.messages import Vocabulary
+from tests.fuzz.findings import Record
+from tests.fuzz.messages import Vocabulary, mentions
+from tests.fuzz.methods import Method
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -273,3 +290,281 @@ class Scene:
         own = [one.metrics_address for one in self.servers]
         metrics = [one for one in own if one.startswith(_LOOPBACK)]
         words.put("metrics_address", [*dialled[:2], *metrics, *refused])
+
+
+# The processes of the cluster from outside: alive, small, quiet in their logs, done at the end.
+
+GROWTH_BYTES_MAX = 384 << 20
+"""By how much the memory of a process may grow above what it had at the start."""
+_DONE_SECONDS = 30.0
+_LOOK_SECONDS = 0.5
+_IN_FLIGHT = re.compile(r"^percolator_rpc_in_flight\{(.*)\} ([0-9.]+)$", re.MULTILINE)
+_SHOWN_MAX = 400
+
+EXPECTED_ERRORS: dict[str, str] = {}
+"""Events that a process may log as errors while it is fuzzed, with the reason."""
+
+
+class Processes:
+    """Looks at all processes of a cluster."""
+
+    def __init__(self, cluster: LocalCluster, context: ssl.SSLContext, record: Record) -> None:
+        self._cluster = cluster
+        self._context = context
+        self._record = record
+        self._at_first = self._memory()
+        self.most = dict(self._at_first)
+
+    @property
+    def _all(self) -> Mapping[str, ServiceProcess]:
+        return self._cluster.processes
+
+    def _memory(self) -> dict[str, int]:
+        return {
+            name: psutil.Process(process.pid).memory_info().rss
+            for name, process in self._all.items()
+            if process.exit_code is None
+        }
+
+    async def watch(self) -> None:
+        """Looks at memory and life until it is cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def look(self) -> None:
+        for name, process in self._all.items():
+            if process.exit_code is not None:
+                self._record.broke(
+                    f"{name} exited with {process.exit_code}: {process.last_words()[-_SHOWN_MAX:]}"
+                )
+        for name, rss in self._memory().items():
+            self.most[name] = max(self.most[name], rss)
+            if rss > self._at_first[name] + GROWTH_BYTES_MAX:
+                self._record.wrong(f"{name} grew above {GROWTH_BYTES_MAX >> 20} MiB more memory")
+
+    def growth(self) -> dict[str, tuple[int, int]]:
+        """The memory at the start and the most there was, in MiB."""
+        return {name: (self._at_first[name] >> 20, most >> 20) for name, most in self.most.items()}
+
+    # ------------------------------------------------------------------------------- at the end
+
+    async def require_done(self, usual: Mapping[str, int]) -> None:
+        """Every call ends after its caller has gone: none is left that was not there before."""
+        deadline = asyncio.get_running_loop().time() + _DONE_SECONDS
+        while True:
+            found = await self.in_flight()
+            left = {
+                one: calls
+                for one, calls in found.items()
+                if calls > max(usual.get(one, 0), _of_worker(one))
+            }
+            if not left:
+                return
+            if asyncio.get_running_loop().time() > deadline:
+                self._record.wrong(f"calls that never end: {left}")
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def in_flight(self) -> dict[str, int]:
+        """The calls in progress, by process and method."""
+        return await asyncio.to_thread(self._in_flight)
+
+    def _in_flight(self) -> dict[str, int]:
+        found = {}
+        for name, process in self._all.items():
+            if process.ready is None or process.exit_code is not None:
+                continue
+            url = f"https://{process.ready.metrics_address}/metrics"
+            with urllib.request.urlopen(url, timeout=10, context=self._context) as answer:
+                text = answer.read().decode()
+            for labels, calls in _IN_FLIGHT.findall(text):
+                found[f"{name} {labels}"] = int(float(calls))
+        return found
+
+    def judge_logs(self) -> None:
+        """No line of any log shows an exception, or an error that is not expected."""
+        for name, text in self._cluster.logs().items():
+            for line in text.splitlines():
+                problem = _problem(line)
+                if problem:
+                    self._record.wrong(f"{name}: {problem}")
+
+
+def _of_worker(calls: str) -> int:
+    """The calls of the worker, which watches a server from the moment it has a tablet on."""
+    return int('method="WatchNotifications"' in calls)
+
+
+def _problem(line: str) -> str:
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return line[:_SHOWN_MAX] if "Traceback" in line or "Error" in line else ""
+    event = str(entry.get("event", ""))
+    if event in EXPECTED_ERRORS:
+        return ""
+    if entry.get("level") in ("error", "critical") or "exception" in entry:
+        trace = str(entry.get("exception", entry.get("error", "")))
+        return f"{event}: {entry.get('rpc', '')} {trace[-_SHOWN_MAX:]}"
+    return ""
+
+
+# Tables whose content is known, and which nothing that is fuzzed may harm.
+#
+# One is written once and read again and again; in the other, a counter is raised by transactions
+# all the time. At the end both are read a last time. Requests that would destroy them legitimately,
+# such as a DeleteTable of their name, are not sent.
+
+ROWS = 120
+_LONG_BYTES = 20_000
+_PAUSE_SECONDS = 0.1
+_WITHIN_SECONDS = 30.0
+
+birds = Table("canary", key=codecs.text)
+song = birds.column("song", codecs.raw)
+counters = Table("canary.counter")
+count = counters.column("count", codecs.integer)
+
+_ANYBODY = frozenset(
+    f"/percolator.v1.{one}"
+    for one in (
+        "TabletServerService/Read",
+        "TabletServerService/Scan",
+        "TabletServerService/ScanCells",
+        "TabletServerService/ScanNotifications",
+        "TabletServerService/WatchNotifications",
+        "TabletServerService/DescribeTablets",
+        "TabletServerService/ProposeSplit",
+        "TabletServerService/ProposeParts",
+        "GatewayService/Get",
+        "GatewayService/ScanTable",
+        "MasterService/DescribeTable",
+        "MasterService/LocateTablets",
+        "MasterService/ListTablets",
+        "MasterService/MoveTablet",
+        "MasterService/CreateTable",
+    )
+)
+"""What may be done to the canary's tables: it must bear all of that."""
+
+_forbidden: dict[str, frozenset[object]] = {}
+
+
+def forbidden_for_canary(method: Method, data: bytes) -> bool:
+    """Whether this call would be right to destroy a canary."""
+    if method.path in _ANYBODY or not method.own:
+        return False
+    try:
+        request = method.request.FromString(data)
+    except DecodeError:
+        return False
+    return mentions(request, _forbidden)
+
+
+def _content() -> dict[str, bytes]:
+    """Short values, which are in the write record, and long ones, which are not."""
+    found = {}
+    for number in range(ROWS):
+        value = sha256(b"%d" % number).digest()
+        found[f"bird-{number:03}"] = value * (_LONG_BYTES // 32) if number % 10 == 0 else value
+    return found
+
+
+class Canary:
+    """Watches both tables while the cluster is fuzzed."""
+
+    def __init__(self, database: aio.Database, record: Record) -> None:
+        self._database = database
+        self._record = record
+        self._known = _content()
+        self._acknowledged = 0
+        self._unknown = 0
+        self.reads = 0
+        self.longest_seconds = 0.0
+
+    async def hatch(self, scene: Scene) -> None:
+        """Creates and fills the tables, and puts them out of reach."""
+        database = self._database
+        await database.create_table(birds, ["bird-040", "bird-080"], exist_ok=True)
+        await database.create_table(counters, exist_ok=True)
+        await database.set_many((row, {song: value}) for row, value in self._known.items())
+        ids, tablet_ids = [], []
+        for table in (birds, counters):
+            asked = master_pb2.DescribeTableRequest(name=table.name)
+            found = await scene.call(scene.cluster.address, methods.DESCRIBE_TABLE, asked)
+            ids.append(found.table.table_id)
+            located = await scene.call(
+                scene.cluster.address,
+                methods.LOCATE_TABLETS,
+                master_pb2.LocateTabletsRequest(table_id=found.table.table_id),
+            )
+            tablet_ids += [one.tablet_id for one in located.locations]
+        names = frozenset({birds.name, counters.name})
+        _forbidden.update(
+            table_id=frozenset(ids),
+            tablet_id=frozenset(tablet_ids),
+            tablet_ids=frozenset(tablet_ids),
+            origin_tablet_id=frozenset(tablet_ids),
+            table=names,
+            name=names,
+        )
+        scene.vocabulary.put("canary", sorted(names))
+
+    async def sing(self, deadline: float) -> None:
+        """Reads and writes until then. It is not cancelled: a commit that is cancelled in the
+        middle may still take effect, and would be missing from the expected count."""
+        loop = asyncio.get_running_loop()
+        while (began := loop.time()) < deadline:
+            await self._listen()
+            await self._raise_counter()
+            seconds = loop.time() - began
+            self.longest_seconds = max(self.longest_seconds, seconds)
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def judge(self) -> None:
+        """The last look, after fuzzing has ended."""
+        await self._listen()
+        try:
+            async with self._database.snapshot() as snapshot:
+                found = await snapshot.get("it", count, default=0)
+        except PercolatorError as error:
+            self._record.wrong(f"the canary's counter cannot be read: {error}")
+            return
+        if not self._acknowledged <= found <= self._acknowledged + self._unknown:
+            self._record.wrong(
+                f"the canary's counter is {found} after {self._acknowledged} acknowledged and "
+                f"{self._unknown} unknown commits"
+            )
+
+    async def _listen(self) -> None:
+        found: dict[str, bytes] = {}
+        try:
+            async with asyncio.timeout(_WITHIN_SECONDS), self._database.snapshot() as snapshot:
+                async for row in snapshot.scan(birds):
+                    found[row.key] = row[song]
+        except (PercolatorError, TimeoutError) as error:
+            self._record.wrong(f"the canary cannot be read: {type(error).__name__}: {error}")
+            return
+        self.reads += 1
+        if found != self._known:
+            differ = sorted(
+                row
+                for row in found.keys() | self._known.keys()
+                if found.get(row) != self._known.get(row)
+            )
+            self._record.wrong(f"the canary is hurt: {len(differ)} rows, such as {differ[0]}")
+
+    async def _raise_counter(self) -> None:
+        try:
+            await self._database.run(_raise)
+        except OutcomeUnknown:
+            self._unknown += 1
+        except PercolatorError as error:
+            self._record.wrong(f"the canary cannot write: {type(error).__name__}: {error}")
+        else:
+            self._acknowledged += 1
+
+
+async def _raise(tx: aio.Transaction) -> None:
+    await tx.set("it", count, await tx.get("it", count, default=0) + 1)

@@ -17,9 +17,7 @@ from collections.abc import Iterator
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tests.simulation.campaign import Totals, results
-from tests.simulation.expected import missing
-from tests.simulation.minimise import minimised
+from tests.simulation.campaign import Totals, minimised, missing, results
 from tests.simulation.run import Verdict, simulate
 from tests.simulation.scenario import scenario_of
 

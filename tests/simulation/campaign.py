@@ -5,12 +5,28 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 
-from tests.simulation.run import Verdict, simulate
-from tests.simulation.scenario import Scenario, scenario_of
+from tests.simulation.disks import DISK_FULL, FSYNC_FAILED, HELD_UP, TORN
+from tests.simulation.network import PERFECT, Fault
+from tests.simulation.programs import MASTER, ORACLE, STANDBY_ORACLE
+from tests.simulation.recorded_tx import JOINED
+from tests.simulation.rows import (
+    COLLECTED_FROM_ROWS,
+    MASTERS_REPLACED,
+    ON_ROWS,
+    ORACLES_REPLACED,
+    WHOLLY_ON_ROWS,
+)
+from tests.simulation.run import IN_ONE_ROUND, Verdict, simulate
+from tests.simulation.scenario import Kind, Scenario, scenario_of
+from tests.simulation.strikes import CLIENT_STEPS, FAR_AHEAD, FAR_BEHIND, far_off
+from tests.simulation.workloads.drops import DROP_REPEATED, DROPPED
+from tests.simulation.workloads.expiring import ENTRIES_STAY, RENEWED
+from tests.simulation.workloads.jobs import LOST_TO_ANOTHER
 
 _SEEDS_PER_PROCESS = 32
 """Each leaves 5 MB that only Python's collector would find. The end of a process is cheaper."""
@@ -65,3 +81,103 @@ def timed(scenario: Scenario) -> tuple[Verdict, float]:
     """A verdict, and the CPU time it took."""
     began = time.process_time()
     return simulate(scenario), time.process_time() - began
+
+
+# What has to strike now and then: a run of many seeds proves less if something never struck.
+
+SEEDS_FOR_EVERYTHING = 200
+
+
+EXPECTED = (
+    *(kind.value for kind in Kind),
+    *(fault.value for fault in Fault),
+    DISK_FULL,
+    FSYNC_FAILED,
+    HELD_UP,
+    TORN,
+    IN_ONE_ROUND,
+    JOINED,
+    ENTRIES_STAY,
+    RENEWED,
+    LOST_TO_ANOTHER,
+    DROPPED,
+    DROP_REPEATED,
+    ON_ROWS,
+    WHOLLY_ON_ROWS,
+    MASTERS_REPLACED,
+    ORACLES_REPLACED,
+    COLLECTED_FROM_ROWS,
+    *(f"client killed at: {step}" for step in CLIENT_STEPS),
+    FAR_AHEAD,
+    FAR_BEHIND,
+    *map(far_off, (ORACLE, STANDBY_ORACLE, MASTER, "tablets-0:7003")),
+)
+
+
+def missing(struck: Counter[str], seeds: int) -> list[str]:
+    """What never struck, if there were enough seeds for it."""
+    if seeds < SEEDS_FOR_EVERYTHING:
+        return []
+    return [name for name in EXPECTED if not struck[name]]
+
+
+# Makes a failing scenario small: fewer strikes, a better network, fewer sessions, less work.
+#
+# Everything that can be left out while the run still fails is left out, one thing after another,
+# until nothing more can. The result may fail in a different way, but it fails.
+
+RUNS_MAX = 120
+
+Fails = Callable[[Scenario], bool]
+
+
+def minimised(scenario: Scenario, fails: Fails, *, runs_max: int = RUNS_MAX) -> Scenario:
+    """The smallest scenario that was found within so many runs; `scenario` itself fails."""
+    runs = 0
+    smaller = True
+    while smaller:
+        smaller = False
+        for candidate in _smaller(scenario):
+            if runs >= runs_max:
+                return scenario
+            runs += 1
+            if fails(candidate):
+                scenario, smaller = candidate, True
+                break
+    return scenario
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    """Scenarios to try, starting with the smallest."""
+    if scenario.strikes:
+        yield replace(scenario, strikes=())
+    if scenario.network is not PERFECT:
+        yield replace(scenario, network=PERFECT)
+    if scenario.with_master:
+        yield replace(scenario, with_master=False)
+    strikes = scenario.strikes
+    middle = len(strikes) // 2
+    if middle > 1:
+        yield replace(scenario, strikes=strikes[:middle])
+        yield replace(scenario, strikes=strikes[middle:])
+    for place in range(len(strikes)):
+        yield replace(scenario, strikes=strikes[:place] + strikes[place + 1 :])
+    for name in ("slow", "duplicate", "drop_request", "drop_reply", "break_connection"):
+        if getattr(scenario.network, name):
+            yield replace(scenario, network=replace(scenario.network, **{name: 0.0}))
+    if scenario.transactions_per_session > 1:
+        yield replace(scenario, transactions=scenario.transactions // 2)
+    if scenario.burst_seconds:
+        yield replace(scenario, burst_seconds=0.0)
+    yield from _fewer_sessions(scenario)
+
+
+def _fewer_sessions(scenario: Scenario) -> Iterator[Scenario]:
+    """Half of them, and then all but one."""
+    sessions = scenario.sessions
+    middle = len(sessions) // 2
+    parts = [sessions[:middle], sessions[middle:]] if middle > 1 else []
+    if len(sessions) > 1:
+        parts += [(session,) for session in sessions]
+    for without in parts:
+        yield replace(scenario, without_sessions=scenario.without_sessions | set(without))

@@ -27,9 +27,7 @@ from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.world import Random, World
 from tests.isolation.history import Recorder
 from tests.simulation import observing
-from tests.simulation.expected import host_of
 from tests.simulation.loop import SimulationLoop
-from tests.simulation.masters import Masters, Operator
 from tests.simulation.network import PERFECT, Wire
 from tests.simulation.observing import registered
 from tests.simulation.placement import Placements
@@ -40,16 +38,19 @@ from tests.simulation.programs import (
     ORACLE,
     STANDBY,
     STANDBY_ORACLE,
+    Masters,
+    Operator,
     Programs,
     StoreRoot,
 )
-from tests.simulation.row_cluster import RowCluster
-from tests.simulation.row_collector import COLLECTOR, RowCollectorProgram
 from tests.simulation.rows import (
+    COLLECTOR,
     EPOCH_MILLISECONDS,
     ON_ROWS,
     ROW_STORE,
     WHOLLY_ON_ROWS,
+    RowCluster,
+    RowCollectorProgram,
     RowStoreProgram,
     rows_over,
 )
@@ -63,6 +64,11 @@ _CONNECT_SECONDS = 2.0
 _AGAIN_SECONDS = 0.2
 _THINK_SECONDS_MAX = 0.06
 WORKERS = 2
+
+
+def host_of(address: str) -> str:
+    """Processes of one host share its clock."""
+    return address.partition(":")[0]
 
 
 class Cluster:

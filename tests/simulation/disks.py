@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import marshal
+import struct
+import zlib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from percolator.services.chassis.files import FileStatus
+from percolator.errors import StoreFault, StoreUnusable
+from percolator.formats.records import START_TIMESTAMP_BYTES
+from percolator.services.chassis.epoch_directory import EpochDirectory
+from percolator.services.chassis.files import DiskThreads, FileStatus, OpenFile
+from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
+from percolator.tablet.identity import TabletIdentity
+from percolator.tablet.keys import LOAD_FENCE_PREFIX, W, split_component, timestamp_of
+from percolator.tablet.memory.load_fences import LoadFence
+from percolator.tablet.ownership import Ownership
+from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.world import Random
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
@@ -99,3 +112,165 @@ class SimulatedFiles(MemoryFiles):
     async def free_bytes(self, path: Path) -> int:
         found = await super().free_bytes(path)
         return 0 if self.is_full else found
+
+
+# A tablet's content as files of its epoch directory: a table of everything, and a log after it.
+#
+#     000003.ldb   everything that was there when the directory was opened last
+#     000004.log   every batch written since, each with its length and checksum
+#
+# The names are those of LevelDB, so that the real clone carries the files to the next epoch. The
+# promises are LevelDB's: a batch is durable when its write returns; after a crash or a failed write
+# it is there as a whole or not at all; what opening found is made durable before anything is
+# served.
+
+TORN = "torn batch dropped at opening"
+
+_HEADER = struct.Struct(">II")
+_BYTES_MAX = 1 << 26
+
+
+async def open_tablet(
+    files: SimulatedFiles, directory: Path, struck: Counter[str], collected: dict[int, int]
+) -> MemoryStorage:
+    """Replays what the directory holds, makes it durable, and begins a new log.
+
+    Adds to `collected` the transactions whose commit records were deleted, and their timestamps.
+    """
+    try:
+        names = sorted(await files.list(directory))
+        numbers = [int(name[:6]) for name in names if name.endswith((".ldb", ".log"))]
+        content = await _replayed(files, directory, names, struck)
+        table = max(numbers, default=0) + 1
+        unfinished = directory / f"{table:06}.tmp"
+        async with await files.create(unfinished, exclusive=False) as file:
+            await file.append(_framed(content))
+            await file.fsync()
+        await files.rename(unfinished, directory / f"{table:06}.ldb")
+        log = await files.create(directory / f"{table + 1:06}.log")
+        await files.fsync_directory(directory)
+        for name in names:
+            await files.unlink(directory / name)
+    except OSError as error:
+        raise StoreUnusable(f"cannot open {directory}: {error}", fault=_fault(error)) from error
+    return MemoryStorage(_TabletDisk(files, log, content, collected))
+
+
+async def _replayed(
+    files: SimulatedFiles, directory: Path, names: list[str], struck: Counter[str]
+) -> dict[bytes, bytes]:
+    """The newest table, and the logs above it."""
+    tables = [name for name in names if name.endswith(".ldb")]
+    newest = tables[-1:]
+    logs = [name for name in names if name.endswith(".log") and name[:6] > (newest or [""])[0][:6]]
+    content: dict[bytes, bytes] = {}
+    for name in newest + logs:
+        data = await files.read(directory / name, bytes_max=_BYTES_MAX)
+        for batch in _batches(data, struck):
+            for key, value in batch.items():
+                if value is None:
+                    content.pop(key, None)
+                else:
+                    content[key] = value
+    return content
+
+
+def _framed(batch: dict[bytes, bytes] | dict[bytes, bytes | None]) -> bytes:
+    payload = marshal.dumps(batch)
+    return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
+
+
+def _batches(data: bytes, struck: Counter[str]) -> Iterator[dict[bytes, bytes | None]]:
+    """All batches before the first that is torn: nothing after that was ever acknowledged."""
+    at = 0
+    while at < len(data):
+        if at + _HEADER.size > len(data):
+            struck[TORN] += 1
+            return
+        size, checksum = _HEADER.unpack_from(data, at)
+        payload = data[at + _HEADER.size : at + _HEADER.size + size]
+        if not size or len(payload) < size or zlib.crc32(payload) != checksum:
+            struck[TORN] += 1
+            return
+        yield marshal.loads(payload)  # written by this very process
+        at += _HEADER.size + size
+
+
+def _fault(error: OSError) -> StoreFault:
+    full = error.errno == 28
+    return StoreFault.DISK_FULL if full else StoreFault.INPUT_OUTPUT
+
+
+class _TabletDisk(DurableMemory):
+    """The disk below a tablet's `MemoryStorage`: its open log."""
+
+    def __init__(
+        self,
+        files: SimulatedFiles,
+        log: OpenFile,
+        content: dict[bytes, bytes],
+        collected: dict[int, int],
+    ) -> None:
+        super().__init__()
+        self.durable = content
+        self._files = files
+        self._log = log
+        self._collected = collected
+
+    async def sync(self) -> None:
+        if self.in_doubt is not None:
+            gone = [
+                key
+                for key, value in self.in_doubt.items()
+                if value is None and key.startswith(W) and key in self.durable
+            ]
+            undone = self._loads_under_way() if gone else []
+            for key in gone:
+                row = split_component(key, 1)[0]
+                if not any(load.covers(row) for load in undone):
+                    start = int.from_bytes(self.durable[key][:START_TIMESTAMP_BYTES], "big")
+                    self._collected[start] = timestamp_of(key)
+            await self._log.append(_framed(self.in_doubt))
+            await self._log.fsync()
+
+    async def heard(self) -> None:
+        await self._files.heard()
+
+    def _loads_under_way(self) -> list[LoadFence]:
+        """Nothing is committed behind their fences yet, so nothing deleted there is history."""
+        fences = [
+            LoadFence.of_record(key, record)
+            for key, record in self.durable.items()
+            if key.startswith(LOAD_FENCE_PREFIX)
+        ]
+        return [fence for fence in fences if not fence.commit_timestamp]
+
+
+# The store of a simulated tablet server: the real one, except for LevelDB itself.
+#
+# Claims, seals, clones and checks are the real ones, system call by system call. What is opened in
+# an epoch directory is a table and a log.
+
+
+class SimulatedTabletStore:
+    """A `TabletStore`."""
+
+    def __init__(
+        self, files: SimulatedFiles, struck: Counter[str], collected: dict[int, int]
+    ) -> None:
+        self._files = files
+        self._struck = struck
+        self._collected = collected
+        # Without any threads: nothing that would need one is called.
+        self._directories = SharedDirectoryStore(files, ROOT, DiskThreads(0, "none"))
+
+    async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> EpochDirectory:
+        return await self._directories.take_over(tablet, ancestry)
+
+    async def open(self, ownership: Ownership, *, open_tablets: int) -> MemoryStorage:
+        if not isinstance(ownership, EpochDirectory):
+            raise TypeError(f"not an ownership of this store: {ownership!r}")
+        return await open_tablet(self._files, ownership.path, self._struck, self._collected)
+
+    async def remove_superseded(self, tablet: TabletIdentity) -> None:
+        await self._directories.remove_superseded(tablet)

@@ -25,9 +25,9 @@ from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire import methods
 from percolator.world import World
-from tests.simulation.loading import LoadedTables, Loading
 from tests.simulation.process import Incarnation
 from tests.simulation.programs import CLUSTER_ID, LOCK_SERVICE, MASTER, ORACLE
+from tests.simulation.rows import LoadedTables, Loading
 
 _ROUND_SECONDS = 0.4
 _ASK_SECONDS = 0.4

@@ -11,36 +11,15 @@ import re
 
 import pytest
 
-from tests.simulation import planted_baton_bugs as baton_bugs
-from tests.simulation import planted_clock_bugs as clock_bugs
 from tests.simulation import planted_collection_bugs as collection_bugs
-from tests.simulation import planted_durability_bugs as durability_bugs
-from tests.simulation import planted_expiry_bugs as expiry_bugs
-from tests.simulation import planted_family_bugs as family_bugs
-from tests.simulation import planted_feed_bugs as feed_bugs
-from tests.simulation import planted_intent_bugs as intent_bugs
-from tests.simulation import planted_joined_bugs as joined_bugs
 from tests.simulation import planted_load_bugs as load_bugs
-from tests.simulation import planted_lock_only_bugs as lock_only_bugs
-from tests.simulation import planted_newest_bugs as newest_bugs
 from tests.simulation import planted_observer_bugs as observer_bugs
 from tests.simulation import planted_one_round_bugs as one_round_bugs
 from tests.simulation import planted_protocol_bugs as protocol_bugs
-from tests.simulation import planted_read_lock_bugs as read_lock_bugs
-from tests.simulation import planted_recipe_bugs as recipe_bugs
 from tests.simulation import planted_row_bugs as row_bugs
-from tests.simulation import planted_row_cluster_bugs as row_cluster_bugs
-from tests.simulation import planted_row_collection_bugs as row_collection_bugs
-from tests.simulation import planted_row_load_bugs as row_load_bugs
-from tests.simulation import planted_row_shared_bugs as row_shared_bugs
-from tests.simulation import planted_scan_bugs as scan_bugs
 from tests.simulation import planted_server_bugs as server_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
-from tests.simulation import planted_step_bugs as step_bugs
-from tests.simulation import planted_store_bugs as store_bugs
-from tests.simulation import planted_table_bugs as table_bugs
-from tests.simulation.bug import Bug
-from tests.simulation.first_seeds import FIRST_SEEDS
+from tests.simulation.bug import FIRST_SEEDS, Bug
 from tests.simulation.network import PERFECT, NetworkFaults
 from tests.simulation.run import Verdict, simulate
 from tests.simulation.scenario import FEW_ROWS, Kind
@@ -63,10 +42,10 @@ BUGS = (
     ),
     *(
         Bug(plant, kinds, with_master=with_master, seconds_max=6.0, is_quickly_caught=quickly)
-        for plant, kinds, with_master, quickly in clock_bugs.ALL
+        for plant, kinds, with_master, quickly in server_bugs.CLOCK_BUGS
     ),
     Bug(
-        clock_bugs.oracle_begins_before_the_epoch_of_the_store,
+        server_bugs.oracle_begins_before_the_epoch_of_the_store,
         workload="sequential",
         on_rows=True,
         is_quickly_caught=True,
@@ -88,7 +67,7 @@ BUGS = (
     ),
     # Mostly one of two committers is refused while a commit is being written, and gives up.
     Bug(
-        durability_bugs.refusal_answered_before_its_batch_is_durable,
+        server_bugs.refusal_answered_before_its_batch_is_durable,
         (Kind.POWER, Kind.SLOW_DISK),
         workload="bank",
         doubled_share=0.6,
@@ -97,27 +76,27 @@ BUGS = (
     ),
     *(
         Bug(plant, kinds, seeds_max=500, is_quickly_caught=quickly)
-        for plant, kinds, quickly in durability_bugs.ALL
+        for plant, kinds, quickly in server_bugs.DURABILITY_BUGS
     ),
     Bug(server_bugs.read_without_the_after_check, (Kind.TAKEOVER,)),
     Bug(server_bugs.write_without_the_after_check, (Kind.TAKEOVER,), is_quickly_caught=True),
     *(
         Bug(
             plant,
-            store_bugs.KINDS,
+            server_bugs.KINDS,
             # What is rarely caught needs the transactions that show most.
             workload=None if quickly else "long fork",
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, quickly in store_bugs.ALL
+        for plant, quickly in server_bugs.STORE_BUGS
     ),
     Bug(protocol_bugs.commit_timestamp_before_the_prewrites),
     Bug(protocol_bugs.prewrite_ignores_newer_commits),
     Bug(protocol_bugs.primary_by_chance),
     *(
         Bug(plant, kinds, seconds_max=3.0, seeds_max=300, is_quickly_caught=quickly)
-        for plant, kinds, quickly in step_bugs.ALL
+        for plant, kinds, quickly in protocol_bugs.STEP_BUGS
     ),
     Bug(
         observer_bugs.notification_newer_than_the_snapshot_deleted,
@@ -192,7 +171,7 @@ BUGS = (
     ),
     *(
         Bug(plant, kinds, workload=workload, with_master=True, seconds_max=5.0, seeds_max=400)
-        for plant, kinds, workload in collection_bugs.ALL
+        for plant, kinds, workload in collection_bugs.COLLECTION_BUGS
     ),
     Bug(
         collection_bugs.new_owner_forgets_the_safe_point,
@@ -205,9 +184,12 @@ BUGS = (
     ),
     *(
         Bug(plant, workload="registers", with_master=True, is_quickly_caught=True)
-        for plant in lock_only_bugs.ALL
+        for plant in protocol_bugs.LOCK_ONLY_BUGS
     ),
-    *(Bug(plant, workload="predicates", is_quickly_caught=True) for plant in scan_bugs.ALL),
+    *(
+        Bug(plant, workload="predicates", is_quickly_caught=True)
+        for plant in protocol_bugs.SCAN_BUGS
+    ),
     *(
         Bug(
             plant,
@@ -216,11 +198,11 @@ BUGS = (
             page_rows_max=FEW_ROWS,
             is_quickly_caught=True,
         )
-        for plant in joined_bugs.ALL
+        for plant in protocol_bugs.JOINED_BUGS
     ),
     *(
         Bug(plant, workload="successors", with_master=True, is_quickly_caught=True)
-        for plant in table_bugs.ALL
+        for plant in server_bugs.TABLE_BUGS
     ),
     *(
         Bug(
@@ -232,10 +214,10 @@ BUGS = (
             lone_strike_seconds=2.5,
             is_quickly_caught=True,
         )
-        for plant in table_bugs.DROPS
+        for plant in server_bugs.DROPS
     ),
     Bug(
-        table_bugs.a_silent_owner_is_taken_for_gone,
+        server_bugs.a_silent_owner_is_taken_for_gone,
         (Kind.UNHEARD,),
         workload="recreations",
         with_master=True,
@@ -253,7 +235,7 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, workload, quickly in one_round_bugs.ALL
+        for plant, kinds, workload, quickly in one_round_bugs.ONE_ROUND_BUGS
     ),
     Bug(
         one_round_bugs.write_latch_does_not_wait_for_held_cells,
@@ -271,23 +253,23 @@ BUGS = (
             seeds_max=200,
             is_quickly_caught=True,
         )
-        for plant, with_master in expiry_bugs.ALL
+        for plant, with_master in collection_bugs.EXPIRY_BUGS
     ),
     Bug(
-        expiry_bugs.readers_do_not_notice_that_a_ttl_has_become_shorter,
+        collection_bugs.readers_do_not_notice_that_a_ttl_has_become_shorter,
         workload="changing ttls",
         with_master=True,
         seeds_max=100,
     ),
     Bug(
-        expiry_bugs.a_ttl_becomes_longer_while_expired_cells_are_deleted,
+        collection_bugs.a_ttl_becomes_longer_while_expired_cells_are_deleted,
         workload="changing ttls",
         with_master=True,
         seeds_max=150,
     ),
     *(
         Bug(plant, kinds, workload="loads", is_quickly_caught=quickly)
-        for plant, kinds, quickly in load_bugs.ALL
+        for plant, kinds, quickly in load_bugs.LOAD_BUGS
     ),
     *(
         Bug(plant, kinds, workload="loaders", one_round_share=0.8, is_quickly_caught=quickly)
@@ -295,7 +277,7 @@ BUGS = (
     ),
     *(
         Bug(plant, workload="loads", on_rows=True, seeds_max=300, is_quickly_caught=True)
-        for plant in row_load_bugs.ALL
+        for plant in load_bugs.ROW_LOAD_BUGS
     ),
     *(
         Bug(
@@ -305,10 +287,10 @@ BUGS = (
             with_master=with_master,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, with_master, quickly in feed_bugs.ALL
+        for plant, kinds, with_master, quickly in load_bugs.FEED_BUGS
     ),
     Bug(
-        feed_bugs.a_former_owner_says_that_a_table_has_no_feed,
+        load_bugs.a_former_owner_says_that_a_table_has_no_feed,
         (Kind.PAUSE,),
         workload="feeds",
         with_master=True,
@@ -325,11 +307,11 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, one_round_share, quickly in read_lock_bugs.ALL
+        for plant, kinds, one_round_share, quickly in one_round_bugs.READ_LOCK_BUGS
     ),
     *(
         Bug(plant, workload="sequential", one_round_share=share, is_quickly_caught=True)
-        for plant, share in newest_bugs.ALL
+        for plant, share in protocol_bugs.NEWEST_BUGS
     ),
     *(
         Bug(
@@ -339,14 +321,17 @@ BUGS = (
             sessions_per_client=6,
             is_quickly_caught=quickly,
         )
-        for plant, quickly in baton_bugs.ALL
+        for plant, quickly in one_round_bugs.BATON_BUGS
     ),
     *(
         Bug(plant, workload="registers", one_round_share=share, is_quickly_caught=True)
-        for plant, share in family_bugs.ALL
+        for plant, share in protocol_bugs.FAMILY_BUGS
     ),
     Bug(observer_bugs.changes_during_a_pause_are_not_looked_at, workload="chains"),
-    *(Bug(plant, workload="recipes", is_quickly_caught=True) for plant in recipe_bugs.ALL),
+    *(
+        Bug(plant, workload="recipes", is_quickly_caught=True)
+        for plant in observer_bugs.RECIPE_BUGS
+    ),
     *(
         Bug(
             plant,
@@ -356,7 +341,7 @@ BUGS = (
             seeds_max=200,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, quickly in shared_bugs.ALL
+        for plant, kinds, quickly in shared_bugs.SHARED_BUGS
     ),
     Bug(
         shared_bugs.no_copy_of_a_refused_group_is_expected,
@@ -381,7 +366,7 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, workload, quickly in row_bugs.ALL
+        for plant, kinds, workload, quickly in row_bugs.ROW_BUGS
     ),
     Bug(
         row_bugs.an_unexplained_refusal_was_not_executed,
@@ -392,14 +377,14 @@ BUGS = (
     ),
     *(
         Bug(
-            row_collection_bugs.eagerly(plant),
+            row_bugs.with_eager_collectors(plant),
             kinds,
             workload=workload or "mixed",
             on_rows=True,
             seconds_max=3.0,
             seeds_max=400,
         )
-        for plant, kinds, workload in row_collection_bugs.ALL
+        for plant, kinds, workload in row_bugs.ROW_COLLECTION_BUGS
     ),
     *(
         Bug(
@@ -411,7 +396,7 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, quickly in intent_bugs.AT_ANY_STEP
+        for plant, kinds, quickly in observer_bugs.AT_ANY_STEP
     ),
     *(
         Bug(
@@ -423,7 +408,7 @@ BUGS = (
             in_bursts=True,
             is_quickly_caught=True,
         )
-        for plant in intent_bugs.AT_THE_COMMIT_POINT
+        for plant in observer_bugs.AT_THE_COMMIT_POINT
     ),
     *(
         Bug(
@@ -436,10 +421,10 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, workload, quickly in row_cluster_bugs.ALL
+        for plant, kinds, workload, quickly in row_bugs.ROW_CLUSTER_BUGS
     ),
     Bug(
-        row_cluster_bugs.epoch_from_before_the_timestamps,
+        row_bugs.epoch_from_before_the_timestamps,
         workload="chains",
         on_rows=True,
         with_master=True,
@@ -450,7 +435,7 @@ BUGS = (
     ),
     *(
         Bug(
-            row_cluster_bugs.eagerly(plant),
+            row_bugs.with_eager_masters(plant),
             (Kind.CLIENT_STEP,),
             workload="drops",
             on_rows=True,
@@ -463,7 +448,7 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, quickly in row_cluster_bugs.OF_DROPS
+        for plant, quickly in row_bugs.OF_DROPS
     ),
     *(
         Bug(
@@ -475,7 +460,7 @@ BUGS = (
             seeds_max=200,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, quickly in row_shared_bugs.ALL
+        for plant, kinds, quickly in shared_bugs.ROW_SHARED_BUGS
     ),
 )
 

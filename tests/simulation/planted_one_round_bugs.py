@@ -1,21 +1,32 @@
-"""Bugs of commits in one round that a simulation has to find: one for each of their rules."""
+"""Bugs of commits in one round: one for each of their rules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from percolator.errors import NotExecuted, PercolatorError, Retry
+from percolator.errors import (
+    CellAddress,
+    NotExecuted,
+    PercolatorError,
+    Retry,
+)
 from percolator.protocol.commit import Commit, State
-from percolator.routing.cells import Answer, CommitAnswer, NotSent
+from percolator.protocol.contention.baton import Baton
+from percolator.protocol.contention.hot_cells import HotCells, Turn
+from percolator.protocol.write_steps import Write
+from percolator.routing.cells import Answer, CommitAnswer, FollowedCommit, NotSent
 from percolator.routing.pending_commit import PendingCommit
 from percolator.tablet.memory.held_cells import HeldCells, Holder
+from percolator.tablet.memory.read_locks import ReadLocks
 from percolator.tablet.memory.state import TabletState
 from percolator.tablet.reading import change_scan
 from percolator.tablet.reading.change_scan import ChangePlan
+from percolator.tablet.writing import held_transactions, mutation_queue
 from percolator.tablet.writing import held_transactions as server
+from percolator.tablet.writing.exclusion import Exclusion
 from percolator.tablet.writing.held_transactions import HeldTransactions
 from percolator.tablet.writing.lines import Lines
 from percolator.tablet.writing.listed_steps import prewrite_conditions
@@ -226,7 +237,7 @@ def write_latch_does_not_wait_for_held_cells(patch: Patch) -> None:
     patch.setattr(HeldCells, "none_left", wrong)
 
 
-ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], ...] = (
+ONE_ROUND_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], ...] = (
     (reads_do_not_wait, (), None, True),
     (timestamp_fetched_before_the_cells_are_held, (), None, True),
     (scans_of_changes_do_not_wait, (), "feeds", False),
@@ -245,3 +256,114 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
 )
 """The bugs, with the strikes that bring them to light, the workload if it has to be that one, and
 whether they are caught in seconds."""
+
+
+# Bugs of batons: one for each of their rules (baton.py).
+
+
+def baton_taken_by_one_that_came_later(patch: Patch) -> None:
+    """Its snapshot lacks what was committed before its first read, but after the winner."""
+    correct = HotCells.leave
+
+    def wrong(self: HotCells, turn: Turn, baton: Baton | None = None) -> None:
+        turn.followers = self._joined
+        correct(self, turn, baton)
+
+    patch.setattr(HotCells, "leave", wrong)
+
+
+def timestamp_is_not_set_aside(patch: Patch) -> None:
+    """Another transaction has it, too: each of them takes the other's commit for its own."""
+
+    def wrong(
+        held: Iterable[WholeTransaction], first: int
+    ) -> Iterator[tuple[int, WholeTransaction]]:
+        yield from enumerate(held, first)
+
+    async def one_each(self: HeldTransactions, held: Sequence[WholeTransaction]) -> int:
+        assert self._state.timestamps is not None
+        return await self._state.timestamps(len(held))
+
+    patch.setattr(held_transactions, "commit_timestamps", wrong)
+    patch.setattr(HeldTransactions, "_first_timestamp", one_each)
+
+
+def baton_of_every_commit(patch: Patch) -> None:
+    """For commits in two phases, and for those that were found, no timestamp was set aside."""
+
+    def wrong(cls: type[Baton], commit: int, writes: Mapping[CellAddress, Write]) -> Baton | None:
+        return correct(FollowedCommit(commit), writes)
+
+    correct = Baton.after
+    patch.setattr(Baton, "after", classmethod(wrong))
+
+
+BATON_BUGS = (
+    (baton_taken_by_one_that_came_later, False),
+    (timestamp_is_not_set_aside, True),
+    (baton_of_every_commit, True),
+)
+"""Each with whether it is caught in seconds."""
+
+
+# Bugs of read locks: one for each way to lose an exclusion.
+
+
+def writers_pass_live_read_locks(patch: Patch) -> None:
+    """Their owners commit later, and what they have read was changed before."""
+    patch.setattr(Exclusion, "_read_lock", lambda self, cell: None)
+
+
+def writers_pass_committed_read_locks(patch: Patch) -> None:
+    """A writer that began before the commit has not seen what the reader added."""
+    patch.setattr(Exclusion, "_newer_read", lambda self, cell, since, cursor: None)
+
+
+def read_locks_pass_live_locks(patch: Patch) -> None:
+    """The writer commits later, without what the reader adds."""
+    patch.setattr(Exclusion, "_lock", lambda self, locked: None)
+
+
+def read_locks_pass_newer_commits(patch: Patch) -> None:
+    """What the transaction has read is not there any more when it commits."""
+    patch.setattr(Exclusion, "_newer", lambda self, locked, since, cursor: None)
+
+
+def writers_do_not_wait_for_read_locks_on_their_way(patch: Patch) -> None:
+    """Both are judged before either is there."""
+    patch.setattr(Lines, "_is_read_locked", lambda self, cell: False)
+
+
+def read_locks_do_not_wait_for_writers_on_their_way(patch: Patch) -> None:
+    """The same, the other way round."""
+    patch.setattr(mutation_queue, "cells_locked_by", lambda cells: ())
+
+
+def one_round_looks_at_its_own_cells_only(patch: Patch) -> None:
+    """The short cut of what commits in one round forgets the other side."""
+    patch.setattr(ReadLocks, "may_exclude", lambda self, cell, start: False)
+
+
+def new_owner_forgets_the_read_locks(patch: Patch) -> None:
+    """It takes the tablet over, and lets writers pass those that it found."""
+
+    def wrong(self: ReadLocks, *_: object) -> None:
+        self.used = self.noted = True
+
+    patch.setattr(ReadLocks, "load", wrong)
+
+
+_TAKEOVERS = (Kind.TAKEOVER, Kind.CRASH)
+
+READ_LOCK_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], float, bool], ...] = (
+    (writers_pass_live_read_locks, (), 0.0, True),
+    (writers_pass_committed_read_locks, (), 0.0, True),
+    (read_locks_pass_live_locks, (), 0.0, True),
+    (read_locks_pass_newer_commits, (), 0.0, True),
+    (writers_do_not_wait_for_read_locks_on_their_way, (), 0.8, False),
+    (read_locks_do_not_wait_for_writers_on_their_way, (), 0.0, False),
+    (one_round_looks_at_its_own_cells_only, (), 0.8, True),
+    (new_owner_forgets_the_read_locks, _TAKEOVERS, 0.0, False),
+)
+"""The bugs, with the strikes that bring them to light, the share of transactions that try to commit
+in one round, and whether they are caught in seconds."""

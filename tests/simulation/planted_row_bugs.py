@@ -6,24 +6,48 @@ Those that break no promise of a history are planted in tests/unit/rowstore inst
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from functools import wraps
+from itertools import cycle
+from typing import Any, cast
 
 import pytest
 
+from percolator.aio.engine import OpenStarts
 from percolator.bigtable import messages
 from percolator.bigtable.store import BigtableStore
-from percolator.errors import DeadlineExceeded, NotExecuted, PercolatorError, Retry, Unavailable
+from percolator.errors import (
+    DeadlineExceeded,
+    NotExecuted,
+    PercolatorError,
+    Retry,
+    SnapshotTooOld,
+    Unavailable,
+)
 from percolator.formats.hidden_cells import locked_column
 from percolator.formats.records import START_TIMESTAMP_BYTES
+from percolator.history.rows import RowHistory
 from percolator.protocol import steps
+from percolator.protocol.steps import OWN_COMMIT
 from percolator.routing.cells import APPLIED, Refused, RowRequest, RowResult
-from percolator.rowstore import common_steps, judging, mapping, mutating, reading, selecting
+from percolator.rowstore import (
+    collecting,
+    collector,
+    common_steps,
+    judging,
+    mapping,
+    mutating,
+    reading,
+    selecting,
+)
+from percolator.rowstore.collected import newest_note
+from percolator.rowstore.collecting import Bounds, Plan
 from percolator.rowstore.exclusion import OtherSide, other_sides
 from percolator.rowstore.gathering import Gathering
 from percolator.rowstore.layout import (
     COLLECTED,
+    DATA,
     LOCK_ONLY,
     LOCKS,
     ROLLBACKS,
@@ -38,9 +62,18 @@ from percolator.rowstore.reading import RowReads
 from percolator.rowstore.scanning import RowScan
 from percolator.rowstore.selecting import Wanted
 from percolator.rowstore.times import Times
+from percolator.services.chassis.row_coordinator import RoleRow, RowLeadership, Stamp
+from percolator.services.master.collection import ClusterSafePoints, Collection, OracleTime
+from percolator.services.master.master import ROLE as MASTER_ROLE
+from percolator.services.master.row_term import RowCollecting, RowDrops
+from percolator.services.oracle.oracle import Oracle, OracleHandler
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.simulation import planted_protocol_bugs as protocol_bugs
-from tests.simulation.per_seed import PerSeed
+from tests.simulation import rows
+from tests.simulation.bug import PerSeed
+from tests.simulation.planted_collection_bugs import old_locks_rolled_back_without_their_primary
+from tests.simulation.rows import CollectorTimes
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
@@ -347,7 +380,7 @@ def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
 
 _STOPS = (Kind.PAUSE, Kind.SLOW_LINKS)
 
-ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], ...] = (
+ROW_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], ...] = (
     (prewrite_passes_locks, (), None, True),
     (prewrite_passes_newer_puts, (), "bank", True),
     (prewrite_passes_newer_lock_only_commits, (), "lock order", False),
@@ -373,3 +406,293 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], .
 )
 """Each with the kinds of strikes and the workload that bring it to light, and whether it is caught
 within seconds."""
+
+
+# Bugs in the collection of rows: one for each rule of `rowstore/collecting.py` and its notes.
+#
+# Those that break no promise of a history are found by tests/unit/rowstore, which uses them too.
+
+
+def prewrite_passes_the_note(patch: Patch) -> None:
+    """What it would have conflicted with was collected: a lost update."""
+    correct = mapping.oldest_admitted
+
+    def wrong(step: Mutation) -> int:
+        return 0 if step.not_below else correct(step)
+
+    common = common_steps.prewrite_obstacles
+
+    def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
+        found = common(column, start, times)
+        return tuple(one for one in found if one.family != COLLECTED)
+
+    _admit(patch, wrong)
+    patch.setattr(common_steps, "prewrite_obstacles", wrong_too)
+
+
+def rollback_passes_the_note(patch: Patch) -> None:
+    """The commit that it would have met was collected: a committed transaction is marked."""
+
+    def wrong(step: Mutation) -> int:
+        return step.not_below
+
+    _admit(patch, wrong)
+
+
+def note_judged_before_the_own_commit(patch: Patch) -> None:
+    """A transaction whose commit is there is taken for one that never committed."""
+    correct = judging.refusal
+
+    def wrong(step: Mutation, cells: Sequence[StoredCell], times: Times) -> object:
+        answer: object = correct(step, cells, times)
+        oldest = mapping.oldest_admitted(step)
+        if 0 < oldest < newest_note(cells, times):
+            is_own = isinstance(answer, Refused) and answer.condition == OWN_COMMIT
+            return SnapshotTooOld("judged first") if is_own else answer
+        return answer
+
+    patch.setattr(mutating, "refusal", wrong)
+
+
+def read_passes_the_note(patch: Patch) -> None:
+    """A snapshot misses what was collected."""
+    patch.setattr(selecting, "_require_kept", lambda *_: None)
+
+
+def deletes_without_a_note(patch: Patch) -> None:
+    """Nobody is refused what was collected."""
+    correct = Plan.changes
+
+    def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
+        for part in correct(self, bounds, times):
+            yield [one for one in part if one.family != COLLECTED]
+
+    patch.setattr(Plan, "changes", wrong)
+
+
+def collects_beside_an_older_lock(patch: Patch) -> None:
+    """The lock can no longer be resolved: its rollback is refused, and its commit may be gone."""
+    nowhere = Selection(COLLECTED, b"\xff")
+
+    def wrong(bounds: Bounds, times: Times) -> Check:
+        return Check((nowhere,), found=False)
+
+    correct = collecting._Row._sort
+
+    def blind(self: Any, cell: StoredCell) -> None:
+        correct(self, cell)
+        self.has_older_lock = False
+
+    patch.setattr(collector, "no_older_lock", wrong)
+    patch.setattr(collecting._Row, "_sort", blind)
+
+
+def deletion_goes_first(patch: Patch) -> None:
+    """What was deleted is back."""
+    correct = Plan.changes
+
+    def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
+        if any(one.family == WRITES for one in self.versions):
+            self.versions.clear()
+        return correct(self, bounds, times)
+
+    patch.setattr(Plan, "changes", wrong)
+
+
+def dead_letters_are_forgotten(patch: Patch) -> None:
+    """The observer that tries again does not find the deletion for which it ran."""
+    patch.setattr(collecting, "_tells_of_a_dead_letter", lambda cell: False)
+
+
+def acknowledgements_stay(patch: Patch) -> None:
+    """Each deleted cell leaves one, for ever."""
+    patch.setattr(collecting, "_observed", lambda column: None)
+
+
+def values_stay(patch: Patch) -> None:
+    """Long values are never deleted."""
+    correct = Plan.changes
+
+    def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
+        self.versions = [one for one in self.versions if one.family != DATA]
+        return correct(self, bounds, times)
+
+    patch.setattr(Plan, "changes", wrong)
+
+
+def collects_before_old_locks_are_resolved(patch: Patch) -> None:
+    """The rest of a committed transaction is rolled back: its primary no longer shows a commit."""
+
+    async def nothing(*_: object) -> None:
+        return
+
+    patch.setattr(RowHistory, "_resolve", nothing)
+
+
+def with_eager_collectors(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    """The bug, where a run of a few seconds sees much collection. No client tells what it
+    needs: then only being refused keeps it from what is gone."""
+
+    @wraps(plant)
+    def both(patch: Patch) -> None:
+        plant(patch)
+        patch.setattr(OpenStarts, "oldest", lambda self: 0)
+        times = CollectorTimes(round_seconds=0.2, retention_seconds=0.3)
+        patch.setattr(rows, "_COLLECTION", times)
+
+    return both
+
+
+def _admit(patch: Patch, oldest_admitted: Any) -> None:
+    patch.setattr(mapping, "oldest_admitted", oldest_admitted)
+    patch.setattr(judging, "oldest_admitted", oldest_admitted)
+
+
+ROW_COLLECTION_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None], ...] = (
+    (prewrite_passes_the_note, _STOPS, None),
+    (deletes_without_a_note, _STOPS, None),
+    (read_passes_the_note, (Kind.PAUSE,), None),
+    (collects_before_old_locks_are_resolved, (Kind.CLIENT_STEP,), None),
+    (old_locks_rolled_back_without_their_primary, (Kind.CLIENT_STEP,), None),
+    (deletion_goes_first, (), None),
+)
+"""Each with the kinds of strikes and the workload that bring it to light."""
+
+
+# Bugs of masters and oracles that keep everything in a row store.
+#
+# Of who leads (services/chassis/coordinator/row_leadership.py), of the catalogue's
+# epoch, and of tables that are dropped (services/master/rows/row_drops.py). Those of drops need
+# clients that die with half of their cells committed, all at about the time at which the table of
+# their primaries goes (tests/simulation/workloads/drops.py).
+
+
+_ALL_LOCKS = 1 << 63
+_BETWEEN_TWO_LOOKS_SECONDS = 0.05
+"""As long as the oracle's look at the store takes when that is slow."""
+
+
+def oracle_on_rows_answers_without_a_look(patch: Patch) -> None:
+    """It was paused, and its successor has handed out later timestamps."""
+
+    async def wrong(self: Oracle) -> None:
+        """Does not look."""
+
+    patch.setattr(Oracle, "_check_may_answer", wrong)
+
+
+def master_on_rows_writes_after_it_was_replaced(patch: Patch) -> None:
+    """What its successor has changed in the catalogue is lost."""
+    correct = RoleRow.change
+
+    async def wrong(
+        self: RoleRow, seen: Stamp | None, new: Stamp, changes: Mapping[bytes, bytes | None]
+    ) -> bool:
+        made = await correct(self, seen, new, changes)
+        if made or self.role != MASTER_ROLE or not changes:
+            return made
+        return await correct(self, (await self.look()).stamp, new, changes)
+
+    noted = RowLeadership._note
+
+    def blind(self: RowLeadership, found: Stamp | None) -> None:
+        if self._row.role != MASTER_ROLE:
+            noted(self, found)
+
+    patch.setattr(RoleRow, "change", wrong)
+    patch.setattr(RowLeadership, "_note", blind)
+
+
+def epoch_not_raised_at_a_registration(patch: Patch) -> None:
+    """Clients that know an older schema do not notify the observer."""
+
+    async def wrong(self: OracleTime, deadline: float) -> None:
+        """Tells nobody."""
+
+    patch.setattr(OracleTime, "raise_epoch", wrong)
+
+
+def epoch_from_before_the_timestamps(patch: Patch) -> None:
+    """An observer was registered in between, and the commit at that timestamp misses it. Every
+    second answer is slow: if all were, the registration's own would be, too."""
+    turns = PerSeed(lambda: cycle((0.0, _BETWEEN_TWO_LOOKS_SECONDS)))
+
+    async def wrong(self: OracleHandler, request: GetTimestampsRequest) -> GetTimestampsResponse:
+        oracle = self._serving()
+        epoch = oracle.catalogue_epoch
+        await asyncio.sleep(next(turns.now()))
+        first = await oracle.get_timestamps(request.count)
+        return GetTimestampsResponse(first=first, count=request.count, catalogue_epoch=epoch)
+
+    patch.setattr(OracleHandler, "get_timestamps", wrong)
+
+
+def epoch_not_raised_at_a_drop(patch: Patch) -> None:
+    """Clients that know the table go on committing there until it is deleted, and then nothing
+    tells that they have committed."""
+    epoch_not_raised_at_a_registration(patch)
+
+
+def dropped_table_deleted_at_once(patch: Patch) -> None:
+    """Its cells are the only evidence of what has become of the locks in other tables."""
+    correct = RowDrops.begin
+
+    async def wrong(self: RowDrops) -> None:
+        await correct(self)
+        await self.finish(_ALL_LOCKS)
+
+    patch.setattr(RowDrops, "begin", wrong)
+
+
+def locks_resolved_below_any_timestamp_are_enough(patch: Patch) -> None:
+    """Those that came after it, and before the epoch was raised, are still there."""
+    correct = RowDrops.finish
+
+    async def wrong(self: RowDrops, resolved_below: int) -> None:
+        await correct(self, _ALL_LOCKS)
+
+    patch.setattr(RowDrops, "finish", wrong)
+
+
+def table_deleted_before_the_locks_are_resolved(patch: Patch) -> None:
+    """The locks whose primaries are in the dropped table are in the others."""
+    correct = RowCollecting.collect
+
+    async def wrong(self: RowCollecting, ordered: ClusterSafePoints) -> None:
+        await self._drops.begin()
+        await self._drops.finish(ordered.transactions)
+        await correct(self, ordered)
+
+    patch.setattr(RowCollecting, "collect", wrong)
+
+
+def with_eager_masters(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    """The bug, where masters collect often, and from their first moment on: otherwise a run of
+    a few seconds, whose masters are struck, sees few tables deleted. What sessions need is judged
+    too early then, so that snapshots are refused; nothing else depends on it."""
+
+    @wraps(plant)
+    def both(patch: Patch) -> None:
+        plant(patch)
+        patch.setattr(Collection, "_require_all_reported", lambda self, ttl_seconds_max: None)
+        patch.setattr(rows, "_COLLECTION_SECONDS", 0.1)
+        patch.setitem(cast("Any", RowHistory.__init__).__kwdefaults__, "share", 0.9)
+
+    return both
+
+
+ROW_CLUSTER_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str, bool], ...] = (
+    (oracle_on_rows_answers_without_a_look, _STOPS, "mixed", False),
+    (master_on_rows_writes_after_it_was_replaced, _STOPS, "loads", True),
+    (epoch_not_raised_at_a_registration, _STOPS, "chains", True),
+)
+"""Each with the kinds of strikes and the workload that bring it to light, and whether it is caught
+within seconds."""
+
+OF_DROPS: tuple[tuple[Callable[[Patch], None], bool], ...] = (
+    (epoch_not_raised_at_a_drop, True),
+    (dropped_table_deleted_at_once, True),
+    (locks_resolved_below_any_timestamp_are_enough, True),
+    (table_deleted_before_the_locks_are_resolved, True),
+)
+"""Each with whether it is caught within seconds."""

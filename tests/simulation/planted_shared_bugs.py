@@ -1,4 +1,4 @@
-"""Bugs of shared transactions that a simulation has to find.
+"""Bugs of shared transactions.
 
 That a part pushed above the commit is never committed, and that a tablet checks its ownership after
 it has written a group, is shown by tests/unit/tablet/test_together.py: the moments in which it
@@ -32,6 +32,12 @@ from percolator.protocol.shared.whole import Whole
 from percolator.protocol.write_steps import Write
 from percolator.routing.cells import Answer, CellMutation, FoundCell
 from percolator.routing.router import Router
+from percolator.rowstore import together
+from percolator.rowstore.grouping import Group, grouped
+from percolator.rowstore.layout import LOCKS
+from percolator.rowstore.mapping import Step
+from percolator.rowstore.port import Check, Selection
+from percolator.rowstore.times import Times
 from percolator.services.tabletserver.tablets import Tablets
 from percolator.tablet.keys import TIMESTAMP_MAX
 from percolator.tablet.tablet import Tablet
@@ -39,7 +45,7 @@ from percolator.tablet.writing.mutations import CheckedMutation
 from percolator.tablet.writing.rolling_forward import RollingForward, _Fate, _Order
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import Mutation, TabletTarget
-from tests.simulation.per_seed import PerSeed
+from tests.simulation.bug import PerSeed
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
@@ -302,7 +308,7 @@ def tablets_are_told_before_the_commit(patch: Patch) -> None:
     patch.setattr(Whole, "_new_timestamp", wrong)
 
 
-ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
+SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (attempts_at_a_task_share_a_part, (), True),
     (named_before_everything_is_locked, (), True),
     (a_failed_attempt_goes_on, (Kind.PAUSE, Kind.SLOW_LINKS), True),
@@ -318,5 +324,55 @@ ALL: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (tablets_roll_forward_what_has_lost_its_lock, (), True),
     (tablets_are_told_of_what_was_not_chosen, (), True),
     (tablets_are_told_before_the_commit, (), True),
+)
+"""Each with the strikes that bring it to light, and whether it is caught in seconds."""
+
+
+# Bugs of shared transactions in a row store.
+#
+# That a part pushed above the commit is never committed, that nothing is committed after the marker
+# that closes it, and what becomes of proofs, is shown by tests/unit/rowstore/test_groups.py: the
+# moments in which it matters are too rare here.
+
+
+def all_locks_of_the_row_count(patch: Patch) -> None:
+    """That of an attempt that was not chosen stands for one that was rolled back."""
+
+    def wrong(check: Check) -> Check:
+        selections = [Selection(LOCKS) if one.family == LOCKS else one for one in check.selections]
+        return check._replace(selections=tuple(selections))
+
+    _check(patch, wrong)
+
+
+def all_locks_but_one_are_enough(patch: Patch) -> None:
+    """One part was rolled back, and the others are committed."""
+    _check(patch, lambda check: check._replace(more_than=check.more_than - 1))
+
+
+def a_part_begins_in_a_row_whatever_closed_it(patch: Patch) -> None:
+    """Its locks block others until they expire: nothing is left to roll it back."""
+
+    def wrong(steps: Sequence[Step], ranges_max: int, times: Times) -> Group:
+        asked = [step if step.changes else step._replace(selections=()) for step in steps]
+        return grouped(asked, ranges_max, times)
+
+    patch.setattr(together, "grouped", wrong)
+
+
+def _check(patch: Patch, changed: Callable[[Check], Check]) -> None:
+    """Changes what is asked before parts are committed."""
+
+    def wrong(steps: Sequence[Step], ranges_max: int, times: Times) -> Group:
+        group = grouped(steps, ranges_max, times)
+        return group._replace(check=changed(group.check)) if group.check.found else group
+
+    patch.setattr(together, "grouped", wrong)
+
+
+ROW_SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
+    (all_locks_of_the_row_count, (), True),
+    (all_locks_but_one_are_enough, (), True),
+    (a_part_begins_in_a_row_whatever_closed_it, (), True),
 )
 """Each with the strikes that bring it to light, and whether it is caught in seconds."""

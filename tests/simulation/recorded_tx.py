@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from percolator.aio import Transaction
 from percolator.aio.snapshot import Snapshot
 from percolator.codecs import raw
 from percolator.formats.records import KIND_DELETE, KIND_PUT
+from percolator.routing.joined_page import JoinedPage, SentPage
 from percolator.schema import Column, Family, Table
+from percolator.world import Random
 from tests.isolation.history import CellKey, Found, RecordedTransaction, Scan
-from tests.simulation.joined_scans import JoinedScans
 
 
 @dataclass(frozen=True)
@@ -165,3 +168,46 @@ def table_names(transaction: Transaction) -> dict[int, str]:
 
 def _key(row: bytes, column: Column[bytes]) -> CellKey:
     return (column.table.name, row, column.name)
+
+
+# Scans whose pages may be joined to blocks of memory, as a batch reader asks for them.
+
+JOINED = "page of joined cells"
+_COLUMNS = (None, None, (b"v",), (b"v", b"w"))
+"""Which columns are asked for: rows have the same ones more often if there is only one."""
+
+
+class JoinedScans:
+    """Which scans of a session are made with joined pages, too."""
+
+    def __init__(self, share: float, random: Random, struck: Counter[str]) -> None:
+        self._share = share
+        self._random = random
+        self._struck = struck
+
+    def is_due(self) -> bool:
+        """Whether the next scan is made with joined pages, too."""
+        return self._share > 0 and self._random.random() < self._share
+
+    async def scan(
+        self, snapshot: Snapshot, table: Table[bytes], start: bytes = b"", stop: bytes = b""
+    ) -> Scan:
+        """The rows of the range, in all columns or in some of them."""
+        columns = self._random.choice(_COLUMNS)
+        found: list[Found] = []
+        pages = snapshot.scan_joined(table, start=start, end=stop, columns=columns)
+        async with aclosing(pages):
+            async for page in pages:
+                self._struck[JOINED] += isinstance(page, JoinedPage)
+                found.extend(_cells(page))
+        return Scan(table.name, start, stop, tuple(found), columns)
+
+
+def _cells(page: SentPage) -> Iterator[Found]:
+    if not isinstance(page, JoinedPage):
+        yield from map(Found, page.rows, page.columns, page.values)
+        return
+    columns = {name: values.cut() for name, values in page.columns.items()}
+    for at, row in enumerate(page.rows.cut()):
+        for name, values in columns.items():
+            yield Found(row, name, values[at])

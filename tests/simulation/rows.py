@@ -6,13 +6,16 @@ may, and calls may be lost, late or doubled on their way, as all messages may.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
-from typing import NamedTuple, cast
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
 from google.protobuf.descriptor import ServiceDescriptor
 
+from percolator.aio import Database
 from percolator.aio.engine import Rows
 from percolator.bigtable.admin import create_table, delete_table, require_table
 from percolator.bigtable.messages import (
@@ -25,20 +28,56 @@ from percolator.bigtable.messages import (
 )
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
+from percolator.errors import NotReady, PercolatorError, Retry, StoreFault, StoreUnusable
 from percolator.formats.records import START_TIMESTAMP_BYTES
+from percolator.history.rows import Decided, RowHistory
+from percolator.routing.table_info import TableSchema
 from percolator.rowstore.contents import stored_cells
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.intents import BUCKETS, INTENTS_TABLE, intent_of, key_from
 from percolator.rowstore.layout import LOCK_ONLY, WRITES
 from percolator.rowstore.port import Selection
 from percolator.rowstore.times import Times
+from percolator.services.chassis import cluster_store
+from percolator.services.chassis.cluster_store import RowClusterStore
+from percolator.services.chassis.coordinator import CoordinatorTimes
+from percolator.services.chassis.row_coordinator import Records
+from percolator.services.master.cluster_map import (
+    Catalogue,
+    Table,
+    decode_catalogue,
+    encode_catalogue,
+    table_message,
+)
+from percolator.services.master.collection import history_needs
+from percolator.services.master.map_store import KEY, decoded_catalogue
+from percolator.services.master.master import ROLE as MASTER_ROLE
+from percolator.services.master.row_term import RowLoads
+from percolator.services.master.service import MasterSettings, master_service
+from percolator.services.oracle.oracle import ROLE as ORACLE_ROLE
+from percolator.services.oracle.service import OracleSettings, oracle_service
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
+from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import bigtable_pb2 as pb
+from percolator.v1 import cluster_pb2, master_pb2
 from percolator.v1.cells_pb2 import SPACE_NOTIFY, SPACE_WRITE, Cell
-from percolator.world import Network
+from percolator.v1.oracle_pb2 import GetTimestampsRequest
+from percolator.wire import methods
+from percolator.wire.cluster import describe
+from percolator.world import Network, World
+from tests.doubles.memory_disk import MemoryDisk
 from tests.isolation.store_audit import StoredTable
+from tests.simulation.disks import SimulatedFiles
 from tests.simulation.process import Incarnation
+from tests.simulation.programs import (
+    LOCK_SERVICE,
+    ORACLE,
+    POLL_SECONDS,
+    failure,
+    host_for,
+    register,
+)
 from tests.simulation.virtual_time import WALL_MILLISECONDS
 
 ROW_STORE = "bigtable:443"
@@ -189,7 +228,7 @@ async def drop_table(network: Network, table_id: int) -> None:
 
 
 def row_step(payload: bytes) -> str:
-    """The step of the protocol that a call to the store makes, as tests/simulation/ambush.py names
+    """The step of the protocol that a call to the store makes, as tests/simulation/strikes.py names
     it."""
     request = pb.BigtableCheckAndMutateRowRequest.FromString(payload)
     changed = {
@@ -211,3 +250,286 @@ def _sees_min_commit(request: pb.BigtableCheckAndMutateRowRequest) -> bool:
         len(one.value_range_filter.start_value_closed) > START_TIMESTAMP_BYTES
         for one in request.predicate_filter.chain.filters
     )
+
+
+# A cluster that keeps everything in the simulated row store: the real masters and oracles.
+#
+# There is no disk. Who leads is decided by rows, and so are the oracle's mark, the catalogue and
+# its epoch. A process that finds the store silent when it starts ends, and is started again.
+
+MASTERS_REPLACED = "master replaced on a row store"
+ORACLES_REPLACED = "oracle replaced on a row store"
+_SILENCE_SECONDS = 1.0
+"""Soon, so that a run sees many leaders: even a busy one is replaced now and then."""
+_COLLECTION_SECONDS = 0.7
+_DESCRIBE_SECONDS = 0.5
+_AGAIN_SECONDS = 0.2
+_ROW_CLUSTER_TIMES = CoordinatorTimes()
+
+
+class RowCluster:
+    """Its programs, and what they have recorded."""
+
+    def __init__(
+        self, store: RowStoreProgram, masters: Sequence[str], struck: Counter[str]
+    ) -> None:
+        self._store = store
+        self._masters = tuple(masters)
+        self._struck = struck
+
+    async def master(self, incarnation: Incarnation) -> None:
+        """The program of a master: one leads, the others wait."""
+        incarnation.wire.wake(incarnation.address)  # it asks the store before it listens
+        settings = MasterSettings(
+            store=str(PLACE),
+            server_silence_seconds=5.0,
+            collection_seconds=_COLLECTION_SECONDS,
+            retention_seconds=1.5,
+            retention_min_seconds=1.0,
+            leader_silence_seconds=_SILENCE_SECONDS,
+        )
+        kind = cluster_pb2.SERVICE_KIND_MASTER
+        host = host_for(incarnation, self._no_files(incarnation), settings, kind, "")
+        store = _opened(incarnation)
+        async with (
+            _needing_the_store(),
+            master_service(host, store, poll_seconds=POLL_SECONDS) as exposed,
+        ):
+            incarnation.listen(exposed)
+            await host.failed.wait()
+        raise failure(host, incarnation)
+
+    async def oracle(self, incarnation: Incarnation) -> None:
+        """The program of an oracle."""
+        incarnation.wire.wake(incarnation.address)
+        settings = OracleSettings(
+            store=str(PLACE),
+            standby=True,
+            masters=self._masters,
+            leader_silence_seconds=_SILENCE_SECONDS,
+        )
+        kind = cluster_pb2.SERVICE_KIND_ORACLE
+        cluster_id = await self._cluster_id(incarnation.world)
+        host = host_for(incarnation, self._no_files(incarnation), settings, kind, cluster_id)
+        store = _opened(incarnation)
+        async with _needing_the_store():
+            await store.refuse_other_cluster(cluster_id)
+            async with oracle_service(host, store, poll_seconds=POLL_SECONDS) as exposed:
+                incarnation.listen(exposed)
+                host.background(
+                    "register", register(incarnation, self._masters, host.announced, forever=True)
+                )
+                await host.failed.wait()
+        raise failure(host, incarnation)
+
+    async def _cluster_id(self, world: World) -> str:
+        """As a service learns it before it does anything else."""
+        while True:
+            seconds = _DESCRIBE_SECONDS * len(self._masters)
+            try:
+                return (await describe(world.network, self._masters, seconds)).cluster_id
+            except PercolatorError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+
+    def _no_files(self, incarnation: Incarnation) -> SimulatedFiles:
+        """An empty disk, which no strike hits: these services write nothing to it."""
+        answers = asyncio.Event()
+        answers.set()
+        return SimulatedFiles(
+            incarnation.wire.loop,
+            MemoryDisk(),
+            incarnation.world.random,
+            self._struck,
+            0.0,
+            answers,
+        )
+
+    # ------------------------------------------------------------------ looks from outside
+
+    async def learn_times(self, world: World) -> None:
+        """What times are counted from, which the first master has written. Waits for it."""
+        while True:
+            found = await cluster_store.read(Records(self._seen(world).store, world), str(PLACE))
+            if found is not None:
+                self._store.times = Times(found.epoch_milliseconds)
+                return
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def catalogue(self, world: World) -> Catalogue:
+        """As the last leader has recorded it."""
+        recorded = self._seen(world).coordinator(_ROW_CLUSTER_TIMES)
+        return decoded_catalogue(await recorded.read(MASTER_ROLE, KEY))
+
+    async def count_leaders(self, world: World) -> None:
+        """Counts how often another leader took over."""
+        recorded = self._seen(world).coordinator(_ROW_CLUSTER_TIMES)
+        for role, name in ((MASTER_ROLE, MASTERS_REPLACED), (ORACLE_ROLE, ORACLES_REPLACED)):
+            leader = await recorded.leader(role)
+            self._struck[name] += 0 if leader is None else leader.epoch - 1
+
+    def _seen(self, world: World) -> RowClusterStore:
+        return RowClusterStore(self._store.directly(), PLACE, world)
+
+
+def _opened(incarnation: Incarnation) -> RowClusterStore:
+    return RowClusterStore(incarnation.world.network, PLACE, incarnation.world)
+
+
+@asynccontextmanager
+async def _needing_the_store() -> AsyncIterator[None]:
+    """A store that does not answer when a process starts ends the process."""
+    try:
+        yield
+    except PercolatorError as error:
+        if error.retry is Retry.USELESS:
+            raise
+        raise StoreUnusable(str(error), fault=StoreFault.INPUT_OUTPUT) from error
+
+
+# Whoever collects the history of a row store, beside all workloads: like the master, a process
+# that is killed, paused and cut off as any other.
+
+COLLECTOR = "collector:1"
+COLLECTED_FROM_ROWS = "history collected from rows"
+
+
+@dataclass(frozen=True)
+class CollectorTimes:
+    """How much history is kept."""
+
+    round_seconds: float = 0.7
+    retention_seconds: float = 1.5
+
+
+_COLLECTION = CollectorTimes()
+
+
+class RowCollectorProgram:
+    """The collector, and what it has decided: that outlives it."""
+
+    def __init__(
+        self,
+        connected: Callable[[World], Awaitable[Database]],
+        table_ids: Callable[[], Iterable[int]],
+        *,
+        keeps_snapshots: bool,
+    ) -> None:
+        """With `keeps_snapshots`, only evidence of ended transactions is collected, and the history
+        around it stays."""
+        self._connected = connected
+        self._table_ids = table_ids
+        self._keeps_snapshots = keeps_snapshots
+        self.decided = Decided()
+
+    async def serve(self, incarnation: Incarnation) -> None:
+        """The program."""
+        incarnation.listen([])
+        world = incarnation.world
+        database = await self._connected(world)
+        rows, env = rows_over(world.network), database.internal.engine.env
+
+        async def registered() -> dict[int, TableSchema]:
+            deadline = env.now() + env.limits.call_seconds
+            return {one: await env.schemas.refresh(one, deadline) for one in self._table_ids()}
+
+        history = RowHistory(env, rows.store, rows.times, world, registered, share=0.5)
+        while True:
+            await world.clock.sleep(_COLLECTION.round_seconds)
+            try:
+                await history.collect(await self._decide(world, database))
+            except PercolatorError:
+                continue  # the next round tries again
+
+    async def _decide(self, world: World, database: Database) -> Decided:
+        """As the master does: written down, and then the sessions are looked at again."""
+        needs = await history_needs(world.network, [LOCK_SERVICE])
+        now = await database.internal.engine.env.timestamps.get()
+        wanted = now - (int(_COLLECTION.retention_seconds * 1000) << SEQUENCE_BITS)
+        wanted = max(min(wanted, needs.oldest or now), self.decided.transactions)
+        reads = 0 if self._keeps_snapshots else wanted
+        self.decided = Decided(dict.fromkeys(self._table_ids(), reads), wanted)
+        again = await history_needs(world.network, [LOCK_SERVICE])
+        if 0 < again.oldest < wanted:
+            raise NotReady("a session that began meanwhile needs history")
+        return self.decided
+
+
+# Bulk loads into the row store of a simulation: the real master's decisions, in the stand-in.
+
+_FIRST_ID = 1_000
+"""Above those of the tables that are there from the beginning."""
+_CALL_SECONDS = 3.0
+
+
+@dataclass
+class LoadedTables:
+    """What survives every crash of the stand-in."""
+
+    current: Catalogue = field(default_factory=lambda: Catalogue(_FIRST_ID))
+
+    async def change(self, decide: Callable[[Catalogue], tuple[Catalogue, Any]]) -> Any:
+        """As a leader changes its catalogue."""
+        changed, result = decide(self.current)
+        self.current = decode_catalogue(encode_catalogue(changed))
+        return result
+
+    def published(self) -> list[master_pb2.Table]:
+        return [table_message(one) for one in self.current.tables.values() if one.is_used]
+
+
+class Loading:
+    """One life of the stand-in."""
+
+    def __init__(self, world: World, tables: LoadedTables) -> None:
+        self._world = world
+        self._tables = tables
+        kept, here = cast("Any", tables), cast("Any", self)
+        self._loads = RowLoads(world.clock, kept, here, here, retention_min_seconds=0.0)
+
+    async def begin(self, request: master_pb2.BeginLoadRequest) -> master_pb2.BeginLoadResponse:
+        table = await self._loads.begin_load(request, self._deadline())
+        return master_pb2.BeginLoadResponse(table=None if table is None else table_message(table))
+
+    async def publish(
+        self, request: master_pb2.PublishLoadsRequest
+    ) -> master_pb2.PublishLoadsResponse:
+        tables = await self._loads.publish_loads(request, self._deadline())
+        return master_pb2.PublishLoadsResponse(tables=map(table_message, tables))
+
+    async def abandon(
+        self, request: master_pb2.AbandonLoadRequest
+    ) -> master_pb2.AbandonLoadResponse:
+        return await self._loads.abandon_load(request, self._deadline())
+
+    async def remove_dropped(self) -> None:
+        """Deletes the store's tables of runs that were given up, as collection does."""
+        for table in list(self._tables.current.tables.values()):
+            if table.deleting:
+                await self._remove(table)
+
+    async def _remove(self, table: Table) -> None:
+        try:
+            await drop_table(self._world.network, table.table_id)
+        except PercolatorError:
+            return  # the next round tries again
+        self._tables.current = self._tables.current.without_table(table.table_id)
+
+    def _deadline(self) -> float:
+        return self._world.clock.monotonic_seconds() + _CALL_SECONDS
+
+    # ------------------------------------------------------------------ oracle and store
+
+    name = "the simulated store"
+
+    def source(self) -> Loading:
+        return self
+
+    async def get(self, *, timeout_seconds: float) -> int:
+        ask = self._world.network.unary(ORACLE, methods.GET_TIMESTAMPS)
+        return (await ask(GetTimestampsRequest(count=1), timeout_seconds)).first
+
+    async def create_table(self, table_id: int) -> None:
+        await make_table(self._world.network, table_id)
+
+    async def require_empty(self, table_id: int) -> None:
+        """Nobody else makes tables here."""

@@ -12,8 +12,8 @@ from enum import Enum
 
 from percolator.world import Random
 from tests.simulation.network import PERFECT, NetworkFaults
-from tests.simulation.workloads import crowd
 from tests.simulation.workloads.catalogue import WORKLOADS
+from tests.simulation.workloads.transactions import BURST_SECONDS, SESSIONS_PER_CLIENT
 
 CLIENTS = 4
 TRANSACTIONS = 200
@@ -201,8 +201,8 @@ def scenario_of(
     if found.workload == "crowd":
         return replace(
             found,
-            sessions_per_client=crowd.SESSIONS_PER_CLIENT,
-            burst_seconds=crowd.BURST_SECONDS,
+            sessions_per_client=SESSIONS_PER_CLIENT,
+            burst_seconds=BURST_SECONDS,
             transactions=transactions * _TIMES_IN_A_CROWD,
         )
     if found.workload in _WITH_OBSERVERS:

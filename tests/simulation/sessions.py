@@ -25,8 +25,7 @@ from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.retries import RetryPolicy
 from percolator.world import Random
 from tests.isolation.history import RecordedTransaction, Recorder, TransactionRecord
-from tests.simulation.joined_scans import JoinedScans
-from tests.simulation.recorded_tx import Body, RecordedTx
+from tests.simulation.recorded_tx import Body, JoinedScans, RecordedTx
 
 _ABANDONED_SECONDS_MAX = 0.02
 _LATE_SHARE = 0.5

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulation.bug import Bug
-from tests.simulation.first_seeds import FIRST_SEEDS
+from tests.simulation.bug import FIRST_SEEDS, Bug
 from tests.simulation.planted_bugs import BUGS, seeds_until_caught
 
 # It only ends what hangs: virtual time takes as long as the machine needs for it.

@@ -25,10 +25,9 @@ from rich.markup import escape
 from rich.table import Table as Screen
 
 from percolator.services.local.cluster import LocalCluster
-from tests.soak import client, plots
+from tests.soak import client, series
 from tests.soak.disturbances import DidNotStrike, Disturbances
-from tests.soak.sampling import Sampler
-from tests.soak.series import Judged, Samples, growing, write_verdict
+from tests.soak.series import Judged, Sampler, Samples, growing, write_verdict
 
 SETTINGS = {
     "PERCOLATOR_MASTER_COLLECTION_SECONDS": "2",
@@ -155,7 +154,7 @@ class Soak:
         minutes = self._seconds / 60
         self._samples.write_csv(self._out / "samples.csv")
         write_verdict(self._out / "verdict.json", judged, self._problems)
-        plots.write(self._out / "plots.svg", f"{minutes:g} minutes", judged)
+        series.write(self._out / "plots.svg", f"{minutes:g} minutes", judged)
         screen = Screen("series", "samples", "middle third", "last third", "", box=None)
         for one in judged:
             found = one.judgement

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 
 from percolator.services.local.cluster import LocalCluster
 from percolator.world import Random
-from tests.soak.traffic import TABLES
+from tests.soak.client import TABLES
 
 RESTARTED = ("tabletserver-3", "gateway-2", "worker-2", "master-2", "oracle-2")
 _COMMAND_SECONDS = 60.0

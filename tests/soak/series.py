@@ -8,11 +8,113 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterable, Iterator
+import os
+import re
+import urllib.request
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from html import escape
+from itertools import combinations, pairwise
 from pathlib import Path
+from statistics import median
 
-from tests.soak.levelling import Judgement, Tolerance, judge
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import Ready, ServiceProcess
+
+# Does a series level off, or does it grow?
+#
+# The first third is warm-up: caches fill, the interpreter's heap finds its size. A series *grows*
+# if all of this holds for the rest:
+#
+# 1. It is higher: the median of the last third is above that of the middle third by more than a
+#    tolerance, which is a share of the latter and never less than a floor.
+# 2. It rises steadily: the middle and last thirds are cut into eight parts, and in the 28 pairs of
+#    their medians the later one is the higher one in at least 18 more pairs than it is the lower
+#    one. Of series without a trend, one in sixty does that (Mann and Kendall's test).
+# 3. It still rises: within the last third, the median of the second half is above that of the first
+#    by more than a quarter of the whole rise. For steady growth it would be a half.
+#
+# Otherwise it levels off. Medians make single peaks harmless, parts are long compared with the
+# teeth of a garbage collector or of compactions, and a single step, or a rise that slows down, is
+# no leak.
+
+POINTS_MIN = 36
+"""With fewer, parts would be too short to have a meaningful median."""
+
+_PARTS = 8
+_MORE_PAIRS_MIN = 18
+_LATE_SHARE = 0.25
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """By how much a series may be higher in the last third than in the middle third."""
+
+    share: float
+    floor: float
+
+    def of(self, level: float) -> float:
+        return max(self.floor, self.share * abs(level))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What was found; values in the unit of the series."""
+
+    points: int
+    middle: float = 0.0
+    """The median of the middle third."""
+    last: float = 0.0
+    """The median of the last third."""
+    tolerated: float = 0.0
+    more_pairs: int = 0
+    """In how many more pairs of parts the later one is higher than in how many it is lower."""
+    late_rise: float = 0.0
+    """The rise from the first half of the last third to the second one."""
+
+    @property
+    def is_judged(self) -> bool:
+        return self.points >= POINTS_MIN
+
+    @property
+    def grows(self) -> bool:
+        rise = self.last - self.middle
+        return (
+            self.is_judged
+            and rise > self.tolerated
+            and self.more_pairs >= _MORE_PAIRS_MIN
+            and self.late_rise > _LATE_SHARE * rise
+        )
+
+
+def judge(values: Sequence[float], tolerance: Tolerance) -> Judgement:
+    """Judges samples that were taken at equal intervals."""
+    count = len(values)
+    if count < POINTS_MIN:
+        return Judgement(count)
+    rest = values[count // 3 :]
+    middle, last = _parts(rest, 2)
+    level = median(middle)
+    medians = [median(part) for part in _parts(rest, _PARTS)]
+    pairs = list(combinations(medians, 2))
+    ups = sum(later > earlier for earlier, later in pairs)
+    downs = sum(later < earlier for earlier, later in pairs)
+    first_half, second_half = _parts(last, 2)
+    return Judgement(
+        count,
+        level,
+        median(last),
+        tolerance.of(level),
+        ups - downs,
+        median(second_half) - median(first_half),
+    )
+
+
+def _parts(values: Sequence[float], count: int) -> list[Sequence[float]]:
+    bounds = [len(values) * number // count for number in range(count + 1)]
+    return [values[start:end] for start, end in pairwise(bounds)]
+
 
 MEBIBYTE = 1 << 20
 
@@ -123,3 +225,173 @@ def growing(judged: Iterable[Judged]) -> Iterator[str]:
     for one in judged:
         if one.judgement.grows:
             yield one.reason()
+
+
+# Samples processes by their metrics, the store by its files, and reads what the client reports.
+
+_METRICS = {
+    "memory": ("process_resident_memory_bytes", MEBIBYTE),
+    "descriptors": ("process_open_fds", 1),
+    "tasks": ("percolator_event_loop_tasks", 1),
+    "threads": ("percolator_process_threads", 1),
+}
+_ANSWER_SECONDS = 5.0
+_LEVELDB = re.compile(r"[0-9]+\.(ldb|sst|log)|MANIFEST-[0-9]+")
+
+
+class Sampler:
+    """Takes the samples of one run. Counts what it could not get."""
+
+    def __init__(self, cluster: LocalCluster, report: Path, samples: Samples, began: float) -> None:
+        """`began` is the moment, by the monotonic clock, from which seconds are counted."""
+        self._cluster = cluster
+        self._report = report
+        self._read_to = 0
+        self._samples = samples
+        self._began = began
+        self._lives: dict[str, list[int]] = {}
+        """The process ids of each process so far."""
+        self.unanswered: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+
+    def sample(self, seconds: float) -> None:
+        """One sample of everything. It blocks."""
+        for process in list(self._cluster.processes.values()):
+            self._process(process, seconds)
+        files, size = leveldb_files(self._cluster.data / "store")
+        self._samples.add(Key("store", 1, "files"), seconds, files)
+        self._samples.add(Key("store", 1, "bytes"), seconds, size / MEBIBYTE)
+        self._client()
+
+    def _process(self, process: ServiceProcess, seconds: float) -> None:
+        ready = process.ready
+        if ready is None or process.exit_code is not None or ready.pid != process.pid:
+            return
+        try:
+            values = metrics_of(ready)
+        except OSError:
+            # It is being restarted, or paused by others on this machine.
+            self.unanswered[process.name] += 1
+            return
+        lives = self._lives.setdefault(process.name, [])
+        if ready.pid not in lives:
+            lives.append(ready.pid)
+        for quantity, value in values.items():
+            self._samples.add(Key(process.name, len(lives), quantity), seconds, value)
+
+    def _client(self) -> None:
+        """Takes the lines that the client has written since the last time."""
+        if not self._report.exists():
+            return
+        with self._report.open("rb") as file:
+            file.seek(self._read_to)
+            complete, newline, _ = file.read().rpartition(b"\n")
+        self._read_to += len(complete) + len(newline)
+        for line in complete.splitlines():
+            told = json.loads(line)
+            seconds = told["at"] - self._began
+            for quantity in _METRICS:
+                self._samples.add(Key("client", 1, quantity), seconds, told[quantity])
+            for operation, percentiles in told["milliseconds"].items():
+                for quantity, value in percentiles.items():
+                    self._samples.add(Key(operation, 1, quantity), seconds, value)
+            self.done, self.failed = Counter(told["done"]), Counter(told["failed"])
+
+
+def metrics_of(ready: Ready) -> dict[str, float]:
+    """The sampled quantities of a service. Raises `OSError` if it does not answer."""
+    url = f"http://{ready.metrics_address}/metrics"
+    with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS) as answer:
+        text = answer.read().decode()
+    lines = dict(line.rsplit(" ", 1) for line in text.splitlines() if line[:1] != "#")
+    return {
+        quantity: float(lines[name]) / unit
+        for quantity, (name, unit) in _METRICS.items()
+        if name in lines
+    }
+
+
+def leveldb_files(store: Path) -> tuple[int, int]:
+    """How many files LevelDB has below the store root, and their bytes.
+
+    Clones share files by hard links, so each inode counts once. Files may vanish meanwhile.
+    """
+    found: dict[int, int] = {}
+    for directory, _, names in os.walk(store):
+        for name in names:
+            if _LEVELDB.fullmatch(name):
+                try:
+                    status = os.stat(os.path.join(directory, name))
+                except FileNotFoundError:
+                    continue
+                found[status.st_ino] = status.st_size
+    return len(found), sum(found.values())
+
+
+# All series of a run on one page: an SVG with a small chart for each, and one column per quantity.
+#
+# A chart shows the series from zero, where its thirds are, and the medians that were compared. What
+# grows is red; what was too short to be judged is grey.
+
+_WIDTH, _HEIGHT = 210, 96
+_LEFT, _TOP, _RIGHT, _BOTTOM = 8, 28, 8, 8
+_UNITS = {"memory": "MiB", "bytes": "MiB", "median": "ms", "p99": "ms"}
+_GROWS, _LEVEL, _NOT_JUDGED = "#c62828", "#1565c0", "#9e9e9e"
+
+
+def page(title: str, judged: Sequence[Judged]) -> str:
+    """The text of the SVG."""
+    sources = sorted({one.key.source for one in judged})
+    columns = [name for name in QUANTITIES if any(one.key.quantity == name for one in judged)]
+    parts = [f'<text x="8" y="18" font-size="14">{escape(title)}</text>']
+    for one in judged:
+        x = columns.index(one.key.quantity) * _WIDTH
+        y = 28 + sources.index(one.key.source) * _HEIGHT
+        parts.append(f'<g transform="translate({x} {y})">{_chart(one)}</g>')
+    width, height = max(1, len(columns)) * _WIDTH, 28 + len(sources) * _HEIGHT
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+        f'font-family="sans-serif" font-size="10">'
+        f'<rect width="100%" height="100%" fill="white"/>{"".join(parts)}</svg>\n'
+    )
+
+
+def write(path: Path, title: str, judged: Sequence[Judged]) -> None:
+    path.write_text(page(title, judged))
+
+
+def _chart(one: Judged) -> str:
+    judgement = one.judgement
+    colour = _GROWS if judgement.grows else _LEVEL if judgement.is_judged else _NOT_JUDGED
+    first, last = one.points[0][0], one.points[-1][0]
+    top = max(value for _, value in one.points) or 1.0
+    width, height = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def place(seconds: float, value: float) -> str:
+        x = _LEFT + width * (seconds - first) / max(last - first, 1e-9)
+        return f"{x:.1f},{_TOP + height * (1 - value / top):.1f}"
+
+    unit = _UNITS.get(one.key.quantity, "")
+    figures = f"up to {top:,.1f} {unit}"
+    if judgement.is_judged:
+        figures = f"{judgement.middle:,.1f} → {judgement.last:,.1f} {unit}, {figures}"
+    parts = [
+        f'<text x="{_LEFT}" y="11" fill="{colour}">{escape(str(one.key))}</text>',
+        f'<text x="{_LEFT}" y="23" fill="#555">{escape(figures)}</text>',
+        f'<rect x="{_LEFT}" y="{_TOP}" width="{width}" height="{height}" fill="#f5f5f5"/>',
+    ]
+    for third in (1, 2):
+        x = _LEFT + width * third / 3
+        parts.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{_TOP + height}" stroke="#ddd"/>'
+        )
+    line = " ".join(place(seconds, value) for seconds, value in one.points)
+    parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}"/>')
+    if judgement.is_judged:
+        seconds = (last - first) / 3
+        for number, level in ((1, judgement.middle), (2, judgement.last)):
+            start = place(first + number * seconds, level)
+            end = place(first + (number + 1) * seconds, level)
+            parts.append(f'<polyline points="{start} {end}" stroke="black" stroke-width="1.5"/>')
+    return "".join(parts)

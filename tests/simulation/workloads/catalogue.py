@@ -2,37 +2,70 @@
 
 from __future__ import annotations
 
-from tests.simulation.workloads.appends import Appends
-from tests.simulation.workloads.arrivals import Arrivals
-from tests.simulation.workloads.bank import Bank
-from tests.simulation.workloads.blind import Blind
-from tests.simulation.workloads.chains import Chains
-from tests.simulation.workloads.changing_ttls import ChangingTtls
-from tests.simulation.workloads.counters import Counters
-from tests.simulation.workloads.crowd import Crowd
-from tests.simulation.workloads.deciders import Deciders
-from tests.simulation.workloads.drops import Drops
-from tests.simulation.workloads.expiring import Expiring
-from tests.simulation.workloads.expiring_index import ExpiringIndex
+from collections.abc import Iterable, Sequence
+
+from percolator.aio import Database
+from tests.simulation.recorded_tx import Cells
+from tests.simulation.sessions import Session
+from tests.simulation.workloads.drops import Drops, Recreations, Successors
+from tests.simulation.workloads.expiring import ChangingTtls, Expiring, ExpiringIndex, Renewals
 from tests.simulation.workloads.feeds import Feeds
-from tests.simulation.workloads.hubs import Hubs
-from tests.simulation.workloads.jobs import Jobs
-from tests.simulation.workloads.large import Large
-from tests.simulation.workloads.loaders import Loaders
-from tests.simulation.workloads.loads import Loads
-from tests.simulation.workloads.lock_order import LockOrder
-from tests.simulation.workloads.long_fork import LongFork
-from tests.simulation.workloads.mixed import Mixed
-from tests.simulation.workloads.newcomers import Newcomers
-from tests.simulation.workloads.predicates import Predicates
+from tests.simulation.workloads.jobs import Deciders, Jobs
+from tests.simulation.workloads.loads import Arrivals, Loaders, Loads
+from tests.simulation.workloads.observers import Chains, Newcomers
 from tests.simulation.workloads.recipes import Recipes
-from tests.simulation.workloads.recreations import Recreations
-from tests.simulation.workloads.registers import Registers
-from tests.simulation.workloads.renewals import Renewals
-from tests.simulation.workloads.sequential import Sequential
-from tests.simulation.workloads.sets import Sets
-from tests.simulation.workloads.successors import Successors
-from tests.simulation.workloads.workload import MakeWorkload
+from tests.simulation.workloads.transactions import (
+    Appends,
+    Bank,
+    Blind,
+    Counters,
+    Crowd,
+    Hubs,
+    Large,
+    LockOrder,
+    LongFork,
+    Predicates,
+    Registers,
+    Sequential,
+    Sets,
+)
+from tests.simulation.workloads.workload import Ending, MakeWorkload, Workload
+
+# Several workloads at once on one cluster: their tables share the same servers and clients.
+
+
+class Mixed(Workload):
+    """The promises of all its parts."""
+
+    def __init__(self, parts: Sequence[Workload]) -> None:
+        self._parts = parts
+        self.cells = parts[0].cells
+        self.ttls = {column: ttl for part in parts for column, ttl in part.ttls.items()}
+        self.leaves_behind = any(part.leaves_behind for part in parts)
+
+    @property
+    def tables(self) -> tuple[Cells, ...]:
+        return tuple(table for part in self._parts for table in part.tables)
+
+    async def create(self, database: Database) -> None:
+        for part in self._parts:
+            await part.create(database)
+
+    async def load(self, session: Session) -> None:
+        for part in self._parts:
+            await part.load(session)
+
+    async def rest(self, session: Session) -> None:
+        for part in self._parts:
+            await part.rest(session)
+
+    async def step(self, session: Session) -> None:
+        await session.random.choice(self._parts).step(session)
+
+    def check(self, ending: Ending) -> Iterable[str]:
+        for part in self._parts:
+            yield from part.check(ending)
+
 
 ON_ROWS: dict[str, MakeWorkload] = {
     "loads": Arrivals,

@@ -18,8 +18,7 @@ from tests.isolation.history import History
 from tests.simulation.recorded_tx import Cells
 from tests.simulation.sessions import Session
 from tests.simulation.workloads.loads import Loads
-from tests.simulation.workloads.predicates import Predicates
-from tests.simulation.workloads.registers import Registers
+from tests.simulation.workloads.transactions import Predicates, Registers
 from tests.simulation.workloads.workload import Ending, Workload
 
 _FOLLOWING = 0.2

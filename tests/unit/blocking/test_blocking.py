@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
+import percolator
 import percolator.testing
-from percolator import Database, Table, UsageError, aio, codecs
+from percolator import Database, SchemaError, Table, UsageError, aio, codecs
 from percolator.aio import Outcome, Transaction
 from percolator.blocking.database import ROWS_PER_PORTION
-from percolator.blocking.loop_thread import shared
+from percolator.blocking.loop_thread import LoopThread, shared
+from percolator.event_loop import new_event_loop
 from percolator.protocol.commit import Commit
 
 ROOT = Path(__file__).parents[3]
@@ -400,3 +402,87 @@ def test_an_interrupt_while_waking_the_loop_does_not_keep_it_asleep(
 
     thread.start(wake)
     assert woken.wait(5.0)
+
+
+# The library and its services run on uvloop, and do without it; a task does not end the loop.
+
+
+def test_the_loop_is_that_of_uvloop_if_it_is_installed() -> None:
+    loop = new_event_loop()
+    loop.close()
+    assert type(loop).__module__.startswith("uvloop")
+
+
+def test_without_uvloop_the_loop_is_that_of_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    loop = new_event_loop()
+    loop.close()
+    assert isinstance(loop, asyncio.SelectorEventLoop)
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+@pytest.mark.parametrize("has_uvloop", [True, False])
+def test_a_task_that_exits_ends_nothing_but_itself(
+    monkeypatch: pytest.MonkeyPatch, error: type[BaseException], *, has_uvloop: bool
+) -> None:
+    """It would end the thread of the event loop, and all callers would wait for ever."""
+    if not has_uvloop:
+        monkeypatch.setitem(sys.modules, "uvloop", None)
+    thread = LoopThread()
+    tasks: list[asyncio.Task[None]] = []
+
+    async def leave() -> None:
+        raise error
+
+    async def call() -> str:
+        tasks.append(asyncio.create_task(leave()))
+        await asyncio.sleep(0.05)
+        return "went on"
+
+    pending = thread.start(call)
+    assert pending._done.acquire(timeout=5.0)
+    pending._done.release()
+    assert pending.wait() == "went on"
+    with pytest.raises(error):
+        tasks[0].result()
+    thread._at_exit()
+    assert not thread._running
+
+
+# A program that declares another codec asks for the table's, in the thread of the event loop.
+
+pages = Table("pages")
+size = pages.column("size", codecs.integer)
+text = pages.column("size", codecs.text)
+
+
+def test_what_is_refused_in_the_programs_thread_is_asked_in_the_loops(
+    percolator_db: percolator.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = percolator_db
+    db.create_table(pages)
+    db.run(lambda tx: tx.set("a", size, 1))
+    asked, threads = threading.Event(), []
+
+    async def refresh(table_id: int) -> None:
+        threads.append(threading.get_ident())
+        asked.set()
+
+    monkeypatch.setattr(db._database.internal.engine._newer_schemas, "_fetch", refresh)
+    with db.snapshot() as snapshot:
+        (row,) = snapshot.get_many(pages, ["a"])
+        with pytest.raises(SchemaError, match="declares the codec text"):
+            row.get(text)
+    assert asked.wait(10.0)
+    assert threads != [threading.get_ident()]
+
+
+def test_a_row_that_outlives_its_database_still_refuses(percolator_db: percolator.Database) -> None:
+    db = percolator_db
+    db.create_table(pages)
+    db.run(lambda tx: tx.set("a", size, 1))
+    with db.snapshot() as snapshot:
+        (row,) = snapshot.get_many(pages, ["a"])
+    db.close()
+    with pytest.raises(SchemaError, match="declares the codec text"):
+        row.get(text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from itertools import islice
 
 import pytest
@@ -142,3 +142,76 @@ def test_a_table_that_lacks_its_feed_is_not_taken_for_one_with_a_feed(db: Databa
     db.create_table(accounts, exist_ok=True, change_feed=True)
     db.create_table(orders, exist_ok=True)
     assert db.newest_change(orders, after=db.timestamp()) is None
+
+
+# Changes that are closed while a thread waits for the next one, and threads that wait together.
+
+
+pytestmark = pytest.mark.timeout(30)
+
+
+def put_one(db: Database, row: str) -> None:
+    with db.transaction() as tx:
+        tx.set(row, price, 1)
+
+
+def test_closing_ends_an_iteration_that_waits_in_another_thread(db: Database) -> None:
+    changes = db.changes(orders)
+    with ThreadPoolExecutor() as threads:
+        following = threads.submit(lambda: [change.key for change in changes])
+        reached = changes.reached
+        put_one(db, "a")
+        while changes.reached == reached:  # until it waits for the change after that
+            db.timestamp()
+        changes.close()
+        assert following.result() == ["a"]
+    assert oldest(db) == 0
+
+
+def test_closing_ends_an_iteration_over_pages_in_another_thread(db: Database) -> None:
+    changes = db.changes(orders)
+    with ThreadPoolExecutor() as threads:
+        following = threads.submit(lambda: len(list(changes.pages())))
+        reached = changes.reached
+        while changes.reached == reached:
+            db.timestamp()
+        changes.close()
+        assert following.result() > 0
+    assert list(changes.pages()) == []
+
+
+def test_closing_at_any_moment_ends_it(db: Database) -> None:
+    with ThreadPoolExecutor() as threads:
+        for _ in range(50):
+            changes = db.changes(orders)
+            following = threads.submit(next, changes, None)
+            changes.close()
+            assert following.result() is None
+            assert oldest(db) == 0
+
+
+def test_changes_end_where_they_were_closed_and_closing_again_does_nothing(db: Database) -> None:
+    start = db.timestamp()
+    put_one(db, "a")
+    put_one(db, "b")
+    changes = db.changes(orders, after=start)
+    assert next(changes).key == "a"
+    reached = changes.reached
+    with ThreadPoolExecutor() as threads:
+        for closing in [threads.submit(changes.close) for _ in range(10)]:
+            closing.result()
+    changes.close()
+    assert [next(changes, None), next(changes, None)] == [None, None]
+    assert changes.reached == reached
+
+
+def test_a_second_thread_that_waits_is_refused_and_the_first_goes_on(db: Database) -> None:
+    changes = db.changes(orders)
+    with ThreadPoolExecutor() as threads:
+        both = [threads.submit(next, changes) for _ in range(2)]
+        refused, waiting = wait(both, return_when=FIRST_COMPLETED)
+        with pytest.raises(UsageError, match="another call waits for the next"):
+            refused.pop().result()
+        put_one(db, "a")
+        assert waiting.pop().result().key == "a"
+    changes.close()

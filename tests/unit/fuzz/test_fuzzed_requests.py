@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
+from collections.abc import Iterator
+from copy import copy
 
+import pytest
+from google.protobuf.message import Message
+
+from percolator.bigtable.place import Place
+from percolator.services.gateway import row_store_handler
+from percolator.v1 import bigtable_pb2 as bigtable
 from percolator.v1 import cluster_pb2, master_pb2, tabletserver_pb2
 from percolator.wire import methods
+from percolator.wire.methods import method_name
 from percolator.world import Random, StreamMethod, UnaryMethod
+from tests.fuzz import judging
+from tests.fuzz.__main__ import UNREACHED
 from tests.fuzz.findings import Input, Record
-from tests.fuzz.messages import Vocabulary, dials_only, generated, grow, mentions, mutate, places
+from tests.fuzz.judging import PLACE, Broken, Serving, seeds_of_on_rows
+from tests.fuzz.messages import (
+    Vocabulary,
+    damaged,
+    dials_only,
+    generated,
+    grow,
+    mentions,
+    mutate,
+    places,
+)
 from tests.fuzz.methods import MAY_WAIT, METHODS
 from tests.fuzz.valid_requests import VALID
 
@@ -83,3 +104,44 @@ def test_one_thing_that_is_wrong_is_kept_once() -> None:
     for _ in range(3):
         record.wrong("it hangs", Input("calls", "valid", b""))
     assert list(record.found) == ["it hangs"]
+
+
+# What `make fuzz` gives to a cluster on a row store.
+
+
+async def test_what_is_not_reached_elsewhere_is_accepted_here() -> None:
+    accepted = await judging.accepted()
+    assert {method_name(METHODS[path].name) for path in UNREACHED} <= accepted
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    yield Serving()
+    loop.close()
+    asyncio.set_event_loop(None)
+
+
+def test_damaged_requests_are_answered_or_refused(serving: Serving) -> None:
+    chance, known = Random("on rows"), seeds_of_on_rows()
+    for _ in range(300):
+        serving(damaged(chance.choice(known), chance))
+
+
+def test_a_call_that_reaches_what_is_not_for_clients_is_noticed(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(row_store_handler, "own", _passed_on)
+    place, request = next(
+        (number, copy(one))
+        for number, one in enumerate(judging.SEEDS)
+        if isinstance(one, bigtable.BigtableCheckAndMutateRowRequest)
+    )
+    request.table_name = PLACE.table(0)
+    with pytest.raises(Broken, match="percolator-0 was changed"):
+        serving(bytes([place]) + request.SerializeToString())
+
+
+def _passed_on(place: Place, request: Message, **_: bool) -> Message:
+    return request

@@ -26,7 +26,7 @@ from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.table_options import by_column
-from tests.simulation import planted_table_bugs as bugs
+from tests.simulation import planted_server_bugs as bugs
 from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.tables_of_rows import (
     LEASE_SECONDS,

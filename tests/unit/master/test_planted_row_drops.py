@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from tests.simulation import planted_row_cluster_bugs as bugs
+from tests.simulation import planted_row_bugs as bugs
 from tests.unit.master import test_row_drops as drops
 
 _STAYS_AT_FIRST = drops.test_a_dropped_table_goes_after_a_round_above_its_last_commits

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import decimal
 import math
+import uuid
+from bisect import bisect
+from collections import Counter
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal, localcontext
 from typing import Any
@@ -12,9 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator import codecs
+from percolator import Database, InvalidArgument, Table, codecs, named_codecs
 from percolator.errors import SchemaError
 from percolator.fixed_keys import INTEGER_MAX, INTEGER_MIN
+from percolator.key_codec import name_of
+from percolator.testing.pytest_plugin import percolator_db
 from percolator.v1.cells_pb2 import Cell, RowRange
 
 INTEGERS = st.integers(INTEGER_MIN, INTEGER_MAX)
@@ -236,3 +243,305 @@ def test_values_are_encoded_as_the_format_says() -> None:
 
 def test_there_is_no_pickle() -> None:
     assert not any("pickle" in name for name in dir(codecs))
+
+
+# Row keys keep the order that their codec claims, and other codecs are refused for keys.
+
+__all__ = ["percolator_db"]
+
+MOMENTS = st.datetimes(timezones=st.just(UTC))
+
+
+@pytest.mark.parametrize(
+    ("codec", "keys"),
+    [
+        (codecs.uuid, st.uuids()),
+        (codecs.ordered_timestamp, MOMENTS),
+        (codecs.ordered_date, st.dates()),
+    ],
+    ids=repr,
+)
+@given(data=st.data())
+def test_keys_come_back_and_keep_their_order_alone_and_in_tuples(
+    codec: Any, keys: st.SearchStrategy[Any], data: Any
+) -> None:
+    one, other = data.draw(keys), data.draw(keys)
+    assert codec.decode(codec.encode(one)) == one
+    assert (codec.encode(one) < codec.encode(other)) == (one < other)
+    pair = codecs.tuple_of(codec, codecs.text)
+    first, second = (one, data.draw(st.sampled_from("ab"))), (other, "a")
+    assert pair.decode(pair.encode(first)) == first
+    assert (pair.encode(first) < pair.encode(second)) == (first < second)
+
+
+@pytest.mark.parametrize(
+    ("codec", "wrong", "says"),
+    [
+        (codecs.uuid, "00000000-0000-0000-0000-000000000001", "expected UUID, got str"),
+        (codecs.ordered_timestamp, datetime(2026, 1, 1), "no time zone"),  # noqa: DTZ001 - the mistake
+        (codecs.ordered_timestamp, date(2026, 1, 1), "expected datetime, got date"),
+        (
+            codecs.ordered_timestamp,
+            datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))),
+            "beyond the years 1 to 9999 in UTC",
+        ),
+        (codecs.ordered_date, datetime(2026, 1, 1, tzinfo=UTC), "expected date, got datetime"),
+    ],
+)
+def test_a_key_of_another_type_is_refused(codec: Any, wrong: object, says: str) -> None:
+    with pytest.raises(SchemaError, match=says):
+        codec.encode(wrong)
+
+
+@pytest.mark.parametrize(
+    ("codec", "stored", "says"),
+    [
+        (codecs.uuid, bytes(15), "15 stored bytes are not a UUID"),
+        (codecs.ordered_date, bytes(7), "7 stored bytes are not a key of codecs.ordered_date"),
+        (codecs.ordered_date, b"\xff" * 8, "days are beyond the year 9999"),
+        (codecs.ordered_timestamp, b"\xff" * 8, "microseconds are beyond the year 9999"),
+    ],
+)
+def test_rows_of_another_codec_are_refused(codec: Any, stored: bytes, says: str) -> None:
+    with pytest.raises(SchemaError, match=says):
+        codec.decode(stored)
+
+
+def test_keys_are_encoded_as_the_format_says() -> None:
+    assert codecs.uuid.encode(UUID(int=1)) == bytes(15) + b"\x01"
+    assert codecs.ordered_date.encode(date(1969, 12, 31)) == b"\x7f" + b"\xff" * 7
+    moment = datetime(1969, 12, 31, 23, 59, 59, tzinfo=UTC)
+    assert codecs.ordered_timestamp.encode(moment) == bytes.fromhex("7ffffffffff0bdc0")
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        codecs.integer,
+        codecs.float,
+        codecs.boolean,
+        codecs.timestamp,
+        codecs.date,
+        codecs.decimal(5, 2),
+        codecs.json,
+        str,
+        None,
+    ],
+    ids=repr,
+)
+def test_a_codec_that_keeps_no_order_is_refused_for_keys(codec: Any) -> None:
+    with pytest.raises(SchemaError, match=r"table 'k': .* is not a codec for row keys"):
+        Table("k", key=codec)
+    with pytest.raises(SchemaError, match=r"part 2 of a tuple: .* is not a codec for row keys"):
+        codecs.tuple_of(codecs.text, codec)
+
+
+def test_a_table_is_scanned_in_the_order_of_time(percolator_db: Database) -> None:
+    days = Table("days", key=codecs.ordered_date)
+    visits = days.column("visits", codecs.uuid)
+    percolator_db.create_table(days)
+    written = [date(2026, 1, 2), date(1950, 1, 1), date(1970, 1, 1)]
+    percolator_db.set_many((day, {visits: UUID(int=day.year)}) for day in written)
+    with percolator_db.snapshot() as snapshot:
+        found = [(row.key, row[visits]) for row in snapshot.scan(days)]
+        assert found == [(day, UUID(int=day.year)) for day in sorted(written)]
+        with pytest.raises(SchemaError, match=r"codecs\.ordered_date have no prefixes"):
+            list(snapshot.scan(days, prefix=written[0]))
+
+
+# Hashed keys: spread evenly, read back as they were, and in no order.
+
+
+@pytest.mark.parametrize(
+    "keys", [range(20_000), range(10**12, 10**12 + 2_000_000, 100)], ids=["dense", "sparse"]
+)
+def test_keys_in_order_are_spread_evenly(keys: range) -> None:
+    codec = codecs.hashed(codecs.ordered_integer)
+    splits = [split.row for split in codecs.splits_for(codec, 16)]
+    found = Counter(bisect(splits, codec.encode(key)) for key in keys)
+    assert len(found) == 16
+    assert max(found.values()) < 1.3 * len(keys) / 16
+
+
+def test_rows_are_read_back_and_the_hash_is_checked() -> None:
+    codec = codecs.hashed(codecs.text)
+    assert codec.decode(codec.encode("ann")) == "ann"
+    assert codec.encode("ann") == bytes.fromhex("e720616e6e")  # as docs/formats.md says
+    row = codec.encode("ann")
+    with pytest.raises(SchemaError, match="not a hashed key"):
+        codec.decode(row[:2] + b"bob")
+    with pytest.raises(SchemaError, match="not a hashed key"):
+        codec.decode(b"")
+    with pytest.raises(SchemaError, match="expected str, got int"):
+        codec.encode(7)  # type: ignore[arg-type]
+
+
+def test_a_table_is_split_and_read_by_key(percolator_db: Database) -> None:
+    readings = Table("readings", key=codecs.hashed(codecs.ordered_integer))
+    value = readings.column("value", codecs.integer)
+    percolator_db.create_table(readings, codecs.splits_for(readings.key, 8))
+    percolator_db.set_many((number, {value: number}) for number in range(100))
+    with percolator_db.snapshot() as snapshot:
+        assert snapshot.get(42, value) == 42
+        found = [row.key for row in snapshot.scan(readings)]
+        assert found != sorted(found) == list(range(100))
+        with pytest.raises(SchemaError, match="hashed keys have no prefixes"):
+            list(snapshot.scan(readings, prefix=4))
+
+
+def test_as_the_first_part_of_a_tuple_it_spreads_groups(percolator_db: Database) -> None:
+    key = codecs.tuple_of(codecs.hashed(codecs.text), codecs.ordered_integer)
+    readings = Table("readings", key=key)
+    value = readings.column("value", codecs.integer)
+    percolator_db.create_table(readings, codecs.splits_for(key, 4))
+    rows = [(f"sensor {number % 7}", number) for number in range(50)]
+    percolator_db.set_many((row, {value: row[1]}) for row in rows)
+    with percolator_db.snapshot() as snapshot:
+        found = [row.key for row in snapshot.scan(readings, prefix=("sensor 3",))]
+    assert found == [("sensor 3", number) for number in range(3, 50, 7)]
+
+
+def test_bad_arguments_are_refused_by_name() -> None:
+    with pytest.raises(InvalidArgument, match="codec: expected a codec for row keys"):
+        codecs.hashed(codecs.integer)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="codec: expected hashed keys"):
+        codecs.splits_for(codecs.text, 4)
+    with pytest.raises(InvalidArgument, match="codec: expected hashed keys"):
+        codecs.splits_for(codecs.tuple_of(codecs.text, codecs.hashed(codecs.text)), 4)
+    with pytest.raises(InvalidArgument, match="tablets: expected an int from 1 to 65536, got 0"):
+        codecs.splits_for(codecs.hashed(codecs.text), 0)
+
+
+# Rows and values as people write them: what is shown is read back as the same bytes.
+
+MOMENT = datetime(2026, 1, 31, 12, 0, 0, 250000, tzinfo=UTC)
+ID = uuid.UUID("12345678-1234-5678-1234-567812345678")
+
+
+@dataclass
+class Order:
+    """A model, whose class only its program knows."""
+
+    product: str
+    amount: int
+
+
+VALUES: list[tuple[codecs.Codec[Any], Any, str]] = [
+    (codecs.text, "Å -", "Å -"),
+    (codecs.raw, b"\x00\xff", "hex:00ff"),
+    (codecs.integer, 12345678, "12345678"),
+    (codecs.integer, -(2**63), "-9223372036854775808"),
+    (codecs.float, 1.5, "1.5"),
+    (codecs.boolean, True, "true"),
+    (codecs.timestamp, MOMENT, "2026-01-31T12:00:00.250000+00:00"),
+    (codecs.date, date(2026, 1, 31), "2026-01-31"),
+    (codecs.uuid, ID, str(ID)),
+    (codecs.decimal(10, 2), decimal.Decimal("-2.50"), "-2.50"),
+    (codecs.json, "hex:00", '"hex:00"'),
+    (codecs.json, {"a": [1, None]}, '{"a": [1, null]}'),
+    (codecs.model(Order), Order("pen", 2), '{"product": "pen", "amount": 2}'),
+]
+
+
+@pytest.mark.parametrize(("codec", "value", "shown"), VALUES, ids=lambda one: repr(one)[:30])
+def test_a_value_is_shown_by_the_name_of_its_codec_and_read_back(
+    codec: codecs.Codec[Any], value: object, shown: str
+) -> None:
+    named = named_codecs.value_codec(codec.name)
+    data = codec.encode(value)
+    assert named_codecs.value_text(named, data) == shown
+    assert codec.decode(named_codecs.value_bytes("cells", named, shown)) == value
+
+
+KEYS: list[tuple[Any, Any, str]] = [
+    (codecs.text, "bob", "bob"),
+    (codecs.raw, b"\xff", "hex:ff"),
+    (codecs.uuid, ID, str(ID)),
+    (codecs.ordered_integer, -5, "-5"),
+    (codecs.ordered_date, date(2026, 1, 31), "2026-01-31"),
+    (codecs.ordered_timestamp, MOMENT, "2026-01-31T12:00:00.250000+00:00"),
+    (codecs.hashed(codecs.text), "ann", "ann"),
+    (codecs.tuple_of(codecs.text, codecs.ordered_integer), ("a", 17), '["a", 17]'),
+    (
+        codecs.tuple_of(codecs.hashed(codecs.text), codecs.tuple_of(codecs.raw, codecs.uuid)),
+        ("x", (b"\xff", ID)),
+        f'["x", ["hex:ff", "{ID}"]]',
+    ),
+    (codecs.hashed(codecs.tuple_of(codecs.text, codecs.text)), ("a", "b"), '["a", "b"]'),
+]
+
+
+@pytest.mark.parametrize(("codec", "key", "shown"), KEYS, ids=lambda one: repr(one)[:40])
+def test_a_row_key_is_shown_by_the_name_of_its_codec_and_read_back(
+    codec: Any, key: object, shown: str
+) -> None:
+    named = named_codecs.key_codec(name_of(codec))
+    row = codec.encode(key)
+    assert named_codecs.key_text(named, row) == shown
+    assert named_codecs.key_bytes("row", named, shown) == row
+    assert named_codecs.key_bytes("row", named, f"hex:{row.hex()}") == row
+
+
+def test_a_prefix_of_a_tuple_is_its_first_parts() -> None:
+    codec = codecs.tuple_of(codecs.text, codecs.ordered_integer)
+    assert named_codecs.prefix_bytes("--prefix", codec, '["a"]') == codec.encode_prefix(("a",))
+
+
+@given(st.binary(max_size=20), st.sampled_from(VALUES), st.sampled_from(KEYS))
+def test_any_stored_bytes_can_be_shown(
+    data: bytes, value: tuple[codecs.Codec[Any], Any, str], key: tuple[Any, Any, str]
+) -> None:
+    assert isinstance(named_codecs.value_text(named_codecs.value_codec(value[0].name), data), str)
+    assert isinstance(named_codecs.key_text(named_codecs.key_codec(name_of(key[0])), data), str)
+
+
+@pytest.mark.parametrize(
+    ("codec", "text"),
+    [
+        (codecs.integer, "many"),
+        (codecs.integer, "9223372036854775808"),
+        (codecs.boolean, "1"),
+        (codecs.date, "2026-02-30"),
+        (codecs.timestamp, "2026-01-31T12:00:00"),
+        (codecs.uuid, "x"),
+        (codecs.decimal(3, 2), "1.234"),
+        (codecs.decimal(3, 2), "much"),
+        (codecs.json, "{"),
+    ],
+    ids=str,
+)
+def test_a_value_of_another_type_is_refused_with_its_column(
+    codec: codecs.Codec[Any], text: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"stock.*expected"):
+        named_codecs.value_bytes("stock", named_codecs.value_codec(codec.name), text)
+
+
+@pytest.mark.parametrize("text", ["a", '"a"', "[17]", '["a", 1, 2]', '["a"]', '["a", "b"]'])
+def test_a_row_key_of_another_type_is_refused(text: str) -> None:
+    codec = named_codecs.key_codec("tuple_of(text, ordered_integer)")
+    with pytest.raises(InvalidArgument, match=r'row.*expected tuple_of.*\["a", 17\]'):
+        named_codecs.key_bytes("row", codec, text)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "jason",
+        "tuple_of()",
+        "tuple_of(integer)",
+        "hashed(text, text)",
+        "decimal(99,1)",
+        "(",
+        "a(",
+        "hashed(" * 50 + "text" + ")" * 50,
+    ],
+)
+def test_a_name_that_is_no_codec_is_none(name: str) -> None:
+    assert named_codecs.value_codec(name) is None
+    assert named_codecs.key_codec(name) is None
+    with pytest.raises(InvalidArgument, match="--key"):
+        named_codecs.require_key_name("--key", name)
+    with pytest.raises(InvalidArgument, match="--column"):
+        named_codecs.require_value_name("--column", name)

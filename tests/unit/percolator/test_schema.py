@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import pickle
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any, get_args
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from percolator import Column, Family, Row, SchemaError, Table, codecs, recipes
+import percolator.testing
+from percolator import (
+    Column,
+    Database,
+    Family,
+    Row,
+    SchemaError,
+    Table,
+    UsageError,
+    aio,
+    both_kinds,
+    codecs,
+    recipes,
+)
+from percolator.errors import CellAddress, InvalidArgument
+from percolator.recipes import ShardedCounter
 from percolator.schema import encoded_key
+from percolator.testing.pytest_plugin import percolator_db
+from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX, Timestamp
 
 accounts = Table("accounts")
 balance = accounts.column("balance", codecs.integer)
@@ -147,3 +169,203 @@ def test_the_type_of_a_column_may_leave_out_that_of_the_rows_where_annotations_a
 ):
     assert get_args(Column[int]) == (int, Any)
     assert get_args(Column[int, str]) == (int, str)
+
+
+# Cells as errors show them.
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        (CellAddress(7, b"bob", b"balance"), "row 'bob', column 'balance' of table 7"),
+        (CellAddress(7, bytes(64), b""), f"row {bytes(64)!r}, column '' of table 7"),
+        (
+            CellAddress(7, b"r" * 65, b"c" * 4_097),
+            f"row {'r' * 64!r}... (65 bytes), column {'c' * 64!r}... (4097 bytes) of table 7",
+        ),
+    ],
+)
+def test_long_names_are_shortened(cell: CellAddress, text: str) -> None:
+    assert str(cell) == text
+
+
+def test_the_table_is_named_if_its_name_is_known() -> None:
+    text = "row 'bob', column 'c' of table 'accounts'"
+    assert CellAddress(7, b"bob", b"c").described("accounts") == text
+
+
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [
+        ("bob", "row 'bob', column 'c' of table 'orders'"),
+        (["eu", 17], "row [\"eu\", 17], column 'c' of table 'orders'"),
+        ("x" * 200, f"row '{'x' * 99}... (3 bytes), column 'c' of table 'orders'"),
+    ],
+)
+def test_the_row_is_shown_by_its_key_if_that_is_known(key: object, text: str) -> None:
+    assert CellAddress(7, b"\0\1\2", b"c").described("orders", key) == text
+
+
+# Timestamps as values.
+
+timestamps = st.integers(0, 2**64 - 1).map(Timestamp)
+
+
+@given(timestamps)
+def test_a_timestamp_consists_of_its_two_parts(timestamp: Timestamp) -> None:
+    assert Timestamp.of(timestamp.physical_milliseconds, timestamp.sequence) == timestamp
+
+
+@given(timestamps)
+def test_a_timestamp_is_unchanged_by_pickling_json_and_printing(timestamp: Timestamp) -> None:
+    """It travels to executors, in JSON, and through the command line."""
+    pickled = pickle.loads(pickle.dumps(timestamp))
+    assert pickled == timestamp
+    assert type(pickled) is Timestamp
+    assert json.loads(json.dumps(timestamp)) == timestamp
+    assert Timestamp.parse(str(timestamp)) == timestamp
+    assert f"{timestamp}" == str(int(timestamp))
+
+
+@given(st.lists(timestamps))
+def test_timestamps_are_ordered_by_their_parts(found: list[Timestamp]) -> None:
+    by_parts = sorted(found, key=lambda one: (one.physical_milliseconds, one.sequence))
+    assert sorted(found) == by_parts
+
+
+@given(timestamps)
+def test_the_time_of_a_timestamp_is_the_start_of_its_millisecond(timestamp: Timestamp) -> None:
+    begin = Timestamp.from_datetime(timestamp.to_datetime())
+    assert begin.sequence == 0
+    assert begin.physical_milliseconds == timestamp.physical_milliseconds
+
+
+@given(st.timedeltas(timedelta(1), timedelta(700_000)), st.integers(-720, 720))
+def test_a_moment_is_the_same_in_every_time_zone(since_1970: timedelta, minutes: int) -> None:
+    zone = timezone(timedelta(minutes=minutes))
+    utc = datetime(1970, 1, 1, tzinfo=UTC) + since_1970
+    found = Timestamp.from_datetime(utc)
+    assert Timestamp.from_datetime(utc.astimezone(zone)) == found
+    assert Timestamp.parse(utc.astimezone(zone).isoformat()) == found
+    assert timedelta(0) <= utc - found.to_datetime() < timedelta(milliseconds=1)
+
+
+def test_a_timestamp_is_shown_to_people_as_time_and_sequence() -> None:
+    moment = datetime(2027, 1, 15, 8, 0, 0, 123_999, tzinfo=UTC)
+    timestamp = Timestamp(Timestamp.from_datetime(moment) + 42)
+    assert timestamp.describe() == "2027-01-15T08:00:00.123Z+42"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "soon", "-1", "1.5", "18446744073709551616", "9" * 100_000, "2027-01-15T08:00:00", "٣"],
+)
+def test_text_that_is_not_a_timestamp_is_refused_by_field(text: str) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        Timestamp.parse(text)
+    assert refused.value.field == "timestamp"
+    assert len(str(refused.value)) < 200
+
+
+def test_numbers_and_times_out_of_range_are_refused() -> None:
+    without_zone = datetime(2027, 1, 15, tzinfo=UTC).replace(tzinfo=None)
+    makers: list[Callable[[], Timestamp]] = [
+        lambda: Timestamp(-1),
+        lambda: Timestamp(2**64),
+        lambda: Timestamp.of(PHYSICAL_MILLISECONDS_MAX + 1),
+        lambda: Timestamp.of(-1),
+        lambda: Timestamp.of(0, 2**18),
+        lambda: Timestamp.of(0, -1),
+        lambda: Timestamp.from_datetime(datetime(1969, 12, 31, tzinfo=UTC)),
+        lambda: Timestamp.from_datetime(datetime(9999, 1, 1, tzinfo=UTC)),
+        lambda: Timestamp.from_datetime(without_zone),
+    ]
+    for make in makers:
+        with pytest.raises(InvalidArgument):
+            make()
+
+
+def test_a_moment_to_read_at_is_just_before_its_millisecond() -> None:
+    moment = datetime(2027, 1, 15, 8, 0, 0, 123_999, tzinfo=UTC)
+    first = Timestamp.from_datetime(moment)
+    assert Timestamp.before(moment) == Timestamp.parse_to_read(moment.isoformat()) == first - 1
+    assert Timestamp.parse_to_read(str(int(first))) == first
+    with pytest.raises(InvalidArgument, match="before every commit"):
+        Timestamp.before(datetime(1970, 1, 1, tzinfo=UTC))
+
+
+# Recipes, and functions of programs, take transactions of both kinds, and nothing else.
+
+__all__ = ["percolator_db"]
+
+
+def test_what_is_neither_kind_is_refused_at_once(percolator_db: Database) -> None:
+    visits = ShardedCounter("visits")
+    with pytest.raises(UsageError, match="expected a database, got str"):
+        visits.create("here")  # type: ignore[call-overload]
+    visits.create(percolator_db)
+    with percolator_db.snapshot() as snapshot:
+        with pytest.raises(UsageError, match="expected a transaction, got Snapshot"):
+            visits.add(snapshot, "home", 1)  # type: ignore[call-overload]
+        with pytest.raises(UsageError, match="expected a snapshot or a transaction, got Database"):
+            visits.value(percolator_db, "home")  # type: ignore[call-overload]
+
+
+def test_a_transaction_that_has_ended_is_refused(percolator_db: Database) -> None:
+    visits = ShardedCounter("visits")
+    visits.create(percolator_db)
+    tx = percolator_db.transaction()
+    tx.rollback()
+    with pytest.raises(UsageError, match="was rolled back"):
+        visits.add(tx, "home", 1)
+
+
+@both_kinds
+async def total(reads: aio.Transaction | aio.Snapshot, names: Sequence[str]) -> int:
+    """All of them together."""
+    return sum([await reads.get(name, balance, default=0) for name in names])
+
+
+@both_kinds
+async def deposit(tx: aio.Transaction, name: str, *, amount: int) -> int:
+    left = await total(tx, [name]) + amount
+    await tx.set(name, balance, left)
+    return left
+
+
+def test_a_function_written_once_works_with_blocking_transactions(percolator_db: Database) -> None:
+    percolator_db.create_table(accounts)
+    with percolator_db.transaction() as tx:
+        assert deposit(tx, "bob", amount=3) == 3
+        assert deposit(tx, "bob", amount=4) == 7
+        assert tx.get("bob", balance) == 7
+    with percolator_db.snapshot() as snapshot:
+        assert total(snapshot, ["bob", "joe"]) == 7
+
+
+async def test_a_function_written_once_works_with_those_of_asyncio() -> None:
+    async with percolator.testing.connect_async() as db:
+        await db.create_table(accounts)
+        async with db.transaction() as tx:
+            assert await deposit(tx, "bob", amount=3) == 3
+        async with db.snapshot() as snapshot:
+            assert await total(snapshot, ["bob", "joe"]) == 3
+
+
+def test_an_error_of_the_function_reaches_its_blocking_caller(percolator_db: Database) -> None:
+    percolator_db.create_table(accounts)
+    with (
+        percolator_db.transaction() as tx,
+        pytest.raises(SchemaError, match="expected int"),
+    ):
+        deposit(tx, "bob", amount=0.5)  # type: ignore[call-overload]
+
+
+def test_a_function_written_once_keeps_its_name_and_takes_nothing_else(
+    percolator_db: Database,
+) -> None:
+    assert (getattr(total, "__name__", ""), total.__doc__) == ("total", "All of them together.")
+    with pytest.raises(UsageError, match="expected a snapshot or a transaction, got Database"):
+        total(percolator_db, [])  # type: ignore[call-overload]
+    with pytest.raises(UsageError, match="both_kinds takes an async function"):
+        both_kinds(len)  # type: ignore[arg-type]

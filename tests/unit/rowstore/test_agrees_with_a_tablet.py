@@ -47,7 +47,6 @@ from percolator.testing.bigtable_in_memory import Row
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Cell, RowRange
 from tests.simulation import planted_row_bugs as row_bugs
-from tests.simulation import planted_row_collection_bugs as collection_bugs
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
 from tests.unit.tablet.tablets import REFUSED, Rig
 
@@ -201,15 +200,15 @@ async def test_collection_leaves_the_same_cells_as_in_a_tablet(seed: int) -> Non
 
 
 COLLECTION_BUGS = {
-    "prewrite passes the note": collection_bugs.prewrite_passes_the_note,
-    "rollback passes the note": collection_bugs.rollback_passes_the_note,
-    "note before the own commit": collection_bugs.note_judged_before_the_own_commit,
-    "read passes the note": collection_bugs.read_passes_the_note,
-    "deletes without a note": collection_bugs.deletes_without_a_note,
-    "deletion goes first": collection_bugs.deletion_goes_first,
-    "dead letters are forgotten": collection_bugs.dead_letters_are_forgotten,
-    "acknowledgements stay": collection_bugs.acknowledgements_stay,
-    "values stay": collection_bugs.values_stay,
+    "prewrite passes the note": row_bugs.prewrite_passes_the_note,
+    "rollback passes the note": row_bugs.rollback_passes_the_note,
+    "note before the own commit": row_bugs.note_judged_before_the_own_commit,
+    "read passes the note": row_bugs.read_passes_the_note,
+    "deletes without a note": row_bugs.deletes_without_a_note,
+    "deletion goes first": row_bugs.deletion_goes_first,
+    "dead letters are forgotten": row_bugs.dead_letters_are_forgotten,
+    "acknowledgements stay": row_bugs.acknowledgements_stay,
+    "values stay": row_bugs.values_stay,
 }
 
 

@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+import csv
+import json
+import os
+import sys
 from collections.abc import Callable
 from math import exp, log
+from pathlib import Path
 from random import Random
+from xml.etree import ElementTree
 
 import pytest
 
-from tests.soak.levelling import POINTS_MIN, Tolerance, judge
+from percolator.services.local.cluster import LocalCluster
+from tests.soak.__main__ import main
+from tests.soak.series import (
+    POINTS_MIN,
+    Key,
+    Sampler,
+    Samples,
+    Tolerance,
+    growing,
+    judge,
+    leveldb_files,
+    page,
+    write_verdict,
+)
 
 POINTS = 120
 LEVEL = 100.0
@@ -110,3 +129,120 @@ def test_what_is_too_short_is_not_judged() -> None:
     short = judge(values[:-1], TOLERANCE)
     assert not short.is_judged
     assert not short.grows
+
+
+# A run's verdict names the process and the series that grows.
+
+LEAKING = Key("tabletserver-2", 1, "memory")
+SERIES_LEVEL = Key("master", 1, "memory")
+
+
+def a_run() -> Samples:
+    samples = Samples()
+    for number in range(60):
+        samples.add(LEAKING, float(number), 80.0 + number / 4)
+        samples.add(SERIES_LEVEL, float(number), 60.0 + number % 2)
+    return samples
+
+
+def test_what_grows_is_named_with_figures() -> None:
+    (told,) = growing(a_run().judged())
+    assert told.startswith("tabletserver-2: memory grows: 87.4 in the middle third, 92.4 in the")
+
+
+def test_the_longest_life_of_a_process_is_judged() -> None:
+    samples = a_run()
+    for number in range(40):
+        samples.add(Key("tabletserver-3", 2, "memory"), 100.0 + number, 80.0 + number)
+    for number in range(10):
+        samples.add(Key("tabletserver-3", 1, "memory"), float(number), 80.0)
+    found = {str(one.key): one.judgement for one in samples.judged()}
+    assert set(found) == {"tabletserver-2: memory", "master: memory", "tabletserver-3 #2: memory"}
+    assert found["tabletserver-3 #2: memory"].grows
+
+
+def test_the_verdict_and_the_samples_are_written(tmp_path: Path) -> None:
+    samples = a_run()
+    judged = samples.judged()
+    write_verdict(tmp_path / "verdict.json", judged, list(growing(judged)))
+    verdict = json.loads((tmp_path / "verdict.json").read_text())
+    assert [one["series"] for one in verdict["series"] if one["grows"]] == [str(LEAKING)]
+    assert len(verdict["problems"]) == 1
+    samples.write_csv(tmp_path / "samples.csv")
+    with (tmp_path / "samples.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(samples) == 120
+    assert rows[0] == {
+        "source": "tabletserver-2",
+        "life": "1",
+        "quantity": "memory",
+        "seconds": "0.00",
+        "value": "80.0000",
+    }
+
+
+def test_the_page_has_a_chart_for_each_series_and_shows_in_red_what_grows() -> None:
+    samples = a_run()
+    samples.add(Key("<gateway>", 1, "tasks"), 0.0, 0.0)
+    text = page("a run", samples.judged())
+    root = ElementTree.fromstring(text)
+    charts = root.findall("{http://www.w3.org/2000/svg}g")
+    assert len(charts) == 3
+    assert text.count("#c62828") == 2  # its title and its line
+
+
+# What is sampled besides metrics: the files of LevelDB, and what the client reports.
+
+REPORT = {
+    "at": 110.0,
+    "memory": 50.0,
+    "descriptors": 20,
+    "tasks": 30,
+    "threads": 8,
+    "milliseconds": {"read": {"median": 1.5, "p99": 9.0}, "table": {"median": 80.0}},
+    "done": {"read": 100, "table": 1},
+    "failed": {"read: Unavailable": 2},
+}
+
+
+def test_a_file_that_a_clone_shares_counts_once(tmp_path: Path) -> None:
+    for directory in ("e1.sealed", "e2"):
+        (tmp_path / "3" / "7" / directory).mkdir(parents=True)
+    table = tmp_path / "3" / "7" / "e1.sealed" / "000005.ldb"
+    table.write_bytes(b"x" * 1000)
+    os.link(table, tmp_path / "3" / "7" / "e2" / "000005.ldb")
+    (tmp_path / "3" / "7" / "e2" / "000006.log").write_bytes(b"x" * 10)
+    (tmp_path / "3" / "7" / "e2" / "MANIFEST-000002").write_bytes(b"x")
+    (tmp_path / "cluster.json").write_bytes(b"x" * 100)
+    assert leveldb_files(tmp_path) == (3, 1011)
+
+
+def test_a_report_of_the_client_is_read_once_and_only_when_it_is_whole(tmp_path: Path) -> None:
+    report, samples = tmp_path / "client.jsonl", Samples()
+    (tmp_path / "cluster" / "store").mkdir(parents=True)
+    sampler = Sampler(LocalCluster(tmp_path / "cluster"), report, samples, began=100.0)
+    line = json.dumps(REPORT) + "\n"
+    sampler.sample(0.0)
+    report.write_text(line + line[:50])
+    sampler.sample(1.0)
+    report.write_text(line + line)
+    sampler.sample(2.0)
+    found = {str(one.key): one.points for one in samples.judged()}
+    assert found["read: p99"] == [(10.0, 9.0)] * 2
+    assert found["table: median"] == [(10.0, 80.0)] * 2
+    assert found["client: tasks"] == [(10.0, 30)] * 2
+    assert found["store: files"] == [(0.0, 0), (1.0, 0), (2.0, 0)]
+    assert sampler.failed == {"read: Unavailable": 2}
+
+
+# How long a soak runs must be a number of minutes.
+
+
+@pytest.mark.parametrize("minutes", ["nan", "inf", "0.5", "-1"])
+def test_minutes_that_are_no_time_are_refused_before_anything_starts(
+    minutes: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["soak", f"--minutes={minutes}"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--minutes: expected a number from 1 on, got" in capsys.readouterr().err

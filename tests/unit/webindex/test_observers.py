@@ -4,19 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import percolator
 import percolator.testing
-from examples.webindex import clustering, linking, tables
-from examples.webindex.definition import Inlink, Served, served
-from examples.webindex.documents import Document
+from examples.webindex import clustering, initial, linking, tables
+from examples.webindex.crawl import Crawl
+from examples.webindex.definition import Inlink, Served, canonical_urls, served
+from examples.webindex.documents import Document, Link, read_text
+from examples.webindex.documents import parse as parse_document
+from examples.webindex.load import Crawling
+from examples.webindex.load import write as load_document
 from examples.webindex.observers import observers, parse, settle
 from examples.webindex.served import served_table, served_table_async
+from percolator import OutcomeUnknown, Table, aio, codecs
 
-from .pipeline import Crawled, KnowingNothing, clients, document, take_small_steps, write
+from .pipeline import (
+    URLS,
+    Crawled,
+    KnowingNothing,
+    any_document,
+    clients,
+    document,
+    take_small_steps,
+    write,
+)
 
 
 class Pipeline:
@@ -380,3 +396,208 @@ async def test_documents_change_while_two_workers_run(
             quiet = await db.wait_for_observers()
         assert not quiet.dead_letters
         assert await served_table_async(db) == served(crawled.documents.values())
+
+
+# What the document pipeline computes: duplicates, canonical pages, links that follow them.
+
+
+def _document(url: str, title: str, opening: str, ending: str, links: str = "none") -> Document:
+    return Document(url, f"{title}\n\n{opening}\n\n{links}\n\n{ending}\n")
+
+
+def test_a_document_has_a_title_three_keys_and_links() -> None:
+    body = "The title\n\n\nOpening, [see here](http://a/b) \n\nmiddle [](x)\n\n end\n"
+    page = parse_document(Document("http://u", body))
+    assert page.title == "The title"
+    assert page.links == (Link("http://a/b", "see here"), Link("x", ""))
+    same = parse_document(Document("http://other", body))
+    assert same.keys == page.keys
+    assert len(set(page.keys)) == 3
+
+
+def test_a_document_without_a_paragraph_is_no_duplicate_for_lack_of_it() -> None:
+    one, other = (
+        parse_document(Document("http://a", "")),
+        parse_document(Document("http://b", "\n\n")),
+    )
+    assert not set(one.keys) & set(other.keys)
+    assert one.title == ""
+
+
+def test_any_of_the_three_keys_makes_a_duplicate_and_the_best_url_is_canonical() -> None:
+    documents = [
+        _document("http://long.example/page", "A", "B", "C"),
+        _document("http://b", "A", "x", "y"),
+        _document("http://a", "other", "x", "z"),
+        _document("http://c", "lone", "some", "last"),
+    ]
+    pages = {document.url: parse_document(document) for document in documents}
+    assert canonical_urls(pages) == {
+        "http://long.example/page": "http://a",
+        "http://b": "http://a",
+        "http://a": "http://a",
+        "http://c": "http://c",
+    }
+
+
+def test_links_lead_to_the_canonical_page_and_those_to_nowhere_are_left_out() -> None:
+    links = "[one](http://longer) [two](http://a) [three](http://unknown) [one](http://longer)"
+    documents = [
+        _document("http://longer", "A", "B", "C"),
+        _document("http://a", "A", "D", "E"),
+        _document("http://c", "F", "G", "H", links),
+    ]
+    found = served(documents)
+    assert sorted(found) == ["http://a", "http://c"]
+    assert found["http://a"].documents == 2
+    assert found["http://a"].inlinks == (Inlink("http://c", "one"), Inlink("http://c", "two"))
+    assert found["http://c"].inlinks == ()
+
+
+def test_a_synthetic_crawl_has_the_papers_duplicates() -> None:
+    """3.3 documents in a cluster, 93 % of them with a duplicate."""
+    crawl = Crawl(5_000, seed=1)
+    canonical = canonical_urls({document.url: parse_document(document) for document in crawl})
+    sizes = Counter(canonical.values())
+    assert len(canonical) == 5_000
+    assert 3.2 < 5_000 / len(sizes) < 3.4
+    assert 0.92 < 1 - list(sizes.values()).count(1) / 5_000 < 0.94
+
+
+def test_a_crawl_is_the_same_again_and_another_with_another_seed_or_edition() -> None:
+    crawl = Crawl(10, seed=3)
+    assert list(crawl) == list(Crawl(10, seed=3))
+    assert crawl.document(4) != Crawl(10, seed=4).document(4)
+    again = crawl.document(4, edition=1)
+    assert again.url == crawl.document(4).url
+    assert again.body != crawl.document(4).body
+
+
+def test_text_files_hold_many_documents() -> None:
+    lines = ["\n", "= http://a \n", "One\n", "\n", "two = 2\n", "= http://b\n", "=x\n"]
+    assert list(read_text(lines)) == [
+        Document("http://a", "One\n\ntwo = 2"),
+        Document("http://b", "=x"),
+    ]
+    assert list(read_text([])) == []
+
+
+@pytest.mark.parametrize(("lines", "what"), [(["text\n"], "line 1"), (["= \n"], "no URL")])
+def test_a_text_file_that_is_none_says_where(lines: list[str], what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        list(read_text(lines))
+
+
+# A repository that is loaded at once is what observers would have made of its documents.
+
+ODD = [
+    Document("http://empty", ""),
+    Document("http://title", "Title"),
+    Document(
+        "http://long-link", f"T\n\n[x](http://{'y' * tables.URL_BYTES_MAX}) [x](http://title)"
+    ),
+    Document(
+        "http://ü\0/\uffff", "T\n\n[ä](http://title) [ä](http://title) [b](http://ü\0/\uffff)"
+    ),
+    Document("http://ü\0/\U0001f600", "T\n\n[ä](http://gone) []()"),
+]
+
+Cells = dict[tuple[bytes, bytes], bytes]
+
+
+async def cells_of(db: aio.Database, table: Table[Any]) -> Cells:
+    found: Cells = {}
+    async with db.snapshot() as snapshot:
+        async for page in snapshot.scan_cells(table):
+            for row, column, value in zip(page.rows, page.columns, page.values, strict=True):
+                found[row, column] = value
+    return found
+
+
+async def crawled_by_observers(documents: list[Document], crawled: int) -> dict[str, Cells]:
+    async with percolator.testing.connect_async() as db:
+        await tables.create_tables_async(db)
+        await db.register_observers(observers)
+        for document in documents:
+            async with db.transaction() as tx:
+                await tx.set(document.url, tables.body, document.body)
+                await tx.set(document.url, tables.crawled, crawled)
+        await percolator.testing.run_observers_async(db, observers)
+        return {table.name: await cells_of(db, table) for table in tables.ALL}
+
+
+async def test_its_cells_are_those_that_observers_leave() -> None:
+    chance = random.Random(4)
+    documents = [*ODD, *Crawl(60, seed=2), *(any_document(chance, url) for url in URLS)]
+    made = initial.Repository(documents, crawled=17).tables()
+    found = {
+        table.name: {(row, column): value for row, column, value in cells} for table, cells in made
+    }
+    assert found == await crawled_by_observers(documents, crawled=17)
+
+
+async def test_cells_come_in_the_order_of_their_rows() -> None:
+    for _, cells in initial.Repository([*ODD, *Crawl(60, seed=2)], crawled=17).tables():
+        addresses = [(row, column) for row, column, _ in cells]
+        assert addresses == sorted(set(addresses))
+
+
+async def test_observers_go_on_from_there() -> None:
+    crawl = Crawl(60, seed=2)
+    async with percolator.testing.connect_async() as db:
+        await tables.create_tables_async(db)
+        for table, cells in initial.Repository(crawl, crawled=17).tables():
+            stored = Table(table.name, key=codecs.stored)
+            async with db.transaction() as tx:
+                for row, column, value in cells:
+                    await tx.set(row, stored.column(column, codecs.stored), value)
+        await initial.register(db)
+        assert await percolator.testing.run_observers_async(db, observers) == 0
+        for number in range(20):
+            async with db.transaction() as tx:
+                document = crawl.document(number, edition=1)
+                await tx.set(document.url, tables.body, document.body)
+        for number in range(20, 30):
+            async with db.transaction() as tx:
+                await tx.delete(crawl.url(number), tables.body)
+        await percolator.testing.run_observers_async(db, observers)
+        left = [crawl.document(number, edition=int(number < 20)) for number in range(60)]
+        assert await served_table_async(db) == served(left[:20] + left[30:])
+
+
+# The loader writes each change, whatever becomes of the answers.
+
+
+@pytest.mark.parametrize("committed", [True, False])
+async def test_a_change_of_unknown_outcome_is_written_again(
+    monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    async with percolator.testing.connect_async() as db:
+        await tables.create_tables_async(db)
+        run, unanswered = db.run, 2
+
+        async def run_unanswered(*arguments: Any) -> None:
+            nonlocal unanswered
+            if committed or not unanswered:
+                await run(*arguments)
+            if unanswered:
+                unanswered -= 1
+                raise OutcomeUnknown("no answer")
+
+        async def resolve(error: OutcomeUnknown) -> aio.Outcome:
+            raise OutcomeUnknown("still unknown") from error
+
+        monkeypatch.setattr(db, "run", run_unanswered)
+        monkeypatch.setattr(db, "resolve", resolve)
+        await load_document(db, "http://a", "text")
+        async with db.snapshot() as snapshot:
+            assert await snapshot.get("http://a", tables.body) == "text"
+
+
+async def test_a_document_that_cannot_be_stored_is_named() -> None:
+    async with percolator.testing.connect_async() as db:
+        await tables.create_tables_async(db)
+        crawling = Crawling(db, None, progress=lambda _: None)
+        too_much = ("http://huge", "x" * (5 << 20))
+        with pytest.raises(ValueError, match="'http://huge': value: has 5242880 bytes"):
+            await crawling.write_all(iter([("http://a", "A"), too_much]))
