@@ -31,8 +31,8 @@ from percolator import Table, codecs
 from percolator.aio import Database, Transaction
 from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.aio.connecting import connect
-from percolator.backup.exporting import export
-from percolator.backup.importing import import_tables
+from percolator.backup.exporter import export
+from percolator.backup.importer import import_tables
 from percolator.services.local.cluster import LocalCluster
 from percolator.services.local.process import ServiceProcess
 
@@ -131,7 +131,7 @@ async def over_time(db: Database, store: Path, seconds: float) -> list[Sample]:
 
 
 class Cost(NamedTuple):
-    """What collection costs, as shares."""
+    """Costs of collection, as fractions."""
 
     throughput: float
     """The share of commits lost."""

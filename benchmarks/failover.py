@@ -38,7 +38,7 @@ amount_of = transfers.column("amount", codecs.integer)
 
 @dataclass
 class Traffic:
-    """What the clients did, and the outcomes they saw."""
+    """Transactions of the clients, and the outcomes they saw."""
 
     started: float = field(default_factory=time.monotonic)
     committed_at: Counter[int] = field(default_factory=Counter)

@@ -64,7 +64,7 @@ GROWTH_MUST = 25.0
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured with one repository."""
+    """Measurements with one repository."""
 
     documents: int
     batch_seconds: float

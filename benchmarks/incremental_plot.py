@@ -14,7 +14,7 @@ COLOURS = ("#1f77b4", "#d62728", "#2ca02c", "#9467bd")
 
 @dataclass(frozen=True)
 class Point:
-    """What was measured at one crawl rate."""
+    """Measurements at one crawl rate."""
 
     per_second: float
     median_seconds: float

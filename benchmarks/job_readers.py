@@ -99,7 +99,7 @@ async def scan(address: str, rows: int) -> None:
 
 
 class Progress:
-    """What the process of the job tells."""
+    """The report of the job's process."""
 
     def __init__(self, context: SpawnContext) -> None:
         self.rows = context.Value("q", 0, lock=False)

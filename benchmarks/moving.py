@@ -19,7 +19,7 @@ from percolator import Table, codecs
 from percolator.aio import Database
 from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.aio.connecting import connect
-from percolator.backup import exporting, importing
+from percolator.backup import exporter, importer
 from percolator.bigtable.place import EMULATOR_VARIABLE
 from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
@@ -76,14 +76,14 @@ async def _timed(what: str, work: Callable[[], Awaitable[object]]) -> None:
 
 async def _imported(address: str, exported: Path, where: str) -> tuple[str, int]:
     async with connect(address) as database:
-        await _timed(f"import into {where}", lambda: importing.import_tables(database, exported))
+        await _timed(f"import into {where}", lambda: importer.import_tables(database, exported))
         return await _contents(database)
 
 
 async def _move(source: str, rows: str, target: str, exported: Path) -> None:
     async with connect(source) as database:
         await _fill(database)
-        await _timed("export from tablet servers", lambda: exporting.export(database, exported))
+        await _timed("export from tablet servers", lambda: exporter.export(database, exported))
         expected = await _contents(database)
     for address, where in ((rows, "the emulator"), (target, "tablet servers")):
         found = await _imported(address, exported, where)

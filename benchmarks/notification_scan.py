@@ -1,4 +1,4 @@
-"""What finding work for observers costs one tablet: CPU milliseconds, in this process, on LevelDB.
+"""Cost to one tablet of finding work for observers: CPU milliseconds, in this process, on LevelDB.
 
     python -m benchmarks.notification_scan [--rows N]
 

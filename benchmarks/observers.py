@@ -76,7 +76,7 @@ def commits(metrics_address: str) -> float:
 
 @dataclass(frozen=True)
 class Worked:
-    """What a worker has done of a backlog, and what it took."""
+    """Work that a worker has done of a backlog, and its cost."""
 
     runs: float
     seconds: float
@@ -161,7 +161,7 @@ def light_load(cluster: LocalCluster, report: Report) -> None:
 
 
 def idle(cluster: LocalCluster, report: Report) -> None:
-    """What an idle worker costs."""
+    """Cost of an idle worker."""
     time.sleep(_BECOMES_IDLE_SECONDS)  # its scans slow down once nothing is found
     processes = Processes(cluster)
     before = processes.read()

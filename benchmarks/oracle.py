@@ -37,12 +37,12 @@ BLOCK = 1_000
 BLOCK_AWAITED = 32
 BLOCK_IN_FLIGHT = 16
 CLIENTS = 2
-"""The same on every machine, because figures are compared by their names."""
+"""Equal on every machine, because figures are compared by their names."""
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What the clients do during one slice of time."""
+    """The calls of the clients during one slice of time."""
 
     name: str
     clients: int

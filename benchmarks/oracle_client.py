@@ -42,7 +42,7 @@ class Order:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one process measured."""
+    """Measurements of one process."""
 
     operations: int
     requests: int

@@ -1,4 +1,4 @@
-"""The same transactions in PostgreSQL on the same machine, as a point of comparison.
+"""Transactions in PostgreSQL on the same machine, as a point of comparison.
 
 PostgreSQL runs in its own cluster in a temporary directory, with Debian's defaults: every commit is
 synced. Transactions run at PostgreSQL's snapshot isolation level, and conflicts are retried. There

@@ -79,7 +79,7 @@ def checked_out(revision: str) -> Iterator[Path]:
 
 
 def run(part: Part, release: Path) -> Measured:
-    """What the program measures with the library in that directory, and with the services there.
+    """Figures of the program with the library in that directory, and with the services there.
 
     Services are started from that directory, too: those of earlier revisions look for their code in
     the working directory first, so they would be this revision's if we stayed here.

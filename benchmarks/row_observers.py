@@ -1,4 +1,4 @@
-"""What observers cost on a row store, next to tablet servers: a part of `make bench-bigtable`.
+"""Cost of observers on a row store, next to tablet servers: a part of `make bench-bigtable`.
 
 A cluster on Bigtable's emulator and one on tablet servers take turns, each with one worker that
 runs the chain of three observers of `benchmarks/observers.py`. Nothing announces changes on a row
@@ -32,7 +32,7 @@ from tests.bigtable.emulator_process import emulator
 RUNS_MUST = 0.15
 DELAY_MUST_MILLISECONDS = 500.0
 FINDING_MUST = 1.25
-"""The same, but for what one machine measures differently from one run to the next."""
+"""The figure, but for what one machine measures differently from one run to the next."""
 
 _STORE = "bigtable://bench-project/observers"
 _OBSERVERS = "benchmarks.observed:observers"

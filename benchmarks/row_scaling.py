@@ -80,7 +80,7 @@ class Pace(NamedTuple):
 
 
 def paces(cluster: LocalCluster, epoch: int, number: int) -> list[Pace]:
-    """Those of so many clients that work at the same time."""
+    """Figures of so many clients that work at the same time."""
     command = [sys.executable, "-m", "benchmarks.row_scaling", cluster.address, str(epoch)]
     started = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""What a simulated call costs: `python -m benchmarks.simulated_network [CALLS]`.
+"""Cost of a simulated call: `python -m benchmarks.simulated_network [CALLS]`.
 
 Sixteen callers and one server in one process, first on a good network, then on a bad one. CPU time
 is measured, since a simulation never waits.

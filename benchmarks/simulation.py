@@ -1,4 +1,4 @@
-"""What a simulated seed costs: `python -m benchmarks.simulation [SEEDS]`.
+"""Cost of a simulated seed: `python -m benchmarks.simulation [SEEDS]`.
 
 CPU time of one process, for everything a seed includes: faults, final reads, checker and audit.
 """

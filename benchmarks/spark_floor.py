@@ -1,4 +1,4 @@
-"""What Spark's Python data sources cost at least: sources that have their rows, and keep none.
+"""The least cost of Spark's Python data sources: sources that have their rows, and keep none.
 
 `make bench-spark` compares scans and bulk loads with Parquet, which Spark reads and writes in its
 own process. Whatever a data source in Python does comes on top of these floors: rows pass between

@@ -1,4 +1,4 @@
-"""What `make bench-spark` compares with: executors that upsert the same rows into PostgreSQL."""
+"""The comparison of `make bench-spark`: executors that upsert the same rows into PostgreSQL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make bench-spark` measures: steps that read or write the same rows, and what each costs."""
+"""Steps of `make bench-spark` that read or write the same rows, and what each costs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.postgresql import Postgresql
 from benchmarks.spark_floor import Floor
 from benchmarks.spark_others import upsert
 from percolator import Table
-from percolator.spark.bulk_loading import arranged, bulk_load
+from percolator.spark.bulk_load import arranged, bulk_load
 from percolator.spark.options import BULK_LOAD
 
 ROWS = 200_000
@@ -36,7 +36,7 @@ PARTS = {
     "overwrite": ("overwrite",),
     "stream": (),
 }
-"""What each part measures. `stream` measures latencies, in a way of its own."""
+"""The measurement of each part. `stream` measures latencies, in a way of its own."""
 
 
 class Cost:
@@ -79,7 +79,7 @@ def _kind(command: str) -> str:
 
 
 class Steps:
-    """What one run measures, in tables and files of its own."""
+    """One run of the measurements, in tables and files of its own."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What one tablet costs without gRPC: CPU microseconds per row, in this process, on LevelDB.
+"""Cost of one tablet without gRPC: CPU microseconds per row, in this process, on LevelDB.
 
     python -m benchmarks.tablet_core [--rows N] [--profile]
 

@@ -38,7 +38,7 @@ FIRST_TIMESTAMP = 1_760_000_000_000 << 18
 
 @dataclass(frozen=True)
 class Cost:
-    """What one slice cost."""
+    """Cost of one slice."""
 
     rows: int
     seconds: float

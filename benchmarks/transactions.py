@@ -136,7 +136,7 @@ async def run_asyncio(address: str, meter: Meter, measured: Measurements) -> Non
 
 
 async def run_two_phases(address: str, measured: Measurements, meter: Meter) -> None:
-    """The same transactions in two phases, as between tablets."""
+    """Transactions in two phases, as between tablets."""
     async with aio.connect(address, limits=Limits(one_round_cells_max=0)) as db:
         traffic = Traffic(db, meter)
         costs = measured.costs

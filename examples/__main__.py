@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 
 from percolator.errors import InvalidArgument
-from percolator.observers.registry.loading import load
+from percolator.observers.definition import load
 from percolator.services.local.cluster import LocalCluster
 
 

@@ -37,7 +37,7 @@ from percolator import (
 orders = Table("orders")
 order = orders.column("order", codecs.json)  # {"customer": ..., "amount": ...}
 counted = orders.column("counted", codecs.json)
-"""What the view includes for the order: [customer, amount, shard], or nothing."""
+"""The amount that the view includes for the order: [customer, amount, shard], or nothing."""
 
 sums = Table("sums", key=codecs.tuple_of(codecs.text, codecs.ordered_integer))
 number = sums.column("number", codecs.integer)
@@ -97,7 +97,7 @@ def shown(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
 
 
 def recomputed(snapshot: Snapshot) -> dict[str, tuple[int, int]]:
-    """The same, computed from all orders, which is the work that the view saves."""
+    """The view, computed from all orders, which is the work that the view saves."""
     found: dict[str, tuple[int, int]] = {}
     for row in snapshot.scan(orders, columns=[order]):
         for who in (row[order]["customer"], EVERYBODY):

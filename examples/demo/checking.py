@@ -28,7 +28,7 @@ class WentWrong(Exception):
 
 @dataclass(frozen=True)
 class Checked:
-    """What was compared and found equal."""
+    """Counts of what was compared and found equal."""
 
     documents: int
     pages: Mapping[str, Served]

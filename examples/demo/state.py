@@ -1,4 +1,4 @@
-"""What the demo shows of a cluster at one moment, and where each figure comes from."""
+"""The cluster as the demo shows it, and where each figure comes from."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Server:
     address: str
     alive: bool = True
     role: str = ""
-    """What it does, if it is no tablet server."""
+    """Its work, if it is no tablet server."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Tablet:
     address: str
     """The address of its server."""
     serving: bool
-    """Whether its server has reported to the master that it serves the tablet."""
+    """Its server has reported to the master that it serves the tablet."""
 
 
 @dataclass

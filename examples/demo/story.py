@@ -1,4 +1,4 @@
-"""What the demo does, one chapter after another; each chapter waits until its condition holds.
+"""The story of the demo, one chapter after another; each chapter waits until its condition holds.
 
 A crawl arrives at a steady rate while observers keep the index up to date. In the middle of it, a
 tablet server is killed; in a row store, which has none, the leading oracle and a worker. When no
@@ -94,7 +94,7 @@ class _Story:
         self._state = state
         self._crawl = Crawl(plan.documents, plan.seed)
         self._written: dict[str, str] = {}
-        """What must be in the store once all changes are written: URL and text."""
+        """Documents that must be in the store once all changes are written: URL and text."""
         has_tablets = any(name.startswith("tabletserver") for name in cluster.processes)
         strike = TabletServerKilled if has_tablets else OracleAndWorkerKilled
         self._strike = strike(cluster, db.internal.engine.world.network, state)

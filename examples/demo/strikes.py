@@ -1,4 +1,4 @@
-"""What the demo kills in the middle of a crawl, and how it sees that everything works again.
+"""Processes that the demo kills in the middle of a crawl, and how it sees that all works again.
 
 Where tablet servers have the cells, it is the one that the observers need most. In a row store, it
 is the leading oracle, and a worker.
@@ -28,7 +28,7 @@ class Strike(ABC):
     """Knows the processes that may be killed, from what `look` has filled in."""
 
     asked: str
-    """What `look` asks."""
+    """The questions of `look`."""
 
     def __init__(self, cluster: LocalCluster, network: Network, state: State) -> None:
         self._cluster = cluster
@@ -41,11 +41,11 @@ class Strike(ABC):
 
     @abstractmethod
     def is_whole(self, without: Collection[str] = ()) -> bool:
-        """Whether everything was done by somebody, and by none of these processes."""
+        """Everything was done by somebody, and by none of these processes."""
 
     @abstractmethod
     def parts(self) -> str:
-        """What there is."""
+        """The processes that there are."""
 
     @abstractmethod
     def victims(self) -> list[str]:
@@ -53,15 +53,15 @@ class Strike(ABC):
 
     @abstractmethod
     def damage(self) -> str:
-        """What does not work without them."""
+        """The failure without them."""
 
     @abstractmethod
     def recovery(self, seconds: float) -> str:
-        """Who does their work after that time."""
+        """The processes that do their work after that time."""
 
     @abstractmethod
     def comeback(self) -> str:
-        """What they do when they are started again."""
+        """Their work when they are started again."""
 
     def _named(self, kind: str) -> list[ServiceProcess]:
         processes = self._cluster.processes.items()

@@ -120,7 +120,7 @@ def load_served(
     found: Tables, address: str, serving: str = "serving", inlinks: str = "inlinks"
 ) -> None:
     """Loads the result into empty tables."""
-    from percolator.spark.bulk_loading import bulk_load
+    from percolator.spark.bulk_load import bulk_load
 
     bulk_load(found.serving, address=address, table=serving, catalog=SERVING_CATALOG)
     bulk_load(found.inlinks, address=address, table=inlinks, catalog=INLINKS_CATALOG)

@@ -26,7 +26,7 @@ class Inlink(NamedTuple):
 
 
 class Served(NamedTuple):
-    """What is served of a canonical page."""
+    """Cells served of a canonical page."""
 
     title: str
     documents: int

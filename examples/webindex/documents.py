@@ -41,7 +41,7 @@ class Link(NamedTuple):
 
 
 class Page(NamedTuple):
-    """What was found in a document."""
+    """Links and text found in a document."""
 
     title: str
     keys: tuple[str, ...]
@@ -69,7 +69,7 @@ def _key(url: str, part: str | None) -> str:
 
 
 def is_better(url: str, than: str) -> bool:
-    """Whether this URL is preferred: the shorter one, or of equal length the smaller one."""
+    """This URL is preferred: the shorter one, or of equal length the smaller one."""
     return (len(url), url) < (len(than), than)
 
 

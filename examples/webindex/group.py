@@ -45,7 +45,7 @@ class Child(NamedTuple):
 
 
 class Member(NamedTuple):
-    """What a group knows of a member."""
+    """A group's knowledge of a member."""
 
     keys: tuple[str, ...]
     documents: int
@@ -59,7 +59,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class State:
-    """What a group knows."""
+    """The knowledge of a group."""
 
     best: Child | None = None
     keys: tuple[str, ...] = ()

@@ -11,7 +11,7 @@ from percolator import aio
 
 
 class Parsed(NamedTuple):
-    """What was found in a document."""
+    """Links and text found in a document."""
 
     title: str
     keys: tuple[str, ...]
@@ -43,7 +43,7 @@ class Linked(NamedTuple):
 
     placed: frozenset[Link]
     fresh: frozenset[Link] = frozenset()
-    """Of these, those yet to be shown."""
+    """Documents yet to be shown."""
 
     def encode(self) -> dict[str, Any]:
         """The value for the column `linked`."""

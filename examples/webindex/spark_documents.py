@@ -42,7 +42,7 @@ def read_text(spark: SparkSession, path: str) -> DataFrame:
 
 
 def crawled(spark: SparkSession, crawl: Crawl, edition: int = 0) -> DataFrame:
-    """The same documents that `crawl` makes one by one."""
+    """The documents that `crawl` makes one by one."""
     number = sql.col("id").cast("string")
     drawn = sql.concat(number, sql.lit(f".{edition}"))
 

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from examples.webindex.crawl import Crawl
 from examples.webindex.spark_documents import add_address, crawled, read_text
 from examples.webindex.tables import DOCUMENTS_CATALOG
-from percolator.spark.bulk_loading import bulk_load
+from percolator.spark.bulk_load import bulk_load
 
 
 def load(documents: DataFrame, address: str, table: str = "documents", *, bulk: bool) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from weakref import WeakSet
 
 from percolator.errors import PercolatorError
-from percolator.observers.counters import Counters
+from percolator.observers.watched import Counters
 from percolator.observers.worker import Worker, known_observers
 from percolator.protocol.tally import ContendedCells, Tally
 from percolator.v1 import lockservice_pb2 as pb

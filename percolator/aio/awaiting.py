@@ -21,7 +21,7 @@ from types import CodeType, FrameType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from percolator.errors import DeadlineExceeded, UsageError
-from percolator.observers.run_time import ClusterWaits
+from percolator.observers.time_limits import ClusterWaits
 from percolator.schema import Column, Family, Table
 
 A = TypeVar("A")

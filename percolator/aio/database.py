@@ -52,10 +52,10 @@ from percolator.errors import (
 )
 from percolator.hashed_keys import SplitPoint
 from percolator.key_codec import name_of
+from percolator.observers.backfill import backfill
 from percolator.observers.definition import Observer, checked
-from percolator.observers.registry.backfilling import backfill
-from percolator.observers.registry.registration import register
-from percolator.observers.waiting import Quiet, wait_until_quiet
+from percolator.observers.quiet import Quiet, wait_until_quiet
+from percolator.observers.registration import register
 from percolator.observers.worker import Worker, WorkerLimits
 from percolator.retries import RetryPolicy
 from percolator.schema import Column, Readable, Table, encoded_key

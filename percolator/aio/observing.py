@@ -9,15 +9,12 @@ from percolator.aio.engine import Engine
 from percolator.aio.transaction import Transaction
 from percolator.arguments import require_drain_seconds
 from percolator.errors import CellAddress
-from percolator.observers.blocking_calls import BlockingCalls
-from percolator.observers.context import RunTransaction, WorkerContext
+from percolator.observers.context import BlockingCalls, Notifications, RunTransaction, WorkerContext
 from percolator.observers.definition import Observer
-from percolator.observers.finding.intent_notifications import IntentNotifications
-from percolator.observers.finding.tablet_notifications import TabletNotifications
-from percolator.observers.finding.tablet_pass import TabletContext
-from percolator.observers.port import Notifications
-from percolator.observers.run_time import ClusterWaits
-from percolator.observers.work import Work
+from percolator.observers.intent_notifications import IntentNotifications
+from percolator.observers.tablet_notifications import TabletContext, TabletNotifications
+from percolator.observers.time_limits import ClusterWaits
+from percolator.observers.work_queue import Work
 from percolator.observers.worker import Worker, WorkerLimits
 
 

@@ -42,7 +42,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.formats.records import KIND_LOCK_ONLY
-from percolator.observers.run_time import ClusterWaits
+from percolator.observers.time_limits import ClusterWaits
 from percolator.protocol.commit import Commit, mark_primary
 from percolator.protocol.contention.baton import Baton
 from percolator.protocol.environment import Environment

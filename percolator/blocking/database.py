@@ -29,7 +29,7 @@ from percolator.hashed_keys import SplitPoint
 from percolator.limits import Limits
 from percolator.observers import worker as asynchronous
 from percolator.observers.definition import Observer
-from percolator.observers.waiting import Quiet
+from percolator.observers.quiet import Quiet
 from percolator.observers.worker import WorkerLimits
 from percolator.retries import RetryPolicy
 from percolator.schema import Column, Readable, Table

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from percolator.blocking.loop_thread import LoopCalls
 from percolator.observers import worker as asynchronous
-from percolator.observers.counters import Counters
+from percolator.observers.watched import Counters
 
 
 class Worker:

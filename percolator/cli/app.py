@@ -8,38 +8,51 @@ from collections.abc import Sequence
 from gc import freeze
 from io import TextIOWrapper
 from itertools import takewhile
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 import percolator
 from percolator.cli import (
     backup,
     cells,
-    changes,
-    dead_letters,
     dev,
-    gc,
-    history,
-    index,
-    locks,
     notifications,
     observers,
     pins,
-    servers,
     sessions,
     status,
     store,
     tables,
     tablets,
-    timestamp,
     tokens,
     top,
-    wait,
     worker,
 )
-from percolator.cli.connection import errors_console, make_connection, plain
-from percolator.cli.group import Commands
+from percolator.cli.connection import errors_console, fail, make_connection, plain
+from percolator.errors import InvalidArgument, PercolatorError
+
+
+class Commands(TyperGroup):
+    """The group of all commands: an error that a command did not report ends in one line, never in
+    a traceback.
+
+    Python passes on arguments that are not UTF-8 as text that cannot be encoded as UTF-8. Paths may
+    be such arguments, but names and rows may not.
+    """
+
+    def invoke(self, context: Any) -> Any:  # noqa: ANN401 - click's, wherever typer has it from
+        try:
+            return super().invoke(context)
+        except PercolatorError as error:
+            fail(error)
+        except UnicodeEncodeError as error:
+            if error.encoding != "utf-8" or error.reason != "surrogates not allowed":
+                raise
+            text = f"{error.object!r} cannot be encoded as UTF-8"
+            fail(InvalidArgument("arguments", text))
+
 
 _JSON = "--json"
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -93,28 +106,28 @@ def options(
 for _command in (dev.dev, dev.serve):
     app.command(context_settings=dev.AS_THEY_ARE, add_help_option=False)(_command)
 app.command()(dev.certs)
-app.add_typer(timestamp.app, name="timestamp")
+app.add_typer(pins.timestamp_app, name="timestamp")
 app.add_typer(tables.app, name="tables")
 app.add_typer(tablets.app, name="tablets")
-app.add_typer(servers.app, name="servers")
+app.add_typer(tablets.servers_app, name="servers")
 app.add_typer(observers.app, name="observers")
-app.add_typer(index.app, name="index")
+app.add_typer(tables.index_app, name="index")
 app.command("notifications")(notifications.notifications)
-app.add_typer(dead_letters.app, name="dead-letters")
-app.command("wait")(wait.wait)
+app.add_typer(notifications.app, name="dead-letters")
+app.command("wait")(notifications.wait)
 app.command("worker")(worker.worker)
 app.command("get")(cells.get)
 app.command("set")(cells.set_cells)
 app.command("delete")(cells.delete)
 app.command("scan")(cells.scan)
-app.command("changes")(changes.changes)
-app.command("locks")(locks.locks)
+app.command("changes")(cells.changes)
+app.command("locks")(sessions.locks)
 app.add_typer(tokens.app, name="tokens")
 app.command("export")(backup.export)
 app.command("import")(backup.import_export)
-app.command("history")(history.history)
+app.command("history")(cells.history)
 app.add_typer(pins.app, name="pins")
-app.add_typer(gc.app, name="gc")
+app.add_typer(pins.gc_app, name="gc")
 app.command("sessions")(sessions.sessions)
 app.command("status")(status.status)
 app.add_typer(store.app, name="store")

@@ -10,10 +10,9 @@ from typing import Annotated
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from percolator.backup.exported import Export, ExportFormat
-from percolator.cli.cells import At, PinTtl, moment_of
+from percolator.backup.export_files import Export, ExportFormat
 from percolator.cli.connection import connection, errors_console, fail, plain
-from percolator.cli.given import not_empty
+from percolator.cli.options import At, PinTtl, not_empty, timestamp_of
 from percolator.counts import counted
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
 from percolator.timestamps import Timestamp, in_json
@@ -53,7 +52,7 @@ def export(
     too. For a directory named "verify", write ./verify.
     """
     here = connection(context)
-    from percolator.backup import exporting, importing
+    from percolator.backup import exporter, importer
 
     _require_directory(arguments)
     if arguments == ["verify"]:
@@ -67,24 +66,24 @@ def export(
             )
         with _bar("cells verified") as tell:
             try:
-                found = importing.verify(Path(arguments[1]), tell)
+                found = importer.verify(Path(arguments[1]), tell)
             except PercolatorError as error:
                 fail(error)
         here.show(_as_data(found), _as_text("whole", found))
         return
     if len(arguments) != 1:
         fail(UsageError("expected one directory, or: verify DIR"))
-    directory, moment = Path(arguments[0]), moment_of(at)
+    directory, timestamp = Path(arguments[0]), timestamp_of(at)
     with _bar("tablets exported") as tell:
 
         def note(cells: int, done: int, in_all: int) -> None:
             tell(done, in_all, f"{cells:,} cells; tablets")
 
         made = here.run_with_database(
-            lambda database: exporting.export(
+            lambda database: exporter.export(
                 database,
                 directory,
-                at=moment,
+                at=timestamp,
                 tables=table or (),
                 progress=note,
                 pin_ttl_seconds=pin_ttl,
@@ -115,12 +114,12 @@ def import_export(
     """
     here = connection(context)
     _require_directory([given])
-    from percolator.backup import importing
+    from percolator.backup import importer
 
     directory = Path(given)
     if abandon:
         whole = here.run_with_database(
-            lambda database: importing.abandon(database, directory, tables=table or ())
+            lambda database: importer.abandon(database, directory, tables=table or ())
         )
         here.show(
             {"whole": whole}, plain(f"opened; already complete: {', '.join(whole) or 'none'}")
@@ -128,7 +127,7 @@ def import_export(
         return
     with _bar("cells imported") as tell:
         made = here.run_with_database(
-            lambda database: importing.import_tables(
+            lambda database: importer.import_tables(
                 database, directory, tables=table or (), progress=tell
             )
         )

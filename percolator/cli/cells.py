@@ -1,50 +1,43 @@
-"""`percolator get`, `set`, `delete` and `scan`: looking at rows, and repairing them by hand."""
+"""Rows and their versions: `percolator get`, `set`, `delete`, `scan`, `history` and `changes`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, timedelta
+import asyncio
+import json
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import aclosing, contextmanager, nullcontext
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from rich.table import Table as Screen
 
 from percolator import aio, codecs
-from percolator.cli.connection import Connection, connection, fail, plain, tell_of_limit
-from percolator.cli.durations import duration_seconds
-from percolator.cli.given import not_empty
-from percolator.cli.stored import SPACES, described, first_cells, value_of
-from percolator.cli.values import Forms, ValueType, forms_of, table_info
+from percolator.changes import Change
+from percolator.cli.connection import Connection, connection, console, fail, plain, tell_of_limit
+from percolator.cli.options import As, At, RowName, TableName, bytes_of, not_empty, timestamp_of
+from percolator.cli.values import (
+    SPACES,
+    Forms,
+    ValueType,
+    described,
+    first_cells,
+    forms_of,
+    shown_column,
+    stored_cells,
+    table_info,
+    value_of,
+)
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.row_text import row_bytes, row_text
+from percolator.formats.hidden_cells import locked_column
+from percolator.formats.records import RecordKind, WriteRecord
+from percolator.row_text import row_text
 from percolator.schema import Column, Family, Row, Table
-from percolator.timestamps import Timestamp
-from percolator.v1.cells_pb2 import Cell
+from percolator.tasks import Tasks
+from percolator.timestamps import Timestamp, in_json
+from percolator.v1.cells_pb2 import Cell, Space
 
-TableName = Annotated[str, typer.Argument(help="The table.", show_default=False)]
-RowName = Annotated[
-    str,
-    typer.Argument(
-        help='The row, as the table\'s keys are written: text, 17, ["a", 17], or hex:00ff.',
-        show_default=False,
-    ),
-]
-PinTtl = Annotated[
-    float | None,
-    typer.Option(
-        help="Seconds that the pin outlives this process [default: 60, or the limit if lower].",
-        min=0.1,
-        max=3600,
-    ),
-]
-At = Annotated[
-    str,
-    typer.Option(
-        help="A timestamp, an ISO 8601 time with its zone, or a time ago: -5m [default: now].",
-        metavar="TIME",
-        callback=not_empty,
-    ),
-]
 Raw = Annotated[
     bool, typer.Option("--raw", help="All stored cells: versions, locks, markers, notifications.")
 ]
@@ -52,12 +45,6 @@ Families = Annotated[
     list[str] | None,
     typer.Option("--family", help="Only columns that begin with this; repeatable."),
 ]
-As = Annotated[
-    ValueType | None,
-    typer.Option("--as", help="Type of the values [default: the codec of each column, or text]."),
-]
-
-
 _ANY = Table("any", key=codecs.stored)
 """A column has the same rules in every table."""
 
@@ -78,7 +65,7 @@ def get(
 ) -> None:
     """Show one row. The exit code is 1 if there is nothing to show."""
     here = connection(context)
-    _check_rows(row=row)
+    bytes_of("row", row)
     wanted = _columns("columns", columns, hidden_too=raw)
     families = _families(family)
     if raw:
@@ -92,12 +79,12 @@ def get(
         if not _show_stored(here, table, only, wanted, kind, limit):
             raise typer.Exit(1)
         return
-    moment = moment_of(at)
+    timestamp = timestamp_of(at)
 
     async def read(database: aio.Database) -> tuple[Forms, Row[bytes]]:
         forms = await forms_of(database, table, kind, here.timeout_seconds)
         rows = Table(table, key=codecs.stored)
-        async with database.snapshot(at=moment) as snapshot:
+        async with database.snapshot(at=timestamp) as snapshot:
             chosen = _chosen(rows, wanted, families)
             return forms, (await snapshot.get_many(rows, [forms.row("row", row)], chosen))[0]
 
@@ -120,7 +107,7 @@ def set_cells(
     Values are written as their columns' codecs say. --as is for columns that have none yet.
     """
     here = connection(context)
-    _check_rows(row=row)
+    bytes_of("row", row)
     values: dict[bytes, tuple[str, str]] = {}
     for cell in cells:
         column, equals, value = cell.partition("=")
@@ -157,7 +144,7 @@ def delete(
 ) -> None:
     """Delete cells of one row, in one transaction. Older versions stay until they are collected."""
     here = connection(context)
-    _check_rows(row=row)
+    bytes_of("row", row)
     wanted = _columns("columns", columns)
 
     async def work(database: aio.Database) -> int:
@@ -195,7 +182,8 @@ def scan(
 ) -> None:
     """Show rows in order."""
     here = connection(context)
-    _check_rows(**{"--start": start, "--end": end, "--prefix": prefix})
+    for option, text in {"--start": start, "--end": end, "--prefix": prefix}.items():
+        bytes_of(option, text)
     if prefix and (start or end):
         fail(InvalidArgument("--prefix", "cannot be combined with --start or --end"))
     wanted = _columns("--column", column, hidden_too=raw)
@@ -213,14 +201,14 @@ def scan(
         _refuse_families(families)
         _show_stored(here, table, bounds, wanted, kind, limit)
         return
-    moment = moment_of(at)
+    timestamp = timestamp_of(at)
 
     async def read(database: aio.Database) -> tuple[Forms, list[Row[bytes]]]:
         forms = await forms_of(database, table, kind, here.timeout_seconds)
         first, last = bounds(forms)
         rows = Table(table, key=codecs.stored)
         chosen = _chosen(rows, wanted, families)
-        async with database.snapshot(at=moment) as snapshot:
+        async with database.snapshot(at=timestamp) as snapshot:
             pages = snapshot.scan(
                 rows,
                 start=first or None,
@@ -300,13 +288,13 @@ def _values(cells: Mapping[bytes, bytes], forms: Forms) -> dict[str, object]:
 def _chosen(
     table: Table[bytes], columns: list[bytes], families: list[bytes]
 ) -> list[Column[Any] | Family[Any]] | None:
-    """What was asked for; None for all columns."""
+    """The columns and families that were asked for; None for all columns."""
     chosen: list[Column[Any] | Family[Any]] = [_column(table, one) for one in columns]
     return [*chosen, *(table.family(one, codecs.stored) for one in families)] or None
 
 
 def _families(given: list[str] | None) -> list[bytes]:
-    families = [_bytes("--family", one) for one in given or ()]
+    families = [bytes_of("--family", one) for one in given or ()]
     if b"" in families:
         fail(InvalidArgument("--family", "is empty: leave it out to see all columns"))
     return families
@@ -319,7 +307,7 @@ def _refuse_families(families: list[bytes]) -> None:
 
 def _columns(field: str, given: list[str] | None, *, hidden_too: bool = False) -> list[bytes]:
     """The names of columns. `hidden_too`: raw cells are also those that transactions hide."""
-    names = [_bytes(field, one) for one in given or ()]
+    names = [bytes_of(field, one) for one in given or ()]
     try:
         for name in names:
             if not (hidden_too and name.startswith(b"\0")):
@@ -333,30 +321,234 @@ def _column(table: Table[bytes], name: bytes) -> Column[bytes]:
     return table.column(name, codecs.stored)
 
 
-def _check_rows(**rows: str) -> None:
-    """Refuses what no codec can mean, before anything is connected to."""
-    for field, text in rows.items():
-        _bytes(field, text)
+@contextmanager
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Calls `stop` in the event loop on the first SIGINT or SIGTERM. The next has its usual effect,
+    even if the loop waits for the reader of the output."""
+    loop = asyncio.get_running_loop()
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
-def _bytes(field: str, text: str) -> bytes:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        restore()
+        loop.call_soon_threadsafe(stop)
+
+    for number in before:
+        signal.signal(number, on_signal)
     try:
-        return row_bytes(field, text)
-    except InvalidArgument as error:
-        fail(error)
+        yield
+    finally:
+        restore()
 
 
-def moment_of(text: str, option: str = "--at") -> Timestamp | None:
-    """The timestamp that an option names; None for the present. "-5m" is five minutes ago, by the
-    clock of this machine."""
-    if not text:
-        return None
-    try:
-        if text.startswith("-"):
-            ago = timedelta(seconds=duration_seconds(option, text[1:]))
-            return Timestamp.before(datetime.now(UTC) - ago)
-        return Timestamp.parse_to_read(text)
-    except OverflowError:
-        fail(InvalidArgument(option, f"{text!r} is before every commit"))
-    except InvalidArgument as error:
-        fail(InvalidArgument(option, error.reason))
+def changes(
+    context: typer.Context,
+    table: TableName,
+    after: Annotated[
+        str,
+        typer.Option(
+            help="Changes above this: a timestamp, or an ISO 8601 time with its zone "
+            "[default with --follow: now].",
+            metavar="TIME",
+            callback=not_empty,
+        ),
+    ] = "",
+    until: Annotated[
+        str,
+        typer.Option(
+            help="Changes up to this time [default: now].", metavar="TIME", callback=not_empty
+        ),
+    ] = "",
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Wait for further changes until Ctrl-C or SIGTERM.")
+    ] = False,
+    before: Annotated[
+        bool, typer.Option("--before", help="Also show the values before the change.")
+    ] = False,
+    kind: As = None,
+) -> None:
+    """Show the changes of a table that has a change feed.
+
+    Each line, and with --json each object, is one change: timestamp, kind, row, column, with
+    --before the value before, and the value. Text is in quotes; "-" means no value. To continue
+    later, use --after with the timestamp of the last commit that was shown completely: its last
+    line says so.
+    """
+    here = connection(context)
+    if follow and until:
+        fail(InvalidArgument("--until", "cannot be combined with --follow"))
+    if not follow and not after:
+        fail(InvalidArgument("--after", "is required without --follow; give a timestamp"))
+    begin, end = timestamp_of(after, "--after"), timestamp_of(until, "--until")
+
+    async def run(database: aio.Database) -> None:
+        last = None if follow else end or await database.timestamp()
+        forms = await forms_of(database, table, kind, here.timeout_seconds)
+        rows = Table(table, key=codecs.stored)
+        closing = Tasks()
+        found = database.changes(rows, after=begin, until=last, before=before)
+
+        def stop() -> None:
+            closing.start(found.close())
+
+        async with aclosing(found):
+            # A list that has an end is not complete if it is interrupted.
+            with stopped_by_signals(stop) if follow else nullcontext():
+                async for change in found:
+                    _show(here, change, forms, before=before)
+
+    here.run_with_database(run)
+
+
+def _show(here: Connection, change: Change[bytes], forms: Forms, *, before: bool) -> None:
+    if here.as_json:
+        data = {
+            "commit_timestamp": in_json(change.commit_timestamp),
+            "row": forms.row_data(change.key),
+            "column": row_text(change.column),
+            "kind": change.kind.value,
+            "value": _data(change, change.raw_value, forms),
+            "ends_commit": change.ends_commit,
+        }
+        if before:
+            data["before"] = _data(change, change.raw_before, forms)
+        typer.echo(json.dumps(data, allow_nan=False))
+    else:
+        line = _line(change, forms, before=before)
+        console.print(plain(line), highlight=False, soft_wrap=True)
+
+
+def _line(change: Change[bytes], forms: Forms, *, before: bool) -> str:
+    row, column = _quoted(forms.row_text(change.key)), _quoted(row_text(change.column))
+    words = [str(int(change.commit_timestamp)), change.kind.value, row, column]
+    if before:
+        words.append(_shown(change, change.raw_before, forms))
+    words.append(_shown(change, change.raw_value, forms))
+    words += ["(end of commit)"] * change.ends_commit
+    return "  ".join(words)
+
+
+def _data(change: Change[bytes], value: bytes | None, forms: Forms) -> object:
+    return None if value is None else forms.value_data(change.column, value)
+
+
+def _shown(change: Change[bytes], value: bytes | None, forms: Forms) -> str:
+    """A value as text that nothing else can be taken for: "-" is that there is none."""
+    if value is None:
+        return "-"
+    data = forms.value_data(change.column, value)
+    if isinstance(data, str) and forms.codec(change.column) is not codecs.json:
+        return _quoted(data)
+    return forms.value_text(change.column, value)
+
+
+def _quoted(text: str) -> str:
+    """Text in quotes; bytes that are not text stay as they are."""
+    return text if text.startswith("hex:") else json.dumps(text, ensure_ascii=False)
+
+
+Version = tuple[bytes, int, WriteRecord, bytes | None]
+"""Column, commit timestamp, record, value."""
+
+
+def history(
+    context: typer.Context,
+    table: TableName,
+    row: RowName,
+    column: Annotated[
+        str, typer.Argument(help="Only this column.", show_default=False, callback=not_empty)
+    ] = "",
+    limit: Annotated[int, typer.Option(help="At most this many versions.", min=1)] = 1_000,
+    kind: As = None,
+) -> None:
+    """Show the committed versions of a row, newest first. The exit code is 1 if there are none.
+
+    Some or all versions older than the table's history may be gone; `gc status` shows since when
+    it is complete.
+    """
+    here = connection(context)
+    bytes_of("row", row)
+    wanted = bytes_of("column", column)
+
+    async def read(database: aio.Database) -> tuple[Forms, list[Version]]:
+        info = await table_info(database, table, here.timeout_seconds)
+        forms = Forms(info.codecs.names, kind)
+        key = forms.row("row", row)
+        # Records first: a value is stored before its record, and is kept as long. In the other
+        # order, a record could be found whose value was written after the values were read.
+        spaces = [Space.SPACE_WRITE, Space.SPACE_DATA]
+        cells = stored_cells(database, info, spaces, key, key + b"\0", here.timeout_seconds)
+        return forms, _versions([cell async for cell in cells if _is_shown(cell.column, wanted)])
+
+    forms, found = here.run_with_database(read)
+    if len(found) > limit:
+        tell_of_limit(limit, "versions")
+        del found[limit:]
+    screen = Screen("column", "committed", "kind", "value", box=None)
+    data = []
+    for name, committed, record, value in found:
+        timestamp = Timestamp(committed)
+        screen.add_row(
+            plain(row_text(shown_column(name))),
+            timestamp.describe(),
+            _kind(name, record),
+            plain("" if value is None else forms.value_text(name, value)),
+        )
+        data.append(
+            {
+                "column": row_text(shown_column(name)),
+                "commit_timestamp": in_json(committed),
+                "committed": timestamp.time_text(),
+                "start_timestamp": in_json(record.start_timestamp),
+                "kind": _kind(name, record),
+                "value": None if value is None else forms.value_data(name, value),
+            }
+        )
+    here.show(data, screen if found else "no versions")
+    if not found:
+        raise typer.Exit(1)
+
+
+_KINDS = {
+    RecordKind.PUT: "put",
+    RecordKind.PUT_IN_DATA: "put",
+    RecordKind.DELETE: "delete",
+    RecordKind.LOCK_ONLY: "lock",
+}
+
+
+def _kind(column: bytes, record: WriteRecord) -> str:
+    return _KINDS[record.kind] if locked_column(column) is None else "read lock"
+
+
+def _is_shown(column: bytes, wanted: bytes) -> bool:
+    """Reserved columns are shown only if named, as in all other reads; but read locks are shown
+    with the columns that they lock."""
+    shown = shown_column(column)
+    return wanted in (column, shown) if wanted else not shown.startswith(b"\0")
+
+
+def _versions(cells: list[Cell]) -> list[Version]:
+    data = {
+        (cell.column, cell.timestamp): cell.value
+        for cell in cells
+        if cell.space == Space.SPACE_DATA
+    }
+    found: list[Version] = []
+    for cell in cells:
+        if cell.space != Space.SPACE_WRITE:
+            continue
+        record = WriteRecord.decode(cell.value)
+        value: bytes | None = None
+        if record.kind == RecordKind.PUT:
+            value = record.value
+        elif record.kind == RecordKind.PUT_IN_DATA:
+            value = data.get((cell.column, record.start_timestamp))
+            if value is None:
+                continue  # collected between the two scans
+        found.append((cell.column, cell.timestamp, record, value))
+    found.sort(key=lambda version: (shown_column(version[0]), -version[1]))
+    return found

@@ -1,29 +1,54 @@
-"""What every command needs: addresses, a time-out, and functions that print and that fail."""
+"""The connection of a command: addresses, time-out, calls to the leading master, output and errors.
+
+Commands that show something again and again use `keep_showing`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.text import Text
 
 from percolator import aio
 from percolator.aio.connecting import connect_to, this_process
-from percolator.errors import InvalidArgument, PercolatorError, UsageError
+from percolator.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotReady,
+    PercolatorError,
+    Unavailable,
+    UsageError,
+)
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
-from percolator.v1.cluster_pb2 import DescribeResponse
+from percolator.timestamps import utc_text
+from percolator.v1 import master_pb2 as pb
+from percolator.v1.cluster_pb2 import DescribeResponse, ServiceKind
+from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.cluster import default_addresses, described_by, parse_addresses
+from percolator.wire.cluster import addresses_of, default_addresses, described_by, parse_addresses
 from percolator.wire.credentials import PLAIN_TEXT, Credentials, client_credentials
 from percolator.wire.through import routed
-from percolator.world import MachineClock, Network, World, machine_random
+from percolator.world import (
+    MachineClock,
+    Network,
+    RequestT,
+    ResponseT,
+    UnaryMethod,
+    World,
+    machine_random,
+)
 
 T = TypeVar("T")
 
@@ -83,7 +108,7 @@ class Connection:
     async def on_database(
         self, work: Callable[[aio.Database], Awaitable[T]], *, description: str = ""
     ) -> T:
-        """The same, within asynchronous work."""
+        """`run_with_database`, within asynchronous work."""
         world = World(
             clock=MachineClock(), network=GrpcNetwork(self.credentials), random=machine_random()
         )
@@ -111,7 +136,7 @@ class Connection:
 
 
 def tell_of_limit(limit: int, what: str) -> None:
-    """Says that more may exist, so that a part is not mistaken for the whole."""
+    """Says that more may exist, so that the list is not mistaken for all."""
     text = f"only the first {limit:,} {what}; --limit shows more"
     errors_console.print(Text(text), highlight=False, soft_wrap=True)
 
@@ -157,3 +182,122 @@ def fail(error: PercolatorError) -> NoReturn:
     """Prints the error as one line on standard error, and exits with its code."""
     errors_console.print(plain(f"error: {error}"), highlight=False, soft_wrap=True)
     raise typer.Exit(2 if isinstance(error, InvalidArgument | UsageError) else 1)
+
+
+_QUERIES = (methods.LIST_TABLES, methods.LIST_TABLETS, methods.LIST_SERVERS, methods.DESCRIBE_TABLE)
+"""Calls that change nothing, and so may be sent to another master if one is silent."""
+
+
+def ask_master(
+    here: Connection, method: UnaryMethod[RequestT, ResponseT], request: RequestT
+) -> ResponseT:
+    """Calls the leading master, and returns its response."""
+    return here.run(lambda network: answer_of_leader(here, network, method, request))
+
+
+async def answer_of_leader(
+    here: Connection,
+    network: GrpcNetwork,
+    method: UnaryMethod[RequestT, ResponseT],
+    request: RequestT,
+) -> ResponseT:
+    """The leading master's response: from the given addresses, or from masters that these know."""
+    try:
+        return await _first_answer(network, here.addresses, here.timeout_seconds, method, request)
+    except NotReady:
+        # From a master that stands by, or from none that can answer now.
+        cluster, reached = await here.reach(network)
+    masters = addresses_of(cluster, ServiceKind.SERVICE_KIND_MASTER)
+    return await _first_answer(reached, masters, here.timeout_seconds, method, request)
+
+
+async def _first_answer(
+    network: Network,
+    addresses: Sequence[str],
+    timeout_seconds: float,
+    method: UnaryMethod[RequestT, ResponseT],
+    request: RequestT,
+) -> ResponseT:
+    """The first answer. Raises `NotReady` if there is none, but a master that could name others."""
+    passed_over: tuple[type[PercolatorError], ...] = (NotReady, Unavailable)
+    seconds = timeout_seconds
+    if method in _QUERIES:  # any other may have been executed by a master that is silent
+        passed_over = (*passed_over, DeadlineExceeded)
+        seconds = timeout_seconds / max(len(addresses), 1)
+    problem: PercolatorError = Unavailable("no address was given")
+    for address in addresses:
+        try:
+            return await network.unary(address, method)(request, seconds)
+        except passed_over as error:
+            # The last one is reported: the leader's own reason says more than a standby's.
+            if isinstance(error, NotReady) or not isinstance(problem, NotReady):
+                problem = error
+    raise problem
+
+
+async def all_tablets(
+    here: Connection, network: GrpcNetwork, table: str = ""
+) -> list[pb.TabletInfo]:
+    """The tablets of one table, or of all, in order of their ids."""
+    found: list[pb.TabletInfo] = []
+    more = True
+    while more:
+        after = found[-1].location.tablet_id if found else 0
+        request = pb.ListTabletsRequest(table=table, after_tablet_id=after)
+        page = await answer_of_leader(here, network, methods.LIST_TABLETS, request)
+        found += page.tablets
+        more = page.more
+    return found
+
+
+def keep_showing(
+    here: Connection,
+    fetch: Callable[[GrpcNetwork], Awaitable[T]],
+    as_text: Callable[[T], RenderableType],
+    as_data: Callable[[T], object],
+    *,
+    every: float,
+    times: int | None = None,
+) -> None:
+    """Shows what `fetch` returns; after a failure, the error, and continues.
+
+    Output that is redirected gets one block after another, each with its time; with --json, one
+    line of JSON for each. `times` is how often; None means until Ctrl-C. If the last of them
+    failed, so has the command.
+    """
+
+    def text(found: T | PercolatorError) -> RenderableType:
+        return plain(f"error: {found}") if isinstance(found, PercolatorError) else as_text(found)
+
+    def data(found: T | PercolatorError) -> object:
+        return {"error": str(found)} if isinstance(found, PercolatorError) else as_data(found)
+
+    found: T | PercolatorError | None = None
+    with suppress(KeyboardInterrupt):
+        if here.as_json:
+            for found in _samples(here, fetch, every, times):
+                typer.echo(json.dumps(data(found)))
+                sys.stdout.flush()
+        elif not console.is_terminal:
+            for found in _samples(here, fetch, every, times):
+                console.print(utc_text(datetime.now(UTC)), highlight=False)
+                console.print(text(found), "")
+                sys.stdout.flush()
+        else:
+            with Live(Text("..."), console=console, auto_refresh=False, screen=True) as live:
+                for found in _samples(here, fetch, every, times):
+                    live.update(text(found), refresh=True)
+        if isinstance(found, PercolatorError):
+            raise typer.Exit(1)
+
+
+def _samples(
+    here: Connection, fetch: Callable[[GrpcNetwork], Awaitable[T]], every: float, times: int | None
+) -> Iterator[T | PercolatorError]:
+    shown = 0
+    while True:
+        yield here.attempt(fetch)
+        shown += 1
+        if shown == times:
+            return
+        time.sleep(every)

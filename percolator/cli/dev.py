@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from percolator.cli.connection import confirm, connection, fail
-from percolator.cli.given import not_empty
+from percolator.cli.options import not_empty
 from percolator.errors import UsageError
 
 AS_THEY_ARE = {"allow_extra_args": True, "ignore_unknown_options": True}

@@ -1,34 +1,38 @@
-"""`percolator observers`: lists observers; pauses, resumes, backfills and removes them.
-
-A command that is more than a few lines has a file of its own, and is added here.
-"""
+"""`percolator observers`: lists, measures, pauses, resumes, backfills and removes observers."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
+from rich.console import Group
 from rich.table import Table as Screen
 
 from percolator import aio
 from percolator.aio.observing import worker_context
-from percolator.cli import observer_stats, observer_trace
-from percolator.cli.connection import confirm, connection, errors_console, plain
-from percolator.cli.given import TableOption, require_row
-from percolator.cli.masters import ask_master
-from percolator.cli.values import forms_of
+from percolator.cli.connection import ask_master, confirm, connection, errors_console, fail, plain
+from percolator.cli.notifications import no_observer, waiting
+from percolator.cli.options import ObserverOption, TableOption, bytes_of
+from percolator.cli.sessions import list_sessions
+from percolator.cli.top import Activities, ObserverFigures, cell_data, cell_text
+from percolator.cli.values import NamedTable, forms_of, named_tables
 from percolator.counts import counted
-from percolator.errors import PercolatorError
-from percolator.observers.registry.backfilling import Backfilled, backfill
-from percolator.observers.registry.removal import Removed, remove_observer
+from percolator.errors import InvalidArgument, PercolatorError
+from percolator.observers.backfill import Backfilled, backfill
+from percolator.observers.quiet import count_dead_letters
+from percolator.observers.registration import Removed, remove_observer
+from percolator.observers.trace import Trace, TracedRun, read_trace
+from percolator.timestamps import seconds_between
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 
 app = typer.Typer(
     no_args_is_help=True, help="List, measure, backfill, pause, resume and remove observers."
 )
-app.command("stats")(observer_stats.stats)
-app.command("trace")(observer_trace.trace)
 
 TableName = Annotated[str, typer.Argument(metavar="TABLE", show_default=False)]
 ObserverName = Annotated[str, typer.Argument(metavar="OBSERVER", show_default=False)]
@@ -90,8 +94,8 @@ def backfill_observer(
     Rows are written as the table's keys are: text, 17, ["a", 17], or hex:00ff.
     """
     here = connection(context)
-    require_row("--from", start)
-    require_row("--to", end)
+    bytes_of("--from", start)
+    bytes_of("--to", end)
     progress = Backfilled(0, b"")
 
     async def run(database: aio.Database) -> Backfilled:
@@ -214,3 +218,209 @@ def _state(table: pb.Table, observer: pb.Observer) -> str:
         states.append("with backfill" if observer.backfill else "without backfill")
     states += ["the table does not exist yet"] * (not table.table_id)
     return ", ".join(states)
+
+
+_CELLS = 5
+WAITING_MAX = 10_000
+"""The number of waiting cells that are looked at, of all observers together."""
+
+Name = tuple[str, str]
+
+
+@dataclass
+class _Waiting:
+    """Notifications and dead letters that are stored for the observers of the cluster."""
+
+    registered: list[Name]
+    paused: set[Name]
+    tables: dict[int, NamedTable]
+    dead_letters: dict[Name, int]
+    cells: dict[Name, int] = field(default_factory=dict)
+    oldest_seconds: dict[Name, float] = field(default_factory=dict)
+    is_complete: bool = True
+
+
+@app.command()
+def stats(
+    context: typer.Context,
+    table: TableOption = "",
+    observer: ObserverOption = "",
+) -> None:
+    """Show what observers have done, how far behind they are, and the cells where they conflict.
+
+    Runs, commits, conflicts and failures are those of the workers that run now, since each of them
+    started. `oldest` is the age of the oldest change that waits.
+    """
+    here = connection(context)
+    stored = here.run_with_database(lambda database: _stored(database, table, observer))
+    if not stored.registered and (table or observer):
+        fail(no_observer(table, observer))
+    sessions = here.run(lambda network: list_sessions(here, network, activity=True))
+    figures = Activities.of(sessions).observers
+    rows = [(name, figures.get(name, ObserverFigures())) for name in stored.registered]
+    data = [_stats_data(name, one, stored) for name, one in rows]
+    here.show(data, _stats_text(rows, stored) if rows else "no observers")
+
+
+async def _stored(database: aio.Database, table: str, observer: str) -> _Waiting:
+    engine = database.internal.engine
+    tables = await engine.catalog.describe_all(engine.now() + engine.limits.call_seconds)
+    found = [
+        ((one.name, its.name), its.paused)
+        for one in tables
+        for its in one.observers
+        if not one.deleting and table in ("", one.name) and observer in ("", its.name)
+    ]
+    stored = _Waiting(
+        sorted(name for name, _ in found),
+        {name for name, paused in found if paused},
+        named_tables(tables),
+        await count_dead_letters(worker_context(engine)),
+    )
+    now = await engine.timestamps.get(timeout_seconds=engine.limits.call_seconds)
+    seen = 0
+    async for one in waiting(engine, table, observer):
+        if seen == WAITING_MAX:
+            stored.is_complete = False
+            break
+        seen += 1
+        name = (one.table, one.observer)
+        stored.cells[name] = stored.cells.get(name, 0) + 1
+        age = max(seconds_between(one.timestamps[-1], now), 0.0)
+        stored.oldest_seconds[name] = max(age, stored.oldest_seconds.get(name, 0.0))
+    return stored
+
+
+def _stats_data(name: Name, figures: ObserverFigures, stored: _Waiting) -> dict[str, object]:
+    return {
+        "table": name[0],
+        "observer": name[1],
+        "paused": name in stored.paused,
+        "workers": figures.workers,
+        **{key: figures.counts[key] for key in ("runs", "commits", "conflicts", "failures")},
+        "dead_letters": stored.dead_letters.get(name, 0),
+        "waiting": stored.cells.get(name, 0),
+        "waiting_is_complete": stored.is_complete,
+        "oldest_seconds": stored.oldest_seconds.get(name),
+        "latency_seconds": figures.latency_seconds(),
+        "cells": [
+            {**cell_data(cell, stored.tables), "conflicts": conflicts}
+            for cell, conflicts in figures.cells.most_common(_CELLS)
+        ],
+    }
+
+
+def _stats_text(rows: list[tuple[Name, ObserverFigures]], stored: _Waiting) -> Group:
+    screen = Screen(
+        "table", "observer", "workers", "runs", "commits", "conflicts", "failures", "dead letters",
+        "waiting", "oldest", "latency", box=None,
+    )  # fmt: skip
+    cells = Screen("conflicts", "observer", "cell", box=None)
+    for name, one in rows:
+        counts, latency = one.counts, one.latency_seconds()
+        oldest = stored.oldest_seconds.get(name)
+        waits = f"{stored.cells.get(name, 0):,}" + ("" if stored.is_complete else " or more")
+        screen.add_row(
+            plain(name[0]),
+            plain(name[1]),
+            "paused" if name in stored.paused else str(one.workers or "none"),
+            *(f"{counts[key]:,}" for key in ("runs", "commits", "conflicts", "failures")),
+            f"{stored.dead_letters.get(name, 0):,}",
+            waits,
+            "" if oldest is None else f"{oldest:.1f} s",
+            "" if latency is None else f"{latency * 1000:,.0f} ms",
+        )
+        for cell, conflicts in one.cells.most_common(_CELLS):
+            cells.add_row(f"{conflicts:,}", plain(name[1]), plain(cell_text(cell, stored.tables)))
+    return Group(screen, "", cells) if cells.row_count else Group(screen)
+
+
+_FIGURES: dict[str, Callable[[TracedRun], float]] = {
+    "runs": lambda _: 1,
+    "repeated": lambda run: run.is_repeated,
+    "without effect": lambda run: run.is_without_effect,
+    "rows read": lambda run: run.rows_read,
+    "round trips": lambda run: run.round_trips,
+    "cells written": lambda run: run.written,
+    "cells locked": lambda run: run.locked,
+}
+
+
+@app.command()
+def trace(
+    context: typer.Context,
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="What workers wrote with --trace.")
+    ],
+) -> None:
+    """Show what a change costs: runs, reads, writes and CPU, from the traces of all workers.
+
+    Each run belongs to the change that caused it, directly or through other runs. Below the sums,
+    all runs of the change that has caused the most.
+    """
+    here = connection(context)
+    try:
+        with ExitStack() as stack:
+            lines = {str(one): stack.enter_context(one.open(encoding="utf-8")) for one in files}
+            found = read_trace(lines)
+    except (OSError, UnicodeDecodeError) as error:
+        fail(InvalidArgument("FILE", str(error)))
+    except InvalidArgument as error:
+        fail(error)
+    if not found.origins:
+        here.show({"changes": 0}, "the trace has no changes")
+        return
+    here.show(_trace_data(found), Group(_trace_sums(found), "", _costliest(found)))
+
+
+def _per_change(found: Trace, runs: Sequence[TracedRun]) -> list[float]:
+    return [sum(map(count, runs)) / len(found.origins) for count in _FIGURES.values()]
+
+
+def _by_observer(found: Trace) -> dict[tuple[str, str], list[TracedRun]]:
+    groups: dict[tuple[str, str], list[TracedRun]] = {}
+    for run in found.runs:
+        groups.setdefault((run.table, run.observer), []).append(run)
+    return groups
+
+
+def _trace_data(found: Trace) -> dict[str, Any]:
+    def figures(runs: Sequence[TracedRun]) -> dict[str, float]:
+        names = [name.replace(" ", "_") for name in _FIGURES]
+        return dict(zip(names, _per_change(found, runs), strict=True))
+
+    return {
+        "changes": len(found.origins),
+        "cpu_seconds_per_change": found.cpu_seconds / len(found.origins),
+        "per_change": figures(found.runs),
+        "observers": [
+            {"table": table, "observer": observer, "per_change": figures(runs)}
+            for (table, observer), runs in sorted(_by_observer(found).items())
+        ],
+    }
+
+
+def _trace_sums(found: Trace) -> Group:
+    screen = Screen("per change", *_FIGURES, box=None)
+    for (_, observer), runs in sorted(_by_observer(found).items()):
+        screen.add_row(plain(observer), *(f"{one:.2f}" for one in _per_change(found, runs)))
+    screen.add_row("all", *(f"{one:.2f}" for one in _per_change(found, found.runs)))
+    changes = len(found.origins)
+    cpu = found.cpu_seconds / changes * 1000
+    return Group(f"{changes:,} changes; CPU of the workers: {cpu:.1f} ms per change", "", screen)
+
+
+def _costliest(found: Trace) -> Group:
+    origin, runs = max(found.origins.items(), key=lambda one: (len(one[1]), -one[0]))
+    screen = Screen("after", "run", "", "rows read", "round trips", "written", "locked", box=None)
+    for run in sorted(runs, key=lambda one: one.start):
+        depth, parent = 0, found.parent(run)
+        while parent:
+            depth, parent = depth + 1, found.parent(parent)
+        screen.add_row(
+            f"{seconds_between(origin, run.start) * 1000:.0f} ms",
+            plain(f"{'  ' * depth}{run.observer} of {run.row}"),
+            run.ended,
+            *map(str, (run.rows_read, run.round_trips, run.written, run.locked)),
+        )
+    return Group(f"the change with the most runs, at {origin}:", screen)

@@ -28,9 +28,9 @@ from percolator.world import MachineClock
 T = TypeVar("T")
 
 _RECORDS_TABLE = 0
-"""Of the cluster itself: the master would create it, too."""
+"""The table of the cluster itself: the master would create it, too."""
 _CHECK_TABLE = 2**31 - 1
-"""Of `store check`: it stays, and is empty."""
+"""The table of `store check`: it stays, and is empty."""
 _LATEST_TIME = 2**63 - 1 - TIME_UNIT  # a deletion names the time behind it, too
 _LATEST_TIME_OF_EMULATORS = 250_000_000_000_000_000
 """Before the year 9999."""
@@ -188,7 +188,7 @@ def _told(
 
 
 _BUSY = 0.8
-"""Of a core: above this, it is this process that is measured."""
+"""Load of a core above which it is this process that is measured."""
 
 
 def _run(store: str, work: Callable[[Connection], Awaitable[T]]) -> T:

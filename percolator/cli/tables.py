@@ -1,27 +1,43 @@
-"""`percolator tables`: creates, lists, describes, alters and deletes tables."""
+"""`percolator tables` and `percolator index`: tables, and secondary indexes of their columns."""
 
 from __future__ import annotations
 
 import os
 from math import ceil
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table as Screen
+from rich.text import Text
 
-from percolator import named_codecs
+from percolator import aio, named_codecs
 from percolator.arguments import require_no_internal_name
-from percolator.cli.connection import confirm, connection, fail, plain
-from percolator.cli.masters import ask_master
-from percolator.cli.ttls import Ttls, column_ttls
+from percolator.cli.connection import ask_master, confirm, connection, fail, plain
+from percolator.cli.options import duration_seconds
 from percolator.counts import counted
 from percolator.errors import InvalidArgument
+from percolator.observers.definition import named
+from percolator.recipes import Index
 from percolator.row_text import row_bytes, row_text
 from percolator.v1 import master_pb2 as pb
+from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
-from percolator.wire.table_options import REQUEST_ID_BYTES
+from percolator.wire.table_options import REQUEST_ID_BYTES, TTL_MILLISECONDS_MAX
 
 app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete tables.")
+
+
+Ttls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ttl",
+        metavar="COLUMN=TIME",
+        help="How long after its commit a value of a column is visible: 90s, 15m, 2h, 30d; "
+        "repeatable.",
+        show_default=False,
+    ),
+]
+
 
 KeyCodec = Annotated[
     str | None,
@@ -222,24 +238,6 @@ def alter(
     )
 
 
-def _key_codec(name: str | None) -> str | None:
-    if name:
-        named_codecs.require_key_name("--key", name)
-    return name
-
-
-def _column_codecs(given: list[str] | None, *, may_be_empty: bool = False) -> list[pb.ColumnCodec]:
-    found = []
-    for text in given or ():
-        column, equals, codec = text.rpartition("=")
-        if not column or not equals:
-            raise InvalidArgument("--column", f"expected NAME=CODEC, found {text[:80]!r}")
-        if codec or not may_be_empty:
-            named_codecs.require_value_name("--column", codec)
-        found.append(pb.ColumnCodec(column=row_bytes("--column", column), codec=codec))
-    return found
-
-
 @app.command()
 def delete(
     context: typer.Context,
@@ -264,6 +262,43 @@ def delete(
     here.show(
         {"deleted": deleted}, plain(f"table {name} {'deleted' if deleted else 'does not exist'}")
     )
+
+
+def _key_codec(name: str | None) -> str | None:
+    if name:
+        named_codecs.require_key_name("--key", name)
+    return name
+
+
+def _column_codecs(given: list[str] | None, *, may_be_empty: bool = False) -> list[pb.ColumnCodec]:
+    found = []
+    for text in given or ():
+        column, equals, codec = text.rpartition("=")
+        if not column or not equals:
+            raise InvalidArgument("--column", f"expected NAME=CODEC, found {text[:80]!r}")
+        if codec or not may_be_empty:
+            named_codecs.require_value_name("--column", codec)
+        found.append(pb.ColumnCodec(column=row_bytes("--column", column), codec=codec))
+    return found
+
+
+def column_ttls(given: list[str] | None, *, may_be_empty: bool = False) -> list[ColumnTtl]:
+    """Raises `InvalidArgument`."""
+    found: dict[bytes, ColumnTtl] = {}
+    for text in given or ():
+        column, equals, ttl = text.rpartition("=")
+        if not column or not equals:
+            raise InvalidArgument("--ttl", f"expected COLUMN=TIME, found {text[:80]!r}")
+        milliseconds = 0
+        if ttl or not may_be_empty:
+            milliseconds = ceil(1000 * duration_seconds("--ttl", ttl))
+        if milliseconds > TTL_MILLISECONDS_MAX:
+            raise InvalidArgument("--ttl", f"expected at most 100 years, found {ttl!r}")
+        name = row_bytes("--ttl", column)
+        if name in found:
+            raise InvalidArgument("--ttl", f"column {column!r} is named twice")
+        found[name] = ColumnTtl(column=name, ttl_milliseconds=milliseconds)
+    return list(found.values())
 
 
 def _retention(table: pb.Table) -> str:
@@ -301,3 +336,58 @@ def _as_data(table: pb.Table) -> dict[str, object]:
             for one in table.observers
         ],
     }
+
+
+index_app = typer.Typer(no_args_is_help=True, help="Build and check secondary indexes.")
+
+_Reference = Annotated[str, typer.Argument(help="module:name of a percolator.recipes.Index.")]
+
+
+@index_app.callback()
+def index() -> None:
+    """Build and check secondary indexes."""
+
+
+@index_app.command("backfill")
+def backfill(context: typer.Context, reference: _Reference) -> None:
+    """Build the index over rows that were written before, and fix whatever is wrong in it.
+
+    All programs must already keep the index, or its observer must be registered. They may run
+    meanwhile.
+    """
+    here, chosen = connection(context), _index(reference)
+    rows = here.run_with_database(chosen.backfill)
+    here.show(
+        {"index": chosen.table.name, "rows": rows},
+        plain(f"{counted(rows, 'row is', 'rows are')} indexed"),
+    )
+
+
+@index_app.command("check")
+def check(context: typer.Context, reference: _Reference) -> None:
+    """Compare the index with its column, at one snapshot. Exits with 1 if they differ.
+
+    If an observer keeps the index, run `percolator wait` before: what it has not handled yet
+    differs.
+    """
+    here, chosen = connection(context), _index(reference)
+
+    async def compare(database: aio.Database) -> list[str]:
+        async with database.snapshot() as snapshot:
+            return await chosen.check(snapshot)
+
+    problems = here.run_with_database(compare)
+    lines = Text("\n").join(map(plain, problems or ["column and index agree"]))
+    here.show({"index": chosen.table.name, "problems": problems}, lines)
+    if problems:
+        raise typer.Exit(1)
+
+
+def _index(reference: str) -> Index[Any, Any, Any]:
+    try:
+        found = named(reference, "index")
+    except InvalidArgument as error:
+        fail(error)
+    if not isinstance(found, Index):
+        fail(InvalidArgument("index", f"{reference} is {found!r:.80}, not an Index"))
+    return found

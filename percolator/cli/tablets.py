@@ -1,4 +1,4 @@
-"""`percolator tablets`: where rows are, how they are used, and moving them by hand."""
+"""Where rows are, and moving them by hand: `percolator tablets` and `percolator servers`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ import typer
 from rich.table import Table as Screen
 from rich.text import Text
 
-from percolator.cli.connection import Connection, connection, plain
-from percolator.cli.given import TableOption, not_empty, require_row
-from percolator.cli.masters import all_tablets, answer_of_leader, ask_master
+from percolator.cli.connection import (
+    Connection,
+    all_tablets,
+    answer_of_leader,
+    ask_master,
+    connection,
+    plain,
+)
+from percolator.cli.options import TableOption, bytes_of, not_empty
 from percolator.cli.values import UNKNOWN, Forms, NamedTable, named_tables
 from percolator.v1 import errors_pb2
 from percolator.v1 import master_pb2 as pb
@@ -74,7 +80,7 @@ def split(
 ) -> None:
     """Split a tablet in two."""
     here = connection(context)
-    require_row("--row", row)
+    bytes_of("--row", row)
 
     async def work(network: GrpcNetwork) -> tuple[Tables, pb.SplitTabletResponse]:
         found, tables = await _found(here, network, "")
@@ -132,7 +138,7 @@ async def _found(
 
 
 def _forms(location: errors_pb2.TabletLocation, tables: Tables) -> Forms:
-    """What rows of the tablet look like."""
+    """The forms of the tablet's rows."""
     table = tables.get(location.table_id)
     return table.forms if table is not None else UNKNOWN  # it was dropped meanwhile
 
@@ -170,3 +176,57 @@ def _as_data(one: pb.TabletInfo, tables: Tables) -> dict[str, object]:
         "mutations_per_second": one.statistics.mutations_per_second,
         "reads_per_second": one.statistics.reads_per_second,
     }
+
+
+servers_app = typer.Typer(help="List tablet servers; drain one.")
+
+
+@servers_app.callback(invoke_without_command=True)
+def servers(context: typer.Context) -> None:
+    """List tablet servers, or change one with a subcommand."""
+    if context.invoked_subcommand is not None:
+        return
+    here = connection(context)
+    found = ask_master(here, methods.LIST_SERVERS, pb.ListServersRequest()).servers
+    screen = Screen("address", "tablets", "served", "last answer", "", box=None)
+    for one in found:
+        screen.add_row(
+            plain(one.address),
+            str(one.tablets),
+            str(one.serving),
+            f"{one.silence_milliseconds / 1000:.1f} s ago",
+            plain(remarks(one)),
+        )
+    data = [
+        {
+            "address": one.address,
+            "server_id": one.server_id,
+            "tablets": one.tablets,
+            "serving": one.serving,
+            "draining": one.draining,
+            "silence_seconds": one.silence_milliseconds / 1000,
+            "writes_refused": one.writes_refused.message or None,
+        }
+        for one in found
+    ]
+    here.show(data, screen if found else "no tablet servers")
+
+
+@servers_app.command()
+def drain(
+    context: typer.Context,
+    server: Annotated[str, typer.Argument(help="The server's address.", show_default=False)],
+    undo: Annotated[bool, typer.Option("--undo", help="Give it tablets again.")] = False,
+) -> None:
+    """Move all tablets away from a server, and assign it no others."""
+    here = connection(context)
+    ask_master(here, methods.DRAIN_SERVER, pb.DrainServerRequest(server=server, undo=undo))
+    what = "takes tablets again" if undo else "no longer has any tablets"
+    here.show({"server": server, "draining": not undo}, plain(f"{server} {what}"))
+
+
+def remarks(server: pb.TabletServerInfo) -> str:
+    """The unusual about a tablet server, in a few words."""
+    found = ["draining"] * server.draining
+    found += ["takes no writes"] * server.HasField("writes_refused")
+    return ", ".join(found)

@@ -1,29 +1,112 @@
-"""`percolator top`: what observers and programs do at this moment, and where they conflict."""
+"""`percolator top`: observers and programs at work, and the cells where they conflict.
+
+Clients and workers report their figures with their sessions; `observers stats` shows them, too.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Annotated
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Group
 from rich.table import Table as Screen
 from rich.text import Text
 
-from percolator.cli.activity import Activities, ClientFigures, LostCell, ObserverFigures
-from percolator.cli.connection import connection, plain
-from percolator.cli.masters import answer_of_leader
-from percolator.cli.observer_stats import cell_data, cell_text
+from percolator.cli.connection import answer_of_leader, connection, keep_showing, plain
 from percolator.cli.sessions import list_sessions
-from percolator.cli.values import NamedTable, named_tables
-from percolator.cli.watching import keep_showing
+from percolator.cli.values import UNKNOWN, NamedTable, column_text, named_tables
 from percolator.errors import Unavailable
+from percolator.row_text import row_text
+from percolator.v1.lockservice_pb2 import ContendedCell, Session
 from percolator.v1.master_pb2 import ListTablesRequest
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
+
+_COUNTS = ("runs", "commits", "conflicts", "postponed", "failures", "dead_letters")
+
+
+class LostCell(NamedTuple):
+    """A cell where transactions have lost."""
+
+    table_id: int
+    row: bytes
+    column: bytes
+
+
+@dataclass
+class ObserverFigures:
+    """Sums over all processes that run one observer."""
+
+    workers: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    backlog: int = 0
+    latency_milliseconds: int = 0
+    """The sum over all commits."""
+    cells: Counter[LostCell] = field(default_factory=Counter)
+
+    def latency_seconds(self, since: ObserverFigures | None = None) -> float | None:
+        """The mean time from a change to the commit of its run; None without commits."""
+        commits, sum_milliseconds = self.counts["commits"], self.latency_milliseconds
+        if since is not None:
+            commits -= since.counts["commits"]
+            sum_milliseconds -= since.latency_milliseconds
+        return sum_milliseconds / commits / 1000 if commits > 0 else None
+
+
+@dataclass
+class ClientFigures:
+    """Counts of the transactions of one process."""
+
+    who: str
+    commits: int
+    conflicts: int
+
+
+@dataclass
+class Activities:
+    """Figures of all processes of the cluster, since each of them connected."""
+
+    observers: dict[tuple[str, str], ObserverFigures] = field(default_factory=dict)
+    """By table and observer."""
+    clients: dict[bytes, ClientFigures] = field(default_factory=dict)
+    """By session."""
+    cells: Counter[LostCell] = field(default_factory=Counter)
+    """Where all their transactions have lost, those of observers among them."""
+
+    @classmethod
+    def of(cls, sessions: Iterable[Session]) -> Activities:
+        found = cls()
+        for session in sessions:
+            if not session.info.HasField("activity"):
+                continue
+            activity = session.info.activity
+            found.clients[session.session_id] = ClientFigures(
+                session.info.description, activity.commits, activity.conflicts
+            )
+            found.cells.update(_by_cell(activity.cells))
+            for one in activity.observers:
+                figures = found.observers.setdefault((one.table, one.observer), ObserverFigures())
+                figures.workers += 1
+                figures.counts.update({name: getattr(one, name) for name in _COUNTS})
+                figures.backlog += one.backlog
+                figures.latency_milliseconds += one.latency_milliseconds
+                figures.cells.update(_by_cell(one.cells))
+        return found
+
+
+def workers_of(sessions: Iterable[Session]) -> list[Session]:
+    """The sessions of processes that run observers."""
+    return [one for one in sessions if one.info.activity.observers]
+
+
+def _by_cell(cells: Sequence[ContendedCell]) -> dict[LostCell, int]:
+    return {LostCell(one.table_id, one.row, one.column): one.conflicts for one in cells}
+
 
 _SHOWN_MAX = 10
 _FIRST_SECONDS = 2.0
@@ -31,14 +114,14 @@ _FIRST_SECONDS = 2.0
 
 
 @dataclass
-class Moment:
-    """What all processes had done at one moment, and how much more than at the one before."""
+class Sample:
+    """Figures of all processes, and those of the sample before: the difference is the rate."""
 
     activities: Activities
     tables: dict[int, NamedTable]
     before: Activities
     seconds: float
-    """Since the moment before."""
+    """Since the sample before."""
 
     def rate(self, now: int, before: int) -> float:
         """Per second. A process that has gone takes its counts along: that is no negative rate."""
@@ -55,7 +138,7 @@ class Moment:
         return self.activities.observers[name].latency_seconds(self.before.observers.get(name))
 
     def clients(self) -> list[tuple[ClientFigures, float, float]]:
-        """Those with the most conflicts first, and then those with the most commits."""
+        """Processes with the most conflicts first, and then those with the most commits."""
         rates = [
             (
                 now,
@@ -101,33 +184,33 @@ def top(
         found = Activities.of(await list_sessions(here, network, activity=True, tell=_refuse))
         return time.monotonic(), found
 
-    async def fetch(network: GrpcNetwork) -> Moment:
+    async def fetch(network: GrpcNetwork) -> Sample:
         nonlocal before
         if before is None:
             # A single look has no rates: all of them would be shown as 0.
             before = await look(network)
             await asyncio.sleep(min(every, _FIRST_SECONDS))
         listed = await answer_of_leader(here, network, methods.LIST_TABLES, ListTablesRequest())
-        moment, now = await look(network)
-        (then, activities), before = before, (moment, now)
+        taken_at, now = await look(network)
+        (then, activities), before = before, (taken_at, now)
         tables = named_tables(listed.tables)
-        return Moment(now, tables, activities, max(moment - then, 0.001))
+        return Sample(now, tables, activities, max(taken_at - then, 0.001))
 
     keep_showing(here, fetch, _as_text, _as_data, every=every, times=times)
 
 
 def _refuse(missing: str) -> None:
-    """What is missing now would count as new when it is back."""
+    """A process that is missing now would count as new when it is back."""
     raise Unavailable(missing)
 
 
-def _as_text(moment: Moment) -> Group:
+def _as_text(sample: Sample) -> Group:
     observers = Screen(
         "table", "observer", "workers", "runs/s", "commits/s", "conflicts/s", "failures/s",
         "backlog", "latency", box=None,
     )  # fmt: skip
-    for name, now, rates in moment.observers():
-        latency = moment.latency_seconds(name)
+    for name, now, rates in sample.observers():
+        latency = sample.latency_seconds(name)
         observers.add_row(
             *map(plain, name),
             str(now.workers),
@@ -136,13 +219,13 @@ def _as_text(moment: Moment) -> Group:
             "" if latency is None else f"{latency * 1000:,.0f} ms",
         )
     clients = Screen("program", "commits/s", "conflicts/s", box=None)
-    for client, commits, conflicts in moment.clients()[:_SHOWN_MAX]:
+    for client, commits, conflicts in sample.clients()[:_SHOWN_MAX]:
         clients.add_row(
             plain(client.who or "(no description)"), f"{commits:,.1f}", f"{conflicts:,.1f}"
         )
     cells = Screen("conflicts/s", "cell", box=None)
-    for cell, rate in moment.cells()[:_SHOWN_MAX]:
-        cells.add_row(f"{rate:,.1f}", plain(cell_text(cell, moment.tables)))
+    for cell, rate in sample.cells()[:_SHOWN_MAX]:
+        cells.add_row(f"{rate:,.1f}", plain(cell_text(cell, sample.tables)))
     return Group(
         observers if observers.row_count else Text("no worker runs observers"),
         "",
@@ -152,7 +235,7 @@ def _as_text(moment: Moment) -> Group:
     )
 
 
-def _as_data(moment: Moment) -> Mapping[str, object]:
+def _as_data(sample: Sample) -> Mapping[str, object]:
     return {
         "observers": [
             {
@@ -161,9 +244,9 @@ def _as_data(moment: Moment) -> Mapping[str, object]:
                 "workers": now.workers,
                 **{f"{key}_per_second": round(rate, 3) for key, rate in sorted(rates.items())},
                 "backlog": now.backlog,
-                "latency_seconds": moment.latency_seconds(name),
+                "latency_seconds": sample.latency_seconds(name),
             }
-            for name, now, rates in moment.observers()
+            for name, now, rates in sample.observers()
         ],
         "programs": [
             {
@@ -171,10 +254,27 @@ def _as_data(moment: Moment) -> Mapping[str, object]:
                 "commits_per_second": round(commits, 3),
                 "conflicts_per_second": round(conflicts, 3),
             }
-            for client, commits, conflicts in moment.clients()
+            for client, commits, conflicts in sample.clients()
         ],
         "cells": [
-            {**cell_data(cell, moment.tables), "conflicts_per_second": round(rate, 3)}
-            for cell, rate in moment.cells()
+            {**cell_data(cell, sample.tables), "conflicts_per_second": round(rate, 3)}
+            for cell, rate in sample.cells()
         ],
+    }
+
+
+def cell_text(cell: LostCell, tables: Mapping[int, NamedTable]) -> str:
+    """The cell for people, with its table's name if that is known."""
+    table = tables.get(cell.table_id, NamedTable(f"table {cell.table_id}", UNKNOWN))
+    row = table.forms.row_text(cell.row)
+    return f"{table.name}, row {row}, column {column_text(cell.column)}"
+
+
+def cell_data(cell: LostCell, tables: Mapping[int, NamedTable]) -> dict[str, object]:
+    """The cell for programs."""
+    table = tables.get(cell.table_id, NamedTable("", UNKNOWN))
+    return {
+        "table": table.name,
+        "row": table.forms.row_data(cell.row),
+        "column": row_text(cell.column),
     }

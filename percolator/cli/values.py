@@ -1,22 +1,32 @@
-"""Rows and values of one table as people read and write them, by the codecs in its schema.
+"""Rows, values and stored cells as people read and write them, by the codecs in a table's schema.
 
-What has no codec there is text, or hex if it is not text. `--as` names another type.
+A value without a codec is text, or hex if it is not text. `--as` names another type.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from contextlib import aclosing
 from enum import StrEnum
 from typing import Any, NamedTuple
 
 from percolator import aio, codecs, named_codecs
+from percolator.aio.database import Database
 from percolator.codec_names import CodecNames
 from percolator.codecs import Codec
-from percolator.errors import InvalidArgument, SchemaError
+from percolator.errors import CellAddress, InvalidArgument, SchemaError
+from percolator.formats.hidden_cells import (
+    acknowledging_observer,
+    locked_column,
+    observed_column,
+)
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.routing.table_info import TableInfo
-from percolator.row_text import row_bytes
+from percolator.row_text import row_bytes, row_text
 from percolator.schema import Column, Table
+from percolator.timestamps import in_json
 from percolator.v1 import master_pb2 as pb
+from percolator.v1.cells_pb2 import Cell, Space
 
 
 class ValueType(StrEnum):
@@ -34,7 +44,7 @@ class ValueType(StrEnum):
 
 
 class Forms:
-    """What the rows and values of a table look like."""
+    """The forms of a table's rows and values."""
 
     def __init__(self, names: CodecNames, kind: ValueType | None = None) -> None:
         """`kind`: the type of all values; None if each column has its own."""
@@ -43,7 +53,7 @@ class Forms:
         self._key = named_codecs.key_codec(names.key)
 
     def codec(self, column: bytes) -> Codec[Any] | None:
-        """What reads and writes the values of the column; None if they are text or unknown."""
+        """The codec of the column's values; None if they are text or unknown."""
         name = self._names.columns.get(column, "") if self._kind is None else self._kind.value
         return named_codecs.value_codec(name)
 
@@ -58,7 +68,7 @@ class Forms:
         return named_codecs.key_bytes(field, self._key, text)
 
     def end_of_range(self, field: str, text: str) -> bytes:
-        """The same for an option that may be left out: the range has no such end."""
+        """The row of an option that may be left out: the range has no such end."""
         return self.row(field, text) if text else b""
 
     def prefix(self, field: str, text: str) -> bytes:
@@ -120,3 +130,118 @@ async def forms_of(
     """The forms of a table. Raises `SchemaError` if there is none."""
     info = await table_info(database, table, timeout_seconds)
     return Forms(info.codecs.names, kind)
+
+
+SPACES = {
+    Space.SPACE_LOCK: "lock",
+    Space.SPACE_WRITE: "write",
+    Space.SPACE_DATA: "data",
+    Space.SPACE_ROLLBACK: "rollback",
+    Space.SPACE_NOTIFY: "notify",
+}
+
+
+async def stored_cells(
+    database: Database,
+    table: TableInfo,
+    spaces: Sequence[Space],
+    start: bytes = b"",
+    end: bytes = b"",
+    timeout_seconds: float = 10.0,
+) -> AsyncGenerator[Cell, None]:
+    """Yields cells, one space after the other.
+
+    Only the cells of one page are read at one time.
+    """
+    contents = database.internal.engine.contents
+    for space in spaces:
+        async with aclosing(contents.cells(table, space, start, end, timeout_seconds)) as cells:
+            async for cell in cells:
+                yield cell
+
+
+async def first_cells(
+    database: Database,
+    table: TableInfo,
+    spaces: Sequence[Space],
+    start: bytes,
+    end: bytes,
+    columns: Collection[bytes],
+    limit: int,
+    timeout_seconds: float,
+) -> list[Cell]:
+    """The first cells by row and column, of any of the spaces."""
+    found: list[Cell] = []
+    for space in spaces:
+        # `limit` cells of each space: the first `limit` of all spaces are among them.
+        here: list[Cell] = []
+        async for cell in stored_cells(database, table, [space], start, end, timeout_seconds):
+            if not columns or cell.column in columns:
+                here.append(cell)
+            if len(here) >= limit:
+                break
+        found += here
+    found.sort(key=lambda cell: (cell.row, cell.column, cell.space, -cell.timestamp))
+    return found[:limit]
+
+
+def described(cell: Cell) -> dict[str, object]:
+    """The fields of the record in a cell, without the value that it may hold."""
+    if cell.space == Space.SPACE_LOCK:
+        lock = LockRecord.decode(cell.value)
+        return {
+            "kind": kind_of(cell.column, lock.kind),
+            "start_timestamp": in_json(lock.start_timestamp),
+            "min_commit_timestamp": in_json(lock.min_commit_timestamp),
+            "ttl_seconds": lock.ttl_milliseconds / 1000,
+            "session": lock.session.hex() or None,
+            "primary": primary_text(lock),
+        }
+    if cell.space == Space.SPACE_WRITE:
+        write = WriteRecord.decode(cell.value)
+        return {
+            "kind": kind_of(cell.column, write.kind),
+            "commit_timestamp": in_json(cell.timestamp),
+            "start_timestamp": in_json(write.start_timestamp),
+        }
+    about: dict[str, object] = {"timestamp": in_json(cell.timestamp)}
+    if cell.qualifier:
+        about["observer"] = cell.qualifier.decode(errors="backslashreplace")
+    return about
+
+
+def shown_column(column: bytes) -> bytes:
+    """The column that people know: the locked one, for the hidden column of a read lock."""
+    locked = locked_column(column)
+    return column if locked is None else locked
+
+
+def column_text(column: bytes) -> str:
+    """The column for people, also if it is a hidden one: what it belongs to, and for whom."""
+    observed = observed_column(column)
+    if observed is None:
+        return row_text(shown_column(column))
+    observer = acknowledging_observer(column)
+    return f"{row_text(observed)}, acknowledged by {row_text(observer)}"
+
+
+def kind_of(column: bytes, kind: RecordKind) -> str:
+    """The kind of a lock or record in this column, as a word."""
+    return kind.name.lower() if locked_column(column) is None else "read_lock"
+
+
+def primary_text(lock: LockRecord) -> str:
+    """The primary that a lock names."""
+    table_id, row, column = lock.primary
+    if locked_column(column) is None:
+        return str(lock.primary)
+    return f"the read lock of {CellAddress(table_id, row, shown_column(column))}"
+
+
+def value_of(cell: Cell) -> bytes | None:
+    """The user's value in the record; None if there is none."""
+    if cell.space == Space.SPACE_LOCK:
+        return LockRecord.decode(cell.value).value or None
+    if cell.space == Space.SPACE_WRITE:
+        return WriteRecord.decode(cell.value).value or None
+    return cell.value if cell.space == Space.SPACE_DATA else None

@@ -19,11 +19,9 @@ from percolator import aio
 from percolator.aio.connecting import this_process
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.errors import InvalidArgument
-from percolator.observers.definition import Observer
-from percolator.observers.registry.loading import load
-from percolator.observers.running.trace import trace_to
-from percolator.observers.starting import start_when_ready
-from percolator.observers.worker import DRAIN_SECONDS, WorkerLimits
+from percolator.observers.definition import Observer, load
+from percolator.observers.trace import trace_to
+from percolator.observers.worker import DRAIN_SECONDS, WorkerLimits, start_when_ready
 
 _LEAVE_SECONDS = 5.0
 """Time to disconnect and to end the interpreter, after the runs."""
@@ -107,7 +105,7 @@ async def _run(
     names = ", ".join(f"{one.name} of {one.table.name}" for one in observers)
     errors_console.print(plain(f"running {names}"), highlight=False, soft_wrap=True)
     try:
-        # If a part of it fails, work would be found late or never: the process ends instead.
+        # If one of its tasks fails, work would be found late or never: the process ends instead.
         await _ends_before(asyncio.create_task(running.wait()), stop)
         errors_console.print("stopping", highlight=False)
         ended = await running.stop()
@@ -123,7 +121,7 @@ async def _run(
 
 
 async def _ends_before(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
-    """Whether the task ended before `stop` was set, and otherwise cancels it. Raises its error."""
+    """False if `stop` was set before the task ended: it is cancelled. Raises the task's error."""
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()

@@ -1,7 +1,7 @@
-"""What became of the transactions that have left intents, as far as their cells tell.
+"""Outcomes of the transactions that have left intents, as far as their cells tell.
 
-What a cell tells is final: one that has a transaction's commit never gets its marker, nor the other
-way round. percolator/observers/finding/intent_notifications.py says what follows from it.
+A cell tells only what is final: one that has a transaction's commit never gets its marker, nor the
+other way round. percolator/observers/intent_notifications.py says what follows from it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ObservedCell = tuple[int, bytes, bytes, bytes]
 
 @dataclass
 class Judged:
-    """What has become of the transactions of some intents."""
+    """Outcomes of the transactions of some intents."""
 
     committed: dict[ObservedCell, dict[int, list[Intent]]] = field(default_factory=dict)
     """Intents by the commit timestamps of their transactions, or what stands for them."""
@@ -32,7 +32,7 @@ class Judged:
     without_table: list[Intent] = field(default_factory=list)
     """The store does not have the tables of these."""
     problem: PercolatorError | None = None
-    """Why nothing is known of some of them, if that is so."""
+    """The reason why nothing is known of some of them, if that is so."""
 
     def commit(self, intent: Intent, timestamp: int) -> None:
         by_commit = self.committed.setdefault(observed_cell(intent), {})

@@ -4,7 +4,7 @@
    durably, as on tablets (services/master/history).
 2. Resolve every lock below that, in every table.
 3. Only now collect, row by row (percolator/rowstore/collecting.py); but keep deletions from the
-   start of the oldest transaction on whose observers have not run (awaited.py).
+   start of the oldest transaction on whose observers have not run (`AwaitedIntents`).
 
 Nothing is announced between 1 and 2: there is nobody to announce it to. A prewrite that arrives
 after its row was scanned for locks is admitted if the row has no note. This does no harm: its
@@ -19,18 +19,21 @@ broke off.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
+from typing import Final
 
-from percolator.errors import PercolatorError, Retry
-from percolator.history.awaited import AwaitedIntents, Registered
-from percolator.history.older_locks import LOCKS_AT_A_TIME, resolve_older_locks
+from percolator.errors import NotReady, PercolatorError, Retry
+from percolator.history.fates import Fates
 from percolator.protocol.environment import Environment
 from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
+from percolator.routing.table_info import TableSchema
 from percolator.rowstore.collecting import Bounds
 from percolator.rowstore.collector import Collected, RowCollector
-from percolator.rowstore.intents import Intents
+from percolator.rowstore.intents import BUCKETS, Intent, Intents, key_from
 from percolator.rowstore.locks import stored_locks
 from percolator.rowstore.port import RowStore
 from percolator.rowstore.times import Times
@@ -139,3 +142,140 @@ class RowHistory:
         self.locks_resolved += await resolve_older_locks(
             self._env, self._cleanup, scan, below, f"table {table_id}"
         )
+
+
+LOCKS_AT_A_TIME: Final = 1_000
+_SETTLE_SECONDS = 30.0
+_ROUNDS_MAX = 1_000
+
+
+async def resolve_older_locks(
+    env: Environment,
+    cleanup: Cleanup,
+    scan: Callable[[], Awaitable[list[MetLock]]],
+    below: int,
+    where: str,
+) -> int:
+    """Returns how many locks were resolved, once `scan` finds none that is older than `below`.
+
+    `scan` returns up to `LOCKS_AT_A_TIME` of them; `where` says what it scans. Raises `NotReady` if
+    a primary does not answer, and the errors of the store.
+
+    The cells that show the outcome of a lock's transaction may be among those that are collected. A
+    lock that was left would then be rolled back by the next reader, although its transaction
+    committed.
+
+    Owners are not asked whether they are alive: a session that needs history holds the safe point
+    back. An owner that is alive, but has said nothing of the transaction, or has used it for too
+    long, could otherwise stop the collection of the whole cluster for as long as it likes. Its
+    primary decides, as always: either it has committed, or it gets a marker and never will.
+    """
+    resolved = 0
+    for _ in range(_ROUNDS_MAX):
+        found = await scan()
+        if not found:
+            return resolved
+        await cleanup.resolve(
+            found,
+            deadline=env.now() + _SETTLE_SECONDS,
+            known_now=await env.timestamps.get(),
+            waited_seconds=0.0,
+            ended_below=below,
+        )
+        left = {(lock.address, lock.lock.start_timestamp) for lock in await scan()}
+        gone = sum((one.address, one.lock.start_timestamp) not in left for one in found)
+        resolved += gone
+        if not gone:
+            raise NotReady(
+                f"a lock of transaction {found[0].lock.start_timestamp} in {where} is still held, "
+                f"below {below}"
+            )
+    raise NotReady(f"{where} has too many old locks to resolve in one round")
+
+
+Registered = Mapping[int, TableSchema]
+"""All tables that are not being dropped."""
+_ALL_COLUMNS = ((b"", b""),)
+
+
+class AwaitedIntents:
+    """The intents of one store: from when on observers still have to see deletions.
+
+    A transaction may announce its cells for an observer that is being removed, or in a table that
+    is being dropped. Such intents may come long after the removal, and no worker looks for them. If
+    they counted, deletions would never be collected again. So they do not count, and are cleared
+    here.
+
+    **Which.** Intents whose table or observer is not registered, and whose transactions began below
+    the safe point. They are looked at in their order, up to the first one that somebody waits for:
+    only what is in front of that one could hold up anything.
+
+    **Why no change is lost**, even if an observer of the same name is registered again: an intent
+    is cleared only if its transaction's outcome is final (fates.py), or if its table is gone for
+    good, and if whoever collects has led *after* that was seen, with a catalogue in which the
+    observer was not registered. So every later registration is above that transaction's commit, and
+    finds the change by backfilling, if it wants it. A call that deletes may thus arrive as late as
+    it likes.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        intents: Intents,
+        registered: Callable[[], Awaitable[Registered]],
+    ) -> None:
+        """`registered` returns what is registered at some moment after it was called, and raises
+        `NotReady` unless the caller led at that moment."""
+        self._env = env
+        self._intents = intents
+        self._registered = registered
+        self._fates = Fates(env)
+        self.cleared = 0
+        """How many intents were cleared for which nobody asks."""
+
+    async def oldest(self, below: int) -> int:
+        """The least timestamp of all intents below this for which somebody asks, and that are there
+        from now on, of transactions that have announced their cells by now; 0 if there is none."""
+        registered = await self._registered()
+        found = await asyncio.gather(*(self._oldest_in(one, below, registered) for one in BUCKETS))
+        return min((one for one in found if one), default=0)
+
+    async def _oldest_in(self, bucket: int, below: int, registered: Registered) -> int:
+        at, end = key_from(bucket), key_from(bucket, below)
+        while at:
+            found, at = await self._intents.page(at, end, _ALL_COLUMNS, self._deadline())
+            unasked: list[Intent] = []
+            for intent in found:
+                if _is_asked_for(intent, registered):
+                    await self._clear(unasked)
+                    return intent.timestamp
+                unasked.append(intent)
+            await self._clear(unasked)
+        return 0
+
+    async def _clear(self, unasked: Sequence[Intent]) -> None:
+        """Intents whose transactions may still be about to commit stay for the next round."""
+        if not unasked:
+            return
+        judged = await self._fates.judge(unasked)
+        await self._fates.put_markers(judged.without_trace, judged)
+        registered = await self._registered()
+        committed = chain.from_iterable(
+            intents for by_commit in judged.committed.values() for intents in by_commit.values()
+        )
+        final = [one for one in committed if not _is_asked_for(one, registered)]
+        final += judged.rolled_back
+        final += [one for one in judged.without_table if one.table_id not in registered]
+        await self._intents.delete(final, self._deadline())
+        self.cleared += len(final)
+
+    def _deadline(self) -> float:
+        return self._env.now() + self._env.limits.call_seconds
+
+
+def _is_asked_for(intent: Intent, registered: Registered) -> bool:
+    schema = registered.get(intent.table_id)
+    if schema is None:
+        return False
+    by_column = chain(schema.observers.values(), schema.weak_observers.values())
+    return any(intent.observer in observers for observers in by_column)

@@ -2,10 +2,10 @@
 
 Invariants:
 - A cell is queued or being run at most once per observer, however often it is found.
-- The queue is bounded in number and bytes. Work that finds no room stays where it is stored, and is
-  found again.
+- The queue is bounded in number and bytes. Work that finds no space stays where it is stored, and
+  is found again.
 - An observer that is busy, failing or paused holds up only itself: however much waits for it, there
-  is room for the others.
+  is space for the others.
 """
 
 from __future__ import annotations
@@ -19,25 +19,107 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from percolator.observers.watched import Watched
-from percolator.observers.work import TIMESTAMPS_MAX, Key, Work
-from percolator.protocol.contention.hot_cells import HotCells
+from percolator.protocol.contention.hot_cells import Contender, HotCells
+from percolator.row_text import quoted
+
+TIMESTAMPS_MAX = 2_048
+"""The most timestamps kept for one work item. Those above it are found again by scans, a few at a
+time: a cell that is notified very often would be looked at for minutes after its last run."""
+_OTHER_BYTES = 400
+"""The memory of one work item, besides row and column."""
+
+Key = tuple[Watched, bytes, bytes]
+
+
+class Work:
+    """One observer's notifications about one cell, as the worker that has found them knows them."""
+
+    __slots__ = (
+        "attempts",
+        "column",
+        "contender",
+        "found_seconds",
+        "has_lost",
+        "is_known",
+        "is_locked",
+        "is_running",
+        "key",
+        "retries",
+        "row",
+        "size_bytes",
+        "timestamps",
+        "tried_commit",
+        "watched",
+    )
+
+    def __init__(self, watched: Watched, row: bytes, column: bytes, found_seconds: float) -> None:
+        self.watched = watched
+        self.row = row
+        self.column = column
+        self.key: Key = (watched, row, column)
+        self.size_bytes = len(row) + len(column) + _OTHER_BYTES
+        self.found_seconds = found_seconds
+        """When this worker learned of it, by its monotonic clock."""
+        self.timestamps: set[int] = set()
+        """The timestamps of its known notifications."""
+        self.is_known = False
+        """It is in the queue: not finished, and not dropped."""
+        self.is_running = False
+        self.is_locked = False
+        """This worker holds the advisory lock."""
+        self.attempts = 0
+        """Failed runs for the change at `tried_commit`."""
+        self.tried_commit = 0
+        self.retries = 0
+        """Consecutive runs that conflicted, or that the cluster did not answer."""
+        self.contender: Contender | None = None
+        """Set while it stands in line at cells where it has lost, or where it would lose."""
+        self.has_lost = False
+        """A run has lost to another transaction, and none has committed since."""
+
+    @property
+    def in_line(self) -> bool:
+        """True if it stands in line at hot cells, or is at the head of one."""
+        return self.contender is not None and self.contender.in_line
+
+    def leave(self) -> None:
+        """Gives up its place in line: if it was waiting, it runs at once."""
+        if self.contender is not None:
+            self.contender.leave()
+            self.contender = None
+
+    def note(self, timestamps: Iterable[int], most: int = TIMESTAMPS_MAX) -> None:
+        """Adds notifications. If there are too many, the newest is always kept, since it decides
+        whether another run is due. The others are found again."""
+        known = self.timestamps
+        for timestamp in timestamps:
+            if len(known) >= most:
+                newest = max(known)
+                if timestamp <= newest:
+                    continue
+                known.discard(newest)
+            known.add(timestamp)
+
+    def __repr__(self) -> str:
+        return f"Work({self.watched.observer.name!r}, {quoted(self.row)}, {quoted(self.column)})"
+
 
 _FINISHED_MAX = 16_384
 """Cells remembered after their run, since a scan that was in progress may still report them."""
 TIMESTAMPS_OF_ALL_MAX = 262_144
 """While this many are kept for all work together, one item gets no more than the next number."""
 _TIMESTAMPS_WHEN_FULL = 128
-_PARTS_OF_FREE_MAX = 4
-"""One observer's work may take at most this many times the room that is still free: one observer
-alone gets 4/5 of the queue, two get 4/9 each. So however many are stuck, others find room."""
-_PARTS_OF_FREE_ROOMY = 2
-"""An observer that was refused room is notified when its work takes less than this many times the
-free room. By then there is enough room to make another scan worthwhile."""
+_TIMES_FREE_MAX = 4
+"""One observer's work may take at most this many times the space that is still free: one observer
+alone gets 4/5 of the queue, two get 4/9 each. So however many are stuck, others find space."""
+_TIMES_FREE_AGAIN = 2
+"""An observer that was refused space is notified when its work takes less than this many times the
+free space. By then there is enough space to make another scan worthwhile."""
 IN_LINE_MAX = 16
 """While this much of an observer's work stands in line at a hot cell, the rest stays in the queue.
 It is enough to keep the line from running empty, and little if the next runs write other cells."""
 _OLDEST_OF_ALL = 0
-"""The place in the queue of work that has its turn: others wait until it has ended."""
+"""The place in the queue of work at the head of a line: others wait until it has ended."""
 
 _ReadyWork = tuple[int, int, Work]
 """The oldest change, a number that is unique, so that a comparison never reaches the work, and the
@@ -58,7 +140,7 @@ class _Lane:
         """A heap. It may contain some that was dropped."""
         self.running = 0
         self.in_line: dict[Work, None] = {}
-        """What waits for its turn."""
+        """Work that waits at a hot cell."""
 
     @property
     def may_run(self) -> bool:
@@ -91,10 +173,10 @@ class WorkQueue:
         hot_cells: HotCells,
         on_ready: Callable[[], None],
         on_finished_before: Callable[[Work, Sequence[int]], None],
-        on_room: Callable[[], None],
+        on_space: Callable[[], None],
     ) -> None:
         """`on_ready` is called when there is work to take; `on_finished_before` when work was found
-        that a run has already done; `on_room` when there is room again for an observer whose work
+        that a run has already done; `on_space` when there is space again for an observer whose work
         was refused."""
         self._rows_max = rows_max
         self._bytes_max = bytes_max
@@ -102,19 +184,17 @@ class WorkQueue:
         self._hot_cells = hot_cells
         self._on_ready = on_ready
         self._on_finished_before = on_finished_before
-        self._on_room = on_room
+        self._on_space = on_space
         self._known: dict[Key, Work] = {}
         self._bytes = 0
         self._timestamps = 0
         """How many timestamps all work has together."""
         self._lanes: dict[Watched, _Lane] = {}
         self._refused: set[Watched] = set()
-        """Observers whose work was refused for lack of room."""
+        """Observers whose work was refused for lack of space."""
         self._delayed: dict[Key, asyncio.TimerHandle] = {}
         self._finished: OrderedDict[Key, _Finished] = OrderedDict()
         self._numbers = itertools.count()
-
-    # ------------------------------------------------------------------ state
 
     def __len__(self) -> int:
         return len(self._known)
@@ -128,20 +208,20 @@ class WorkQueue:
             lane = self._lanes[watched] = _Lane(watched)
         return lane
 
-    def has_room(self, watched: Watched) -> bool:
-        """Whether this observer may queue more work. If not, `on_room` is called later."""
-        if self._takes_at_most(self._lane(watched), _PARTS_OF_FREE_MAX, more=1):
+    def has_space(self, watched: Watched) -> bool:
+        """True if this observer may queue more work. If not, `on_space` is called later."""
+        if self._takes_at_most(self._lane(watched), _TIMES_FREE_MAX, more=1):
             return True
         self._refused.add(watched)
         return False
 
-    def _takes_at_most(self, lane: _Lane, parts: int, *, more: int = 0) -> bool:
+    def _takes_at_most(self, lane: _Lane, times: int, *, more: int = 0) -> bool:
         free_rows, free_bytes = self._rows_max - len(self._known), self._bytes_max - self._bytes
         return (
             free_rows > 0
             and free_bytes > 0
-            and lane.backlog + more <= parts * free_rows
-            and lane.size_bytes <= parts * free_bytes
+            and lane.backlog + more <= times * free_rows
+            and lane.size_bytes <= times * free_bytes
         )
 
     def all(self) -> Iterable[Work]:
@@ -152,12 +232,10 @@ class WorkQueue:
         lane = self._lanes.get(watched)
         return 0 if lane is None else lane.backlog
 
-    # ------------------------------------------------------------------ coming in
-
     def offer(
         self, watched: Watched, row: bytes, column: bytes, timestamps: Iterable[int]
     ) -> Work | None:
-        """Adds work that was found. Returns None if there is no room, or nothing to do."""
+        """Adds work that was found. Returns None if there is no space, or nothing to do."""
         if not watched.is_active or not watched.watches(column):
             return None
         key = watched, row, column
@@ -165,7 +243,7 @@ class WorkQueue:
         if work is not None:
             self._add(work, timestamps)
             return work
-        if not self.has_room(watched):
+        if not self.has_space(watched):
             return None
         work = Work(watched, row, column, self._now())
         work.note(timestamps, self._most_timestamps())
@@ -192,7 +270,7 @@ class WorkQueue:
         return _TIMESTAMPS_WHEN_FULL if is_full else TIMESTAMPS_MAX
 
     def in_line(self, watched: Watched) -> Sequence[Work]:
-        """This observer's work that waits for its turn at cells where it would lose."""
+        """This observer's work that waits in line at cells where it would lose."""
         return list(self._lane(watched).in_line)
 
     def _make_ready_after_pause(self, work: Work) -> None:
@@ -209,8 +287,6 @@ class WorkQueue:
         oldest = min(work.timestamps) if work.contender is None else _OLDEST_OF_ALL
         heappush(self._lane(work.watched).ready, (oldest, next(self._numbers), work))
         self._on_ready()
-
-    # ------------------------------------------------------------------ going out
 
     def take(self) -> Work | None:
         """The work with the oldest change among the observers that may run now."""
@@ -237,7 +313,7 @@ class WorkQueue:
         return work
 
     def _may_begin(self, lane: _Lane) -> bool:
-        """Whether work that has not lost yet may be taken, even if it would only stand in line."""
+        """Work that has not lost yet may be taken, even if it would only stand in line."""
         cell = lane.watched.hot_cell
         if cell is None or cell not in self._hot_cells:
             return True
@@ -259,7 +335,7 @@ class WorkQueue:
             self._forget(work)
 
     def again(self, work: Work, seconds: float) -> None:
-        """Queues the work again after a pause, and when it has its turn if it is a contender."""
+        """Queues the work again after a pause, and at the head of the line if it is a contender."""
         self._stopped(work)
         if seconds:
             self._delay(work, seconds)
@@ -332,17 +408,15 @@ class WorkQueue:
         if timer is not None:
             timer.cancel()
         if self._refused:
-            self._announce_room()
+            self._announce_space()
 
-    def _announce_room(self) -> None:
-        roomy = {
-            one
-            for one in self._refused
-            if self._takes_at_most(self._lane(one), _PARTS_OF_FREE_ROOMY)
+    def _announce_space(self) -> None:
+        again = {
+            one for one in self._refused if self._takes_at_most(self._lane(one), _TIMES_FREE_AGAIN)
         }
-        if roomy:
-            self._refused -= roomy
-            self._on_room()
+        if again:
+            self._refused -= again
+            self._on_space()
 
     def _remember(self, work: Work, seen: int) -> None:
         pause = work.watched.observer.pause_seconds

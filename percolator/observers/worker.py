@@ -17,28 +17,31 @@ from types import TracebackType
 from typing import Any
 
 from percolator.arguments import require_seconds, require_whole
-from percolator.errors import InvalidArgument, UsageError
-from percolator.observers.context import WorkerContext
-from percolator.observers.counters import Counters
+from percolator.errors import (
+    ExecutionUnknown,
+    InvalidArgument,
+    NotExecuted,
+    SchemaError,
+    UsageError,
+)
+from percolator.observers.backfill import OwedBackfills
+from percolator.observers.context import WorkerContext, WorkHints
+from percolator.observers.dead_letters import DeadLetters, dead_letters_table
 from percolator.observers.definition import Observer, checked
-from percolator.observers.finding.row_locks import RowLocks
-from percolator.observers.finding.scanner import Scanner
-from percolator.observers.port import WorkHints
-from percolator.observers.registry.backfilling import OwedBackfills
-from percolator.observers.registry.registration import Registrations, register
-from percolator.observers.running.dead_letter import DeadLetters, dead_letters_table
-from percolator.observers.running.deletions import Deletions
-from percolator.observers.running.run_pool import Results, RunPool
-from percolator.observers.running.threads import Threads
-from percolator.observers.watched import Watched
+from percolator.observers.registration import Registrations, register
+from percolator.observers.runs import Deletions, Results, RunPool
+from percolator.observers.scanner import RowLocks, Scanner
+from percolator.observers.time_limits import Threads
+from percolator.observers.watched import Counters, Watched
 from percolator.observers.work_queue import WorkQueue
 from percolator.tasks import Tasks
+from percolator.world import Clock
 
 _log = logging.getLogger(__name__)
 
 DRAIN_SECONDS = 10.0
-_BACKFILL_SHARE = 5
-"""The part of the queue that the cells of one backfill may fill: the rest is for live changes."""
+_BACKFILL_FRACTION = 5
+"""The cells of one backfill may fill this fraction of the queue: the rest is for live changes."""
 _DELETION_SECONDS_MIN = 1.0
 """The least time for deletions at the end of a drain, however long the runs took."""
 
@@ -84,9 +87,9 @@ class Worker:
         self._observers = checked(observers)
         self._limits = limits or WorkerLimits()
         self._drain_seconds = drain_seconds
-        self._tasks = Tasks(self._part_failed)
+        self._tasks = Tasks(self._task_failed)
         self._working: list[asyncio.Task[None]] = []
-        """The tasks of its parts, also those that have ended."""
+        """Its tasks, also those that have ended."""
         self._parts: _Parts | None = None
         self._stopped: asyncio.Event | None = None
         self._registered_in_advance: dict[str, None] = {}
@@ -94,7 +97,7 @@ class Worker:
         self._is_unwanted = False
         """It was stopped before it had started, as when its database is closed meanwhile."""
         self._ended = asyncio.Event()
-        """Set when the worker was stopped, or a part of it has failed."""
+        """Set when the worker was stopped, or a task of it has failed."""
         self._failure: BaseException | None = None
 
     async def start(self) -> None:
@@ -128,12 +131,12 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started, and neither stopped nor ended by an error."""
+        """It was started, and neither stopped nor ended by an error."""
         return self._parts is not None and not self._ended.is_set()
 
     @property
     def counters(self) -> Mapping[tuple[str, str], Counters]:
-        """What the observers have done, by table and observer."""
+        """The counters of the observers, by table and observer."""
         watched = self._parts.registrations.watched if self._parts else ()
         return {(one.observer.table.name, one.observer.name): one.counters for one in watched}
 
@@ -168,7 +171,7 @@ class Worker:
         return ended
 
     async def wait(self) -> None:
-        """Returns when the worker was stopped. Raises the error if a part of it has failed."""
+        """Returns when the worker was stopped. Raises the error if a task of it has failed."""
         if self._stopped is None:
             raise UsageError("this worker was not started")
         await self._ended.wait()
@@ -187,15 +190,13 @@ class Worker:
     ) -> None:
         await self.stop()
 
-    # ------------------------------------------------------------------ tasks
-
     def _is_cancelled(self) -> bool:
         return any(task.cancelled() or task.cancelling() for task in self._working)
 
-    def _part_failed(self, _: asyncio.Task[Any], error: BaseException) -> None:
+    def _task_failed(self, _: asyncio.Task[Any], error: BaseException) -> None:
         self._failure = error
         self._ended.set()
-        _log.error("a part of the worker has failed", exc_info=error)
+        _log.error("a task of the worker has failed", exc_info=error)
 
     async def _listen(self, parts: _Parts) -> None:
         """Queues the work that the store announces."""
@@ -266,14 +267,14 @@ class _Parts:
             hot_cells=context.env.hot_cells,
             on_ready=self._dispatch,
             on_finished_before=self.deletions.add,
-            on_room=self._look_again,
+            on_space=self._look_again,
         )
         self.locks = RowLocks(context, self.queue)
         self.backfills = OwedBackfills(
             context,
             self.locks,
             tasks.start,
-            unhandled_max=limits.queue_rows_max // _BACKFILL_SHARE,
+            unhandled_max=limits.queue_rows_max // _BACKFILL_FRACTION,
         )
         self.scanner = Scanner(
             context,
@@ -315,3 +316,30 @@ class _Parts:
             self.locks.release(work)
         await self.deletions.done(max(until - loop.time(), _DELETION_SECONDS_MIN))
         return ended
+
+
+_AGAIN_SECONDS = 0.25
+
+
+async def start_when_ready(worker: Worker, clock: Clock, say: Callable[[str], None]) -> None:
+    """Starts a worker that may be earlier than its tables, and returns when it runs. Meanwhile,
+    `say` gets each new reason why it does not.
+
+    The worker's tables are created with its observers, so it misses nothing that is written before
+    it notices them.
+
+    Programs of an application are started in any order. So a worker is not refused because the
+    program that creates its tables has not run yet, or because no master answers right now. An
+    error that no waiting mends, such as another observer with the same name, is raised.
+    """
+    said = ""
+    while True:
+        try:
+            await start_in_advance(worker)
+        except (SchemaError, NotExecuted, ExecutionUnknown) as error:
+            if str(error) != said:
+                said = str(error)
+                say(said)
+            await clock.sleep(_AGAIN_SECONDS)
+        else:
+            return

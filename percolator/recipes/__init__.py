@@ -5,21 +5,18 @@ Read that first.
 
     combine_queue.py      values that many writers combine, without conflicts
     sharded_counter.py    counters without a worker, with few conflicts
-    export_queue.py       values that leave the store, in order
-    export_file.py, exported_once.py    ... with effects exactly once, in files and in PostgreSQL
+    export_queue.py       values that leave the store, in order; with effects exactly once, in files
+                          and in PostgreSQL
     index.py              secondary indexes
-    index_entries.py, index_mending.py    ... their rows, and how they are kept; backfill and check
 
-`queue.py` is what queues share, and `buckets.py` has their rows.
+`queue.py` is the base of queues, with their rows.
 
 A recipe has a table of its own. Nothing here is part of the protocol: a recipe does nothing that a
 program could not do.
 """
 
 from percolator.recipes.combine_queue import CombineQueue, KeyChange
-from percolator.recipes.export_file import ExportFile
-from percolator.recipes.export_queue import Export, ExportQueue
-from percolator.recipes.exported_once import ExportedOnce
+from percolator.recipes.export_queue import Export, ExportedOnce, ExportFile, ExportQueue
 from percolator.recipes.index import Index
 from percolator.recipes.sharded_counter import ShardedCounter
 

@@ -15,12 +15,16 @@ without an error. Sequence numbers let its effects be exactly once.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing
+import fcntl
+import json
+import os
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from inspect import iscoroutinefunction
-from typing import Any, Generic, NamedTuple, TypeVar, overload
+from pathlib import Path
+from typing import Any, BinaryIO, Generic, NamedTuple, Protocol, TypeVar, overload
 
-from percolator import aio
+from percolator import aio, private_files
 from percolator.arguments import require_function
 from percolator.blocking.transaction import Transaction
 from percolator.codecs import Codec, KeyCodec
@@ -30,6 +34,7 @@ from percolator.either import (
     on_reads,
     on_transaction,
 )
+from percolator.errors import InvalidArgument, UsageError
 from percolator.observers.definition import ATTEMPTS, DEADLINE_SECONDS, Observer
 from percolator.recipes.queue import BATCH_BYTES, Queue, require_batch
 from percolator.schema import decoded_value
@@ -271,7 +276,7 @@ class _Entries:
         self._kept: list[_Entry] = []
         self._size = 0
         self._commit = self._start = 0
-        """Those of the oldest entry whose number is that of its commit."""
+        """Rows of the oldest entry whose number is that of its commit."""
         self._have_same_numbers = False
 
     def add(self, entry: _Entry, start: int) -> None:
@@ -315,10 +320,181 @@ class _Entries:
 
 
 def _order(entry: _Entry) -> tuple[int, bool, bytes]:
-    """Those of one transaction are in the order of their places, and so of their rows. Of imported
-    ones, those that are still to be numbered come first."""
+    """Entries of one transaction are in the order of their places, and so of their rows. Of
+    imported ones, those that are still to be numbered come first."""
     return entry.sequence >> _PLACE_BITS, bool(entry.sequence & _NUMBERED), entry.row
 
 
 def _nothing(exports: object) -> None:
     """Only defines the observer; it is not run."""
+
+
+class ExportFile:
+    """A file of JSON lines, to which the exports of one queue are appended.
+
+        {"key": "ann", "sequence": 2021817333478212635621064729, "value": {"order": 17}}
+
+    Guarantees: after `append` returns, each export is in the file exactly once and on disk, and
+    those of a key are in order. This holds among any number of processes of one machine that append
+    to the file, even if they die at any time. Keys and values have to be JSON values.
+
+    It keeps the last number of each key in memory, and reads the file once when it is first used.
+    Do not append anything else. To begin a new file, stop the workers and move the old one away
+    when `ExportQueue.pending` is 0; a worker that dies while it appends leaves some pending.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._last: dict[str, int] = {}
+        self._read_to = 0
+        self._durable_to = 0
+        """Lines that others have appended may not be on disk yet: they may have died before."""
+        self._inode = 0
+
+    def append(self, exports: Iterable[Export[Any, Any]]) -> int:
+        """Appends what is not in the file yet; returns how many exports that were.
+
+        Raises `InvalidArgument` if a key or a value is no JSON value, or if something in the file
+        is not an export; then nothing is appended.
+        """
+        given = [(_json("key", one.key), one.sequence, _line(one)) for one in exports]
+        with self._locked() as file:
+            self._read_on(file)
+            new: dict[str, int] = {}
+            lines = []
+            for key, sequence, line in given:
+                if sequence > new.get(key, self._last.get(key, -1)):
+                    new[key] = sequence
+                    lines.append(line)
+            data = b"".join(lines)
+            file.write(data)
+            file.flush()
+            if self._read_to + len(data) > self._durable_to:
+                os.fsync(file.fileno())
+            self._read_to += len(data)
+            self._durable_to = self._read_to
+            self._last.update(new)
+            return len(lines)
+
+    @contextmanager
+    def _locked(self) -> Iterator[BinaryIO]:
+        """The file, while no other process appends to it."""
+        with open(self._path, "ab+", opener=private_files.opener) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield file
+
+    def _read_on(self, file: BinaryIO) -> None:
+        """Reads what was appended since, and cuts off what a process that died has half written."""
+        found = os.fstat(file.fileno())
+        if found.st_ino != self._inode or found.st_size < self._read_to:
+            # Whoever created the file may have died before it was sure to stay.
+            _sync_directory(self._path.parent)
+            self._inode, self._read_to, self._durable_to, self._last = found.st_ino, 0, 0, {}
+        file.seek(self._read_to)
+        for line in file:
+            if not line.endswith(b"\n"):
+                file.truncate(self._read_to)
+                break
+            self._note(line)
+            self._read_to += len(line)
+        file.seek(0, os.SEEK_END)
+
+    def _note(self, line: bytes) -> None:
+        try:
+            found = json.loads(line)
+            self._last[_json("key", found["key"])] = int(found["sequence"])
+        except (ValueError, KeyError, TypeError):
+            raise InvalidArgument(
+                "path", f"{self._path}, byte {self._read_to}: this line is not an export"
+            ) from None
+
+
+def _line(export: Export[Any, Any]) -> bytes:
+    key, value = _json("key", export.key), _json("value", export.value)
+    return f'{{"key": {key}, "sequence": {export.sequence}, "value": {value}}}\n'.encode()
+
+
+def _json(field: str, value: object) -> str:
+    try:
+        return json.dumps(value, allow_nan=False, sort_keys=True)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgument(field, f"not a JSON value: {error}") from None
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+_CREATE = """\
+CREATE TABLE IF NOT EXISTS percolator_exported (
+    queue text, key bytea, sequence numeric NOT NULL, PRIMARY KEY (queue, key))"""
+_BEGIN_KEY = """\
+INSERT INTO percolator_exported (queue, key, sequence) VALUES (%s, %s, -1) ON CONFLICT DO NOTHING"""
+_LOCK_KEYS = """\
+SELECT key, sequence FROM percolator_exported
+WHERE queue = %s AND key = ANY(%s) ORDER BY key FOR UPDATE"""
+_END_KEY = "UPDATE percolator_exported SET sequence = %s WHERE queue = %s AND key = %s"
+
+
+class Connection(Protocol):
+    """A connection of psycopg 3."""
+
+    autocommit: Any
+
+    def cursor(self) -> Any:  # noqa: ANN401 - psycopg's
+        """A cursor."""
+        ...
+
+
+class ExportedOnce(Generic[K, V]):
+    """Keeps track, in PostgreSQL, of which exports of a queue are new.
+
+        once = ExportedOnce(orders)
+
+        @orders.exporter()
+        def send(exports):
+            with psycopg.connect(...) as connection:    # one transaction, committed at the end
+                for export in once.new(connection, exports):
+                    connection.execute("INSERT INTO orders ...")
+
+    Guarantee: if everything that an export leads to is done in the transaction that asks for it
+    here, it takes effect exactly once, and in order for each key, whatever dies, and whenever.
+    Calls that have keys in common wait for each other there.
+    """
+
+    def __init__(self, queue: ExportQueue[K, V]) -> None:
+        self._queue = queue
+
+    def create(self, connection: Connection) -> None:
+        """Creates the table `percolator_exported`, which all queues share, if it does not exist."""
+        with connection.cursor() as cursor:
+            cursor.execute(_CREATE)
+
+    def new(self, connection: Connection, exports: Sequence[Export[K, V]]) -> list[Export[K, V]]:
+        """The exports that have not taken effect, and will have when this transaction commits.
+
+        Raises `UsageError` for a connection that commits each statement by itself. The transaction
+        has to be at the level READ COMMITTED, which is PostgreSQL's default.
+        """
+        if connection.autocommit:
+            raise UsageError(
+                "the connection has autocommit: the effect would not happen exactly once"
+            )
+        name = self._queue.table.name
+        keys = {export.key: self._queue.key_bytes(export.key) for export in exports}
+        last: dict[bytes, int] = {}
+        with connection.cursor() as cursor:
+            # In one order everywhere, so that no two transactions wait for each other.
+            ordered = sorted(set(keys.values()))
+            cursor.executemany(_BEGIN_KEY, [(name, key) for key in ordered])
+            cursor.execute(_LOCK_KEYS, (name, ordered))
+            before = {bytes(key): int(sequence) for key, sequence in cursor.fetchall()}
+            new = [one for one in exports if one.sequence > before[keys[one.key]]]
+            for one in new:
+                last[keys[one.key]] = one.sequence
+            cursor.executemany(_END_KEY, [(last[key], name, key) for key in sorted(last)])
+        return new

@@ -28,7 +28,7 @@ from percolator.either import (
     on_transaction,
 )
 from percolator.errors import InvalidArgument
-from percolator.recipes.buckets import HashedParts
+from percolator.recipes.queue import HashedParts
 from percolator.schema import Table
 
 K = TypeVar("K")

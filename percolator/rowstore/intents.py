@@ -3,7 +3,7 @@
 A tablet stores a notification with the commit of a cell, and keeps an index of them. A row store
 can do neither: nothing is atomic over rows, and what is dirty among a million clean rows cannot be
 found. So a transaction announces its observed cells in a table of their own, *before* it can
-commit; percolator/observers/finding/intent_notifications.py says why nothing is lost by that.
+commit; percolator/observers/intent_notifications.py says why nothing is lost by that.
 
     key      bucket 1 | timestamp 8 | hash 16
     column   table 8 | observer

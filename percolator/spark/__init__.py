@@ -6,8 +6,14 @@
     pages.write.format("percolator").options(table="copy", catalog=catalog).mode("append").save()
 
 Spark finds the data source by itself (`pyspark_percolator`), in the driver and the executors, if
-`percolator-store[spark]` is installed there. `percolator/spark/options.py` lists the options;
-`data_source.py` is what Spark calls, and the file to open first.
+`percolator-store[spark]` is installed there. `options.py` lists the options; `data_source.py` is
+what Spark calls, and the file to open first.
+
+    reading    reader.py, chosen_rows.py; snapshots.py: several tables at one instant
+    streams    stream_reader.py, stream_progress.py, change_rows.py
+    writing    writers.py chooses: transaction_writer.py (many transactions in each task),
+               atomic_writer.py (one for the job), bulk_load.py (none)
+    rows       catalog.py names fields and types, shapes.py makes rows, values.py converts
 
 In functions that executors run, `percolator.spark.database()` is the connection to use. The other
 functions here are for the driver.
@@ -25,8 +31,8 @@ if TYPE_CHECKING:
 
     from percolator.blocking.database import Database
     from percolator.schema import Column, Table
+    from percolator.spark.atomic_writer import Together
     from percolator.spark.snapshots import SnapshotView, SparkSnapshot
-    from percolator.spark.writing.joint_writes import Together
     from percolator.timestamps import Timestamp
 
 
@@ -42,7 +48,7 @@ def database(address: str | None = None) -> Database:
     ...     for row in rows: ...
     >>> frame.foreachPartition(store)
     """
-    from percolator.spark.executors import shared_database
+    from percolator.spark.connections import shared_database
 
     return shared_database(address)
 
@@ -68,7 +74,7 @@ def timestamp_of(frame: DataFrame) -> Timestamp:
     Works for frames that are derived from it, too, as long as one of its fields is left. Raises
     `UsageError` if the frame is computed from several snapshots, or no field knows its timestamp.
     """
-    from percolator.spark.frame_timestamps import frame_timestamp
+    from percolator.spark.snapshots import frame_timestamp
 
     return frame_timestamp(frame)
 
@@ -110,7 +116,7 @@ def spark_catalog(
     ...               types={"place": "struct<lat:double,lon:double>"})
     """
     from percolator.arguments import require_table
-    from percolator.spark.catalog.making_catalogs import catalog_of
+    from percolator.spark.catalog import catalog_of
 
     require_table(table)
     return catalog_of(table, key, columns, types or {})
@@ -123,7 +129,7 @@ def store_catalog(table: Table[Any], catalog: str, *, address: str | None = None
     `admin`.
     """
     from percolator.arguments import require_table, require_text
-    from percolator.spark.stored_catalogs import store
+    from percolator.spark.connections import store
 
     require_table(table)
     require_text(catalog, "catalog")
@@ -141,7 +147,7 @@ def together(*, address: str | None = None, keep_seconds: float = 60.0) -> Toget
     ...         write = frame.write.format("percolator").options(**job.options, table=name)
     ...         write.mode("overwrite").save()
     """
-    from percolator.spark.writing.joint_writes import Together
+    from percolator.spark.atomic_writer import Together
 
     return Together(address, keep_seconds)
 
@@ -166,7 +172,7 @@ def merge(
     >>> merge(changes, table="pages", catalog=catalog, delete_where="op = 'D'")
     """
     from percolator.arguments import require_text
-    from percolator.spark.merging import merge_frame
+    from percolator.spark.writers import merge_frame
 
     require_text(table, "table")
     require_text(catalog, "catalog")

@@ -33,7 +33,7 @@ class PercolatorDataSource(DataSource):
         return "percolator"
 
     def __init__(self, options: dict[str, str]) -> None:
-        from percolator.spark.given_options import check_names
+        from percolator.spark.options import check_names
 
         super().__init__(options)
         check_names(options)
@@ -42,14 +42,14 @@ class PercolatorDataSource(DataSource):
         """Why the read cannot be settled, found at pickling."""
 
     def schema(self) -> StructType:
-        from percolator.spark.frame_timestamps import stamped
+        from percolator.spark.connections import with_stored_catalog
         from percolator.spark.options import ReadOptions, StreamOptions, is_stream
-        from percolator.spark.shapes.shape import shape_of
-        from percolator.spark.stored_catalogs import with_stored_catalog
+        from percolator.spark.shapes import shape_of
+        from percolator.spark.snapshots import stamped
 
         if is_stream(self.options):
-            from percolator.spark.streaming.change_shapes import stream_schema
-            from percolator.spark.streaming.stream_reader import check_table
+            from percolator.spark.change_rows import stream_schema
+            from percolator.spark.stream_reader import check_table
 
             stream = StreamOptions.parse(with_stored_catalog(self.options))
             check_table(stream)
@@ -61,9 +61,9 @@ class PercolatorDataSource(DataSource):
         return stamped(schema, self._snapshot_timestamp)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from percolator.spark.frame_timestamps import require_own
         from percolator.spark.options import ReadOptions
-        from percolator.spark.reading.reader import TableReader
+        from percolator.spark.reader import TableReader
+        from percolator.spark.snapshots import require_own
 
         if self._problem is not None:
             raise self._problem
@@ -71,24 +71,24 @@ class PercolatorDataSource(DataSource):
         return TableReader(ReadOptions.parse(self.options), schema, self._snapshot_timestamp)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from percolator.spark.connections import with_stored_catalog
         from percolator.spark.options import WriteOptions
-        from percolator.spark.stored_catalogs import with_stored_catalog
-        from percolator.spark.writing.writers import writer_of
+        from percolator.spark.writers import writer_of
 
         given = with_stored_catalog(self.options)
         return writer_of(WriteOptions.parse(given, overwrite=overwrite), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from percolator.spark.connections import with_stored_catalog
         from percolator.spark.options import StreamOptions
-        from percolator.spark.stored_catalogs import with_stored_catalog
-        from percolator.spark.streaming.stream_reader import ChangeStreamReader
+        from percolator.spark.stream_reader import ChangeStreamReader
 
         options = StreamOptions.parse(with_stored_catalog(self.options))
         return ChangeStreamReader(options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        from percolator.spark.stored_catalogs import with_stored_catalog
-        from percolator.spark.writing.sink import sink_of
+        from percolator.spark.connections import with_stored_catalog
+        from percolator.spark.writers import sink_of
 
         return sink_of(with_stored_catalog(self.options), schema, complete=overwrite)
 
@@ -109,9 +109,9 @@ class PercolatorDataSource(DataSource):
     def _settle(self) -> None:
         """Makes sure of the snapshot and of the catalogue, for all copies of this read."""
         if not self._snapshot_timestamp:
+            from percolator.spark.connections import with_stored_catalog
             from percolator.spark.options import ReadOptions
-            from percolator.spark.reading.pins import pinned_timestamp
-            from percolator.spark.stored_catalogs import with_stored_catalog
+            from percolator.spark.reader import pinned_timestamp
 
             self.options = with_stored_catalog(self.options)
             self._snapshot_timestamp = pinned_timestamp(ReadOptions.parse(self.options))

@@ -1,10 +1,10 @@
-"""The options of the data source, and what is wrong with those that were given.
+"""The options of the data source, parsed and checked.
 
 | option | for | meaning |
 |---|---|---|
 | `address` | all | `host:port` of masters; else PERCOLATOR_ADDRESS (the driver's), or localhost |
 | `table` | all | the table; also the argument of `load(...)` |
-| `catalog` | all | JSON with key and columns (frame_catalog.py), or `stored`; else raw cells |
+| `catalog` | all | JSON with key and columns (catalog.py), or `stored`; else raw cells |
 | `timeout_seconds` | all | how long one call to the cluster may take (10) |
 | `columns` | read, delete | only these columns: fields of the catalogue, or columns of raw cells |
 | `key` | read | only the row with this key (chosen_rows.py has the forms of keys) |
@@ -20,16 +20,16 @@
 | `rows_per_batch` | stream | rows of a batch at most, but always whole commits (no limit) |
 | `failOnDataLoss` | stream | `false`: begin with a snapshot again if history is gone (true) |
 | `operation` | write | `upsert` (the default), `delete`, `merge` or `bulk_load` |
-| `atomic` | write | all rows of the job appear at one moment, or none (false; atomic_writing.py) |
+| `atomic` | write | all rows of the job appear at once, or none (false) |
 | `keep_seconds` | atomic | how long its locks outlive the last task that keeps them (60) |
-| `together` | atomic | the job of several writes that this one is part of (joint_writes.py) |
-| `if_unchanged_since` | write | refuses rows that were written after this timestamp (reviews.py) |
+| `together` | atomic | the job of several writes that this one belongs to |
+| `if_unchanged_since` | write | refuses rows that were written after this timestamp |
 | `matched` | merge | what happens to rows that exist: `update` (the default) or `skip` |
 | `not_matched` | merge | what happens to other rows: `insert` (the default) or `skip` |
 | `delete_field` | merge | a boolean field of the frame: true deletes the row, if it exists |
 | `nulls` | write | what to do with a null: `refuse` it (the default), `skip` or `delete` its cell |
 | `skip_equal` | write | reads first, and writes only what differs or expires (false) |
-| `transaction_rows` | write | rows per transaction at most (1000, fewer if wide; cutting.py) |
+| `transaction_rows` | write | rows per transaction at most (1000, fewer if wide) |
 | `transactions_in_flight` | write | per task (4) |
 | `retry_seconds` | write | how long one transaction is retried after conflicts (120) |
 | `load_name` | bulk load | a second load with this name takes over from one that did not end |
@@ -45,28 +45,23 @@ Unknown names and impossible values are refused before Spark starts any task.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TypeVar
 
 from percolator.errors import InvalidArgument
-from percolator.spark.catalog.frame_catalog import FrameCatalog
-from percolator.spark.choosing.chosen_rows import chosen_rows
-from percolator.spark.choosing.row_ranges import RowRanges, RowsBetween
-from percolator.spark.choosing.wanted_changes import NOW, SNAPSHOT, Wanted
-from percolator.spark.given_options import (
-    COMMON,
-    KEEP_SECONDS_MAX,
-    KEEP_SECONDS_MIN,
-    NO_CREATE_TABLE,
-    READ,
-    READ_BY_STREAMS,
-    SPARK_CHECKPOINT,
-    SPARK_PATH,
-    STREAM,
-    WRITE,
-    Given,
-    instant_of,
-    timestamp_of,
+from percolator.spark.catalog import FrameCatalog
+from percolator.spark.chosen_rows import (
+    KEY_OPTIONS,
+    NOW,
+    SNAPSHOT,
+    KeySyntax,
+    RowRanges,
+    RowsBetween,
+    Wanted,
+    chosen_rows,
+    rows_between,
 )
 from percolator.timestamps import Timestamp
 
@@ -93,7 +88,7 @@ MERGE = "merge"
 OPERATIONS = ("upsert", "delete", MERGE, BULK_LOAD)
 NULLS = ("refuse", "skip", "delete")
 ALL, CHANGED, NONE = "all", "changed", "none"
-"""Of which cells an atomic job notifies observers."""
+"""The cells of which an atomic job notifies observers."""
 TRANSACTION_ROWS_MAX = 100_000
 MEBIBYTE = 1 << 20
 
@@ -169,12 +164,12 @@ ROWS_PER_BATCH_MAX = 1_000_000_000
 
 
 def is_stream(options: Mapping[str, str]) -> bool:
-    """Whether the options are those of a stream: Spark does not say while it asks for a schema."""
+    """The options are those of a stream: Spark does not say while it asks for a schema."""
     return any(name.lower() == "starting_from" for name in options)
 
 
 def is_sink(options: Mapping[str, str]) -> bool:
-    """Whether the options are those of a sink: Spark does not say while it pickles a source."""
+    """The options are those of a sink: Spark does not say while it pickles a source."""
     return any(name.lower() == SPARK_CHECKPOINT for name in options)
 
 
@@ -183,7 +178,7 @@ class StreamOptions:
     """The options of `spark.readStream`."""
 
     read: ReadOptions
-    """What is read, as for a batch."""
+    """The options of the read, as for a batch."""
     starting_from: str | Timestamp
     """`SNAPSHOT`, `NOW`, or the timestamp above which a new query begins."""
     rows_per_batch: int
@@ -207,7 +202,7 @@ class StreamOptions:
         )
 
     def wanted(self, columns: tuple[bytes, ...] | None) -> Wanted:
-        """What the stream is to have. The columns are those of its rows; None for raw cells."""
+        """The changes to deliver. The columns are those of its rows; None for raw cells."""
         return Wanted(
             self.read.target.table,
             self.starting_from,
@@ -244,9 +239,9 @@ class WriteOptions:
     load_name: str
     load_rows: RowsBetween
     notify: bool
-    """Whether a bulk load notifies observers."""
+    """A bulk load notifies observers."""
     only_changes: bool
-    """Whether an atomic job leaves cells as they are that have their values already."""
+    """An atomic job leaves cells as they are that have their values already."""
 
     @classmethod
     def of_sink(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -346,7 +341,7 @@ def _check_atomic(given: Given, operation: str) -> None:
 
 
 def _notified(given: Given) -> str:
-    """Of which cells the atomic job notifies observers."""
+    """The cells of which the atomic job notifies observers."""
     choice = given.one_of("notify", (ALL, CHANGED, NONE))
     if choice == NONE:
         raise InvalidArgument(
@@ -356,3 +351,158 @@ def _notified(given: Given) -> str:
             "rows into a new table, or register the observers after the job, without a backfill",
         )
     return choice
+
+
+T = TypeVar("T")
+
+COMMON = frozenset(("address", "catalog", "table", "timeout_seconds"))
+READ = frozenset(
+    ("as_of", "columns", "partition_bytes", "pin_seconds", "snapshot_ts", *KEY_OPTIONS)
+)
+STREAM = frozenset(("failondataloss", "rows_per_batch", "starting_from"))
+READ_BY_STREAMS = frozenset(("columns", "partition_bytes", *KEY_OPTIONS))
+WRITE = frozenset(
+    (
+        "atomic",
+        "columns",
+        "delete_field",
+        "if_unchanged_since",
+        "keep_seconds",
+        "load_from",
+        "load_name",
+        "load_to",
+        "matched",
+        "not_matched",
+        "notify",
+        "nulls",
+        "operation",
+        "retry_seconds",
+        "skip_equal",
+        "together",
+        "transaction_rows",
+        "transactions_in_flight",
+    )
+)
+KEEP_SECONDS_MIN = 15.0
+"""Shared transactions keep their locks for no less (percolator/aio/shared.py)."""
+KEEP_SECONDS_MAX = 86_400.0
+
+SPARK_PATH = "path"
+"""The argument of `load(...)` and `save(...)`."""
+SPARK_CHECKPOINT = "checkpointlocation"
+"""Spark's own option of a query that writes a stream."""
+_SPARK_TABLE_OPTION = "option."
+"""Spark puts this before the names of the options of a CREATE TABLE."""
+
+_TIME_TRAVEL = {
+    "versionasof": "snapshot_ts, a timestamp",
+    "timestampasof": "as_of, a time in ISO 8601",
+}
+"""Delta Lake and Iceberg have these names for it."""
+
+NO_CREATE_TABLE = (
+    "Spark does not pass the options of a table in its catalog, made by CREATE TABLE, saveAsTable "
+    "or create(), to a Python data source; use load(), save() or CREATE TEMPORARY VIEW"
+)
+
+
+def check_names(options: Mapping[str, str]) -> None:
+    """Refuses unknown options."""
+    known = COMMON | READ | STREAM | WRITE
+    for name in sorted(name.lower() for name in options):
+        if name == SPARK_PATH + "s":
+            raise InvalidArgument("table", "load() takes one table, and was given several")
+        if name.startswith(_SPARK_TABLE_OPTION):
+            raise InvalidArgument("table", f"is missing: {NO_CREATE_TABLE}")
+        if name not in known and name not in (SPARK_PATH, SPARK_CHECKPOINT):
+            raise InvalidArgument(name, f"is not an option of percolator; {_hint(name, known)}")
+
+
+def _hint(name: str, known: Set[str]) -> str:
+    """The option that was probably meant."""
+    if name in _TIME_TRAVEL:
+        return f"to read the past, give {_TIME_TRAVEL[name]}"
+    near = get_close_matches(name, sorted(known), n=1)
+    return f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(known))}"
+
+
+class Given:
+    """The options that were given, by their names in lower case."""
+
+    def __init__(self, options: Mapping[str, str], allowed: frozenset[str], use: str) -> None:
+        self.values = {name.lower(): str(value) for name, value in options.items()}
+        check_names(self.values)
+        for name in sorted(self.values):
+            if name not in allowed and name != SPARK_PATH:
+                raise InvalidArgument(name, f"is not an option of {use}")
+
+    def get(self, name: str) -> str | None:
+        return self.values.get(name)
+
+    def names(self, name: str) -> tuple[str, ...] | None:
+        """Names separated by commas."""
+        text = self.values.get(name)
+        if text is None:
+            return None
+        names = tuple(part.strip() for part in text.split(","))
+        if not all(names) or len(set(names)) < len(names):
+            raise InvalidArgument(
+                name, f"expected different names, separated by commas, found {text!r}"
+            )
+        return names
+
+    def one_of(self, name: str, choices: tuple[str, ...]) -> str:
+        """One of the choices; the first is the default."""
+        text = self.values.get(name, choices[0]).lower()
+        if text not in choices:
+            raise InvalidArgument(name, f"expected one of {', '.join(choices)}, found {text!r}")
+        return text
+
+    def boolean(self, name: str) -> bool:
+        return self.one_of(name, ("false", "true")) == "true"
+
+    def number(
+        self, name: str, kind: Callable[[str], T], default: T, *, least: float, most: float
+    ) -> T:
+        text = self.values.get(name)
+        if text is None:
+            return default
+        what = "a whole number" if kind is int else "a number"
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if not isinstance(value, int | float) or not least <= value <= most:
+            raise InvalidArgument(
+                name, f"expected {what} from {least:.15g} to {most:.15g}, found {text!r}"
+            )
+        return value
+
+    def rows(self, first: str, last: str, catalogue: FrameCatalog | None) -> RowsBetween:
+        """The range between two options that are keys; all rows without them."""
+        syntax = KeySyntax(catalogue)
+        given = {name: self.values[name] for name in (first, last) if name in self.values}
+        values = {name: syntax.parsed(name, text) for name, text in given.items()}
+        return rows_between(syntax, first, last, values)
+
+    def catalog(self) -> FrameCatalog | None:
+        text = self.values.get("catalog")
+        return None if text is None else FrameCatalog.parse(text)
+
+
+def timestamp_of(name: str, text: str) -> Timestamp:
+    is_number = text.strip().isdigit()
+    if is_number != (name != "as_of"):
+        expected = "a timestamp" if name != "as_of" else "a date and time with its time zone"
+        raise InvalidArgument(name, f"expected {expected}, found {text!r}")
+    return instant_of(name, text)
+
+
+def instant_of(name: str, text: str) -> Timestamp:
+    try:
+        timestamp = Timestamp.parse_to_read(text)
+    except InvalidArgument as error:
+        raise InvalidArgument(name, error.reason) from None
+    if not timestamp:
+        raise InvalidArgument(name, "0 is before every commit: there is nothing to read")
+    return timestamp

@@ -16,11 +16,7 @@ from dataclasses import replace
 from percolator.codec_names import CodecNames
 from percolator.errors import CellAddress, PercolatorError, SchemaError, TabletMoved
 from percolator.formats.records import LockRecord
-from percolator.observers.registry.observer_change import (
-    awaited_observers,
-    changed_observers,
-    with_report,
-)
+from percolator.observers.observer_change import awaited_observers, changed_observers, with_report
 from percolator.protocol.resolving.primaries import commits_of
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.routing.lanes import unapplied

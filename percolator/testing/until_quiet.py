@@ -21,16 +21,14 @@ from percolator.aio.observing import ObserverTransaction, worker_context
 from percolator.blocking.database import Database
 from percolator.blocking.transaction import Transaction
 from percolator.errors import CellAddress, ConflictError, UsageError
-from percolator.observers.context import WorkerContext
+from percolator.observers.backfill import backfill_owed
+from percolator.observers.context import LOCKS_OF_ANY_AGE, FoundWork, WorkerContext, WorkRequest
+from percolator.observers.dead_letters import DeadLetters, dead_letters_table
 from percolator.observers.definition import Observer, checked
-from percolator.observers.port import LOCKS_OF_ANY_AGE, FoundWork, WorkRequest
-from percolator.observers.registry.backfilling import backfill_owed
-from percolator.observers.registry.registration import register
-from percolator.observers.running.dead_letter import DeadLetters, dead_letters_table
-from percolator.observers.running.deletions import Deletions
-from percolator.observers.running.run import ObserverRun
+from percolator.observers.registration import register
+from percolator.observers.runs import Deletions, ObserverRun
 from percolator.observers.watched import Watched
-from percolator.observers.work import Work
+from percolator.observers.work_queue import Work
 from percolator.protocol.met_lock import MetLock
 
 RUNS_MAX = 10_000

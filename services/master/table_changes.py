@@ -20,11 +20,7 @@ from percolator.errors import (
     NotReady,
     SchemaError,
 )
-from percolator.observers.registry.observer_change import (
-    awaited_observers,
-    changed_observers,
-    with_report,
-)
+from percolator.observers.observer_change import awaited_observers, changed_observers, with_report
 from percolator.services.master.cluster_map import (
     Catalogue,
     Table,

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from typing import Any
 
 from percolator.errors import NotReady, TabletLocation
-from percolator.history.older_locks import LOCKS_AT_A_TIME, resolve_older_locks
+from percolator.history.rows import LOCKS_AT_A_TIME, resolve_older_locks
 from percolator.limits import Limits
 from percolator.protocol.environment import Environment, Timestamps
 from percolator.protocol.met_lock import MetLock

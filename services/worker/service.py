@@ -17,11 +17,10 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from pydantic import Field, field_validator
 
-from percolator.observers.counters import LATENCY_BOUNDS_SECONDS
-from percolator.observers.registry import loading
-from percolator.observers.running.trace import trace_to
-from percolator.observers.starting import start_when_ready
-from percolator.observers.worker import Worker, WorkerLimits
+from percolator.observers import definition
+from percolator.observers.trace import trace_to
+from percolator.observers.watched import LATENCY_BOUNDS_SECONDS
+from percolator.observers.worker import Worker, WorkerLimits, start_when_ready
 from percolator.services.chassis.cluster_client import connected
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
@@ -155,7 +154,7 @@ _DRAIN_SHARE = 0.5
 async def worker_service(host: Host[WorkerSettings]) -> AsyncIterator[list[Exposed]]:
     """Runs the observers that its settings name. Only the chassis answers calls."""
     settings = host.settings
-    observers = [one for reference in settings.observers for one in loading.load(reference)]
+    observers = [one for reference in settings.observers for one in definition.load(reference)]
     if settings.trace_file is not None:
         trace_to(settings.trace_file)
     database = await connected(host)

@@ -17,7 +17,7 @@ import pytest
 
 import percolator
 from percolator import Table, codecs
-from percolator.backup import import_log
+from percolator.backup import importer
 from percolator.bigtable.place import EMULATOR_VARIABLE
 from percolator.services.local.cluster import LocalCluster
 from tests.bigtable.emulator_process import emulator
@@ -103,7 +103,7 @@ def test_an_import_that_was_killed_shows_nothing_and_is_resumed(
     command = ["-m", "percolator.cli", "--address", on_rows.address, "import", str(directory)]
     process = subprocess.Popen([sys.executable, *command])
     try:
-        log = directory / import_log.NAME
+        log = directory / importer.NAME
         deadline = time.monotonic() + 60.0
         # A table is begun: all that is loaded until the kill is known to nobody.
         while not log.exists() or b'"begun"' not in log.read_bytes():

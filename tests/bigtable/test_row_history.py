@@ -13,7 +13,7 @@ import pytest
 
 import percolator
 from percolator import Database, SchemaError, SnapshotTooOld, Table, Timestamp, codecs
-from percolator.backup import layout, part_files
+from percolator.backup import export_files, part_files
 from percolator.bigtable.admin import has_table
 from percolator.bigtable.connection import BigtableNetwork
 from percolator.bigtable.place import EMULATOR_VARIABLE, Place, parse_place
@@ -158,7 +158,7 @@ def test_a_pin_keeps_what_an_export_reads_and_tablet_servers_import(
             assert snapshot.get("row-07", BALANCE) == 7
         at = pin.at
         command.run("export", str(tmp_path / "export"), "--at", str(int(at)))
-    exported = layout.read_export(tmp_path / "export" / layout.MANIFEST)
+    exported = export_files.read_export(tmp_path / "export" / export_files.MANIFEST)
     (table,) = exported.tables
     batches = [
         batch

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from percolator.aio.bulk_load import BulkLoad
 from percolator.aio.connecting import connect
-from percolator.backup import exporting, importing, layout
-from percolator.backup.cells_file import CellsFile
-from percolator.backup.import_log import ImportLog
+from percolator.backup import export_files, exporter, importer
+from percolator.backup.importer import ImportLog
+from percolator.backup.part_files import CellsFile
 
 PIN_TTL = 3.0
 
@@ -35,11 +35,11 @@ class Point(NamedTuple):
 
 EXPORT = {
     "the plan is half there": Point(Path, "replace"),
-    "there is a plan and nothing else": Point(layout, "write_export", after=True),
+    "there is a plan and nothing else": Point(export_files, "write_export", after=True),
     "a file has just been begun": Point(CellsFile, "write", after=True),
-    "a file is there and not noted": Point(layout, "write_part"),
-    "two files are noted": Point(layout, "write_part", 2, after=True),
-    "all is there but the manifest": Point(layout, "write_export", 2),
+    "a file is there and not noted": Point(export_files, "write_part"),
+    "two files are noted": Point(export_files, "write_part", 2, after=True),
+    "all is there but the manifest": Point(export_files, "write_export", 2),
 }
 IMPORT = {
     "a table is closed and not noted": Point(ImportLog, "begun"),
@@ -82,9 +82,9 @@ async def main(address: str, directory: Path, point: str) -> None:
     async with connect(address) as db:
         plant((EXPORT | IMPORT)[point])
         if point in EXPORT:
-            await exporting.export(db, directory, pin_ttl_seconds=PIN_TTL)
+            await exporter.export(db, directory, pin_ttl_seconds=PIN_TTL)
         else:
-            await importing.import_tables(db, directory)
+            await importer.import_tables(db, directory)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import percolator
 from percolator import Table, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect
-from percolator.backup import exporting, import_log, importing
+from percolator.backup import exporter, importer
 from percolator.errors import NotReady, PercolatorError, SchemaError
 from percolator.services.local.cluster import LocalCluster
 from tests.chaos.killed_backup import EXPORT, IMPORT, PIN_TTL
@@ -52,7 +52,7 @@ def _exported(cluster: LocalCluster, tmp_path: Path) -> Path:
 
     async def whole() -> None:
         async with connect(cluster.address) as db:
-            await exporting.export(db, directory, pin_ttl_seconds=PIN_TTL)
+            await exporter.export(db, directory, pin_ttl_seconds=PIN_TTL)
 
     asyncio.run(whole())
     return directory
@@ -91,9 +91,9 @@ async def test_an_export_that_was_killed_is_gone_on_with_at_its_own_moment(
     await killed(cluster, directory, point)
     async with connect(cluster.address) as db:
         with pytest.raises(PercolatorError):
-            importing.verify(directory)
-        made = await exporting.export(db, directory, pin_ttl_seconds=PIN_TTL)
-        assert importing.verify(directory) == made
+            importer.verify(directory)
+        made = await exporter.export(db, directory, pin_ttl_seconds=PIN_TTL)
+        assert importer.verify(directory) == made
         assert made.cells == 2 * ROWS
         assert not list(directory.rglob("*.partial"))
 
@@ -112,10 +112,10 @@ async def test_an_import_that_was_killed_shows_no_part_of_a_table_and_is_gone_on
         assert all(cells in (None, []) or cells == wanted[name] for name, cells in seen)
         # No client sees one without the other.
         assert len({bool(cells) for _, cells in seen if cells is not None}) <= 1
-        await importing.import_tables(db, exported)
+        await importer.import_tables(db, exported)
         for table in (first, second):
             assert await content(db, table) == wanted[table.name]
-        assert not (exported / import_log.NAME).exists()
+        assert not (exported / importer.NAME).exists()
 
 
 async def visible(db: Database, table: Table[bytes]) -> tuple[str, Content | None]:
@@ -142,14 +142,14 @@ async def test_an_import_from_where_nothing_can_be_noted_begins_anew(
             await db.drop_table(table, missing_ok=True)
         await killed(target, exported, point)
         # As if it had never existed and could not be created: now it is a directory.
-        noted = exported / import_log.NAME
+        noted = exported / importer.NAME
         noted.unlink()
         noted.mkdir()
         if point == "one table is open":
             with pytest.raises(PercolatorError, match="'first' is not empty"):
-                await importing.import_tables(db, exported)
-            await importing.import_tables(db, exported, tables=["second"])
+                await importer.import_tables(db, exported)
+            await importer.import_tables(db, exported, tables=["second"])
         else:
-            await importing.import_tables(db, exported)
+            await importer.import_tables(db, exported)
         assert "progress cannot be written down" in caplog.text
         assert len(await content(db, first)) == len(await content(db, second)) == ROWS

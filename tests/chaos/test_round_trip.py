@@ -21,7 +21,7 @@ from percolator import Table, Timestamp, codecs
 from percolator.aio import Database, Transaction
 from percolator.aio.bulk_load import BulkLoad, LoadPlan
 from percolator.aio.connecting import connect
-from percolator.backup import import_log, importing, layout
+from percolator.backup import export_files, importer
 from percolator.errors import PercolatorError
 from percolator.services.local.cluster import LocalCluster
 from percolator.world import Random
@@ -78,7 +78,7 @@ async def test_a_million_cells_come_back_as_they_were_at_one_moment(
     assert now != wanted
     assert commits > 10
     console.print(f"\n{cells:,} cells exported in {seconds:.1f} s, beside {commits:,} commits")
-    made = await asyncio.to_thread(importing.verify, directory)
+    made = await asyncio.to_thread(importer.verify, directory)
     assert made.cells == cells >= CELLS
     seconds = await imported(target, directory)
     async with connect(target.address) as db:
@@ -152,7 +152,7 @@ async def exported(cluster: LocalCluster, directory: Path, at: Timestamp) -> flo
         await until(some_parts)
         first.kill()
         assert await first.wait() == -signal.SIGKILL
-    assert not (directory / layout.MANIFEST).exists()
+    assert not (directory / export_files.MANIFEST).exists()
     async with command(cluster, *arguments) as second:
         tablets = await asked(cluster, "tablets")
         last = [one for one in tablets if one["table"] == items.name][-1]
@@ -166,7 +166,7 @@ async def exported(cluster: LocalCluster, directory: Path, at: Timestamp) -> flo
 
 async def imported(cluster: LocalCluster, directory: Path) -> float:
     began = time.monotonic()
-    noted = directory / import_log.NAME
+    noted = directory / importer.NAME
 
     def some_parts() -> bool:
         return noted.exists() and noted.read_bytes().count(b'"part"') >= 2

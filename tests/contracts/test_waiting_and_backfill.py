@@ -20,11 +20,10 @@ from percolator.bigtable.connection import BigtableNetwork
 from percolator.bigtable.place import Place
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_PUT
-from percolator.observers.context import WorkerContext
+from percolator.observers.backfill import backfill, owed_by
+from percolator.observers.context import WorkerContext, WorkRequest
 from percolator.observers.definition import Observer
-from percolator.observers.port import WorkRequest
-from percolator.observers.registry.backfilling import backfill, owed_by
-from percolator.observers.registry.removal import Removed, remove_observer
+from percolator.observers.registration import Removed, remove_observer
 from percolator.observers.worker import Worker, start_in_advance
 from percolator.protocol.announcing import Announcement
 from percolator.protocol.write_steps import WriteSteps

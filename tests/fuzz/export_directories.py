@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from percolator import Table, aio, codecs
-from percolator.backup.exported import ExportFormat
-from percolator.backup.exporting import export
-from percolator.backup.importing import import_tables, verify
+from percolator.backup.export_files import ExportFormat
+from percolator.backup.exporter import export
+from percolator.backup.importer import import_tables, verify
 from percolator.errors import PercolatorError, SchemaError
 from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
 from percolator.world import Random

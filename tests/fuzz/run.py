@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from percolator.backup.exported import ExportFormat
+from percolator.backup.export_files import ExportFormat
 from percolator.errors import PercolatorError
 from percolator.services.local.authority import files_in, make_all
 from percolator.services.local.cluster import LocalCluster

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from percolator.errors import InvalidArgument
-from percolator.observers.registry.loading import load as load_observers
+from percolator.observers.definition import load as load_observers
 from percolator.services.chassis.gate import Tokens
 from percolator.services.chassis.settings import (
     ServiceSettings,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from percolator.observers.finding.scanner import Scanner
+from percolator.observers.scanner import Scanner
 from tests.integration.test_observer_commands import measure
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import percolator
 from percolator import Change, SnapshotTooOld, Table, Timestamp, codecs
-from percolator.backup import exporting, importing
+from percolator.backup import exporter, importer
 from percolator.errors import ExecutionUnknown, NotExecuted, OutcomeUnknown
 from percolator.services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
@@ -250,9 +250,9 @@ def test_an_import_is_one_commit_of_a_table_with_a_feed(
 
     async def copied() -> Timestamp:
         async with percolator.aio.connect(cluster.address) as other:
-            await exporting.export(other, tmp_path / "export", tables=[orders.name])
+            await exporter.export(other, tmp_path / "export", tables=[orders.name])
             await other.drop_table(orders)
-            await importing.import_tables(other, tmp_path / "export")
+            await importer.import_tables(other, tmp_path / "export")
             return await other.timestamp()
 
     end = asyncio.run(copied())

@@ -14,9 +14,8 @@ import pytest
 import percolator
 from percolator import Column, Table, Timestamp, codecs
 from percolator.aio.connecting import connect
-from percolator.backup import cells_file, exporting, importing, layout
-from percolator.backup.exported import ExportedObserver
-from percolator.backup.layout import DamagedExport
+from percolator.backup import export_files, exporter, importer, part_files
+from percolator.backup.export_files import DamagedExport, ExportedObserver
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
 from percolator.services.local.cluster import LocalCluster
 from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
@@ -60,7 +59,7 @@ async def test_an_export_during_writes_shows_one_moment_and_is_imported_unchange
     assert writing.wait(20)
     try:
         async with connect(cluster.address) as db:
-            made = await exporting.export(db, tmp_path / "copy")
+            made = await exporter.export(db, tmp_path / "copy")
             before = await scan_hash(db, Timestamp(made.at))
     finally:
         stop.set()
@@ -69,7 +68,7 @@ async def test_an_export_during_writes_shows_one_moment_and_is_imported_unchange
     assert [len(table.parts) for table in made.tables] == [1, 3]
     async with connect(target.address) as db:
         await db.drop_table(shop, missing_ok=True)
-        await importing.import_tables(db, tmp_path / "copy")
+        await importer.import_tables(db, tmp_path / "copy")
         assert await scan_hash(db) == before
         assert await db.tables() == ["empty", "shop.items"]
         async with db.snapshot() as snapshot:
@@ -84,8 +83,8 @@ def test_the_files_are_parquet_that_other_programs_can_read(exported: Path) -> N
     files = sorted((exported / "shop%2Eitems").glob("*.parquet"))
     tables = [pq.read_table(file) for file in files]
     assert sum(map(len, tables)) >= 2 * ROWS + 1
-    assert tables[0].schema.equals(cells_file.SCHEMA)
-    asked_verify = importing.verify(exported)
+    assert tables[0].schema.equals(part_files.cells_schema())
+    asked_verify = importer.verify(exported)
     assert asked_verify.cells == sum(map(len, tables))
 
 
@@ -95,7 +94,7 @@ async def test_an_import_into_a_table_that_is_not_empty_is_refused_and_changes_n
     async with connect(cluster.address) as db:
         before = await scan_hash(db)
         with pytest.raises(UsageError, match=r"'shop.items' is not empty .* there is row"):
-            await importing.import_tables(db, exported)
+            await importer.import_tables(db, exported)
         assert await scan_hash(db) == before
         # The other table, whose load began earlier, does not stay closed either.
         async with db.snapshot() as snapshot:
@@ -127,20 +126,20 @@ async def test_a_damaged_export_is_refused_by_file_name_and_nothing_is_imported(
         named = part.with_name("part-00007.parquet")
         named.write_bytes(part.read_bytes())
     elif harm == "manifest":
-        named = directory / layout.MANIFEST
+        named = directory / export_files.MANIFEST
         named.write_text(named.read_text().replace(": 2,", ": 3,", 1).replace('"at": 4', '"at": 5'))
     else:
-        (directory / layout.MANIFEST).unlink()
+        (directory / export_files.MANIFEST).unlink()
         named, error = directory, InvalidArgument
     with pytest.raises(error, match=str(named)):
-        importing.verify(directory)
+        importer.verify(directory)
     verify = ("export", "verify", str(directory))
     code = 1 + (harm[:2] == "no")
     command = CommandLine(cluster.address)
     assert str(named) in await asyncio.to_thread(command.error, *verify, code=code)
     async with connect(cluster.address) as db:
         with pytest.raises(error, match=str(named)):
-            await importing.import_tables(db, directory)
+            await importer.import_tables(db, directory)
 
 
 async def test_a_table_that_exists_keeps_its_own_retention(
@@ -149,12 +148,12 @@ async def test_a_table_that_exists_keeps_its_own_retention(
     async with connect(target.address) as db:
         await db.drop_table(empty, missing_ok=True)
         await db.create_table(empty)
-        await importing.import_tables(db, exported, tables=[empty.name])
+        await importer.import_tables(db, exported, tables=[empty.name])
         await db.create_table(empty, exist_ok=True)
         with pytest.raises(InvalidArgument, match="exists with the cluster's default"):
             await db.create_table(empty, exist_ok=True, retention=timedelta(hours=2))
         await db.drop_table(empty)
-        await importing.import_tables(db, exported, tables=[empty.name])
+        await importer.import_tables(db, exported, tables=[empty.name])
         await db.create_table(empty, exist_ok=True, retention=timedelta(hours=2))
 
 
@@ -171,12 +170,12 @@ async def test_observers_that_an_existing_table_cannot_get_are_refused_before_a_
         await engine.catalog.change_observers(registered, engine.now() + 20)
         for _ in range(2):
             with pytest.raises(InvalidArgument, match=r"observers of 'shop\.items' cannot be"):
-                await importing.import_tables(db, watched)
+                await importer.import_tables(db, watched)
             async with db.snapshot() as snapshot:
                 assert [row async for row in snapshot.scan(shop)] == []
         gone = ChangeObserversRequest(table=shop.name, remove=["watcher"])
         await engine.catalog.change_observers(gone, engine.now() + 20)
-        await importing.import_tables(db, watched)
+        await importer.import_tables(db, watched)
         found = await engine.catalog.describe(shop.name, engine.now() + 20)
         assert [(one.name, list(one.columns)) for one in found.observers] == [
             ("watcher", [price.name])
@@ -186,13 +185,13 @@ async def test_observers_that_an_existing_table_cannot_get_are_refused_before_a_
 
 def edited(directory: Path, observer: str, column: Column[int]) -> Path:
     """Makes this the export of a table with an observer."""
-    whole = layout.read_manifest(directory)
+    whole = export_files.read_manifest(directory)
     added = ExportedObserver(observer, (column.name.hex(),), weak=False, paused=False)
     tables = tuple(
         replace(table, observers=(added,)) if table.name == column.table.name else table
         for table in whole.tables
     )
-    layout.write_export(directory / layout.MANIFEST, replace(whole, tables=tables))
+    export_files.write_export(directory / export_files.MANIFEST, replace(whole, tables=tables))
     return directory
 
 
@@ -203,12 +202,12 @@ async def test_tables_that_did_not_exist_then_are_left_out_unless_they_are_named
     async with connect(cluster.address) as db:
         at = await db.timestamp()
         await db.create_table(young)
-        made = await exporting.export(db, tmp_path / "all", at=at)
+        made = await exporter.export(db, tmp_path / "all", at=at)
         assert "young" not in {table.name for table in made.tables}
         assert "empty" in {table.name for table in made.tables}
         with pytest.raises(SchemaError, match="'young' is younger than the snapshot"):
-            await exporting.export(db, tmp_path / "named", at=at, tables=["young"])
-        made = await exporting.export(db, tmp_path / "named", tables=["young"])
+            await exporter.export(db, tmp_path / "named", at=at, tables=["young"])
+        made = await exporter.export(db, tmp_path / "named", tables=["young"])
         assert {table.name for table in made.tables} == {"young"}, "the directory was not used"
         await db.drop_table(young)
 
@@ -222,10 +221,10 @@ async def test_an_imported_table_knows_the_codecs_of_the_exported_one(
         await db.create_table(typed)
         async with db.transaction() as tx:
             await tx.set(-5, stock, 7)
-        await exporting.export(db, tmp_path / "typed", tables=[typed.name])
+        await exporter.export(db, tmp_path / "typed", tables=[typed.name])
         await db.drop_table(typed)
     async with connect(target.address) as db:
-        await importing.import_tables(db, tmp_path / "typed")
+        await importer.import_tables(db, tmp_path / "typed")
         assert await db.get(-5, stock) == 7
         other = typed.column("stock", codecs.text)
         with pytest.raises(SchemaError, match="declares the codec text, but the table has integer"):
@@ -233,7 +232,7 @@ async def test_an_imported_table_knows_the_codecs_of_the_exported_one(
         await db.drop_table(typed)
         await db.create_table(Table(typed.name))
         with pytest.raises(SchemaError, match="declares the codec ordered_integer, but the table"):
-            await importing.import_tables(db, tmp_path / "typed")
+            await importer.import_tables(db, tmp_path / "typed")
         await db.drop_table(typed)
 
 
@@ -243,12 +242,12 @@ async def test_bad_requests_to_export_name_what_is_wrong(
     (tmp_path / "other").write_text("something else")
     async with connect(cluster.address) as db:
         with pytest.raises(InvalidArgument, match="neither empty nor an interrupted export"):
-            await exporting.export(db, tmp_path)
+            await exporter.export(db, tmp_path)
         with pytest.raises(SchemaError, match="no table 'nothing'"):
-            await exporting.export(db, tmp_path / "new", tables=["nothing"])
+            await exporter.export(db, tmp_path / "new", tables=["nothing"])
         later = Timestamp(await db.timestamp() + (1 << 40))
         with pytest.raises(InvalidArgument, match="is in the future"):
-            await exporting.export(db, tmp_path / "new", at=later)
+            await exporter.export(db, tmp_path / "new", at=later)
     command = CommandLine(cluster.address)
     refused = await asyncio.to_thread(command.error, "export", "a", "b", code=2)
     assert "expected one directory" in refused

@@ -12,9 +12,8 @@ import pytest
 import percolator
 from percolator import Database, Table, codecs
 from percolator.aio.connecting import connect
-from percolator.backup import exporting, importing, layout
-from percolator.backup.exported import ExportFormat
-from percolator.backup.layout import DamagedExport
+from percolator.backup import export_files, exporter, importer
+from percolator.backup.export_files import DamagedExport, ExportFormat
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.services.local.cluster import LocalCluster
 from tests.integration.command_line import CommandLine
@@ -62,7 +61,7 @@ def _edited(exported: Path, old: str, new: str) -> None:
     """Changes the first file by hand, and makes all checksums agree."""
     path = exported / HERE
     path.write_text(path.read_text().replace(old, new, 1))
-    record = layout.read_record(exported / layout.MANIFEST)
+    record = export_files.read_record(exported / export_files.MANIFEST)
     changed = {
         "bytes": path.stat().st_size,
         "sha256": sha256(path.read_bytes()).hexdigest(),
@@ -71,7 +70,7 @@ def _edited(exported: Path, old: str, new: str) -> None:
         for part in table["parts"]:
             if part["file"] == HERE:
                 part.update(changed)
-    layout.write_record(exported / layout.MANIFEST, record)
+    export_files.write_record(exported / export_files.MANIFEST, record)
 
 
 def test_a_line_is_a_row_as_scan_shows_it_and_all_of_them_are_the_table_again(
@@ -108,10 +107,10 @@ async def test_what_does_not_fit_is_refused_and_nothing_of_it_is_there(
     db.drop_table(products)
     _edited(exported, old, new)
     with pytest.raises(DamagedExport, match=wrong):
-        importing.verify(exported)
+        importer.verify(exported)
     async with connect(cluster.address) as database:
         with pytest.raises(DamagedExport, match=wrong):
-            await importing.import_tables(database, exported)
+            await importer.import_tables(database, exported)
     assert _rows(db) == []
 
 
@@ -121,7 +120,7 @@ async def test_what_was_edited_by_hand_is_damaged_and_an_interrupted_export_keep
     path = exported / HERE
     path.write_text(path.read_text().replace('"stock": 3', '"stock": 4', 1))
     with pytest.raises(DamagedExport, match="its checksum differs"):
-        importing.verify(exported)
+        importer.verify(exported)
 
     def break_off(_cells: int, done: int, _all: int) -> None:
         if done == 1:
@@ -129,11 +128,11 @@ async def test_what_was_edited_by_hand_is_damaged_and_an_interrupted_export_keep
 
     async with connect(cluster.address) as database:
         with pytest.raises(KeyError):
-            await exporting.export(
+            await exporter.export(
                 database, tmp_path / "later", form=ExportFormat.JSONL, progress=break_off
             )
         with pytest.raises(InvalidArgument, match="was started as jsonl"):
-            await exporting.export(database, tmp_path / "later", form=ExportFormat.PARQUET)
-        done = await exporting.export(database, tmp_path / "later")
+            await exporter.export(database, tmp_path / "later", form=ExportFormat.PARQUET)
+        done = await exporter.export(database, tmp_path / "later")
     assert done.form is ExportFormat.JSONL
-    assert importing.verify(tmp_path / "later") == done
+    assert importer.verify(tmp_path / "later") == done

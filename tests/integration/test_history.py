@@ -20,7 +20,7 @@ from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.services.local.authority import files_in, make_all
 from percolator.services.local.cluster import LocalCluster
 from percolator.spark.options import ReadOptions
-from percolator.spark.reading.pins import pinned_timestamp
+from percolator.spark.reader import pinned_timestamp
 from percolator.timestamps import SEQUENCE_BITS
 from tests.integration.command_line import CommandLine
 

@@ -13,7 +13,7 @@ import percolator
 from percolator import Table
 from percolator.aio import Database
 from percolator.aio.connecting import connect
-from percolator.backup import exporting, import_log, importing, layout, part_files
+from percolator.backup import export_files, exporter, importer, part_files
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
 from percolator.services.local.cluster import LocalCluster
 from tests.integration.exports import (
@@ -41,9 +41,9 @@ async def test_an_interrupted_export_is_resumed_at_its_own_timestamp(
 
     async with connect(cluster.address) as db:
         with pytest.raises(Interrupted):
-            await exporting.export(db, directory, tables=["shop.items"], progress=break_off)
-        assert not (directory / layout.MANIFEST).exists()
-        planned = layout.read_export(directory / layout.PLAN)
+            await exporter.export(db, directory, tables=["shop.items"], progress=break_off)
+        assert not (directory / export_files.MANIFEST).exists()
+        planned = export_files.read_export(directory / export_files.PLAN)
         done = {
             path: path.stat().st_mtime_ns
             for path in directory.rglob("*.parquet")
@@ -51,16 +51,16 @@ async def test_an_interrupted_export_is_resumed_at_its_own_timestamp(
         }
         assert done
         with pytest.raises(InvalidArgument, match="interrupted: finish it first"):
-            importing.verify(directory)
+            importer.verify(directory)
         with pytest.raises(InvalidArgument, match="was started at"):
-            await exporting.export(db, directory, at=await db.timestamp())
+            await exporter.export(db, directory, at=await db.timestamp())
         await db.run(_change)
-        made = await exporting.export(db, directory)
+        made = await exporter.export(db, directory)
         assert made.at == planned.at
         assert {path: path.stat().st_mtime_ns for path in done} == done
-        importing.verify(directory)
+        importer.verify(directory)
         with pytest.raises(InvalidArgument, match="already contains a complete export"):
-            await exporting.export(db, directory)
+            await exporter.export(db, directory)
 
 
 async def _change(tx: percolator.aio.Transaction) -> None:
@@ -79,10 +79,10 @@ async def interrupted_import(db: Database, exported: Path) -> set[str]:
 
     await db.drop_table(shop, missing_ok=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(importing, "PARTS_AT_A_TIME", 1)
+        patch.setattr(importer, "PARTS_AT_A_TIME", 1)
         with pytest.raises(Interrupted):
-            await importing.import_tables(db, exported, tables=[shop.name], progress=break_off)
-    with import_log.open_log(exported) as log:
+            await importer.import_tables(db, exported, tables=[shop.name], progress=break_off)
+    with importer.open_log(exported) as log:
         return log.tables[shop.name].parts
 
 
@@ -109,13 +109,13 @@ async def test_an_interrupted_import_shows_nothing_and_is_resumed(
         await require_closed(db)
         monkeypatch.setattr(part_files, "cells_of", noted)
         told: list[int] = []
-        made = await importing.import_tables(
+        made = await importer.import_tables(
             db, exported, tables=[shop.name], progress=lambda cells, _: told.append(cells)
         )
         assert 0 < len(read) < 3
         assert not done & set(read)
         assert told[-1] == made.cells == await rows_of(db) > ROWS
-        assert not (exported / import_log.NAME).exists()
+        assert not (exported / importer.NAME).exists()
 
 
 @pytest.mark.parametrize("harm", ["cut", "garbage", "lost", "another table"])
@@ -123,7 +123,7 @@ async def test_an_import_starts_again_if_its_log_cannot_be_relied_on(
     harm: str, target: LocalCluster, exported: Path, tmp_path: Path
 ) -> None:
     exported = copied(exported, tmp_path / "copy")
-    noted = exported / import_log.NAME
+    noted = exported / importer.NAME
     async with connect(target.address) as db:
         await interrupted_import(db, exported)
         if harm == "cut":
@@ -135,7 +135,7 @@ async def test_an_import_starts_again_if_its_log_cannot_be_relied_on(
         else:
             # As in another cluster: the log describes a table that no longer exists.
             await db.drop_table(shop)
-        made = await importing.import_tables(db, exported, tables=[shop.name])
+        made = await importer.import_tables(db, exported, tables=[shop.name])
         assert await rows_of(db) == made.cells
 
 
@@ -145,9 +145,9 @@ async def test_an_abandoned_import_leaves_its_tables_open_and_empty(
     exported = copied(exported, tmp_path / "copy")
     async with connect(target.address) as db:
         await interrupted_import(db, exported)
-        assert await importing.abandon(db, exported) == []
+        assert await importer.abandon(db, exported) == []
         assert await rows_of(db) == 0
-        made = await importing.import_tables(db, exported, tables=[shop.name])
+        made = await importer.import_tables(db, exported, tables=[shop.name])
         assert await rows_of(db) == made.cells
 
 
@@ -157,12 +157,12 @@ async def test_two_imports_of_one_export_cannot_run_at_the_same_time(
     exported = copied(exported, tmp_path / "copy")
     async with connect(target.address) as db:
         with (
-            import_log.open_log(exported),
+            importer.open_log(exported),
             pytest.raises(UsageError, match="another process is importing"),
         ):
-            await importing.import_tables(db, exported)
+            await importer.import_tables(db, exported)
         with pytest.raises(InvalidArgument, match="not in the export"):
-            await importing.import_tables(db, exported, tables=["other"])
+            await importer.import_tables(db, exported, tables=["other"])
 
 
 async def test_a_part_that_was_damaged_in_the_meantime_is_exported_again(
@@ -172,11 +172,11 @@ async def test_a_part_that_was_damaged_in_the_meantime_is_exported_again(
 
     async with connect(cluster.address) as db:
         with pytest.raises(Interrupted):
-            await exporting.export(db, directory, tables=["shop.items"], progress=break_off)
+            await exporter.export(db, directory, tables=["shop.items"], progress=break_off)
         done = next(directory.rglob("part-*.json")).with_suffix(".parquet")
         done.write_bytes(done.read_bytes()[:-1])
-        await exporting.export(db, directory)
-        importing.verify(directory)
+        await exporter.export(db, directory)
+        importer.verify(directory)
 
 
 async def test_a_part_is_not_closed_while_it_is_being_written(
@@ -199,9 +199,9 @@ async def test_a_part_is_not_closed_while_it_is_being_written(
             done.append("closed")
 
     monkeypatch.setattr(part_files, "create", SlowFile)
-    monkeypatch.setattr(exporting, "PARTS_AT_A_TIME", 1)
+    monkeypatch.setattr(exporter, "PARTS_AT_A_TIME", 1)
     async with connect(cluster.address) as db:
-        export = asyncio.create_task(exporting.export(db, tmp_path / "copy", tables=[shop.name]))
+        export = asyncio.create_task(exporter.export(db, tmp_path / "copy", tables=[shop.name]))
         assert await asyncio.to_thread(writing.wait, 30)
         export.cancel()
         await asyncio.wait([export], timeout=0.3)  # as long as it might take to close it
@@ -222,9 +222,9 @@ async def test_an_interrupted_export_is_not_resumed_if_its_table_was_created_aga
     async with connect(cluster.address) as db:
         await db.create_table(passing)
         with pytest.raises(Interrupted):
-            await exporting.export(db, directory, tables=["passing"], progress=break_off)
+            await exporter.export(db, directory, tables=["passing"], progress=break_off)
         await db.drop_table(passing)
         await db.create_table(passing)
         with pytest.raises(SchemaError, match="deleted and created again"):
-            await exporting.export(db, directory)
+            await exporter.export(db, directory)
         await db.drop_table(passing)

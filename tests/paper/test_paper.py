@@ -10,9 +10,8 @@ import pytest
 
 from percolator import observes
 from percolator.errors import ConflictError, Unavailable
-from percolator.observers.registry.registration import register
-from percolator.observers.running.acknowledgement import Acknowledgement
-from percolator.observers.running.watched_cell import look
+from percolator.observers.registration import register
+from percolator.observers.watched_cell import Acknowledgement, look
 from percolator.services.oracle.oracle import Oracle, OracleHandler, OracleLimits
 from percolator.timestamps import Timestamp
 from percolator.v1 import tabletserver_pb2 as pb

@@ -19,7 +19,7 @@ from percolator.errors import OutcomeUnknown, PercolatorError
 from percolator.formats.records import KIND_DELETE, KIND_PUT, RecordKind
 from percolator.observers.context import WorkerContext
 from percolator.observers.definition import Observer
-from percolator.observers.work import Work
+from percolator.observers.work_queue import Work
 from percolator.observers.worker import Worker, WorkerLimits, start_in_advance
 from percolator.schema import Readable
 from percolator.timestamps import Timestamp

@@ -18,7 +18,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from percolator.codec_names import CodecNames
 from percolator.errors import PercolatorError, SchemaError
-from percolator.observers.registry.observer_change import changed_observers, with_report
+from percolator.observers.observer_change import changed_observers, with_report
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange

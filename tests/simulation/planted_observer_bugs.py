@@ -15,19 +15,14 @@ from percolator import aio
 from percolator.errors import CellAddress, OutcomeUnknown, PercolatorError
 from percolator.history import fates
 from percolator.history.fates import Fates, Judged
-from percolator.observers import waiting
-from percolator.observers.context import WorkerContext
-from percolator.observers.finding import intent_notifications as finding
-from percolator.observers.finding.intent_notifications import IntentNotifications
-from percolator.observers.port import Admission
-from percolator.observers.registry import backfilling
-from percolator.observers.running.acknowledgement import Acknowledgement
-from percolator.observers.running.run import ObserverRun
-from percolator.observers.running.run_pool import RunPool
-from percolator.observers.running.watched_cell import WatchedCell
+from percolator.observers import backfill, quiet
+from percolator.observers import intent_notifications as finding
+from percolator.observers.context import Admission, WorkerContext
+from percolator.observers.intent_notifications import IntentNotifications
+from percolator.observers.runs import ObserverRun, RunPool
 from percolator.observers.watched import Watched
-from percolator.observers.work import Work
-from percolator.observers.work_queue import WorkQueue
+from percolator.observers.watched_cell import Acknowledgement, WatchedCell
+from percolator.observers.work_queue import Work, WorkQueue
 from percolator.protocol import steps
 from percolator.protocol.announcing import Announcement
 from percolator.protocol.commit import Commit
@@ -36,7 +31,7 @@ from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.rolling import Rolling
 from percolator.recipes.combine_queue import CombineQueue
 from percolator.recipes.export_queue import ExportQueue
-from percolator.recipes.index_entries import IndexEntries
+from percolator.recipes.index import IndexEntries
 from percolator.recipes.sharded_counter import ShardedCounter
 from percolator.routing.catalog import Catalog
 from percolator.routing.cells import FoundCell
@@ -251,29 +246,29 @@ def backfill_at_a_snapshot_from_before_the_registration(patch: Patch) -> None:
     """What a tablet that has not heard of it commits after that notifies nobody, and is not in the
     snapshot. The next snapshot, if one is needed, is a new one."""
     early = ContextVar("early", default=0)
-    correct, snapshot = backfilling.backfill_owed, backfilling._Backfill._snapshot
+    correct, snapshot = backfill.backfill_owed, backfill._Backfill._snapshot
 
     async def wrong(context: WorkerContext, watched: Watched, **rest: Any) -> None:
         early.set(await context.env.timestamps.get(timeout_seconds=1.0))
         await correct(context, watched, **rest)
 
-    async def taken_before(self: backfilling._Backfill) -> int:
+    async def taken_before(self: backfill._Backfill) -> int:
         found = early.get()
         early.set(0)
         return found or await snapshot(self)
 
-    patch.setattr(backfilling, "backfill_owed", wrong)
-    patch.setattr(backfilling._Backfill, "_snapshot", taken_before)
+    patch.setattr(backfill, "backfill_owed", wrong)
+    patch.setattr(backfill._Backfill, "_snapshot", taken_before)
 
 
 def waiting_does_not_count_backfills(patch: Patch) -> None:
     """It returns while cells are there of which the observer was not notified."""
-    correct = waiting._Pass.remaining
+    correct = quiet._Pass.remaining
 
-    def wrong(self: waiting._Pass) -> waiting.Remaining:
+    def wrong(self: quiet._Pass) -> quiet.Remaining:
         return replace(correct(self), backfills={})
 
-    patch.setattr(waiting._Pass, "remaining", wrong)
+    patch.setattr(quiet._Pass, "remaining", wrong)
 
 
 def backfill_counts_as_done_when_it_begins(patch: Patch) -> None:
@@ -296,12 +291,12 @@ def backfill_counts_as_done_when_it_begins(patch: Patch) -> None:
 
 def backfill_is_reported_before_its_notifications_are_durable(patch: Patch) -> None:
     """If its worker dies then, the next one goes on behind cells that were not notified."""
-    correct = backfilling._Backfill._notify
+    correct = backfill._Backfill._notify
 
-    async def wrong(self: backfilling._Backfill, cells: Sequence[backfilling.Cell]) -> None:
+    async def wrong(self: backfill._Backfill, cells: Sequence[backfill.Cell]) -> None:
         self._context.env.background.start(correct(self, cells))
 
-    patch.setattr(backfilling._Backfill, "_notify", wrong)
+    patch.setattr(backfill._Backfill, "_notify", wrong)
 
 
 def table_created_without_the_observers_that_wait_for_it(patch: Patch) -> None:

@@ -25,9 +25,9 @@ from percolator.aio import Database
 from percolator.aio.observing import worker_context
 from percolator.aio.shared import shared_table
 from percolator.errors import InvariantViolation, PercolatorError
-from percolator.observers.registry.registration import register
-from percolator.observers.running.dead_letter import DEAD_LETTERS, dead_letters_table
-from percolator.observers.waiting import wait_until_quiet
+from percolator.observers.dead_letters import DEAD_LETTERS, dead_letters_table
+from percolator.observers.quiet import wait_until_quiet
+from percolator.observers.registration import register
 from percolator.schema import SHARED_NAME, Table
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import master_pb2

@@ -28,10 +28,10 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
+from percolator.spark import atomic_writer
 from percolator.spark.data_source import PercolatorDataSource
 from percolator.spark.options import StreamOptions
-from percolator.spark.streaming.stream_reader import ChangeStreamReader
-from percolator.spark.writing import locking
+from percolator.spark.stream_reader import ChangeStreamReader
 from tests.spark.gates import gate
 
 FLUSH_CELLS = 8
@@ -66,7 +66,7 @@ class _Gated:
         self._inner = inner
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Any:
-        with mock.patch.object(locking, "FLUSH_CELLS", FLUSH_CELLS):
+        with mock.patch.object(atomic_writer, "FLUSH_CELLS", FLUSH_CELLS):
             return self._inner.write(self._halting(iterator))
 
     def _halting(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.spark.shapes import arrow_arrays
+from percolator.spark import values
 
 pytestmark = pytest.mark.spark
 
@@ -33,14 +33,14 @@ def _is(found: Any, values: list[Any], target: Any) -> None:
 def test_values_and_nulls_are_where_they_belong(data: Any) -> None:
     texts = _values(data, st.text(st.characters(codec="utf-8"), max_size=3))
     stored = [None if text is None else text.encode() for text in texts]
-    _is(arrow_arrays.of_bytes(stored, pa.binary()), stored, pa.binary())
-    _is(arrow_arrays.of_bytes(stored, pa.string()), texts, pa.string())
+    _is(values.of_bytes(stored, pa.binary()), stored, pa.binary())
+    _is(values.of_bytes(stored, pa.string()), texts, pa.string())
     blocks = _values(data, st.binary(min_size=8, max_size=8))
-    _is(arrow_arrays.of_blocks(blocks, 8), blocks, pa.binary(8))
+    _is(values.of_blocks(blocks, 8), blocks, pa.binary(8))
     flags = _values(data, st.booleans())
-    _is(arrow_arrays.of_flags(flags), flags, pa.bool_())
+    _is(values.of_flags(flags), flags, pa.bool_())
     numbers = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=9))
-    _is(arrow_arrays.of_numbers(numbers, pa.int64()), numbers, pa.int64())
+    _is(values.of_numbers(numbers, pa.int64()), numbers, pa.int64())
 
 
 @given(data=st.data())
@@ -51,31 +51,31 @@ def test_bytes_are_those_of_each_value_wherever_the_array_begins(data: Any) -> N
     count = data.draw(st.integers(0, len(texts)))
     for kind in (pa.string(), pa.large_string()):
         part = pa.array(texts, kind).slice(start, count)
-        assert arrow_arrays.bytes_in(part) == stored[start : start + count]
+        assert values.bytes_in(part) == stored[start : start + count]
     for kind in (pa.binary(), pa.large_binary()):
         part = pa.array(stored, kind).slice(start, count)
-        assert arrow_arrays.bytes_in(part) == stored[start : start + count]
+        assert values.bytes_in(part) == stored[start : start + count]
 
 
 def test_two_halves_of_a_character_in_neighbouring_values_are_not_text() -> None:
     first, second = "ü".encode()[:1], "ü".encode()[1:]
     with pytest.raises(pa.ArrowInvalid, match="UTF8"):
-        arrow_arrays.of_bytes([first, second], pa.string())
+        values.of_bytes([first, second], pa.string())
 
 
 def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(pa.ArrowInvalid, match="8 bytes"):
-        arrow_arrays.of_blocks([b"x" * 8, b"", b"x" * 16], 8)
+        values.of_blocks([b"x" * 8, b"", b"x" * 16], 8)
     with pytest.raises(OverflowError):
-        arrow_arrays.of_numbers([2**63], pa.int64())
+        values.of_numbers([2**63], pa.int64())
 
 
 READ = """
 import json, sys
 from pyspark.sql.pandas.types import to_arrow_schema
 from percolator.routing.cells import CellPage
-from percolator.spark.catalog.frame_catalog import FrameCatalog
-from percolator.spark.shapes.shape import shape_of
+from percolator.spark.catalog import FrameCatalog
+from percolator.spark.shapes import shape_of
 
 types = {"a": "text", "b": "integer", "c": "boolean", "d": "float", "e": "timestamp", "f": "raw",
          "g": "int", "h": "date", "i": "json"}

@@ -13,10 +13,10 @@ from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
+from percolator.spark import atomic_writer
+from percolator.spark.atomic_writer import AtomicWriter, Locked
 from percolator.spark.options import WriteOptions
-from percolator.spark.writing import locking
-from percolator.spark.writing.atomic_writing import AtomicWriter, Locked
-from percolator.spark.writing.writers import writer_of
+from percolator.spark.writers import writer_of
 from tests.spark.tables import CATALOG, PAGES, Pages, failing, keys
 
 pytestmark = [
@@ -116,7 +116,7 @@ def test_an_attempt_that_another_one_has_overtaken_fails_and_the_other_counts_al
     monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
 ) -> None:
     """As with speculation. They write other values, to tell them apart."""
-    monkeypatch.setattr(locking, "FLUSH_CELLS", 10)
+    monkeypatch.setattr(atomic_writer, "FLUSH_CELLS", 10)
     pages = Pages(db)
     writer = _writer(cluster, pages)
     later: list[Locked] = []

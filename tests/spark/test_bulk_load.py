@@ -15,9 +15,8 @@ from percolator import errors
 from percolator.aio.bulk_load import BulkLoad, LoadPlan, LoadTimestamps
 from percolator.blocking import loop_thread
 from percolator.services.local.cluster import LocalCluster
-from percolator.spark.bulk_loading import abandon_load, bulk_load
+from percolator.spark.bulk_load import BulkLoadWriter, abandon_load, bulk_load
 from percolator.spark.options import WriteOptions
-from percolator.spark.writing.bulk_load_writer import BulkLoadWriter
 from percolator.v1 import master_pb2
 from percolator.v1.tabletserver_pb2 import FenceRequest
 from percolator.wire import methods

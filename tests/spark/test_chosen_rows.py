@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator import errors
-from percolator.spark.catalog.frame_catalog import FrameCatalog
-from percolator.spark.choosing.chosen_rows import ENTRIES_MAX, chosen_rows
-from percolator.spark.choosing.row_ranges import RowRanges, RowsBetween
+from percolator.spark.catalog import FrameCatalog
+from percolator.spark.chosen_rows import ENTRIES_MAX, RowRanges, RowsBetween, chosen_rows
 from percolator.spark.options import ReadOptions, WriteOptions
 
 pytestmark = pytest.mark.spark

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 import percolator
-from percolator.spark.bulk_loading import bulk_load
+from percolator.spark.bulk_load import bulk_load
 from tests.spark.tables import CATALOG, PAGES, Pages
 
 pytestmark = [

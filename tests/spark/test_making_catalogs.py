@@ -13,10 +13,9 @@ import percolator
 from percolator import InvalidArgument, SchemaError, Table, codecs
 from percolator.codec_names import CodecNames
 from percolator.spark import spark_catalog, store_catalog
-from percolator.spark.bulk_loading import bulk_load
-from percolator.spark.catalog.declared_codecs import require_declared
-from percolator.spark.catalog.frame_catalog import FrameCatalog
-from percolator.spark.stored_catalogs import CATALOGUES
+from percolator.spark.bulk_load import bulk_load
+from percolator.spark.catalog import FrameCatalog, require_declared
+from percolator.spark.connections import CATALOGUES
 from percolator.v1.cells_pb2 import Cell
 
 pytestmark = [

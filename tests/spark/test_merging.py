@@ -17,8 +17,8 @@ import percolator
 from percolator import InvalidArgument, RowChanged, SchemaError, SnapshotTooOld, aio
 from percolator.spark import merge, timestamp_of
 from percolator.spark.options import WriteOptions
-from percolator.spark.writing.transactions import Transactions
-from percolator.spark.writing.writers import writer_of
+from percolator.spark.transaction_writer import Transactions
+from percolator.spark.writers import writer_of
 from tests.spark.tables import CATALOG, Pages
 
 pytestmark = [
@@ -113,7 +113,7 @@ def test_a_later_attempt_leaves_what_the_first_one_has_written(
     writer: Any = writer_of(options, StructType(FIELDS))
     batches = [pa.record_batch({"url": [url], "visits": [9]}) for url in ("a00000", "b00000")]
     assert writer.write(iter(batches[:1])).cells == 1
-    monkeypatch.setattr("percolator.spark.writing.plain_writing._is_first_attempt", lambda: False)
+    monkeypatch.setattr("percolator.spark.transaction_writer._is_first_attempt", lambda: False)
     again = writer.write(iter(batches))
     assert (again.cells, again.equal) == (1, 1)
     with db.transaction() as tx:
@@ -143,7 +143,7 @@ def test_a_later_attempt_knows_the_first_one_without_what_that_has_left_out(
     batch = pa.record_batch({"url": ["a00000"], **{name: [value] for name, value in row.items()}})
     writer: Any = writer_of(options, from_arrow_schema(batch.schema))
     assert writer.write(iter([batch])).cells == 1
-    monkeypatch.setattr("percolator.spark.writing.plain_writing._is_first_attempt", lambda: False)
+    monkeypatch.setattr("percolator.spark.transaction_writer._is_first_attempt", lambda: False)
     assert writer.write(iter([batch])).cells == 0
 
 

@@ -15,8 +15,8 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType
 
 from percolator import errors
-from percolator.spark.catalog.spark_types import parse_type
-from percolator.spark.shapes.nested_values import decoded_nested, encoded_nested
+from percolator.spark.catalog import parse_type
+from percolator.spark.values import decoded_nested, encoded_nested
 
 pytestmark = pytest.mark.spark
 

@@ -17,10 +17,10 @@ import percolator
 import percolator.spark
 from percolator import InvalidArgument, Limits, Transaction, observes
 from percolator.services.local.cluster import LocalCluster
-from percolator.spark.bulk_loading import abandon_load, bulk_load
+from percolator.spark.bulk_load import abandon_load, bulk_load
 from percolator.spark.options import ReadOptions
-from percolator.spark.reading.reader import TableReader
-from percolator.spark.shapes.shape import shape_of
+from percolator.spark.reader import TableReader
+from percolator.spark.shapes import shape_of
 from tests.bigtable.emulator_process import emulator
 from tests.spark.tables import CATALOG, PAGES, Pages, failing
 

@@ -19,12 +19,12 @@ from pyspark.sql.types import (
 )
 
 from percolator import errors
-from percolator.spark.catalog.frame_catalog import FrameCatalog
+from percolator.spark.catalog import FrameCatalog
+from percolator.spark.change_rows import stream_schema
 from percolator.spark.data_source import PercolatorDataSource
 from percolator.spark.options import ReadOptions, StreamOptions, WriteOptions
-from percolator.spark.shapes.shape import shape_of
-from percolator.spark.shapes.values import decoded
-from percolator.spark.streaming.change_shapes import stream_schema
+from percolator.spark.shapes import shape_of
+from percolator.spark.values import decoded
 from percolator.timestamps import Timestamp
 
 pytestmark = pytest.mark.spark

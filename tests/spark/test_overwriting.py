@@ -14,9 +14,9 @@ from pyspark.sql import DataFrameReader, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
+from percolator.spark.atomic_writer import AtomicWriter
 from percolator.spark.options import WriteOptions
-from percolator.spark.writing.atomic_writing import AtomicWriter
-from percolator.spark.writing.writers import writer_of
+from percolator.spark.writers import writer_of
 from tests.spark.tables import CATALOG, PAGES, Pages, failing, keys
 
 pytestmark = [

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrameReader, SparkSession
 import percolator
 from percolator import Table, codecs
 from percolator.spark import timestamp_of
-from percolator.spark.reading.pins import SHARED_SECONDS
+from percolator.spark.reader import SHARED_SECONDS
 from percolator.timestamps import seconds_between
 from tests.spark.tables import CATALOG, Pages, keys
 

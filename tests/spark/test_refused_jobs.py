@@ -13,9 +13,9 @@ import percolator
 import percolator.spark
 from percolator import InvalidArgument, SchemaError, Table, Timestamp, UsageError
 from percolator.services.local.cluster import LocalCluster
-from percolator.spark.bulk_loading import bulk_load
-from percolator.spark.merging import merge_frame
+from percolator.spark.bulk_load import bulk_load
 from percolator.spark.snapshots import SparkSnapshot
+from percolator.spark.writers import merge_frame
 from tests.spark.tables import CATALOG, PAGES, Pages
 
 pytestmark = [

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import percolator
 import percolator.spark
 from percolator.services.local.cluster import LocalCluster
-from percolator.spark.bulk_loading import bulk_load
+from percolator.spark.bulk_load import bulk_load
 from tests.spark.tables import CATALOG, PAGES, Pages
 
 pytestmark = [

@@ -19,8 +19,8 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
 from percolator.services.local.cluster import LocalCluster
-from percolator.spark.writing import sink
-from percolator.spark.writing.sink import Sink, sink_of
+from percolator.spark import writers
+from percolator.spark.writers import Sink, sink_of
 from tests.spark.tables import CATALOG, PAGES, Pages
 
 pytestmark = [
@@ -106,7 +106,7 @@ def test_of_two_drivers_that_write_the_same_batch_one_commits_it(
 ) -> None:
     """The first one had looked which batches are committed when the second one took over. They have
     other rows, so only the number of the batch tells."""
-    monkeypatch.setattr(sink, "_query", lambda: "two-drivers")
+    monkeypatch.setattr(writers, "_query", lambda: "two-drivers")
     pages = Pages(db)
     before = _sink(cluster, pages)
     before.commit([before.write(_batch(0, "a"))], 0)
@@ -130,7 +130,7 @@ def test_of_two_drivers_that_write_the_same_batch_one_commits_it(
 def test_a_batch_that_failed_is_written_when_it_is_repeated(
     monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
 ) -> None:
-    monkeypatch.setattr(sink, "_query", lambda: "failed-once")
+    monkeypatch.setattr(writers, "_query", lambda: "failed-once")
     pages = Pages(db)
     first = _sink(cluster, pages)
     first.abort([first.write(_batch(1, "a", "b")), None], 0)
@@ -145,7 +145,7 @@ def test_a_copy_of_a_checkpoint_writes_into_another_table(
     monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
 ) -> None:
     """It has the id of the same query. Its batches are not those of the first table."""
-    monkeypatch.setattr(sink, "_query", lambda: "copied")
+    monkeypatch.setattr(writers, "_query", lambda: "copied")
     one, other = Pages(db), Pages(db)
     for number in range(3):
         made = _sink(cluster, one)
@@ -160,7 +160,7 @@ def test_a_copy_of_a_checkpoint_writes_into_another_table(
 def test_a_batch_that_is_older_than_the_newest_one_is_refused_and_not_lost_in_silence(
     monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
 ) -> None:
-    monkeypatch.setattr(sink, "_query", lambda: "taken-back")
+    monkeypatch.setattr(writers, "_query", lambda: "taken-back")
     pages = Pages(db)
     for number in range(2):
         made = _sink(cluster, pages)
@@ -176,31 +176,31 @@ def test_what_an_earlier_release_has_written_of_a_query_counts(
     monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
 ) -> None:
     pages, any_pages = Pages(db), Pages(db)
-    monkeypatch.setattr(sink, "_query", lambda: "creates-the-table")
+    monkeypatch.setattr(writers, "_query", lambda: "creates-the-table")
     first = _sink(cluster, any_pages)
     first.commit([first.write(_batch(1, "a"))], 0)
-    monkeypatch.setattr(sink, "_query", lambda: "begun-with-0.2")
+    monkeypatch.setattr(writers, "_query", lambda: "begun-with-0.2")
     with db.transaction() as tx:
-        tx.set("begun-with-0.2", sink.BATCH, 4)
+        tx.set("begun-with-0.2", writers.BATCH, 4)
     for number in (4, 5, 5, 6):
         made = _sink(cluster, pages)
         made.commit([made.write(_batch(number, f"a{number}"))], number)
     assert sorted(pages.stored()) == ["a5", "a6"]
     with db.snapshot() as snapshot:
-        assert snapshot.get("begun-with-0.2", sink.BATCH) == 6, "drivers of that release see it"
+        assert snapshot.get("begun-with-0.2", writers.BATCH) == 6, "drivers of that release see it"
 
 
 def test_a_query_goes_back_to_the_release_before_and_forth_again_and_writes_each_batch_once(
     monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
 ) -> None:
-    monkeypatch.setattr(sink, "_query", lambda: "back-and-forth")
+    monkeypatch.setattr(writers, "_query", lambda: "back-and-forth")
     pages = Pages(db)
     for number in range(3):
         made = _sink(cluster, pages)
         made.commit([made.write(_batch(number, f"a{number}"))], number)
     with db.transaction() as tx:
-        assert tx.get("back-and-forth", sink.BATCH) == 2, "that release would write it again"
-        tx.set("back-and-forth", sink.BATCH, 5)  # as that release does
+        assert tx.get("back-and-forth", writers.BATCH) == 2, "that release would write it again"
+        tx.set("back-and-forth", writers.BATCH, 5)  # as that release does
     for number in (5, 6):
         made = _sink(cluster, pages)
         made.commit([made.write(_batch(number, f"a{number}"))], number)
@@ -210,13 +210,13 @@ def test_a_query_goes_back_to_the_release_before_and_forth_again_and_writes_each
 def test_what_an_earlier_release_has_written_counts_for_a_copy_of_the_checkpoint_too(
     monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
 ) -> None:
-    monkeypatch.setattr(sink, "_query", lambda: "creates-the-table-for-two")
+    monkeypatch.setattr(writers, "_query", lambda: "creates-the-table-for-two")
     one, other = Pages(db), Pages(db)
     first = _sink(cluster, Pages(db))
     first.commit([first.write(_batch(1, "a"))], 0)
-    monkeypatch.setattr(sink, "_query", lambda: "copied-with-0.2")
+    monkeypatch.setattr(writers, "_query", lambda: "copied-with-0.2")
     with db.transaction() as tx:
-        tx.set("copied-with-0.2", sink.BATCH, 4)
+        tx.set("copied-with-0.2", writers.BATCH, 4)
     for pages in (one, other):
         for number in (4, 5, 5, 6):
             made = _sink(cluster, pages)

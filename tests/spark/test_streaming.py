@@ -30,10 +30,10 @@ import percolator
 from percolator import codecs
 from percolator.blocking import loop_thread
 from percolator.services.local.cluster import LocalCluster
-from percolator.spark.choosing.row_ranges import RowsBetween
+from percolator.spark.chosen_rows import RowsBetween
 from percolator.spark.options import StreamOptions
-from percolator.spark.reading.partitions import TableRows
-from percolator.spark.streaming.stream_reader import ChangeStreamReader, SnapshotRows
+from percolator.spark.reader import TableRows
+from percolator.spark.stream_reader import ChangeStreamReader, SnapshotRows
 from percolator.v1.lockservice_pb2 import ListSessionsRequest
 from percolator.wire.sessions import Sessions
 from tests.spark.tables import CATALOG, Pages, keys

@@ -15,12 +15,10 @@ from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 import percolator
 from percolator import InvalidArgument, SchemaError, codecs
 from percolator.limits import Limits
-from percolator.spark.catalog.frame_catalog import FrameCatalog
-from percolator.spark.catalog.spark_types import parse_type
+from percolator.spark.catalog import FrameCatalog, parse_type
+from percolator.spark.change_rows import CellChanges
 from percolator.spark.options import ReadOptions
-from percolator.spark.shapes.shape import shape_of
-from percolator.spark.shapes.typed_rows import TypedRows
-from percolator.spark.streaming.change_shapes import CellChanges
+from percolator.spark.shapes import TypedRows, shape_of
 from tests.spark.tables import CATALOG, PAGES, Pages
 
 pytestmark = [

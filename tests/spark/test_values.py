@@ -17,10 +17,9 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from percolator import codecs, errors
 from percolator.routing.cells import CellPage
 from percolator.routing.joined_page import JoinedBytes, joined_page
-from percolator.spark.catalog.frame_catalog import FrameCatalog
-from percolator.spark.shapes.arrow_arrays import of_bytes
-from percolator.spark.shapes.shape import shape_of
-from percolator.spark.shapes.values import decoded, encoded
+from percolator.spark.catalog import FrameCatalog
+from percolator.spark.shapes import shape_of
+from percolator.spark.values import decoded, encoded, of_bytes
 from percolator.tablet.reading.joined_cells import join_cells
 from percolator.v1.tabletserver_pb2 import JoinedCells
 

@@ -15,11 +15,10 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
 from percolator.services.local.cluster import LocalCluster
-from percolator.spark.bulk_loading import bulk_load
+from percolator.spark.bulk_load import bulk_load
 from percolator.spark.options import WriteOptions
-from percolator.spark.writing.transactions import Transactions
-from percolator.spark.writing.writers import writer_of
-from percolator.spark.writing.written import Written, total
+from percolator.spark.transaction_writer import Transactions, Written, total
+from percolator.spark.writers import writer_of
 from tests.spark.tables import CATALOG, PAGES, Pages, keys
 
 pytestmark = [

@@ -15,9 +15,9 @@ from percolator import Column, observes
 from percolator.aio import Transaction
 from percolator.aio.observing import worker_context
 from percolator.errors import NotExecuted, PercolatorError
+from percolator.observers.dead_letters import DEAD_LETTERS
 from percolator.observers.definition import Observer
-from percolator.observers.registry.registration import register
-from percolator.observers.running.dead_letter import DEAD_LETTERS
+from percolator.observers.registration import register
 from tests.simulation.recorded_tx import Cells, RecordedTx
 from tests.simulation.sessions import Session
 from tests.simulation.workloads.workload import Ending, Workload, preferred

@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 from percolator import codecs
 from percolator.aio import Transaction
+from percolator.observers.dead_letters import DEAD_LETTERS
 from percolator.observers.definition import Observer
-from percolator.observers.running.dead_letter import DEAD_LETTERS
 from percolator.recipes import (
     CombineQueue,
     Export,

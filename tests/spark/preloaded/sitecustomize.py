@@ -24,8 +24,8 @@ DAEMON = "pyspark.daemon"
 TASKS = "pyspark.worker"
 EARLY = (
     "percolator.spark.connections",
-    "percolator.spark.reading.reader",
-    "percolator.spark.writing.writers",
+    "percolator.spark.reader",
+    "percolator.spark.writers",
     "tests.spark.gated_source",
     "uvloop",
 )

@@ -11,7 +11,7 @@ from percolator.aio import Database, Transaction
 from percolator.aio.observing import worker_context
 from percolator.errors import ConflictError
 from percolator.formats.records import WriteRecord
-from percolator.observers.registry.registration import register
+from percolator.observers.registration import register
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_NOTIFY, SPACE_WRITE, Space
 from tests.simulation.virtual_time import run_virtually

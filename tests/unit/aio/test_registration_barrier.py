@@ -18,7 +18,7 @@ from percolator import Limits, RetryPolicy, Table, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.aio.observing import worker_context
-from percolator.observers.port import WorkRequest
+from percolator.observers.context import WorkRequest
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import master_pb2

@@ -16,7 +16,7 @@ from percolator.aio.engine import Rows
 from percolator.aio.observing import worker_context
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import UsageError
-from percolator.observers.port import WorkRequest
+from percolator.observers.context import WorkRequest
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory

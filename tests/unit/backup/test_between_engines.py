@@ -18,8 +18,8 @@ import percolator.testing
 from percolator import Table, Timestamp, aio, codecs
 from percolator.aio.bulk_load import LoadedCell, LoadTimestamps
 from percolator.aio.row_load import RowLoad
-from percolator.backup import exporting, import_log, importing, layout
-from percolator.backup.exported import ExportFormat
+from percolator.backup import export_files, exporter, importer
+from percolator.backup.export_files import ExportFormat
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, Unavailable
 from percolator.v1 import master_pb2
 from tests.unit.rowstore.loading_cluster import Loading, loading
@@ -50,7 +50,7 @@ async def export(
     now = NoPin(await database.timestamp())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(database, "pin", lambda *_, **__: now)
-        await exporting.export(database, directory, form=form)
+        await exporter.export(database, directory, form=form)
 
 
 class Interrupted(Exception):
@@ -97,10 +97,10 @@ def _exported(
 
 async def test_tables_go_there_and_on(exported: tuple[Path, str], tmp_path: Path) -> None:
     directory, expected = exported
-    form = layout.read_manifest(directory).form
+    form = export_files.read_manifest(directory).form
     seen: list[tuple[int, int]] = []
     async with loading() as at:
-        made = await importing.import_tables(
+        made = await importer.import_tables(
             at.database, directory, progress=lambda *done: seen.append(done)
         )
         assert seen[-1] == (made.cells, made.cells)
@@ -113,7 +113,7 @@ async def test_tables_go_there_and_on(exported: tuple[Path, str], tmp_path: Path
         again = tmp_path / "rows"
         await export(at.database, again, form=form)
     async with loading() as at:
-        await importing.import_tables(at.database, again)
+        await importer.import_tables(at.database, again)
         assert await contents(at.database) == expected
 
 
@@ -126,7 +126,7 @@ async def test_a_row_store_that_refuses_an_option_names_the_table(
     async with loading() as at:
         monkeypatch.setattr(at.cluster.loads, "_retention_min", 10_000_000)
         with pytest.raises(InvalidArgument, match=f"{REFUSED}retention_milliseconds: is 7200000"):
-            await importing.import_tables(at.database, exported[0])
+            await importer.import_tables(at.database, exported[0])
         assert await at.database.tables() == []
         assert not (exported[0] / "import.log").exists()
 
@@ -143,7 +143,7 @@ async def test_so_does_an_import_into_tablets_which_says_what_to_do(
             patch.setattr(database.internal.engine.catalog, "create", refuse)
             said = f"{REFUSED}retention_milliseconds: .* 7200001; or create it with other options"
             with pytest.raises(InvalidArgument, match=said):
-                await importing.import_tables(database, exported[0], tables=["shop.items"])
+                await importer.import_tables(database, exported[0], tables=["shop.items"])
 
 
 async def interrupt(at: Loading, directory: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
@@ -157,10 +157,10 @@ async def interrupt(at: Loading, directory: Path, monkeypatch: pytest.MonkeyPatc
             raise Interrupted
 
     with monkeypatch.context() as patch:
-        patch.setattr(importing, "PARTS_AT_A_TIME", 1)
+        patch.setattr(importer, "PARTS_AT_A_TIME", 1)
         with pytest.raises(Interrupted):
-            await importing.import_tables(at.database, directory, progress=progress)
-    with import_log.open_log(directory) as log:
+            await importer.import_tables(at.database, directory, progress=progress)
+    with importer.open_log(directory) as log:
         done = set[str]().union(*(table.parts for table in log.tables.values()))
     return done
 
@@ -183,11 +183,11 @@ async def test_an_interrupted_import_shows_nothing_and_is_resumed(
             await correct(self, cells, timestamps)
 
         monkeypatch.setattr(RowLoad, "load", load)
-        made = await importing.import_tables(at.database, directory)
+        made = await importer.import_tables(at.database, directory)
         of_parts = {part.file: part.cells for part in made.parts}
         assert sum(loaded) == made.cells - sum(of_parts[file] for file in done)
         assert await contents(at.database) == expected
-        assert not (directory / import_log.NAME).exists()
+        assert not (directory / importer.NAME).exists()
 
 
 async def test_an_abandoned_import_leaves_nothing(
@@ -196,12 +196,12 @@ async def test_an_abandoned_import_leaves_nothing(
     directory, expected = exported
     async with loading() as at:
         await interrupt(at, directory, monkeypatch)
-        assert await importing.abandon(at.database, directory) == []
+        assert await importer.abandon(at.database, directory) == []
         await at.cluster.remove_dropped()
         assert not at.cluster.kept.current.tables
-        await importing.import_tables(at.database, directory)
+        await importer.import_tables(at.database, directory)
         assert await contents(at.database) == expected
-        assert await importing.abandon(at.database, directory) == ["empty", "shop.items"]
+        assert await importer.abandon(at.database, directory) == ["empty", "shop.items"]
         assert await contents(at.database) == expected
 
 
@@ -219,12 +219,12 @@ async def test_an_import_that_has_published_its_tables_is_resumed(
 
         monkeypatch.setattr(at.cluster, "publish_loads", publish_loads)
         with pytest.raises(PercolatorError, match="the process ended"):
-            await importing.import_tables(at.database, directory)
+            await importer.import_tables(at.database, directory)
         monkeypatch.setattr(at.cluster, "publish_loads", correct)
-        assert (directory / import_log.NAME).exists()
-        await importing.import_tables(at.database, directory)
+        assert (directory / importer.NAME).exists()
+        await importer.import_tables(at.database, directory)
         assert await contents(at.database) == expected
-        assert not (directory / import_log.NAME).exists()
+        assert not (directory / importer.NAME).exists()
 
 
 async def test_one_table_that_exists_keeps_all_from_being_imported(
@@ -234,9 +234,9 @@ async def test_one_table_that_exists_keeps_all_from_being_imported(
     async with loading() as at:
         await at.database.create_table(ITEMS)
         with pytest.raises(PercolatorError, match=r"table 'shop\.items' exists: in a row store"):
-            await importing.import_tables(at.database, directory)
+            await importer.import_tables(at.database, directory)
         assert await at.database.tables() == ["shop.items"]
-        assert not (directory / import_log.NAME).exists()
+        assert not (directory / importer.NAME).exists()
 
 
 @pytest.mark.parametrize("what", ["feed", "ttl"])
@@ -247,7 +247,7 @@ async def test_what_a_row_store_does_not_have_is_refused(what: str, tmp_path: Pa
         await export(database, tmp_path / "out")
     async with loading() as at:
         with pytest.raises(InvalidArgument, match=f"{REFUSED}(change_feed: tables|ttls: no value)"):
-            await importing.import_tables(at.database, tmp_path / "out")
+            await importer.import_tables(at.database, tmp_path / "out")
         assert not at.cluster.kept.current.tables
         with pytest.raises(SchemaError):
             await contents(at.database)
@@ -266,7 +266,7 @@ async def test_a_store_that_does_not_answer_leaves_the_import_to_be_resumed(
             patch.setattr("percolator.aio.row_load.PATIENCE_SECONDS", 0.01)
             patch.setattr(at.store, "write", fail)
             with pytest.raises(PercolatorError, match="gone"):
-                await importing.import_tables(at.database, directory)
+                await importer.import_tables(at.database, directory)
         assert await at.database.tables() == []
-        await importing.import_tables(at.database, directory)
+        await importer.import_tables(at.database, directory)
         assert await contents(at.database) == expected

@@ -10,11 +10,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from percolator.aio.bulk_load import LoadedCell
-from percolator.backup import cells_file, layout, part_files, pieces
-from percolator.backup.cells_file import CellsFile
-from percolator.backup.exported import Export, ExportedTable, ExportFormat, ExportPart, file_of
-from percolator.backup.layout import DamagedExport
-from percolator.backup.pieces import Piece
+from percolator.backup import export_files, part_files
+from percolator.backup.export_files import (
+    DamagedExport,
+    Export,
+    ExportedTable,
+    ExportFormat,
+    ExportPart,
+    file_of,
+)
+from percolator.backup.part_files import CellsFile, Piece
 from percolator.errors import InvalidArgument, UsageError
 from percolator.routing.cells import CellPage
 
@@ -50,8 +55,8 @@ def _read(directory: Path, part: ExportPart) -> Iterator[list[LoadedCell]]:
 def test_long_values_make_small_row_groups_that_are_read_in_small_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells_file, "PIECE_BYTES", 100_000)
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(part_files, "PIECE_BYTES", 100_000)
+    monkeypatch.setattr(part_files, "PIECE_BYTES", 100_000)
     # All values are equal: a dictionary of them would be small, but what is read would not.
     pages = [page((b"%03d" % row, b"c", b"v" * 30_000)) for row in range(20)]
     part = written(tmp_path, *pages)
@@ -67,7 +72,7 @@ def test_long_values_make_small_row_groups_that_are_read_in_small_batches(
 def test_a_value_larger_than_a_piece_forms_its_own_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pieces, "PIECE_BYTES", 1_000)
+    monkeypatch.setattr(part_files, "PIECE_BYTES", 1_000)
     part = written(tmp_path, page((b"a", b"c", b"v" * 5_000)), page((b"b", b"c", b"")))
     assert [len(batch) for batch in _read(tmp_path, part)] == [1, 1]
 
@@ -132,23 +137,23 @@ def export_of(part: ExportPart) -> Export:
 
 @pytest.mark.parametrize("file", ["../other.parquet", "/etc/passwd", "u/part-00000.parquet"])
 def test_a_manifest_that_names_a_file_elsewhere_is_refused(file: str, tmp_path: Path) -> None:
-    layout.write_export(tmp_path / layout.MANIFEST, export_of(ExportPart(file, "", "")))
+    export_files.write_export(tmp_path / export_files.MANIFEST, export_of(ExportPart(file, "", "")))
     with pytest.raises(DamagedExport, match=f"names '{file}', which is no file"):
-        layout.read_manifest(tmp_path)
+        export_files.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize("content", [{"format": 1}, {"format": 1, "at": 7, "tables": [{}]}])
 def test_a_malformed_manifest_is_damaged_and_another_format_is_named(
     content: dict[str, object], tmp_path: Path
 ) -> None:
-    path = tmp_path / layout.MANIFEST
-    layout.write_record(path, content)
+    path = tmp_path / export_files.MANIFEST
+    export_files.write_record(path, content)
     with pytest.raises(DamagedExport, match="is not the record of an export"):
-        layout.read_manifest(tmp_path)
+        export_files.read_manifest(tmp_path)
     for other in (4, True, "1", None):
-        layout.write_record(path, content | {"format": other})
+        export_files.write_record(path, content | {"format": other})
         with pytest.raises(InvalidArgument, match=f"is of format {other}; this release reads 1"):
-            layout.read_manifest(tmp_path)
+            export_files.read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -164,23 +169,23 @@ def test_what_an_earlier_release_cannot_import_is_named_by_its_format_and_is_not
 ) -> None:
     part = ExportPart(file_of("t", 0, form), "", "")
     export = Export(7, (ExportedTable("t", 1, 0, 0, (), (part,), ttls=ttls),), form)
-    layout.write_export(tmp_path / layout.MANIFEST, export)
-    assert layout.read_record(tmp_path / layout.MANIFEST)["format"] == number
-    assert layout.read_manifest(tmp_path) == export
+    export_files.write_export(tmp_path / export_files.MANIFEST, export)
+    assert export_files.read_record(tmp_path / export_files.MANIFEST)["format"] == number
+    assert export_files.read_manifest(tmp_path) == export
 
 
 def test_a_directory_is_used_by_one_process_at_a_time(tmp_path: Path) -> None:
     with (
-        layout.locked(tmp_path, "exporting to"),
+        export_files.locked(tmp_path, "exporting to"),
         pytest.raises(UsageError, match="another process is exporting to"),
-        layout.locked(tmp_path, "exporting to"),
+        export_files.locked(tmp_path, "exporting to"),
     ):
         pass
-    with layout.locked(tmp_path, "exporting to"):
+    with export_files.locked(tmp_path, "exporting to"):
         pass
 
 
 def test_a_record_of_endlessly_nested_lists_is_damaged_too(tmp_path: Path) -> None:
-    (tmp_path / layout.MANIFEST).write_text("[" * 100_000)
-    with pytest.raises(DamagedExport, match=layout.MANIFEST):
-        layout.read_manifest(tmp_path)
+    (tmp_path / export_files.MANIFEST).write_text("[" * 100_000)
+    with pytest.raises(DamagedExport, match=export_files.MANIFEST):
+        export_files.read_manifest(tmp_path)

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from percolator.backup import layout
-from percolator.backup.exported import (
+from percolator.backup import export_files
+from percolator.backup.export_files import (
+    DamagedExport,
     Export,
     ExportedCodecs,
     ExportedObserver,
@@ -22,8 +23,7 @@ from percolator.backup.exported import (
     ExportPart,
     file_of,
 )
-from percolator.backup.layout import DamagedExport
-from percolator.backup.table_messages import codecs_of, observers_of, options_of, require_observers
+from percolator.backup.importer import codecs_of, observers_of, options_of, require_observers
 from percolator.errors import InvalidArgument
 from percolator.v1.master_pb2 import Observer
 
@@ -77,8 +77,8 @@ def signed(path: Path, record: dict[str, Any]) -> Path:
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> dict[str, Any]:
-    layout.write_export(tmp_path / "whole.json", Export(123, (TABLE,)))
-    return layout.read_record(tmp_path / "whole.json")
+    export_files.write_export(tmp_path / "whole.json", Export(123, (TABLE,)))
+    return export_files.read_record(tmp_path / "whole.json")
 
 
 def test_an_edited_manifest_is_refused_or_everything_in_it_can_be_asked_for(
@@ -88,7 +88,7 @@ def test_an_edited_manifest_is_refused_or_everything_in_it_can_be_asked_for(
     for place in places(manifest):
         for record in edited(manifest, place):
             try:
-                export = layout.read_export(signed(tmp_path / "edited.json", record))
+                export = export_files.read_export(signed(tmp_path / "edited.json", record))
             except (DamagedExport, InvalidArgument) as refusal:
                 outcomes[type(refusal).__name__] += 1
                 continue
@@ -121,7 +121,7 @@ def test_a_refusal_names_the_entry_of_a_manifest(
         inside = inside[key]
     inside[place[-1]] = value
     with pytest.raises(DamagedExport, match=f"is not the record of an export: {said}"):
-        layout.read_export(signed(tmp_path / "edited.json", manifest))
+        export_files.read_export(signed(tmp_path / "edited.json", manifest))
 
 
 def test_observers_that_a_table_cannot_get_are_refused_by_the_name_of_the_table() -> None:

@@ -16,10 +16,9 @@ import pytest
 
 from percolator.aio.database import Database
 from percolator.aio.pin import Pin
-from percolator.backup import exporting, importing, layout, part_files
-from percolator.backup.cells_file import CellsFile
-from percolator.backup.exported import Export, ExportedTable, ExportPart, file_of
-from percolator.backup.pieces import Piece
+from percolator.backup import export_files, exporter, importer, part_files
+from percolator.backup.export_files import Export, ExportedTable, ExportPart, file_of
+from percolator.backup.part_files import CellsFile, Piece
 from percolator.errors import InvalidArgument, UsageError
 from percolator.routing.cells import CellPage
 
@@ -39,7 +38,7 @@ def piece() -> Piece:
     return made
 
 
-class Exported(exporting._Exporting):
+class Exported(exporter._Exporter):
     """Exports one part of ten batches, without a database."""
 
     def __init__(self, directory: Path) -> None:
@@ -133,13 +132,13 @@ async def test_a_table_of_the_longest_name_has_a_directory_of_its_own(
     file = file_of(name, 0)
     assert len({file, file_of(name[:-1] + "x", 0), file_of(name[:-1], 0)}) == 3
     part = ExportPart(file, "", "")
-    assert layout.read_part(tmp_path, part, AT) is None
+    assert export_files.read_part(tmp_path, part, AT) is None
     done = await Exported(tmp_path)._export(TABLE, part)
-    layout.write_part(tmp_path, done, AT)
-    assert layout.read_part(tmp_path, part, AT) == done
+    export_files.write_part(tmp_path, done, AT)
+    assert export_files.read_part(tmp_path, part, AT) == done
     table = replace(TABLE, name=name, parts=(done,))
-    layout.write_export(tmp_path / layout.MANIFEST, Export(1, (table,)))
-    assert layout.read_manifest(tmp_path).parts == [done]
+    export_files.write_export(tmp_path / export_files.MANIFEST, Export(1, (table,)))
+    assert export_files.read_manifest(tmp_path).parts == [done]
 
 
 @pytest.mark.parametrize(
@@ -151,9 +150,9 @@ async def test_the_record_of_another_part_does_not_say_that_this_one_is_done(
     """As of another export, from which files were copied: its rows would be missing here."""
     done = await Exported(tmp_path)._export(TABLE, PART)
     record = (tmp_path / PART.file).with_suffix(".json")
-    layout.write_record(record, asdict(done) | other | {"at": AT})
-    with pytest.raises(layout.DamagedExport, match="is about another part"):
-        layout.read_part(tmp_path, PART, AT)
+    export_files.write_record(record, asdict(done) | other | {"at": AT})
+    with pytest.raises(export_files.DamagedExport, match="is about another part"):
+        export_files.read_part(tmp_path, PART, AT)
 
 
 @pytest.mark.parametrize("other", [{"at": 6}, {}], ids=["another", "one of an earlier release"])
@@ -161,17 +160,17 @@ async def test_the_record_of_another_export_with_the_same_ranges_does_not_say_so
     other: dict[str, int], tmp_path: Path
 ) -> None:
     done = await Exported(tmp_path)._export(TABLE, PART)
-    layout.write_record((tmp_path / PART.file).with_suffix(".json"), asdict(done) | other)
-    with pytest.raises(layout.DamagedExport, match="is not known to be of this export"):
-        layout.read_part(tmp_path, PART, AT)
+    export_files.write_record((tmp_path / PART.file).with_suffix(".json"), asdict(done) | other)
+    with pytest.raises(export_files.DamagedExport, match="is not known to be of this export"):
+        export_files.read_part(tmp_path, PART, AT)
 
 
 def test_an_export_that_named_a_table_twice_is_resumed_by_the_same_command(tmp_path: Path) -> None:
     planned = Export(1, (TABLE,))
-    layout.write_export(tmp_path / layout.PLAN, planned)
-    assert exporting._interrupted(tmp_path, None, ["table", "table"], None) == planned
+    export_files.write_export(tmp_path / export_files.PLAN, planned)
+    assert exporter._interrupted(tmp_path, None, ["table", "table"], None) == planned
     with pytest.raises(InvalidArgument, match=r"tables: .* was started with table"):
-        exporting._interrupted(tmp_path, None, ["table", "other"], None)
+        exporter._interrupted(tmp_path, None, ["table", "other"], None)
 
 
 async def test_an_export_cancelled_twice_does_not_close_a_file_that_is_being_written(
@@ -187,7 +186,7 @@ async def test_an_export_cancelled_twice_does_not_close_a_file_that_is_being_wri
             super().__exit__(*raised)
 
     monkeypatch.setattr(part_files, "create", lambda *_: file)
-    monkeypatch.setattr(exporting, "ThreadPoolExecutor", Last)
+    monkeypatch.setattr(exporter, "ThreadPoolExecutor", Last)
     exported = Exported(tmp_path)
     export = asyncio.create_task(exported._export(TABLE, PART))
     assert await asyncio.to_thread(file.writing.wait, 30)
@@ -220,19 +219,19 @@ async def test_an_exception_while_a_batch_is_written_propagates_and_the_file_is_
 
 async def test_two_exports_into_one_directory_cannot_run_at_the_same_time(tmp_path: Path) -> None:
     with (
-        layout.locked(tmp_path, "exporting to"),
+        export_files.locked(tmp_path, "exporting to"),
         pytest.raises(UsageError, match="another process is exporting to"),
     ):
-        await exporting.export(cast("Database", None), tmp_path)
+        await exporter.export(cast("Database", None), tmp_path)
 
 
 async def test_a_directory_that_cannot_be_seen_is_named(tmp_path: Path) -> None:
     """As without permission, which does not stop the account that runs some tests."""
     unseen = tmp_path / ("x" * 300)
     with pytest.raises(InvalidArgument, match=r"cannot be read: .*File name too long"):
-        await exporting.export(cast("Database", None), unseen)
+        await exporter.export(cast("Database", None), unseen)
     with pytest.raises(InvalidArgument, match=r"cannot be read: .*File name too long"):
-        importing.verify(unseen)
+        importer.verify(unseen)
 
 
 async def test_a_slow_disk_stops_nothing_else(

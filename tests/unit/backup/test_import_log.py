@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from percolator.aio.bulk_load import LoadTimestamps
-from percolator.backup import layout
-from percolator.backup.import_log import open_log
+from percolator.backup import export_files
+from percolator.backup.importer import open_log
 from percolator.errors import InvalidArgument, UsageError
 
 NOTED = LoadTimestamps(3, 4)
@@ -87,6 +87,6 @@ def test_a_file_system_without_locks_is_named(
         pass
     with (
         pytest.raises(InvalidArgument, match=f"{tmp_path} cannot be locked"),
-        layout.locked(tmp_path, "exporting to"),
+        export_files.locked(tmp_path, "exporting to"),
     ):
         pass

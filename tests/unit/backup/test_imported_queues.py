@@ -9,7 +9,7 @@ import pytest
 
 import percolator.testing
 from percolator import codecs
-from percolator.backup import importing
+from percolator.backup import importer
 from percolator.recipes import Export, ExportFile, ExportQueue, export_queue
 from tests.unit.backup.test_between_engines import export
 from tests.unit.rowstore.loading_cluster import loading
@@ -43,7 +43,7 @@ async def test_imported_exports_of_one_key_have_different_numbers_in_order(
         assert file.append(exports) == len(exports)
 
     async with loading() as at:
-        await importing.import_tables(at.database, tmp_path / "export")
+        await importer.import_tables(at.database, tmp_path / "export")
         async with at.database.transaction() as tx:
             await mails.put(tx, "ann", 10)
         await percolator.testing.run_observers_async(at.database, [send])
@@ -70,7 +70,7 @@ async def test_what_is_put_while_they_get_their_numbers_comes_after_them(tmp_pat
 
     sent: list[Export[str, int]] = []
     async with loading() as at:
-        await importing.import_tables(at.database, tmp_path / "export")
+        await importer.import_tables(at.database, tmp_path / "export")
         bucket = mails._rows.bucket(mails.key_bytes("ann"))
         for number in range(4, 8):
             async with at.database.transaction() as tx:
@@ -97,14 +97,14 @@ async def test_queues_that_are_imported_twice_keep_their_order(tmp_path: Path) -
 
     bucket = mails._rows.bucket(mails.key_bytes("ann"))
     async with loading() as at:
-        await importing.import_tables(at.database, tmp_path / "first")
+        await importer.import_tables(at.database, tmp_path / "first")
         async with at.database.transaction() as tx:
             assert await mails._take(tx, bucket, 2) == []
         await export(at.database, tmp_path / "second")
 
     sent: list[Export[str, int]] = []
     async with loading() as at:
-        await importing.import_tables(at.database, tmp_path / "second")
+        await importer.import_tables(at.database, tmp_path / "second")
         for _ in range(6):
             async with at.database.transaction() as tx:
                 sent += await mails._take(tx, bucket, 2)
@@ -127,7 +127,7 @@ async def test_many_keys_with_few_imported_entries_take_few_runs(
 
     bucket = mails._rows.bucket(mails.key_bytes("0"))
     async with loading() as at:
-        await importing.import_tables(at.database, tmp_path / "export")
+        await importer.import_tables(at.database, tmp_path / "export")
         taken = []
         for _ in range(4):
             async with at.database.transaction() as tx:
@@ -136,7 +136,7 @@ async def test_many_keys_with_few_imported_entries_take_few_runs(
 
     monkeypatch.setattr(export_queue, "BATCH_BYTES", 100)
     async with loading() as at:
-        await importing.import_tables(at.database, tmp_path / "export")
+        await importer.import_tables(at.database, tmp_path / "export")
         async with at.database.transaction() as tx:
             assert await mails._take(tx, bucket, 50) == []
             written = [write for kind, write in tx.internal.writes.cells.values() if write]

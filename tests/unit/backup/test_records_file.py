@@ -14,16 +14,16 @@ import pytest
 
 from percolator import codecs
 from percolator.aio.bulk_load import LoadedCell
-from percolator.backup import part_files, pieces, records_file
-from percolator.backup.exported import (
+from percolator.backup import part_files
+from percolator.backup.export_files import (
+    DamagedExport,
     Export,
     ExportedCodecs,
     ExportedTable,
     ExportFormat,
     ExportPart,
 )
-from percolator.backup.layout import DamagedExport
-from percolator.backup.pieces import Piece
+from percolator.backup.part_files import Piece
 from percolator.key_codec import name_of
 from percolator.routing.cells import CellPage
 
@@ -262,8 +262,7 @@ def test_rows_out_of_order_missing_or_twice_are_refused(tmp_path: Path) -> None:
 def test_a_row_of_many_cells_takes_several_lines_and_little_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(records_file, "READ_CELLS", 4)
-    assert pieces.READ_CELLS > 4
+    monkeypatch.setattr(part_files, "READ_CELLS", 4)
     cells = [(b"a", b"%02d" % column, b"v") for column in range(20)]
     assert len(written(tmp_path, "", cells, at_a_time=5)) == 4
     export, table, part = table_of("", 20)

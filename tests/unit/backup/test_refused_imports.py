@@ -14,8 +14,8 @@ import pytest
 from percolator import Table, codecs
 from percolator.aio.bulk_load import BulkLoad, LoadPlan, LoadTimestamps, NotEmpty
 from percolator.aio.database import Database
-from percolator.backup import exporting, import_log, importing, layout
-from percolator.backup.exported import ExportedObserver, ExportedTable, ExportFormat
+from percolator.backup import export_files, exporter, importer
+from percolator.backup.export_files import ExportedObserver, ExportedTable, ExportFormat
 from percolator.errors import InvalidArgument
 from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
 from tests.unit.backup.loading_tablets import Loaded, loaded_tablets
@@ -41,11 +41,11 @@ async def exported(database: Database, directory: Path, *tables: Table[str]) -> 
                 await tx.set(f"{number:03}", table.column("v", codecs.integer), number)
     at = await database.timestamp()
     names = [table.name for table in tables]
-    planned = await exporting._plan(database, at, names, named=True, form=ExportFormat.JSONL)
-    layout.write_export(directory / layout.PLAN, planned)
+    planned = await exporter._plan(database, at, names, named=True, form=ExportFormat.JSONL)
+    export_files.write_export(directory / export_files.PLAN, planned)
     pin: Any = SimpleNamespace(at=at)
-    done = await exporting._Exporting(database, directory, planned, pin, lambda *_: None).run()
-    layout.write_export(directory / layout.MANIFEST, done)
+    done = await exporter._Exporter(database, directory, planned, pin, lambda *_: None).run()
+    export_files.write_export(directory / export_files.MANIFEST, done)
     for table in tables:
         await database.drop_table(table)
 
@@ -67,7 +67,7 @@ async def interrupt_opening(at: Loaded, directory: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(BulkLoad, "open", opened)
         with pytest.raises(Interrupted):
-            await importing.import_tables(at.database, directory)
+            await importer.import_tables(at.database, directory)
     assert await at.closed() == [B.name]
 
 
@@ -79,7 +79,7 @@ async def interrupt_loading(at: Loaded, directory: Path) -> None:
             raise Interrupted
 
     with pytest.raises(Interrupted):
-        await importing.import_tables(at.database, directory, progress=progress)
+        await importer.import_tables(at.database, directory, progress=progress)
     assert await at.closed() == [A.name, B.name]
 
 
@@ -95,19 +95,19 @@ async def test_a_refused_import_opens_what_an_earlier_run_has_left_closed(
         async with at.database.transaction() as tx:
             await tx.set("000", A.column("v", codecs.integer), 99)
         with pytest.raises(NotEmpty, match="'a' is not empty"):
-            await importing.import_tables(at.database, directory)
+            await importer.import_tables(at.database, directory)
         assert await at.closed() == []
         assert "table 'b' was already complete, and is open" in caplog.text
         assert await rows_of(at.database, B) == ROWS
-        assert not (directory / import_log.NAME).exists()
+        assert not (directory / importer.NAME).exists()
 
 
 def watch(directory: Path) -> None:
     """Makes this the export of a table with an observer."""
-    whole = layout.read_manifest(directory)
+    whole = export_files.read_manifest(directory)
     observer = ExportedObserver("watcher", (b"v".hex(),), weak=False, paused=False)
     tables = (replace(whole.tables[0], observers=(observer,)), *whole.tables[1:])
-    layout.write_export(directory / layout.MANIFEST, replace(whole, tables=tables))
+    export_files.write_export(directory / export_files.MANIFEST, replace(whole, tables=tables))
 
 
 async def register(database: Database, column: str) -> None:
@@ -133,7 +133,7 @@ async def test_observers_that_have_waited_for_an_imported_table_are_owed_its_cel
         ]
         request = ChangeObserversRequest(table=A.name, add=waiting, awaited=True)
         assert not await engine.catalog.await_table(request, engine.now() + 10)
-        await importing.import_tables(at.database, directory)
+        await importer.import_tables(at.database, directory)
         found = (await engine.catalog.describe(A.name, engine.now() + 10)).observers
         owed = {one.name: list(one.owed.columns) for one in found}
         assert owed == {"watcher": [], "new": [b"v"], "only what is new": []}
@@ -148,7 +148,7 @@ async def test_so_does_one_that_is_refused_for_its_observers(tmp_path: Path) -> 
         watch(directory)
         await register(at.database, "label")
         with pytest.raises(InvalidArgument, match="observers"):
-            await importing.import_tables(at.database, directory)
+            await importer.import_tables(at.database, directory)
         assert await at.closed() == []
         assert await rows_of(at.database, A) == await rows_of(at.database, B) == 0
 
@@ -162,7 +162,7 @@ async def test_complete_tables_get_their_observers_once_nothing_is_in_the_way(
     async with cluster() as at:
         await exported(at.database, directory, *TABLES)
         watch(directory)
-        correct = importing._register
+        correct = importer._register
 
         async def too_late(database: Database, table: ExportedTable) -> None:
             if table.name == A.name:
@@ -170,21 +170,21 @@ async def test_complete_tables_get_their_observers_once_nothing_is_in_the_way(
             await correct(database, table)
 
         with monkeypatch.context() as patch:
-            patch.setattr(importing, "_register", too_late)
+            patch.setattr(importer, "_register", too_late)
             with pytest.raises(InvalidArgument, match="watcher"):
-                await importing.import_tables(at.database, directory)
+                await importer.import_tables(at.database, directory)
         for _ in range(2):
             with pytest.raises(InvalidArgument, match="watcher"):
-                await importing.import_tables(at.database, directory)
+                await importer.import_tables(at.database, directory)
 
         engine = at.database.internal.engine
         removal = ChangeObserversRequest(table=A.name, remove=["watcher"])
         await engine.catalog.change_observers(removal, engine.now() + 10)
-        await importing.import_tables(at.database, directory)
+        await importer.import_tables(at.database, directory)
         (observer,) = (await engine.catalog.describe(A.name, engine.now() + 10)).observers
         assert observer.columns == [b"v"]
         assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
-        assert not (directory / import_log.NAME).exists()
+        assert not (directory / importer.NAME).exists()
 
 
 async def test_the_import_of_one_table_leaves_the_progress_of_the_others(
@@ -194,9 +194,9 @@ async def test_the_import_of_one_table_leaves_the_progress_of_the_others(
     async with loaded_tablets() as at:
         await exported(at.database, directory, *TABLES)
         await interrupt_loading(at, directory)
-        await importing.import_tables(at.database, directory, tables=[A.name])
+        await importer.import_tables(at.database, directory, tables=[A.name])
         assert await at.closed() == [B.name]
-        with import_log.open_log(directory) as log:
+        with importer.open_log(directory) as log:
             begun = log.tables[B.name].timestamps
         runs: list[LoadTimestamps] = []
         correct = BulkLoad.open
@@ -206,10 +206,10 @@ async def test_the_import_of_one_table_leaves_the_progress_of_the_others(
             await correct(load, timestamps)
 
         monkeypatch.setattr(BulkLoad, "open", opened)
-        await importing.import_tables(at.database, directory)
+        await importer.import_tables(at.database, directory)
         assert runs == [begun]
         assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
-        assert not (directory / import_log.NAME).exists()
+        assert not (directory / importer.NAME).exists()
 
 
 async def test_an_import_that_is_interrupted_at_the_end_says_how_to_open_the_rest(
@@ -220,7 +220,7 @@ async def test_an_import_that_is_interrupted_at_the_end_says_how_to_open_the_res
         await exported(at.database, directory, *TABLES)
         await interrupt_opening(at, directory)
         assert "run the same import again" in caplog.text
-        await importing.import_tables(at.database, directory)
+        await importer.import_tables(at.database, directory)
         assert await at.closed() == []
         assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
 
@@ -238,7 +238,7 @@ async def test_a_log_that_cannot_be_deleted_does_not_fail_the_import(
 
         with monkeypatch.context() as patch:
             patch.setattr(Path, "unlink", refuse)
-            await importing.import_tables(at.database, directory)
+            await importer.import_tables(at.database, directory)
         assert "import.log, which is not needed any more, cannot be deleted" in caplog.text
         assert await rows_of(at.database, B) == ROWS
 
@@ -249,7 +249,7 @@ async def test_a_table_that_another_import_has_left_closed_is_named(tmp_path: Pa
         await exported(at.database, tmp_path / "other", B)
         await interrupt_loading(at, tmp_path / "one")
         said = r"table: 'b' cannot be closed: .* another load, 'import-\d+': complete or abandon"
-        for work in (importing.import_tables, importing.abandon):
+        for work in (importer.import_tables, importer.abandon):
             with pytest.raises(InvalidArgument, match=said):
                 await work(at.database, tmp_path / "other")
         assert await at.closed() == [A.name, B.name]
@@ -263,11 +263,11 @@ async def test_only_what_the_other_load_has_closed_stays_closed(tmp_path: Path) 
         other = BulkLoad(at.database, LoadPlan(A.name, "other", b"m", b"", notify=False))
         timestamps = await other.begin()
         with pytest.raises(InvalidArgument, match="another load, 'other'"):
-            await importing.import_tables(at.database, tmp_path / "out")
+            await importer.import_tables(at.database, tmp_path / "out")
         tablets = at.cluster.tablets.values()
         assert [one.identity.start for one in tablets if list(one._state.load_fences)] == [b"m"]
         await other.finish(timestamps)
-        await importing.import_tables(at.database, tmp_path / "out")
+        await importer.import_tables(at.database, tmp_path / "out")
         assert await rows_of(at.database, A) == ROWS
 
 
@@ -275,10 +275,12 @@ async def test_a_table_that_exists_without_a_feed_is_to_be_given_one(tmp_path: P
     """It cannot be created with other options: it exists."""
     async with loaded_tablets() as at:
         await exported(at.database, tmp_path / "out", A)
-        whole = layout.read_manifest(tmp_path / "out")
+        whole = export_files.read_manifest(tmp_path / "out")
         tables = (replace(whole.tables[0], change_feed=True),)
-        layout.write_export(tmp_path / "out" / layout.MANIFEST, replace(whole, tables=tables))
+        export_files.write_export(
+            tmp_path / "out" / export_files.MANIFEST, replace(whole, tables=tables)
+        )
         await at.database.create_table(A)
         said = r"'a' cannot be made as it was exported: change_feed: .* tables change-feed\)$"
         with pytest.raises(InvalidArgument, match=said):
-            await importing.import_tables(at.database, tmp_path / "out")
+            await importer.import_tables(at.database, tmp_path / "out")

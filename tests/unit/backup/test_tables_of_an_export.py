@@ -12,8 +12,8 @@ import pytest
 
 import percolator.testing
 from percolator import Table, Timestamp, aio
-from percolator.backup import exporting, layout
-from percolator.backup.exported import Export, ExportFormat
+from percolator.backup import export_files, exporter
+from percolator.backup.export_files import Export, ExportFormat
 from percolator.errors import InvalidArgument, SchemaError, SnapshotTooOld, Unavailable
 
 pytestmark = pytest.mark.real_time
@@ -60,10 +60,10 @@ async def test_a_younger_table_needs_no_history_from_before_it_was_created(tmp_p
         await database.create_table(GOODS)
         then = await database.timestamp()
         await database.create_table(SCRATCH, retention=timedelta(minutes=1))
-        made = await exporting.export(database, tmp_path / "out", at=then, form=ExportFormat.JSONL)
+        made = await exporter.export(database, tmp_path / "out", at=then, form=ExportFormat.JSONL)
         assert [table.name for table in made.tables] == [GOODS.name]
         with pytest.raises(SnapshotTooOld):
-            await exporting.export(database, tmp_path / "named", at=then, tables=[SCRATCH.name])
+            await exporter.export(database, tmp_path / "named", at=then, tables=[SCRATCH.name])
 
 
 async def test_a_table_that_was_dropped_meanwhile_is_not_to_be_created_again(
@@ -74,14 +74,14 @@ async def test_a_table_that_was_dropped_meanwhile_is_not_to_be_created_again(
     async with connected() as database:
         await database.create_table(GOODS)
 
-        async def run(one: exporting._Exporting) -> Export:
+        async def run(one: exporter._Exporter) -> Export:
             await database.drop_table(GOODS)
             return one._planned
 
-        monkeypatch.setattr(exporting._Exporting, "run", run)
+        monkeypatch.setattr(exporter._Exporter, "run", run)
         for _ in ("at the end", "when it is resumed"):
             with pytest.raises(SchemaError, match=said):
-                await exporting.export(database, tmp_path, form=ExportFormat.JSONL)
+                await exporter.export(database, tmp_path, form=ExportFormat.JSONL)
 
 
 async def test_an_export_of_one_cluster_is_not_resumed_at_another(
@@ -89,7 +89,7 @@ async def test_an_export_of_one_cluster_is_not_resumed_at_another(
 ) -> None:
     """Ids of tables are small numbers: there, a table of this name may well have the same one."""
 
-    async def interrupted(_: exporting._Exporting) -> Export:
+    async def interrupted(_: exporter._Exporter) -> Export:
         raise Unavailable("gone")
 
     async def another(_: float) -> str:
@@ -99,13 +99,13 @@ async def test_an_export_of_one_cluster_is_not_resumed_at_another(
         for one in (other, database):
             await one.create_table(GOODS)
         with monkeypatch.context() as patch:
-            patch.setattr(exporting._Exporting, "run", interrupted)
+            patch.setattr(exporter._Exporter, "run", interrupted)
             with pytest.raises(Unavailable):
-                await exporting.export(database, tmp_path, form=ExportFormat.JSONL)
+                await exporter.export(database, tmp_path, form=ExportFormat.JSONL)
         with monkeypatch.context() as patch:
             patch.setattr(other.internal.engine.catalog, "cluster_id", another)
             with pytest.raises(InvalidArgument, match="of cluster in-memory, and this is staging"):
-                await exporting.export(other, tmp_path)
+                await exporter.export(other, tmp_path)
         # As far as anybody can tell, this is the same one.
-        made = await exporting.export(other, tmp_path)
-        assert made == layout.read_manifest(tmp_path)
+        made = await exporter.export(other, tmp_path)
+        assert made == export_files.read_manifest(tmp_path)

@@ -7,19 +7,26 @@ import json
 import os
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 
 from percolator.cli import app as program
 from percolator.cli.app import app
 from percolator.cli.connection import plain
-from percolator.cli.overview import Overview
+from percolator.cli.options import timestamp_of
 from percolator.cli.sessions import _as_table
-from percolator.cli.status import _as_text
+from percolator.cli.status import Overview, _as_text
+from percolator.row_text import row_bytes, row_text
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
+from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.v1.lockservice_pb2 import Session, SessionInfo
+from percolator.v1.master_pb2 import DescribeCollectionResponse
 from tests.command_line import CliRunner
 
 run = CliRunner()
@@ -245,3 +252,156 @@ def test_what_is_shown_a_number_of_times_fails_if_the_last_time_did(form: list[s
     result = run.invoke(app, [*there, "top", "--times", "2", "--every", "0.2"])
     assert result.exit_code == 1
     assert result.output.count("failed to connect") == 2
+
+
+@given(st.binary(max_size=40))
+def test_every_row_is_read_back_from_the_text_that_shows_it(row: bytes) -> None:
+    assert row_bytes("row", row_text(row)) == row
+    assert row_text(row).isprintable()
+
+
+@given(
+    st.text(st.characters(codec="utf-8"), max_size=40).filter(
+        lambda text: not text.startswith("hex:")
+    )
+)
+def test_a_row_of_text_is_written_as_that_text(text: str) -> None:
+    assert row_bytes("row", text) == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["tables", "create", "t", "--split", "hex:0"], "--split"),
+        (["tables", "create", "t", "--split", "hex:0g"], "--split"),
+        (["tables", "create", "t", "--retention", "-1"], "--retention"),
+        (["tables", "create", "t", "--retention", "1e300"], "--retention"),
+        (["tables", "create", "t", "--retention", "nan"], "--retention"),
+        (["tables", "create", "t", "--split-mib", "99999999999999"], "--split-mib"),
+        (["tablets", "split", "7", "--row", "hex:xyz"], "--row"),
+        (["tablets", "split", "0"], "tablet"),
+        (["wait", "--timeout", "0"], "--timeout"),
+        (["notifications", "--limit", "0"], "--limit"),
+        (["notifications", "--follow", "--count"], "--count"),
+        (["tablets", "split", "99999999999999999999999"], "tablet"),
+        (["tablets", "move", "seven"], "tablet"),
+        (["tables", "change-feed", "t"], "--on"),
+        (["tables", "change-feed", "t", "--on", "--off"], "--on"),
+        (["changes", "t"], "--after"),
+        (["changes", "t", "--after", "soon"], "--after"),
+        (["changes", "t", "--after", "5", "--until", "2027-01-15T08:00:00"], "--until"),
+        (["changes", "t", "--follow", "--until", "5"], "--until"),
+    ],
+)
+def test_bad_input_names_the_option_and_exits_with_2(arguments: list[str], named: str) -> None:
+    result = run.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert named in result.output
+
+
+def test_no_table_is_deleted_without_confirmation() -> None:
+    result = run.invoke(app, ["tables", "delete", "t"], input="n\n")
+    assert result.exit_code == 2
+    assert "Delete the table 't'" in result.output
+
+
+def test_without_a_terminal_the_option_that_confirms_is_named() -> None:
+    result = run.invoke(app, ["tables", "delete", "t"], input="")
+    assert result.exit_code == 2
+    assert "Without a terminal, answer with --yes" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["pins", "create", "--for", "soon"], "--for"),
+        (["pins", "create", "--for", "-1h"], "--for"),
+        (["pins", "create", "--at", "yesterday"], "'yesterday' is neither"),
+        (["pins", "create", "--at", "2026-01-01T00:00:00"], "no time zone"),
+        (["pins", "release", "zz"], "session_id: expected 32 hexadecimal digits"),
+        (["history", "accounts", "hex:0"], "row: expected pairs"),
+        (["export", "a", "b"], "expected one directory"),
+        (["export", "verify"], "verify needs a directory"),
+        (["export", ""], "DIR: is empty"),
+        (["export", "verify", ""], "DIR: is empty"),
+        (["import", ""], "DIR: is empty"),
+        (["import", "--abandon", ""], "DIR: is empty"),
+        (["export", "verify", "a", "--at", "1"], "it takes neither --at nor --table"),
+    ],
+)
+def test_a_wrong_command_names_what_is_wrong(arguments: list[str], named: str) -> None:
+    result = run.invoke(app, arguments)
+    assert result.exit_code == 2
+    assert named in " ".join(result.output.split())
+
+
+def test_a_directory_that_holds_no_export_is_refused_by_name(tmp_path: Path) -> None:
+    result = run.invoke(app, ["export", "verify", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "holds no export" in " ".join(result.output.split())
+
+
+def test_without_a_terminal_an_export_says_on_standard_error_only_what_is_wrong(
+    tmp_path: Path,
+) -> None:
+    """A line of a progress bar, even an empty one, would be mail from cron after each backup."""
+    result = run.invoke(app, ["export", "verify", str(tmp_path)])
+    [line] = result.stderr.splitlines()
+    assert line.startswith("error: directory: ")
+
+
+@pytest.mark.parametrize("command", ["pins", "gc", "history", "export", "import"])
+def test_commands_about_history_explain_themselves(command: str) -> None:
+    result = run.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert len(result.output) > 200
+
+
+@pytest.mark.parametrize("ago", ["-", "-5x", "-0s", "--5m", "-inf", "-nans", "-99999999999d"])
+def test_a_time_ago_that_is_none_is_refused_by_name(ago: str) -> None:
+    result = run.invoke(app, ["--address", "127.0.0.1:1", "get", "t", "a", "--at", ago])
+    assert result.exit_code == 2
+    assert "--at" in result.output
+
+
+def test_a_time_ago_is_a_moment_before_now() -> None:
+    now = datetime.now(UTC)
+    found = timestamp_of("-5m")
+    assert found is not None
+    assert abs((now - found.to_datetime()).total_seconds() - 300) < 60
+
+
+@pytest.mark.parametrize("command", ["pins", "dead-letters"])
+def test_a_group_without_a_subcommand_lists(command: str) -> None:
+    result = run.invoke(app, ["--address", "127.0.0.1:1", "--timeout", "0.1", command])
+    assert result.exit_code == 1
+    assert "Usage" not in result.output
+
+
+DAY_MILLISECONDS = 86_400_000
+
+
+@pytest.mark.parametrize(
+    ("history", "problem"),
+    [
+        ({}, ""),
+        ({"held_by": "a report", "held_milliseconds": DAY_MILLISECONDS}, ""),
+        (
+            {"held_by": "a report", "held_milliseconds": 2 * DAY_MILLISECONDS},
+            "a report holds back history for 2 days, 0:00:00 longer than tables keep it",
+        ),
+        ({"age_milliseconds": 3_600_000}, ""),
+        (
+            {"age_milliseconds": 7_200_000, "error": ErrorDetail(message="tablet 3 is gone")},
+            "no history was collected for 2:00:00: tablet 3 is gone",
+        ),
+    ],
+)
+def test_status_names_what_has_held_collection_back_for_too_long(
+    history: dict[str, Any], problem: str
+) -> None:
+    described = DescribeCollectionResponse(**history)
+    found = Overview(DescribeResponse(), history=described).problems()
+    told = [one for one in found if "history" in one]
+    assert len(told) == bool(problem)
+    assert all(one.startswith(problem) for one in told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from percolator import Timestamp
-from percolator.cli.stored import SPACES, first_cells, stored_cells
+from percolator.cli.values import SPACES, first_cells, stored_cells
 from percolator.routing.ranges import TableRange
 from percolator.rowstore import ranges as sampled
 from percolator.rowstore.port import Sample

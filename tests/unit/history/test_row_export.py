@@ -10,7 +10,7 @@ import pytest
 
 from percolator import Timestamp
 from percolator.aio.pin import Pin
-from percolator.backup import exporting, part_files
+from percolator.backup import exporter, part_files
 from percolator.rowstore import ranges
 from tests.unit.history.row_site import ONE, VALUE, site
 
@@ -26,9 +26,9 @@ async def test_every_range_is_a_file_and_all_files_are_the_table(
             await here.set(f"{number:03}", number)
         at = Timestamp(await here.now())
         await here.set("000", 1_000)  # above the snapshot
-        planned = await exporting._plan(here.database, at, [ONE.name], named=True)
+        planned = await exporter._plan(here.database, at, [ONE.name], named=True)
         pin = cast("Pin", SimpleNamespace(at=at))
-        done = await exporting._Exporting(
+        done = await exporter._Exporter(
             here.database, tmp_path, planned, pin, lambda *_: None
         ).run()
         (table,) = done.tables

@@ -12,14 +12,13 @@ from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.aio.observing import worker_context
 from percolator.limits import Limits
+from percolator.observers.context import Waiting, WorkRequest
+from percolator.observers.dead_letters import DeadLetter, DeadLetterBox, DeadLetters
 from percolator.observers.definition import Observer
-from percolator.observers.port import Waiting, WorkRequest
-from percolator.observers.registry.registration import register
-from percolator.observers.running.dead_letter import DeadLetter, DeadLetters
-from percolator.observers.running.dead_letter_box import DeadLetterBox
-from percolator.observers.running.run import ObserverRun
+from percolator.observers.registration import register
+from percolator.observers.runs import ObserverRun
 from percolator.observers.watched import Watched
-from percolator.observers.work import Work
+from percolator.observers.work_queue import Work
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from percolator import observes
 from percolator.aio import Transaction
-from percolator.cli.stored import stored_cells
+from percolator.cli.values import stored_cells
 from percolator.formats.records import RecordKind, WriteRecord
-from percolator.observers.running.dead_letter_box import DeadLetterBox
+from percolator.observers.dead_letters import DeadLetterBox
 from percolator.tablet.safe_points import SafePoints
 from percolator.v1.cells_pb2 import Space
 

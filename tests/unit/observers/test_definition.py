@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from percolator import InvalidArgument, Table, UsageError, codecs, observes
-from percolator.observers.definition import Observer, checked
-from percolator.observers.registry.loading import load
+from percolator.observers.definition import Observer, checked, load
 
 docs = Table("docs")
 text = docs.column("text", codecs.text)

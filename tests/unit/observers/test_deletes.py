@@ -8,7 +8,7 @@ import pytest
 
 from percolator import InvalidArgument, observes
 from percolator.observers.definition import Observer
-from percolator.observers.registry.registration import register
+from percolator.observers.registration import register
 from percolator.testing import run_observers_async
 
 from .observed_cluster import Observed, copy, observed, source

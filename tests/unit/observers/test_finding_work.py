@@ -16,9 +16,8 @@ from percolator.errors import (
     TabletMoved,
     Unavailable,
 )
-from percolator.observers.finding.notification_watch import watch_work
-from percolator.observers.finding.tablet_search import find_work
-from percolator.observers.port import FoundWork, WorkHints, WorkRequest
+from percolator.observers.context import FoundWork, WorkHints, WorkRequest
+from percolator.observers.tablet_notifications import find_work, watch_work
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import Cell, RowRange
 from percolator.wire.status import to_detail

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from percolator import aio, observes
-from percolator.observers.registry.registration import register
+from percolator.observers.registration import register
 
 from .observed_cluster import Observed, copy, docs, observed, source, total
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from percolator import SchemaError, observes
-from percolator.observers.registry.removal import remove_observer
-from percolator.observers.running.dead_letter_box import DeadLetterBox
+from percolator.observers.dead_letters import DeadLetterBox
+from percolator.observers.registration import remove_observer
 
 from .observed_cluster import Observed, copy, docs, observed, source
 

@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument
-from percolator.observers.registry import observer_change
-from percolator.observers.registry.observer_change import (
-    awaited_observers,
-    changed_observers,
-    with_report,
-)
+from percolator.observers import observer_change
+from percolator.observers.observer_change import awaited_observers, changed_observers, with_report
 from percolator.v1.master_pb2 import ChangeObserversRequest as Change
 from percolator.v1.master_pb2 import Observer, OwedBackfill, ReportBackfillRequest, Table
 

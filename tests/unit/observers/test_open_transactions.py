@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
-from percolator.observers.finding.intent_notifications import IntentNotifications
-from percolator.observers.port import Claim
+from percolator.observers.context import Claim
+from percolator.observers.intent_notifications import IntentNotifications
 from percolator.protocol import steps
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.cells import APPLIED, CellMutation
@@ -34,7 +34,7 @@ class Observer:
 
 
 class Worker:
-    """Takes everything that a pass finds, as `percolator.observers.port.Admission`."""
+    """Takes everything that a pass finds, as `percolator.observers.context.Admission`."""
 
     def __init__(self, table_id: int) -> None:
         self.watched = [Observer(table_id)]
@@ -48,7 +48,7 @@ class Worker:
         (one,) = self.watched
         return one if (table_id, observer) == (one.table_id, one.id) else None
 
-    def has_room(self, watched: object) -> bool:
+    def has_space(self, watched: object) -> bool:
         return True
 
     def knows(self, claim: Claim) -> bool:

@@ -8,8 +8,8 @@ import pytest
 
 from percolator import SchemaError, observes
 from percolator.aio import Transaction
-from percolator.observers.registry.registration import Registrations, register
-from percolator.observers.running.dead_letter_box import DeadLetterBox
+from percolator.observers.dead_letters import DeadLetterBox
+from percolator.observers.registration import Registrations, register
 
 from .observed_cluster import Observed, copy, docs, observed, source
 

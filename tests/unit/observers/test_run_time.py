@@ -10,7 +10,7 @@ import pytest
 
 from percolator import Limits, codecs, observes
 from percolator.errors import Unavailable
-from percolator.observers.run_time import ClusterWaits
+from percolator.observers.time_limits import ClusterWaits
 from percolator.recipes import CombineQueue
 from percolator.v1 import tabletserver_pb2 as pb
 

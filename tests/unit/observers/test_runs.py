@@ -10,9 +10,9 @@ import pytest
 from percolator import ConflictError, UsageError, observes
 from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import acknowledgement_column
-from percolator.observers.registry.registration import register
-from percolator.observers.running.acknowledgement import Acknowledgement
-from percolator.observers.running.deletions import Deletions
+from percolator.observers.registration import register
+from percolator.observers.runs import Deletions
+from percolator.observers.watched_cell import Acknowledgement
 from percolator.protocol import steps
 from percolator.routing.cells import CellMutation
 

@@ -15,12 +15,10 @@ from hypothesis import strategies as st
 
 from percolator import observes
 from percolator.errors import DeadlineExceeded, TabletLocation
-from percolator.observers.finding.admission import QueueAdmission
-from percolator.observers.finding.row_locks import RowLocks, lock_name
-from percolator.observers.finding.scanner import Scanner
-from percolator.observers.finding.tablet_pass import TabletPass
-from percolator.observers.registry.backfilling import backfill_owed
-from percolator.observers.registry.registration import register
+from percolator.observers.backfill import backfill_owed
+from percolator.observers.registration import register
+from percolator.observers.scanner import QueueAdmission, RowLocks, Scanner, lock_name
+from percolator.observers.tablet_notifications import TabletPass
 from percolator.observers.watched import Watched
 from percolator.observers.work_queue import WorkQueue
 from percolator.observers.worker import Worker, WorkerLimits
@@ -77,7 +75,7 @@ async def one_pass(world: Observed, watched: Watched, locks: Locks) -> set[bytes
         hot_cells=context.env.hot_cells,
         on_ready=lambda: None,
         on_finished_before=Mock(),
-        on_room=Mock(),
+        on_space=Mock(),
     )
     admission = QueueAdmission(queue, RowLocks(context, queue), [watched])
     await context.notifications.look(admission, everything=True)
@@ -209,7 +207,7 @@ async def test_young_notifications_are_left_to_the_worker_that_was_told_of_them(
             hot_cells=world.context.env.hot_cells,
             on_ready=lambda: None,
             on_finished_before=Mock(),
-            on_room=Mock(),
+            on_space=Mock(),
         )
         admission = QueueAdmission(queue, RowLocks(world.context, queue), [watched])
         assert await world.context.notifications.look(admission, everything=False) == 0

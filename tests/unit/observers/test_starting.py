@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from percolator.errors import ExecutionUnknown, InvalidArgument, NotReady, SchemaError
-from percolator.observers.starting import start_when_ready
+from percolator.observers.worker import start_when_ready
 from tests.simulation.virtual_time import VirtualClock
 
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from percolator import observes
-from percolator.observers.registry.registration import register
-from percolator.observers.running.deletions import Deletions
+from percolator.observers.registration import register
+from percolator.observers.runs import Deletions
 from percolator.observers.worker import WorkerLimits
 
 from .observed_cluster import copy, observed, source

@@ -13,8 +13,7 @@ import pytest
 import percolator.testing
 from percolator import Limits, Table, UsageError, WorkerLimits, codecs, observes
 from percolator.aio import Database
-from percolator.observers.running.threads import Threads
-from percolator.observers.running.time_limits import TookTooLong
+from percolator.observers.time_limits import Threads, TookTooLong
 from percolator.world import MachineClock
 
 pytestmark = pytest.mark.real_time

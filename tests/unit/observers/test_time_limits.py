@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from percolator.observers.run_time import RunTime
-from percolator.observers.running.time_limits import (
+from percolator.observers.time_limits import (
     LATE_PARTS_MAX,
     TICK_SECONDS,
+    RunTime,
     TimeLimit,
     TimeLimits,
     TookTooLong,

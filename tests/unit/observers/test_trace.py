@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from percolator import aio, observes
 from percolator.cli.app import app
 from percolator.errors import InvalidArgument
-from percolator.observers.running.trace import logger, trace_to
-from percolator.observers.traced import Trace, read_trace
+from percolator.observers.trace import Trace, logger, read_trace, trace_to
 
 from .observed_cluster import Observed, copy, observed, source, total
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator.observers.running.tracebacks import summary_of, traceback_of
+from percolator.observers.runs import summary_of, traceback_of
 
 
 def _look_up() -> None:

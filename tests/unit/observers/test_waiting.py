@@ -15,8 +15,8 @@ from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.aio.observing import worker_context
 from percolator.errors import NotReady, TabletMoved
-from percolator.observers.running.dead_letter import dead_letters_table
-from percolator.observers.waiting import Quiet, Remaining, wait_until_quiet
+from percolator.observers.dead_letters import dead_letters_table
+from percolator.observers.quiet import Quiet, Remaining, wait_until_quiet
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import cells_pb2, master_pb2

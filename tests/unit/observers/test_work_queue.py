@@ -10,8 +10,7 @@ import pytest
 from percolator import Table, codecs, observes
 from percolator.observers import work_queue
 from percolator.observers.watched import Watched
-from percolator.observers.work import TIMESTAMPS_MAX, Work
-from percolator.observers.work_queue import WorkQueue
+from percolator.observers.work_queue import TIMESTAMPS_MAX, Work, WorkQueue
 from percolator.protocol.contention.hot_cells import HotCells
 
 docs = Table("docs")
@@ -36,7 +35,7 @@ class Queue(WorkQueue):
             hot_cells=HotCells(),
             on_ready=self._count,
             on_finished_before=self._note,
-            on_room=self._count_room,
+            on_space=self._count_room,
         )
 
     def _count(self) -> None:

@@ -19,12 +19,11 @@ from percolator import (
     observes,
 )
 from percolator.errors import Unavailable
-from percolator.observers.counters import Counters
-from percolator.observers.registry.backfilling import backfill_owed
-from percolator.observers.registry.registration import Registrations, register
-from percolator.observers.running.dead_letter import DEAD_LETTERS
-from percolator.observers.running.dead_letter_box import DeadLetterBox
-from percolator.observers.waiting import wait_until_quiet
+from percolator.observers.backfill import backfill_owed
+from percolator.observers.dead_letters import DEAD_LETTERS, DeadLetterBox
+from percolator.observers.quiet import wait_until_quiet
+from percolator.observers.registration import Registrations, register
+from percolator.observers.watched import Counters
 from percolator.observers.worker import Worker, WorkerLimits, start_in_advance
 from percolator.v1.master_pb2 import ChangeObserversRequest
 

@@ -12,9 +12,9 @@ import structlog
 from structlog.testing import capture_logs
 
 from percolator import private_files
-from percolator.backup import layout
-from percolator.observers.running import trace
-from percolator.recipes.export_file import ExportFile
+from percolator.backup import export_files
+from percolator.observers import trace
+from percolator.recipes.export_queue import ExportFile
 from percolator.services.chassis.lifecycle import ReadyFile, close_root, limit_new_files
 from percolator.services.local import directory
 from percolator.services.local.authority import make_all
@@ -131,9 +131,9 @@ def _traced(path: Path) -> None:
 def _exported(path: Path) -> None:
     # A release that made files for everybody left this one.
     (path / "table").mkdir(mode=0o700)
-    layout.unfinished(path / "table" / "part").touch(mode=0o666)
-    layout.write_record(path / "table" / "part", {"cells": 1})
-    layout.write_record(path / "other table" / "part", {"cells": 1})
+    export_files.unfinished(path / "table" / "part").touch(mode=0o666)
+    export_files.write_record(path / "table" / "part", {"cells": 1})
+    export_files.write_record(path / "other table" / "part", {"cells": 1})
 
 
 WRITERS: dict[str, Callable[[Path], object]] = {

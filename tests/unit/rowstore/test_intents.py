@@ -11,8 +11,8 @@ import pytest
 from percolator.bigtable.admin import create_table
 from percolator.errors import CellAddress, ExecutionUnknown
 from percolator.formats.records import LockRecord, RecordKind
-from percolator.observers.finding.intent_notifications import _NO_TRACE_SECONDS, IntentNotifications
-from percolator.observers.port import Waiting, WorkRequest
+from percolator.observers.context import Waiting, WorkRequest
+from percolator.observers.intent_notifications import _NO_TRACE_SECONDS, IntentNotifications
 from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 from percolator.rowstore.intents import (

@@ -15,9 +15,8 @@ from typing import Any
 from percolator import Table, codecs
 from percolator.aio import Database
 from percolator.routing.cells import ChangesRequest, StoredChange
-from percolator.spark.choosing.wanted_changes import Wanted
-from percolator.spark.streaming.offset import Offset
-from percolator.spark.streaming.progress import Batch, Progress, WholeTable
+from percolator.spark.chosen_rows import Wanted
+from percolator.spark.stream_progress import Batch, Offset, Progress, WholeTable
 from percolator.timestamps import Timestamp
 from tests.unit.connected import connected
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from percolator import InvalidArgument
-from percolator.spark.catalog.frame_catalog import FrameCatalog
+from percolator.spark.catalog import FrameCatalog
 
 CATALOGUE = FrameCatalog.parse(
     """{"key": {"name": "url", "type": "text"},

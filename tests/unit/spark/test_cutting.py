@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.protocol.write_steps import Write
-from percolator.spark.writing.cutting import BYTES_MAX, CELLS_MAX, FEW_CELLS, cut
+from percolator.spark.transaction_writer import BYTES_MAX, CELLS_MAX, FEW_CELLS, cut
 
 if TYPE_CHECKING:  # it needs pyspark
-    from percolator.spark.shapes.fields import Cell
+    from percolator.spark.shapes import Cell
 
 NO_LIMIT = 1_000_000
 

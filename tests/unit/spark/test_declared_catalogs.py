@@ -7,8 +7,7 @@ import json
 import pytest
 
 from percolator.codec_names import CodecNames
-from percolator.spark.catalog.declared_catalogs import declared_catalog
-from percolator.spark.catalog.frame_catalog import FrameCatalog
+from percolator.spark.catalog import FrameCatalog, declared_catalog
 
 NAMES = (
     "raw",

@@ -8,8 +8,7 @@ import pytest
 
 from percolator.codec_names import CodecNames
 from percolator.errors import SchemaError
-from percolator.spark.catalog.declared_codecs import require_declared
-from percolator.spark.catalog.frame_catalog import FrameCatalog
+from percolator.spark.catalog import FrameCatalog, require_declared
 
 
 def _catalogue(kind: str, key: str = "text") -> FrameCatalog:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from percolator.errors import SnapshotTooOld, Unavailable
-from percolator.spark.reading.pins import SHARED_SECONDS, ReadPins
+from percolator.spark.reader import SHARED_SECONDS, ReadPins
 from percolator.timestamps import Timestamp
 
 

@@ -12,7 +12,7 @@ from percolator import RowChanged, Timestamp, codecs
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.routing.cells import FoundCell
-from percolator.spark.writing.reviews import Condition, Versions, Writes, differing, merged
+from percolator.spark.transaction_writer import Condition, Versions, Writes, differing, merged
 
 SINCE, BEGAN = Timestamp(100), Timestamp(200)
 CONDITION = Condition("pages", SINCE, BEGAN, codecs.text)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.routing.cells import FoundCell, StoredChange
-from percolator.spark.choosing.row_ranges import ALL_ROWS, RowRanges, RowsBetween
-from percolator.spark.streaming.row_images import Cells, RowImage, RowImages, Values
+from percolator.spark.change_rows import Cells, RowImage, RowImages, Values
+from percolator.spark.chosen_rows import ALL_ROWS, RowRanges, RowsBetween
 from percolator.timestamps import Timestamp, is_expired
 
 COLUMNS = (b"price", b"state")

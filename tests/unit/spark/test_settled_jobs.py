@@ -9,7 +9,7 @@ import pytest
 import percolator
 from percolator import ConflictError, OutcomeUnknown, Receipt, Table, Timestamp, codecs
 from percolator.aio import SharedTransaction
-from percolator.spark.writing.joint_writes import commit_or_roll_back
+from percolator.spark.atomic_writer import commit_or_roll_back
 
 pages = Table("pages")
 size = pages.column("size", codecs.integer)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from percolator.errors import InvalidArgument
-from percolator.spark.streaming.offset import Offset
+from percolator.spark.stream_progress import Offset
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from percolator.aio.connecting import connect_to
 from percolator.errors import InvalidArgument, SnapshotTooOld
 from percolator.protocol.change_reader import ChangeReader
 from percolator.routing.cells import ChangesSeen
-from percolator.spark.choosing.row_ranges import RowRanges, RowsBetween
-from percolator.spark.streaming.progress import IDLE_SECONDS
+from percolator.spark.chosen_rows import RowRanges, RowsBetween
+from percolator.spark.stream_progress import IDLE_SECONDS
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.timestamps import Timestamp
 from tests.unit.spark.streams import (

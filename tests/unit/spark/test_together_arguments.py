@@ -11,8 +11,8 @@ import percolator.spark
 from percolator import InvalidArgument
 from percolator.aio.shared import TTL_TIMES
 from percolator.limits import Limits
-from percolator.spark.given_options import KEEP_SECONDS_MIN
-from percolator.spark.writing import joint_writes
+from percolator.spark import atomic_writer
+from percolator.spark.options import KEEP_SECONDS_MIN
 
 
 @pytest.mark.parametrize("seconds", [1, 14.9, 86_401, 0, -1, float("nan"), 10**30, "60", None])
@@ -38,8 +38,8 @@ def test_a_job_that_gets_no_directory_keeps_nothing_alive(
     def full(**_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(joint_writes, "shared_database", lambda _: percolator_db)
-    monkeypatch.setattr(joint_writes, "TemporaryDirectory", full)
+    monkeypatch.setattr(atomic_writer, "shared_database", lambda _: percolator_db)
+    monkeypatch.setattr(atomic_writer, "TemporaryDirectory", full)
     with pytest.raises(OSError, match="No space left"), percolator.spark.together():
         pass
     assert percolator_db._database.internal.engine.open_starts.oldest() == 0

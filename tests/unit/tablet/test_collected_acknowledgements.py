@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from percolator.formats.hidden_cells import acknowledgement_column, observed_column
-from percolator.observers.running.acknowledgement import Acknowledgement
+from percolator.observers.watched_cell import Acknowledgement
 from percolator.tablet.safe_points import SafePoints
 from tests.unit.tablet.collecting import (
     DELETE,

@@ -10,7 +10,7 @@ import pytest
 from percolator.errors import InvariantViolation, NotReady, StoreUnusable, TabletMoved
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
-from percolator.observers.running.acknowledgement import Acknowledgement
+from percolator.observers.watched_cell import Acknowledgement
 from percolator.tablet.collection.sweep import Sweep
 from percolator.tablet.identity import TabletIdentity
 from percolator.tablet.safe_points import SafePoints

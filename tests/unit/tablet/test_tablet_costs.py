@@ -11,7 +11,7 @@ import pytest
 
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.formats.records import RecordKind
-from percolator.observers.running.acknowledgement import Acknowledgement
+from percolator.observers.watched_cell import Acknowledgement
 from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 from percolator.tablet import split_point

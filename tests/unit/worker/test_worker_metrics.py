@@ -7,7 +7,7 @@ from unittest.mock import Mock
 
 from prometheus_client import CollectorRegistry
 
-from percolator.observers.counters import Counters
+from percolator.observers.watched import Counters
 from percolator.services.worker.service import WorkerMetrics
 
 OF_INDEX: dict[str, Any] = {"table": "docs", "observer": "index"}

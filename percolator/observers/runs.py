@@ -1,0 +1,634 @@
+"""Runs of observers: one change, one transaction, and what follows from its end.
+
+How a run ends, and what follows:
+
+    committed, or handled before       its notifications are deleted
+    conflicted                         retried, from the head of the line at the cell where it lost;
+                                       if another process won, after a short pause that grows
+    the cluster did not answer         retried after a pause, even if it may have committed
+    raised, wrote too much, too slow   retried, after a longer pause; in the end a dead letter
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    InvariantViolation,
+    OutcomeUnknown,
+    PercolatorError,
+    Retry,
+    SnapshotTooOld,
+    UsageError,
+)
+from percolator.observers import trace
+from percolator.observers.context import RunTransaction, Waiting, WorkerContext
+from percolator.observers.dead_letters import DeadLetters
+from percolator.observers.time_limits import RunTime, Threads, TimeLimit, TimeLimits, TookTooLong
+from percolator.observers.watched import Watched
+from percolator.observers.watched_cell import NOTHING_SEEN, Acknowledgement, WatchedCell, look
+from percolator.observers.work_queue import Work, WorkQueue
+from percolator.protocol.contention.hot_cells import Contender, Loss
+from percolator.protocol.contention.nested_calls import Inside
+from percolator.protocol.environment import Environment
+from percolator.protocol.known_row import KnownRow
+from percolator.tasks import Tasks
+from percolator.timestamps import SEQUENCE_BITS
+from percolator.wire.backoff import pause_seconds
+
+
+class ObserverRun:
+    """One attempt to run an observer for a cell, from its snapshot to its commit: the paper's
+    section 2.4.
+
+        begin    take a snapshot; read the cell and its acknowledgement; is there anything to do?
+        (call)   call the observer's function, in this transaction
+        commit   commit its writes and the acknowledgement together
+        (later)  delete the notifications that the snapshot covers, in the background
+
+    Rules, each with the failure that it prevents:
+
+    - It runs only if the newest put or delete of the cell is newer than the last acknowledged
+      snapshot. Otherwise, two workers that found the same notification would both do the work.
+    - The acknowledgement is in the same transaction. If it were written before, a crash would lose
+      the work; if after, a crash would repeat it.
+    - Only notifications that are known and not newer than the snapshot are deleted, and only once
+      the run that handled them has committed. A newer one is about a change that the snapshot
+      lacks.
+    - If it is unknown whether the run has committed, nothing is deleted: the notification is found
+      again, and the acknowledgement says whether it was handled.
+    - If deletes do not wake the observer and the snapshot shows no value, every change that it
+      covers counts as handled: earlier values are gone. Nothing is written, since each look finds
+      the same until the cell is written again. Only a dead letter of an earlier change is deleted.
+    - Weak observers acknowledge nothing, since their notifications come without a change.
+    """
+
+    __slots__ = ("_context", "_dead_letters", "_row", "_work", "cell", "start", "transaction")
+
+    def __init__(self, context: WorkerContext, dead_letters: DeadLetters, work: Work) -> None:
+        self._context = context
+        self._dead_letters = dead_letters
+        self._work = work
+        self._row: KnownRow | None = None
+        self.transaction: RunTransaction = context.begin(work)
+        self.start = 0
+        """The snapshot's timestamp; 0 until it has one."""
+        self.cell = WatchedCell(None, NOTHING_SEEN)
+        """The cell as the snapshot shows it."""
+
+    async def begin(self) -> bool:
+        """False if there is nothing to do: the notifications have been handled already, or the cell
+        was deleted and deletes do not wake the observer."""
+        work, transaction = self._work, self.transaction
+        self.start = await transaction.timestamp()
+        cell = self.cell = await look(self._context, work, transaction, self.start)
+        # If the table was dropped and created again, the function must not write into the new one.
+        watched, internal = work.watched, transaction.internal
+        internal.bind(watched.observer.table.name, watched.table_id)
+        self._row = cell.known_row(work)
+        internal.know(self._row)
+        is_weak = watched.observer.weak
+        is_unwanted = not (watched.observer.deletes or cell.has_value)
+        has_dead_letter = cell.acknowledged.has_dead_letter
+        if (not is_weak and cell.is_handled) or (is_unwanted and not has_dead_letter):
+            transaction.rollback()
+            return False
+        # Written before the function is called, so that its writes cannot be committed without it,
+        # whatever the function does.
+        if has_dead_letter:
+            self._dead_letters.clear(transaction, work)
+        if has_dead_letter or not is_weak:
+            now = Acknowledgement(0 if is_weak else self.start)
+            internal.writes.put(watched.acknowledgement(work.row, work.column), now.encode())
+        if is_unwanted:
+            await transaction.commit()
+        return not is_unwanted
+
+    async def commit(self) -> float | None:
+        """Commits. Returns the seconds from the change to the commit; None if nothing was written.
+
+        Raises the error that prevented it; only `OutcomeUnknown` leaves open whether it committed.
+        """
+        transaction = self.transaction
+        if self._row is not None:
+            self._work.watched.note_read(self._row.read)
+        if not transaction.ended:
+            await transaction.commit()
+        elif transaction.commit_timestamp is None and transaction.internal.writes.cells:
+            raise UsageError("the observer ended its own transaction without committing it")
+        return self._latency()
+
+    def _latency(self) -> float | None:
+        """The seconds from the change to the commit. Both timestamps are the oracle's, so the
+        clocks of machines do not matter."""
+        commit = self.transaction.commit_timestamp
+        if commit is None:
+            return None
+        waited = (commit >> SEQUENCE_BITS) - (min(self._work.timestamps) >> SEQUENCE_BITS)
+        return max(waited, 0) / 1000
+
+
+_log = logging.getLogger(__name__)
+
+_CONFLICT_SECONDS = (0.005, 1.0)
+_POSTPONED_SECONDS = (0.05, 5.0)
+_FAILED_SECONDS = (0.1, 10.0)
+"""The first pause and the longest one."""
+_ERROR_CHARACTERS_MAX = 500
+_CANCELLED_SECONDS = 1.0
+"""How long to wait for a cancelled run: an observer may ignore cancellation."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The places to which work goes after a run."""
+
+    queue: WorkQueue
+    deletions: Deletions
+    dead_letters: DeadLetters
+    on_left: Callable[[Work], None]
+    """Called with each work item that is finished, put aside or dropped."""
+
+
+class RunPool:
+    """At most `runs_max` runs at a time. Each task runs one work item after another."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        results: Results,
+        threads: Threads,
+        *,
+        runs_max: int,
+        is_cancelled: Callable[[], bool],
+    ) -> None:
+        """`is_cancelled`: whether somebody cancels the tasks of the worker, as `asyncio.run` does
+        at its end: a run that is cancelled then has not failed."""
+        self._context = context
+        self._results = results
+        self._threads = threads
+        self._runs_max = runs_max
+        self._is_cancelled = is_cancelled
+        self._time_limits = TimeLimits()
+        self._line = HotCellLine(context.env, results.queue)
+        self._runs = Tasks(_run_failed)
+        self._closing = False
+
+    @property
+    def running(self) -> int:
+        return len(self._runs)
+
+    def dispatch(self) -> None:
+        """Starts as many tasks as there is work for."""
+        while not self._closing and len(self._runs) < self._runs_max:
+            work = self._results.queue.take()
+            if work is None:
+                return
+            task = self._runs.start(self._serve(work))
+            task.add_done_callback(lambda _: self.dispatch())
+
+    def close(self) -> None:
+        """Starts no more runs."""
+        self._closing = True
+
+    async def drain(self, seconds: float) -> bool:
+        """Waits for the runs in progress, once closed. True if all ended by themselves."""
+        try:
+            return await self._runs.drain(seconds, cancelled_seconds=_CANCELLED_SECONDS)
+        finally:
+            self._time_limits.close()
+
+    async def _serve(self, first: Work) -> None:
+        task = _own_task()
+        work: Work | None = first
+        while work is not None:
+            try:
+                await self._attempt(work, task)
+            except asyncio.CancelledError:
+                self._drop(work)
+                raise
+            if self._closing or not work.watched.is_active:
+                self._drop(work)  # it came back after the others had been dropped
+            # One that was cancelled ends: at the end of `asyncio.run`, all tasks are, and awaited.
+            is_over = self._closing or task.cancelling()
+            work = None if is_over else self._results.queue.take()
+
+    def _drop(self, work: Work) -> None:
+        self._results.on_left(work)
+        self._results.queue.drop(work)
+
+    async def _attempt(self, work: Work, task: asyncio.Task[Any]) -> None:
+        if self._line.waits(work):
+            self._results.queue.again(work, 0.0)
+            return
+        counters = work.watched.counters
+        run = ObserverRun(self._context, self._results.dead_letters, work)
+        ended, began = trace.Ended.COMMITTED, self._context.now()
+        is_called = False
+        try:
+            if not await run.begin():
+                ended = trace.Ended.HANDLED
+                counters.acknowledged += 1
+            else:
+                counters.runs += 1
+                is_called = True
+                await self._call(run, work, task)
+                counters.committed(await run.commit())
+                self._line.committed(work, run.transaction.internal.writes.cells)
+        except asyncio.CancelledError as error:
+            if self._closing or not is_called or self._is_cancelled():
+                raise
+            # By the observer. If this were no failure, the change would be tried forever.
+            failure = RuntimeError(
+                "the task in which the observer runs was cancelled, as by itself"
+            )
+            failure.__cause__ = error
+            self._note(run, work, trace.Ended.FAILED, began)
+            await self._failed(work, run, failure)
+        except ConflictError as error:
+            self._note(run, work, trace.Ended.CONFLICTED, began)
+            counters.conflicts += 1
+            if error.cell is not None:
+                counters.cells.lost_at(error.cell)
+            if self._line.lost(work, error):
+                self._repeat(work, _CONFLICT_SECONDS)
+            else:
+                self._results.queue.again(work, 0.0)
+        except Exception as error:  # noqa: BLE001 - whatever an observer may raise
+            if _will_pass(error):
+                self._note(run, work, trace.Ended.POSTPONED, began)
+                counters.postponed += 1
+                _log.debug("%r is postponed: %s", work, error)
+                work.leave()
+                self._repeat(work, _POSTPONED_SECONDS)
+            else:
+                self._note(run, work, trace.Ended.FAILED, began)
+                await self._failed(work, run, error)
+        else:
+            self._note(run, work, ended, began)
+            self._handled(work, run.start)
+        finally:
+            if not run.transaction.ended:
+                run.transaction.rollback()
+
+    def _note(self, run: ObserverRun, work: Work, ended: trace.Ended, began: float) -> None:
+        """Counts what an attempt has cost, before its changes are forgotten."""
+        counters, transaction = work.watched.counters, run.transaction
+        counters.rows_read += transaction.statistics.rows_read
+        counters.round_trips += transaction.statistics.round_trips
+        counters.cells_written += len(transaction.internal.writes.cells)
+        trace.note(transaction, work, run.start, ended, self._context.now() - began)
+
+    async def _call(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
+        """Calls the function, and turns whatever ends it into a failure of the observer.
+
+        Otherwise `sys.exit` in an observer would end the worker, and then every other worker that
+        finds the same change. And if something that the observer awaits is cancelled, it would look
+        as if this task had been cancelled, and the change would be tried forever. Whatever else is
+        no `Exception` (extensions in Rust raise such) would end this task, which has the only
+        reference to the work.
+        """
+        try:
+            await self._call_function(run, work, task)
+        except SystemExit as error:
+            raise RuntimeError(f"the observer tried to exit the process: {error}") from error
+        except asyncio.CancelledError as error:
+            if task.cancelling():
+                raise
+            raise RuntimeError("something that the observer awaited was cancelled") from error
+        except (Exception, GeneratorExit):
+            raise  # the last one comes from outside: a task that is thrown away
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and _may_be_from_outside():
+                raise
+            raise RuntimeError(f"the observer raised {summary_of(error)}") from error
+
+    async def _call_function(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
+        observer, waits = work.watched.observer, run.transaction.waits
+        arguments: list[object] = [observer.table.key.decode(work.row)]
+        if observer.wants_column:
+            arguments.append(work.watched.column(work.column))
+        if not observer.is_async:
+            blocking = self._context.blocking
+            call = partial(
+                _inside, work, partial(blocking.call, observer, run.transaction, arguments)
+            )
+            counters = work.watched.counters
+            try:
+                await self._threads.call(
+                    call,
+                    observer.deadline_seconds,
+                    partial(self._returned_late, work),
+                    waits.seconds,
+                )
+            except TookTooLong:
+                counters.abandoned += 1
+                counters.hung += 1
+                raise
+            return
+        time = RunTime(observer.deadline_seconds, waits.seconds)
+        try:
+            with TimeLimit(self._time_limits, time, task), Inside(work):
+                await observer.function(run.transaction, *arguments)
+        except TookTooLong:
+            work.watched.counters.abandoned += 1
+            raise
+
+    def _returned_late(self, work: Work) -> None:
+        """Notes that the thread of a run that was given up has returned after all."""
+        work.watched.counters.hung -= 1
+        self.dispatch()
+
+    def _handled(self, work: Work, seen: int) -> None:
+        handled = [timestamp for timestamp in work.timestamps if timestamp <= seen]
+        self._results.deletions.add(work, handled)
+        self._results.on_left(work)
+        self._results.queue.finished(work, seen)
+
+    def _repeat(self, work: Work, pauses: tuple[float, float]) -> None:
+        seconds = pause_seconds(self._context.world.random, *pauses, doublings=work.retries)
+        work.retries += 1
+        self._results.queue.again(work, seconds)
+
+    async def _failed(self, work: Work, run: ObserverRun, error: Exception) -> None:
+        observer, counters = work.watched.observer, work.watched.counters
+        counters.failures += 1
+        work.leave()
+        if run.cell.commit != work.tried_commit:
+            work.tried_commit, work.attempts = run.cell.commit, 0
+        work.attempts += 1
+        text = summary_of(error)[:_ERROR_CHARACTERS_MAX]
+        cell = CellAddress(work.watched.table_id, work.row, work.column)
+        is_last = work.attempts >= observer.attempts
+        _log.warning(
+            "observer %s failed for %s, attempt %d of %d%s: %s",
+            observer.name,
+            self._context.env.described(cell),
+            work.attempts,
+            observer.attempts,
+            ", and the change becomes a dead letter" if is_last else "",
+            text,
+            exc_info=error if work.attempts == 1 else None,
+        )
+        if not is_last:
+            self._repeat(work, _FAILED_SECONDS)
+            return
+        if not (self._closing or self._is_cancelled()):
+            await _pending_cancellation()
+        try:
+            result = await self._results.dead_letters.put_aside(work, text, traceback_of(error))
+        except PercolatorError as problem:
+            _log.warning("%r cannot be put aside now: %s", work, problem)
+            self._repeat(work, _FAILED_SECONDS)
+            return
+        if not result.seen:
+            self._repeat(work, _CONFLICT_SECONDS)
+            return
+        counters.dead_letters += result.is_put_aside
+        # What a weak notification announces cannot be looked up: one that came after the last run
+        # has begun was never tried.
+        self._handled(work, run.start if observer.weak else result.seen)
+
+
+def _own_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    if task is None:
+        raise InvariantViolation("a run needs a task that can be interrupted")
+    return task
+
+
+async def _pending_cancellation() -> None:
+    """Takes note of a cancellation by an observer that has ended before it heard of it: it would
+    come with the next call."""
+    if _own_task().cancelling():
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+
+def _may_be_from_outside() -> bool:
+    """Ctrl-C may have interrupted this thread: no other than the main one ever is."""
+    return threading.current_thread() is threading.main_thread()
+
+
+def _inside(work: Work, function: Callable[[], object]) -> object:
+    with Inside(work):
+        return function()
+
+
+def _run_failed(_: asyncio.Task[Any], error: BaseException) -> None:
+    _log.error("a task that runs observers has failed", exc_info=error)
+
+
+def _will_pass(error: Exception, raised_from_it: tuple[Exception, ...] = ()) -> bool:
+    """The cluster, not the observer, caused the error, so that a retry may succeed.
+
+    This also holds if all errors of a group are such errors, or the observer raised its own from
+    one. Causes may form a circle.
+    """
+    if any(error is one for one in raised_from_it):
+        return False
+    chain = (*raised_from_it, error)
+    if isinstance(error, ExceptionGroup):
+        return all(_will_pass(one, chain) for one in error.exceptions)
+    if not isinstance(error, PercolatorError) and isinstance(error.__cause__, Exception):
+        return _will_pass(error.__cause__, chain)
+    return isinstance(error, SnapshotTooOld | OutcomeUnknown) or (
+        isinstance(error, PercolatorError) and error.retry is not Retry.USELESS
+    )
+
+
+EXPECTED_SECONDS = 0.25
+"""How long work that has not lost yet is alone at the head. Others wait no longer for it."""
+
+
+class HotCellLine:
+    """The line of runs at a cell where they have lost, or where they would lose.
+
+    If a thousand documents bump one counter, nearly all of their runs would lose. A run that has
+    lost stands in line (hot_cells.py). While there is a line, new work is expected to lose there,
+    too, if the last run of its observer that lost did so at this cell, and all runs since have
+    written it: then it stands in line before its first run.
+
+    That may be a mistake, for an observer that writes one hot cell among many cold ones. A run that
+    commits without the cell shows it: then all that was only expected to lose runs at once, and
+    until the next run loses, nothing is expected. A run that takes long at the head proves nothing:
+    on a busy machine any may, and if all ran at once, nearly all would lose. The next one takes its
+    place.
+    """
+
+    def __init__(self, env: Environment, queue: WorkQueue) -> None:
+        self._env = env
+        self._queue = queue
+
+    def waits(self, work: Work) -> bool:
+        """True if the work has to stand in line before its first run; makes it a contender."""
+        cell = work.watched.hot_cell
+        if work.contender is not None or cell is None or cell not in self._env.hot_cells:
+            return False
+        work.contender = Contender(
+            self._env.hot_cells,
+            work.watched,
+            work.found_seconds,
+            seconds=EXPECTED_SECONDS,
+        )
+        work.contender.lost_at(cell)
+        return True
+
+    def lost(self, work: Work, error: ConflictError) -> bool:
+        """Makes the work a contender. Returns True if it is to pause before it stands in line."""
+        loss = Loss.reported_by(error)
+        if loss is None:
+            work.leave()
+            return True
+        work.has_lost, cell = True, loss.cell
+        if cell != work.watched.acknowledgement(work.row, work.column):
+            work.watched.hot_cell = cell  # a cell that other rows' runs may write, too
+        if work.contender is None:
+            work.contender = Contender(self._env.hot_cells, work.watched, work.found_seconds)
+        contender = work.contender
+        lost_in_turn = contender.has_turn_at(cell)
+        contender.lost_at(cell)
+        if not self._env.knows_winner(loss):
+            return True
+        if lost_in_turn:  # to one that takes none, perhaps to a call of its own function
+            contender.leave()
+        return lost_in_turn
+
+    def committed(self, work: Work, written: Container[CellAddress]) -> None:
+        """Takes note of the cells that a run has written."""
+        cell = work.watched.hot_cell
+        if cell is not None and cell not in written:
+            self._mistaken(work.watched)
+
+    def _mistaken(self, watched: Watched) -> None:
+        watched.hot_cell = None
+        for work in self._queue.in_line(watched):
+            if not work.has_lost:
+                work.leave()
+
+
+_AT_ONCE_MAX = 1_024
+_WAITING_MAX = 65_536
+"""Above this, further notifications are not deleted, and will be found again."""
+_TIMESTAMPS_PER_STEP_MAX = 128
+
+
+class Deletions:
+    """The deletions of handled notifications, in the background. Those requested while one batch is
+    sent form the next one.
+
+    Nothing depends on it. If a notification stays because this process ends or a server does not
+    answer, it is found again, and the acknowledgement says that nothing is left to do.
+    """
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._waiting: list[Waiting] = []
+        self._sending: asyncio.Task[None] | None = None
+
+    def add(self, work: Work, timestamps: Sequence[int]) -> None:
+        """Deletes exactly these notifications of this work."""
+        for portion in _portions(timestamps):
+            if len(self._waiting) >= _WAITING_MAX:
+                return
+            watched = work.watched
+            self._waiting.append(
+                Waiting(watched.table_id, work.row, work.column, watched.id, tuple(portion))
+            )
+        if self._sending is None and self._waiting:
+            self._sending = self._context.env.background.start(self._send())
+
+    async def _send(self) -> None:
+        try:
+            while self._waiting:
+                portion = self._waiting[:_AT_ONCE_MAX]
+                del self._waiting[:_AT_ONCE_MAX]
+                # Errors are ignored: a notification that is not deleted is found again.
+                await self._context.notifications.forget(portion, self._context.deadline())
+        finally:
+            self._sending = None
+
+    async def done(self, seconds: float | None = None) -> None:
+        """Returns when all deletions have been sent and answered, or after `seconds`.
+
+        Notifications that are not deleted by then will be found again.
+        """
+        if self._sending is not None:
+            await asyncio.wait([self._sending], timeout=seconds)
+            self._waiting.clear()
+
+
+def _portions(timestamps: Sequence[int]) -> Iterable[Sequence[int]]:
+    step = _TIMESTAMPS_PER_STEP_MAX
+    return (timestamps[at : at + step] for at in range(0, len(timestamps), step))
+
+
+_ERRORS_MAX = 10
+"""The most errors that are shown: one that was raised from another, and that from another."""
+
+
+def traceback_of(error: BaseException) -> str:
+    """The errors from the first to the one that ended the run, each with its lines of code.
+
+    It comes without the marks below the code, which are different in each release of Python, and
+    without the values of variables, which may be secret.
+    """
+    chain: list[BaseException] = []
+    _collect(error, chain)
+    return "\n".join(_lines_of(one) for one in reversed(chain))
+
+
+def _collect(error: BaseException | None, chain: list[BaseException]) -> None:
+    """Adds the error, those of a group, and what it was raised from, to the latest ones first."""
+    while error is not None and len(chain) < _ERRORS_MAX and error not in chain:
+        chain.append(error)
+        if isinstance(error, BaseExceptionGroup):
+            for one in reversed(error.exceptions[:_ERRORS_MAX]):
+                _collect(one, chain)
+        hidden = error.__suppress_context__
+        error = error.__cause__ or (None if hidden else error.__context__)
+
+
+def summary_of(error: BaseException) -> str:
+    """The error in one line. A group's own message does not say what has happened."""
+    texts: list[str] = []
+    while len(texts) < _ERRORS_MAX:
+        texts.append(f"{type(error).__name__}: {message_of(error)}")
+        if not isinstance(error, BaseExceptionGroup):
+            break
+        error = error.exceptions[0]
+    return ": ".join(texts)
+
+
+def message_of(error: BaseException) -> str:
+    """The error's text, whatever its class does, and whatever the text contains."""
+    try:
+        return _storable(str(error))
+    except Exception:  # noqa: BLE001 - the __str__ of a user's class may raise anything
+        return "(it has no message)"
+
+
+def _lines_of(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = traceback.format_list(
+        [(one.filename, one.lineno or 0, one.name, one.line) for one in frames]
+    )
+    text = "".join([*lines, f"{type(error).__name__}: {message_of(error)}"])
+    notes = getattr(error, "__notes__", ())
+    found = [one for one in notes if isinstance(one, str)] if isinstance(notes, list) else []
+    return _storable("\n".join([text, *found]))
+
+
+def _storable(text: str) -> str:
+    """Names of files may hold halves of surrogate pairs, which cannot be stored as text."""
+    return text.encode(errors="backslashreplace").decode()

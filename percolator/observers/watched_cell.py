@@ -1,0 +1,111 @@
+"""A watched cell as a snapshot shows it, and the acknowledgement of its changes.
+
+The acknowledgement says which changes of a cell an observer has handled. It is a hidden cell next
+to it, written by the observer's runs:
+
+    start_ts 8 | 01, if a change of the cell was put aside as a dead letter
+
+A run whose snapshot is s has handled every change committed at or below s. It says so in the same
+transaction as its own writes, so at most one committed run handles a change: two runs for one
+change both write this cell, and one of them is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from percolator.errors import InvariantViolation
+from percolator.formats.hidden_cells import ACKNOWLEDGED_BYTES, PUT_ASIDE
+from percolator.observers.context import RunTransaction, WorkerContext
+from percolator.observers.work_queue import Work
+from percolator.protocol.known_row import KnownRow
+from percolator.protocol.read import read_rows
+from percolator.routing.cells import FoundCell, RowRequest
+from percolator.v1.tabletserver_pb2 import RowRead
+
+
+class Acknowledgement(NamedTuple):
+    """Says that all changes up to a start timestamp have been handled."""
+
+    start: int = 0
+    has_dead_letter: bool = False
+    """A dead letter exists for the cell. The run that handles the next change has to delete it."""
+
+    def encode(self) -> bytes:
+        stored = self.start.to_bytes(ACKNOWLEDGED_BYTES, "big")
+        return stored + PUT_ASIDE if self.has_dead_letter else stored
+
+    @classmethod
+    def decode(cls, stored: bytes) -> Acknowledgement:
+        rest = stored[ACKNOWLEDGED_BYTES:]
+        if len(stored) < ACKNOWLEDGED_BYTES or rest not in (b"", PUT_ASIDE):
+            raise InvariantViolation(f"{len(stored)} bytes are not an acknowledgement")
+        return cls(int.from_bytes(stored[:ACKNOWLEDGED_BYTES], "big"), bool(rest))
+
+
+NOTHING_SEEN = Acknowledgement()
+
+
+class WatchedCell(NamedTuple):
+    """A watched cell at one timestamp."""
+
+    newest: FoundCell | None
+    """The newest version. None if the cell was never written, or its versions were collected."""
+    acknowledged: Acknowledgement
+    others: Mapping[bytes, FoundCell | None] = {}
+    """Cells of the same row that the last run has read, as the same snapshot shows them."""
+
+    @property
+    def commit(self) -> int:
+        """The commit timestamp of the newest put or delete; 0 if there is none."""
+        return 0 if self.newest is None else self.newest.commit_timestamp
+
+    @property
+    def has_value(self) -> bool:
+        """The cell exists: it was written, and not deleted since."""
+        return self.newest is not None and self.newest.value is not None
+
+    @property
+    def is_handled(self) -> bool:
+        if self.newest is None and self.acknowledged.has_dead_letter:
+            return False  # a deletion was put aside, and has since been collected
+        return self.commit <= self.acknowledged.start
+
+    def known_row(self, work: Work) -> KnownRow:
+        """The cells that a run's transaction need not read again."""
+        cells = {**self.others, work.column: self.newest}
+        return KnownRow(work.watched.table_id, work.row, cells)
+
+
+async def look(
+    context: WorkerContext, work: Work, transaction: RunTransaction, start: int
+) -> WatchedCell:
+    """Reads the cell and its acknowledgement in one request, and what the last run has read of such
+    a row. Deletions count as changes."""
+    others = work.watched.columns_read
+    hidden = work.watched.acknowledgement(work.row, work.column).column
+    read = RowRead(
+        row=work.row,
+        columns=list(dict.fromkeys((hidden, work.column, *others))),
+        timestamp=start,
+        report_deletes=True,
+    )
+    (answer,) = await read_rows(
+        context.env,
+        context.cleanup,
+        [RowRequest(work.watched.table_id, read)],
+        context.deadline(),
+        transaction.statistics,
+    )
+    stored = answer.found.get(hidden)
+    acknowledged = (
+        NOTHING_SEEN
+        if stored is None or stored.value is None
+        else Acknowledgement.decode(stored.value)
+    )
+    return WatchedCell(
+        answer.found.get(work.column),
+        acknowledged,
+        {column: answer.found.get(column) for column in others},
+    )
