@@ -10,11 +10,9 @@ from percolator.retries import RetryPolicy
 from percolator.services.chassis.host import Host, SettingsT
 
 _CONNECT_SECONDS = 600.0
-
 """Services start in any order, and the chassis cancels a start that is no longer wanted."""
 
 _ATTEMPT_SECONDS = 10.0
-
 """The time for one attempt, which its masters share: a silent one must not take all of it."""
 
 _AGAIN_SECONDS = 0.25

@@ -1,4 +1,4 @@
-"""What masters and oracles need of the place where their cluster keeps what must last."""
+"""The store of a cluster: the place where masters and oracles keep what must last."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ from percolator.world import Clock, Network, Random, World
 
 
 class RowStoreWatch:
-    """Watches one store. Belongs to one event loop; `run` has to run as a task.
+    """Checks all the time whether a row store still answers, and is still that of this cluster.
 
-    Checks all the time whether a row store still answers, and is still that of this cluster.
+    Belongs to one event loop; `run` has to run as a task.
 
     A store that does not answer may come back: until it does, the process reports that it does not
     serve. One that has lost this cluster's identity, or has another, does not come back: somebody
@@ -132,9 +132,7 @@ _IN_NEW_FILE_SYSTEMS = frozenset({"lost+found"})
 
 @dataclass(frozen=True)
 class ClusterIdentity:
-    """What a store root says about itself.
-
-    Which cluster a store root belongs to: the file `cluster.json` in it.
+    """The cluster that a store root belongs to: the file `cluster.json` in it.
 
         {"cluster_id": "9f…", "format": 1, "created_by": "0.1.0"}
 
@@ -299,9 +297,7 @@ _ATTEMPTS_MAX = 5
 
 @dataclass(frozen=True)
 class RowIdentity(ClusterIdentity):
-    """What a row store says about itself.
-
-    Which cluster a row store belongs to: one record, which is never changed.
+    """The cluster that a row store belongs to: one record, which is never changed.
 
         row "cluster", column "identity":
         {"cluster_id": "9f…", "format": 1, "created_by": "0.3.0",
@@ -388,7 +384,7 @@ class ClusterStore(Protocol):
         ...
 
     def coordinator(self, times: CoordinatorTimes) -> Coordinator:
-        """What all processes on this store agree on."""
+        """Roles, values of leaders and sessions, as all processes on this store see them."""
         ...
 
     def watch(self, host: AnyHost) -> None:
@@ -483,7 +479,7 @@ class RowClusterStore:
             raise self._named(error) from error
 
     async def has_table(self, table_id: int) -> bool:
-        """Whether there is a table of that id."""
+        """True if there is a table of that id."""
         try:
             return await has_table(self.network, self.place, table_id, _TABLE_SECONDS)
         except PercolatorError as error:

@@ -96,9 +96,9 @@ ASK_SECONDS = GAP_SECONDS_MAX / 2
 
 
 class LivedTime:
-    """Counts ticks of 10 ms since it was created; never goes back.
+    """The time during which this process was running: time while it was stopped does not count.
 
-    The time during which this process was running: time while it was stopped does not count.
+    Counts ticks of 10 ms since it was created; never goes back.
 
     While a process is stopped, no other can report to it. If that time counted, the first thing it
     would do on waking is to declare all others dead. So `tick` has to be called often (many times a
@@ -189,7 +189,7 @@ class Silence:
         self._changed = 0
 
     def lasts(self, seen: object) -> bool:
-        """Whether `seen` has been the same for the whole grace period."""
+        """True if `seen` has been the same for the whole grace period."""
         now = self._time.tick()
         if seen != self._last:
             self._last, self._changed = seen, now
@@ -198,7 +198,7 @@ class Silence:
 
 @dataclass
 class Judged:
-    """What follows from one look at the sessions."""
+    """The result of one look at the sessions."""
 
     alive: dict[str, bytes] = field(default_factory=dict)
     """By name, as they were found."""
@@ -213,9 +213,9 @@ class _Seen:
 
 
 class SilentSessions:
-    """What one reader knows about all sessions, each of which changes while its owner lives.
+    """The sessions as one reader knows them: each changes while its owner lives.
 
-    How long others have been silent, by the time during which this process was running.
+    Silence is measured by the time during which this process was running.
 
     A reader judges by its own clock, and by what has changed. One that has just started takes
     everybody for alive.
@@ -261,7 +261,7 @@ class Led(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, and nothing of it is left to do."""
+        """True if it has ended, and nothing of it is left to do."""
         ...
 
     async def resign(self) -> None: ...
@@ -271,9 +271,7 @@ LedT = TypeVar("LedT", bound=Led)
 
 
 class OwnProcess(ABC, Generic[LedT]):
-    """The roles and sessions of one process. Belongs to one event loop.
-
-    What a coordinator does for its own process, alike in both back ends.
+    """The roles and sessions of one process, alike in both back ends. Belongs to one event loop.
 
     It knows what the process leads and which sessions it has opened, and ends all of it at the end.
     A value is watched by reading it again: neither back end can be told of a change.
@@ -351,7 +349,7 @@ class Leadership(Protocol):
         ...
 
     async def stands(self) -> bool:
-        """Whether no later leader had read anything when this was called. Raises `StoreUnusable` if
+        """True if no later leader had read anything when this was called. Raises `StoreUnusable` if
         the store does not say."""
         ...
 
@@ -380,7 +378,7 @@ class Session(Protocol):
 
 
 class Coordinator(Protocol):
-    """What all processes of a cluster agree on."""
+    """Roles, values of leaders and sessions, as all processes of a cluster see them."""
 
     async def campaign(
         self, role: str, holder: str, lost: Callable[[], str] = no_lost_leader
@@ -436,9 +434,7 @@ class SessionPlace(Protocol):
 
 
 class BeatingSession:
-    """A session that is written until it is closed.
-
-    A session: a value that its owner writes again and again, each time with a new count.
+    """A session: a value that its owner writes until it is closed, each time with a new count.
 
     Others see by the count that the owner is alive. One that has not changed for the grace period
     is silent.
@@ -503,9 +499,7 @@ TermT = TypeVar("TermT")
 
 
 class Candidacy(Generic[TermT]):
-    """The candidacy of one process for one role.
-
-    One process's candidacy for a role: it waits, leads for a term, and waits again.
+    """The candidacy of one process for one role: it waits, leads for a term, and waits again.
 
     What a service does while it leads is its *term*, an object that the service provides and
     `begin` creates. A process without a term serves nothing that only the leader may serve: it

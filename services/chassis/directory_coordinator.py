@@ -72,7 +72,7 @@ class SessionFile:
 
 
 class DirectorySessions:
-    """What one reader knows about all sessions."""
+    """The sessions as one reader knows them."""
 
     def __init__(
         self, files: Files, clock: Clock, directory: Path, *, grace_seconds: float
@@ -135,7 +135,7 @@ async def clone_values(files: Files, source: Path, target: Path) -> None:
 class DirectoryLeadership:
     """A leadership in a directory, made by `DirectoryCoordinator.campaign`.
 
-    Leading a role: the leader owns the role's epoch directory, and only the leader writes in it.
+    The leader owns the epoch directory of its role, and only the leader writes in it.
 
         coordinator/<role>/lock      locked by the leader while it lives; its content is the epoch
         coordinator/<role>/e7/       the present leader's; e6.sealed is the previous leader's
@@ -187,7 +187,7 @@ class DirectoryLeadership:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, and nothing of it is left to do."""
+        """True if it has ended, and nothing of it is left to do."""
         beats = self._beating is not None and not self._beating.done()
         return self._deposed and not beats and self._lock is None
 

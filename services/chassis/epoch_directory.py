@@ -55,9 +55,7 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class EpochName:
-    """The name of one epoch directory.
-
-    The names in a tablet's directory: one subdirectory per ownership, with its stage.
+    """The name of one epoch directory: one subdirectory per ownership, with its stage.
 
         e7            live: the owner at epoch 7 serves from it
         e7.sealed     a later owner took the name away; never written again
@@ -99,12 +97,12 @@ T = TypeVar("T")
 
 
 class SharedLook(Generic[T]):
-    """Belongs to one event loop. At most one look is under way.
+    """One look at something slow, shared by all callers that came before it began.
 
-    One look at something slow, shared by all callers that came before it began.
+    Belongs to one event loop. At most one look is under way.
 
     A response may leave only after a look that began when its work was done. Joining a look in
-    progress would show an earlier moment, so callers that come meanwhile share the next one.
+    progress would show an earlier state, so callers that come meanwhile share the next one.
     """
 
     def __init__(self, look: Callable[[], Awaitable[T]]) -> None:
@@ -191,7 +189,7 @@ class EpochDirectory:
         self._shared = SharedLook(self._look)
 
     def look(self) -> bool:
-        """Whether it stands. This blocks: it is for a thread that waits for the disk anyway."""
+        """True if it stands. This blocks: it is for a thread that waits for the disk anyway."""
         try:
             return self._is(self._files.stat_now(self.path))
         except OSError:
@@ -199,7 +197,7 @@ class EpochDirectory:
             return False
 
     async def stands(self) -> bool:
-        """Whether it stands, without blocking. Callers that came before a look began share it."""
+        """True if it stands, without blocking. Callers that came before a look began share it."""
         return await self._shared() if self._waits else self.look()
 
     async def _look(self) -> bool:
@@ -214,14 +212,14 @@ class EpochDirectory:
 
 @dataclass(frozen=True)
 class Inheritance:
-    """What an owner starts with; one that finds no former epoch, by default with nothing."""
+    """The former epoch that an owner starts with; nothing, by default, if there is none."""
 
     origin: Path | None = None
     """The epoch directory of a tablet that was split, under its live name. It is sealed first,
     unless it already is: then the clone holds everything that its last owner acknowledged."""
 
     must_exist: bool = False
-    """Whether there were former owners: then finding none means that data was lost."""
+    """True if there were former owners: then finding none means that data was lost."""
 
     served_epoch: int = 0
     """The last epoch that is known to have been served: finding only older ones means that what was

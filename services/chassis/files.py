@@ -5,7 +5,7 @@ Nothing is durable by itself: the content of a file is durable after its `fsync`
 renamed, removed) after `fsync_directory` of its directory. A failed `fsync` means that the content
 may never become durable, whatever a later one says: write another file.
 
-The operations are coroutines: in the real implementation (`real_files`) each waits in a thread, so
+The operations are coroutines: in the real implementation (`RealFiles`) each waits in a thread, so
 that a slow or dead mount only stops its callers, and never the event loop. A simulation may stop
 between any two.
 
@@ -35,7 +35,7 @@ from percolator.services.chassis.settings import StoreSettings
 
 
 class FileStatus(NamedTuple):
-    """What `stat` reports. Two with the same inode and device are the same file."""
+    """The result of `stat`. Two with the same inode and device are the same file."""
 
     inode: int
     device: int
@@ -107,7 +107,7 @@ class Files(Protocol):
         ...
 
     async def stat_waits(self, device: int) -> bool:
-        """Whether a `stat` of a known name on this device may have to wait for anything."""
+        """True if a `stat` of a known name on this device may have to wait for anything."""
         ...
 
     async def list(self, path: Path) -> list[str]:
@@ -176,7 +176,7 @@ _FAULTS = {
 
 
 def fault_of(error: OSError) -> StoreFault:
-    """What an error of the operating system means for a store."""
+    """The error of a store for an error of the operating system."""
     return _FAULTS.get(error.errno or 0, StoreFault.INPUT_OUTPUT)
 
 
@@ -193,9 +193,9 @@ _Result = tuple["asyncio.Future[Any]", Any, BaseException | None]
 
 
 class DiskThreads:
-    """A pool of threads. Belongs to the event loop that first asks for something.
+    """Threads that wait for the disk, so that the event loop does not have to.
 
-    Threads that wait for the disk, so that the event loop does not have to.
+    The pool belongs to the event loop that first asks for something.
 
     Waking a thread, and being woken by it, costs more than the rest of a small write. So all work
     that the event loop asks for in one of its rounds is distributed together: each idle thread gets
@@ -376,7 +376,7 @@ def file_system_of(path: Path) -> str:
 
 
 def waits(device: int, mountinfo: str) -> bool:
-    """Whether a `stat` on this device may have to wait, for a network, a program or a disk.
+    """True if a `stat` on this device may have to wait, for a network, a program or a disk.
 
     Decided by the text of /proc/self/mountinfo. A device that is not listed there may have to.
     """
@@ -450,7 +450,7 @@ _LOCAL_IN_USER_SPACE = frozenset(
 
 
 def is_network(kind: str) -> bool:
-    """Whether a type of file system is a network one, as far as its name tells.
+    """True if a type of file system is a network one, as far as its name tells.
 
     A FUSE file system is one unless it is known to be local (`fuseblk` always is).
     """

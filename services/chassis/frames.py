@@ -54,7 +54,7 @@ class FrameCallFailed(Exception):
 
 
 class Caller:
-    """Who is at the other end of a connection."""
+    """The other end of a connection."""
 
     def __init__(self, authorization: str, names: Sequence[bytes], peer: str) -> None:
         """`names` are those in the caller's certificate, `peer` is its address as gRPC has it."""
@@ -102,7 +102,7 @@ _log = structlog.get_logger("percolator.frames")
 
 
 class Listener(Protocol):
-    """What has accepted connections, and hears of each what concerns all."""
+    """The owner of accepted connections, which is told of each what concerns all."""
 
     def began(self, connection: ServedConnection) -> str:
         """It is made, after any handshake. Returns why it cannot stay, or nothing."""
@@ -124,9 +124,7 @@ class Listener(Protocol):
 
 
 class ServedConnection(asyncio.Protocol):
-    """One connection, from its first byte on.
-
-    The server's side of a connection for frames (percolator/wire/frames), and what it puts up with.
+    """The server's side of a connection for frames (percolator/wire/frames), from its first byte.
 
     A caller that is slow or hostile costs a bounded amount, and is cut off in the end:
     - It says hello within ten seconds, and completes each frame within a minute.
@@ -163,7 +161,7 @@ class ServedConnection(asyncio.Protocol):
         self._kept = 0
         """Bytes of incomplete frames, as the listener knows them."""
         self._behind = False
-        """Whether frames are left for a later turn of the loop."""
+        """True if frames are left for a later turn of the loop."""
         self._patience: asyncio.TimerHandle | None = None
         """Ends the connection unless a frame is complete by then."""
         self._unread: asyncio.TimerHandle | None = None

@@ -1,4 +1,8 @@
-"""What every call has to pass before it is answered, by whichever way it comes."""
+"""Checks that every call passes before it is answered, in frames or over gRPC.
+
+Tokens and access decide who calls; quotas, how much one caller may use; arrivals, how much memory
+requests may take; the gate, how many calls run. Errors become trailers.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +52,6 @@ _LOOK_SECONDS = 2.0
 _SHOWN_CHARACTERS_MAX = 20
 
 _BEGINNING_CHARACTERS = 6
-
 """Of 43 characters of a token: the others cannot be guessed."""
 
 _FIELD = "tokens"
@@ -57,15 +60,15 @@ _log = structlog.get_logger("percolator.tokens")
 
 
 class Tokens:
-    """The content of the file when it was last valid.
-
-    The tokens that a cluster accepts: a TOML file of their hashes, so that reading it reveals none.
+    """The tokens that a cluster accepts: a TOML file of their hashes, so that reading it reveals
+    none.
 
         [shop]                      # the owner, for people
         role = "client"             # or "admin"
         sha256 = "9f86d081884c..."  # of the token
 
     The file is read again when it changes: removing an entry shuts its owner out within seconds.
+    While it is not valid, its last valid content counts.
     """
 
     def __init__(self, path: Path) -> None:
@@ -145,7 +148,7 @@ _PEERS_REMEMBERED = 16_384
 
 
 class CallerIdentity(NamedTuple):
-    """Who calls, as far as it matters for what the caller may do, and how much of it at once."""
+    """The caller, as far as it decides what it may do, and how much at once."""
 
     role: Role
     client: tuple[bytes, str] | None = None
@@ -188,9 +191,9 @@ def peer_name(host: str) -> str:
 
 
 class Quota:
-    """One limit of a server, and how much of it each client uses. Belongs to the event loop.
+    """One limit of a server, and how much of it each client uses, so that none can exhaust it.
 
-    Quotas: how much of a server's limits one caller may use, so that none can exhaust a server.
+    Belongs to the event loop.
 
     A client is a token at an address (docs/decisions.md, 75):
     - One client may use `client_quota_percent` of each limit.
@@ -230,7 +233,7 @@ class Quota:
         return max(tuple(self._by_client.values()), default=0)
 
     def reached(self, caller: CallerIdentity, amount: int = 1) -> str:
-        """Which limit is in the way of so much more; empty if none is."""
+        """The limit that is in the way of so much more; empty if none is."""
         total = self.used + amount
         if caller.client is not None:
             if self._by_client.get(caller.client, 0) + amount > self._client_max:
@@ -339,9 +342,9 @@ def by_address(context: grpc.aio.ServicerContext) -> CallerIdentity:
 
 
 class Access:
-    """What the callers of a server with TLS may do; `tokens` is None if none are required.
+    """Decides who is calling a server with TLS, and whether they may, before the call is decoded.
 
-    Who is calling, and whether they may: decided once per call, before the call is decoded.
+    `tokens` is None if none are required.
 
     If there is a token, the token decides. Without one, the certificate that the servers of a
     cluster share makes the caller one of them. It does not if a gateway forwarded the call for
@@ -452,9 +455,8 @@ class NoMoreRequests(InvalidArgument):
 
 
 class Arrivals:
-    """The memory for requests of one kind of caller. Belongs to one event loop.
-
-    How much memory requests may take, from the moment when one may arrive until it is answered.
+    """The memory that requests of one kind of caller may take, from before they arrive until they
+    are answered. Belongs to one event loop.
 
     gRPC hands over a request when it is complete. Until then its caller decides how long that
     takes, and the server holds what has come. So a call asks here before it receives; nothing of
@@ -754,7 +756,7 @@ _STREAMS_RETRY_SECONDS = 1.0
 
 
 class Gate:
-    """What every call has to pass: whether this server answers at all, the limits of concurrent
+    """Admits calls: whether this server answers at all, the limits of concurrent
     calls and streams, and the memory that its request takes.
 
     Streams have a limit of their own, because an idle one may last for days: it must not take the

@@ -1,4 +1,4 @@
-"""What the process offers to the service that it runs."""
+"""The environment that a process offers to the service that it runs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Host(Generic[SettingsT]):
     gone: str = ""
     """Why the store is gone: the process is about to exit, and an orderly end is not possible."""
     stalled: bool = False
-    """Whether the store hangs: then nothing is served that needs it."""
+    """True if the store hangs: then nothing is served that needs it."""
     health_changed: Callable[[], None] = lambda: None
     """Called when `stalled` has changed."""
     _store_watch: Watch | None = None
@@ -100,7 +100,7 @@ class Host(Generic[SettingsT]):
         self.watch(partial(StoreWatch, self.files, root, self.world.clock, self.log))
 
     def watch(self, made: MakeWatch) -> None:
-        """The same with a watch of a store of any kind."""
+        """Does so with a watch of a store of any kind."""
         watch = self._store_watch = made(stalled=self._store_stalled, gone=self._store_gone)
         self.background("watch the store", watch.run())
 

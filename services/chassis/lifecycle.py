@@ -217,7 +217,7 @@ _LASTING_FAULTS = (StoreFault.DAMAGED, StoreFault.READ_ONLY)
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether the same start may succeed later with unchanged settings.
+    """True if the same start may succeed later with unchanged settings.
 
     A full disk may be cleared, and another service may become ready. A port in use, a wrong path, a
     damaged file or another cluster's store stay as they are.
@@ -230,7 +230,7 @@ def may_pass(error: Exception) -> bool:
 
 
 def one_line(error: Exception, settings: ServiceSettings) -> str:
-    """What is wrong and, for a file, the setting to change."""
+    """The error in one line and, for a file, the setting to change."""
     if isinstance(error, OSError) and error.filename is not None:
         name = os.fsdecode(error.filename)
         return f"{_setting_of(name, settings)}{name}: {error.strerror}"

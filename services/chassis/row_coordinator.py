@@ -84,9 +84,9 @@ class NoRecords(StoreUnusable):
 
 
 class Records:
-    """The records of one cluster, as one process reaches them. Belongs to one event loop.
+    """The records of a cluster about itself: one table of a row store, in rows of small cells.
 
-    One table of a row store for what a cluster knows about itself, in rows of small cells.
+    Belongs to one event loop.
 
     Each cell has one version, at one fixed time: no clock takes part, and a later value replaces
     the earlier one. A row is read and changed at one moment. A change names the cell that it has to
@@ -98,7 +98,7 @@ class Records:
         self._world = world
 
     async def read(self, key: bytes, columns: Sequence[bytes]) -> Cells:
-        """Those of the columns that the row has, all as of one moment after this was called."""
+        """Columns of the row, all as of one time after this was called."""
         selections = [_one(column) for column in columns]
         patience = self._patience()
         while True:
@@ -149,7 +149,7 @@ class Records:
                 await patience.outlast(error, is_read=False)
 
     async def put(self, key: bytes, changes: Mapping[bytes, bytes | None]) -> None:
-        """The same without a check. May be repeated."""
+        """Changes the row without a check. May be repeated."""
         await self.change(key, Seen(_NEVER, None), changes)
 
     def _patience(self) -> _Patience:
@@ -229,7 +229,7 @@ class Stamp(NamedTuple):
         return cls(int(found[1]), found[2].decode(), int(found[3]))
 
     def is_of(self, other: Stamp) -> bool:
-        """Whether the same leader wrote both."""
+        """True if the same leader wrote both."""
         return (self.epoch, self.token) == (other.epoch, other.token)
 
 
@@ -285,7 +285,7 @@ class RoleRow:
 class RowLeadership:
     """A leadership in a row, made by `RowCoordinator.campaign`.
 
-    Leading a role in a row store: all that the leader writes is in one row, under its stamp.
+    All that the leader writes is in one row, under its stamp.
 
         role/<role>     stamp       changes with every write, and so is the leader's sign of life
                         leader      the leader's name for itself; absent after it resigned
@@ -307,7 +307,7 @@ class RowLeadership:
         self._first = self._stamp = stamp
         self._attempts = stamp.writes
         self._certain = True
-        """Whether `_stamp` is that of the row, unless another process leads."""
+        """True if `_stamp` is that of the row, unless another process leads."""
         self._beat_seconds = beat_seconds
         self._deposed = False
         self._writing = asyncio.Lock()
@@ -327,7 +327,7 @@ class RowLeadership:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, and nothing of it is left to do."""
+        """True if it has ended, and nothing of it is left to do."""
         return self._deposed and self._beating.done()
 
     async def stands(self) -> bool:

@@ -66,9 +66,8 @@ Context = Any
 
 
 class OpenCalls:
-    """The handlers of these calls. Belongs to one event loop.
-
-    Calls of gRPC's own services, health and reflection, which anyone may make who reaches the port.
+    """Handlers for calls of gRPC's own services, health and reflection, which anyone may make who
+    reaches the port.
 
     They need no token, so they have small shares of a server: of memory (`Gate.open`), and of
     streams that stay open. What is no message of its type is refused as other services refuse it.
@@ -452,7 +451,7 @@ class _Call:
             raise InvalidArgument("request", f"is not a message of its type: {error}") from None
 
     def _told(self, error: BaseException) -> PercolatorError | None:
-        """What the caller is told of a failure; None if it has gone."""
+        """The error that the caller is told; None if it has gone."""
         if not isinstance(error, asyncio.CancelledError):
             return self._known(error)
         return None if cancelled_by_caller() else self._cut_off()

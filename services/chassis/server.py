@@ -50,9 +50,7 @@ from percolator.world import Clock
 
 
 class Health:
-    """The services of this process, and whether they are serving.
-
-    The standard gRPC health service: per service name, and "" for the whole process.
+    """The standard gRPC health service: per service name, and "" for the whole process.
 
     This is not the one from grpcio-health-checking: there, when one watcher leaves, all the others
     lose their notifications, and open watches keep a server from stopping.
@@ -153,7 +151,7 @@ class ServerTls:
         self._shown = self.material()
 
     def material(self) -> TlsMaterial:
-        """What the files hold now, or what they held when they were last valid."""
+        """The content of the files now, or when they were last valid."""
         material = self._renewal.current().tls
         if material is None:
             raise InvariantViolation("a server with TLS has lost its certificate")
@@ -219,7 +217,7 @@ _PENDING_CALLS_MAX = 100_000
 
 
 class Server:
-    """What answers the calls to one process: gRPC, and frames if its settings have them."""
+    """The servers of one process: gRPC, and frames if its settings have them."""
 
     def __init__(
         self,

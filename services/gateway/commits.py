@@ -68,7 +68,7 @@ class Writes:
         return min(self.cells.stored(self.start), default=None)
 
     def digest(self) -> bytes:
-        """The same for the same writes, whatever their order."""
+        """A hash of writes that does not depend on their order."""
         digest = hashlib.blake2b(digest_size=16)
         for (table_id, row, column), (kind, value) in sorted(self.cells.cells.items()):
             _update(digest, (b"%d %d" % (table_id, kind), row, column, value))
@@ -281,7 +281,7 @@ class Known:
         self.begun_seconds = begun_seconds
         """When its start timestamp was handed out here; None if it was handed out elsewhere."""
         self.touched = begun_seconds is None
-        """Whether another caller or gateway may have touched its cells."""
+        """True if another caller or gateway may have touched its cells."""
         self.digest = b""
         """A digest of its writes; empty until they are known."""
         self.primary: CellAddress | None = None

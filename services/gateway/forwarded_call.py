@@ -59,7 +59,7 @@ Context = Any
 
 
 class Figures(Protocol):
-    """What is counted about forwarded calls."""
+    """Counts of forwarded calls."""
 
     in_flight: int
     request_bytes: int
@@ -289,8 +289,8 @@ class ForwardedCall:
 
 
 def _metadata(context: Context, server: Server) -> tuple[tuple[str, str | bytes], ...]:
-    """What the caller sent; the name of the server, which shows that the call is forwarded; and the
-    caller's machine, so that the server does not take all callers of a gateway for one."""
+    """Metadata from the caller; the name of the server, which shows that the call is forwarded; and
+    the caller's machine, so that the server does not take all callers of a gateway for one."""
     kept = [
         (key, value)
         for key, value in context.invocation_metadata() or ()
@@ -339,9 +339,10 @@ class ForwardedCalls:
 
 
 class ServerRoutes:
-    """A `percolator.services.chassis.rpc.Forwarder`, and the `Routes` of its calls.
+    """Decides which calls are forwarded, and to which server, for clients that reach only a
+    gateway.
 
-    Which calls are forwarded, and to which server, for clients that can reach only a gateway.
+    A `percolator.services.chassis.rpc.Forwarder`, and the `Routes` of its calls.
 
     A call whose metadata has `percolator-server` goes to the server with that id or advertised
     address. Only servers of this cluster are dialled: otherwise a gateway would be an open proxy
@@ -397,7 +398,7 @@ class ServerRoutes:
         return found
 
     def _rank(self, master: Server) -> tuple[bool, int]:
-        """Those that have answered come before those that have not, of which the latest is last."""
+        """Servers that have answered come before others, of which the latest is last."""
         name = master.server_id
         silent = self._silent.index(name) + 1 if name in self._silent else 0
         return name != self._first_master, silent
@@ -424,7 +425,7 @@ class ServerRoutes:
 
     @staticmethod
     def is_endless(path: str) -> bool:
-        """Whether only its caller ends the stream. Unknown streams are assumed to be endless."""
+        """True if only its caller ends the stream. Unknown streams are assumed to be endless."""
         return path not in _STREAMS or path.rpartition("/")[2].startswith("Watch")
 
     async def end_watches(self) -> None:

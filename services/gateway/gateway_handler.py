@@ -209,7 +209,8 @@ def _locks_only_delay() -> Iterator[None]:
 
 @contextmanager
 def _named_as_asked() -> Iterator[None]:
-    """What a tablet refuses is a field of the gateway's request, at another place in it."""
+    """Renames a field that a tablet refuses: it is a field of the gateway's request, at another
+    place in it."""
     try:
         yield
     except InvalidArgument as error:

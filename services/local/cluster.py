@@ -158,7 +158,7 @@ class LocalCluster:
         return codes
 
     def logs(self) -> dict[str, str]:
-        """What each process has logged in all its lives, by the name of the log file."""
+        """The log of each process in all its lives, by the name of the log file."""
         return {
             process.log.name: process.log.read_text(errors="replace")
             for process in self.processes.values()

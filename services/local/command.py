@@ -78,7 +78,7 @@ def next_steps(state: State, data: Path, *, stopped_by: str) -> str:
 
 
 def _is_default(address: str) -> bool:
-    """Whether clients look there if no one tells them where."""
+    """True if clients look there if no one tells them where."""
     return address in {"127.0.0.1:7100", "localhost:7100"}
 
 

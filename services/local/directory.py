@@ -166,7 +166,7 @@ def delete(data: Path) -> None:
 
 
 def already_running(data: Path) -> str:
-    """What is wrong, and what to do, if another launcher owns the directory."""
+    """The error, and what to do, if another launcher owns the directory."""
     return (
         f"--data: a cluster is already running on {data}: `percolator dev down{data_option(data)}` "
         "stops it; or pass another directory"

@@ -35,9 +35,7 @@ Stamp = tuple[int, int]
 
 
 class Sources:
-    """Notices that files changed.
-
-    The files of the observers that workers run: after a change in them, workers restart.
+    """Notices changes in the files of the observers that workers run: then workers restart.
 
     For `shop:observers`, these are `shop.py` or everything in the package `shop`, and whatever they
     import from beside them. Nothing is executed: a module that does not import is exactly what is
@@ -135,9 +133,7 @@ _BYTES_MAX = 64 << 10
 
 
 class Control:
-    """The launcher's end.
-
-    Requests to a running launcher: to kill one of its processes, or to start one again.
+    """Takes requests to a running launcher: to kill one of its processes, or to start one again.
 
     The launcher is the parent of its processes and keeps their ports: it alone knows that a process
     id is still that of its process, and can start it where its callers look for it. It listens on a
@@ -229,10 +225,8 @@ _LOOK_SECONDS = 0.25
 
 
 class Session:
-    """One running cluster, until it has to stop.
-
-    What a launcher does while its cluster runs: it carries out requests, tells of processes that
-    ended, and starts workers anew when their observers change.
+    """A launcher while its cluster runs, until it has to stop: it carries out requests, tells of
+    processes that ended, and starts workers anew when their observers change.
     """
 
     def __init__(
@@ -329,7 +323,7 @@ _ERROR = "error: "
 
 @dataclass(frozen=True)
 class Plan:
-    """Which processes a cluster has."""
+    """The processes that a cluster has."""
 
     store: str
     """Where the cluster keeps everything; empty: in the data directory."""
@@ -350,7 +344,7 @@ class Plan:
                 )
 
     def options(self) -> list[str]:
-        """The same, as options of the command."""
+        """The plan as options of the command."""
         options = ["--tablet-servers", str(self.tablet_servers), "--gateways", str(self.gateways)]
         options += ["--store", self.store] if self.store else []
         options += ["--workers", str(self.workers), "--port", str(self.port)]

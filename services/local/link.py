@@ -77,7 +77,7 @@ class Link:
 
     @property
     def address(self) -> str:
-        """What others dial."""
+        """The address that others dial."""
         return f"{self._host}:{self.port}"
 
     @property

@@ -28,9 +28,9 @@ _HOST = "127.0.0.1"
 
 
 class ReservedPort:
-    """A port of this machine. It is given back when this object is forgotten.
+    """A port that stays free for a process while it does not run, so that it finds it again.
 
-    Ports that stay free for a process while it does not run, so that it finds them again.
+    It is given back when this object is forgotten.
 
     A socket of the launcher is bound to the port and never listens. Linux gives such a port to no
     one who asks for any free one, neither to listen nor to dial, but lets a process listen there
@@ -71,7 +71,7 @@ class NotReadyInTime(LocalClusterError):
 
 @dataclass(frozen=True)
 class Ready:
-    """What a service announces when it serves."""
+    """The announcement of a service that serves."""
 
     address: str
     frames_address: str
@@ -116,7 +116,7 @@ class ServiceProcess:
 
     @property
     def serves(self) -> bool:
-        """Whether it was found to serve since it was last started."""
+        """True if it was found to serve since it was last started."""
         return self.ready is not None and self.ready.pid == self.pid
 
     @property
@@ -212,7 +212,7 @@ class ServiceProcess:
             return 0.0, size  # it has ended, which its exit code tells
 
     def is_ready(self) -> bool:
-        """Whether it serves by now. A predecessor's readiness does not count."""
+        """True if it serves by now. A predecessor's readiness does not count."""
         announced = self._announced()
         if announced is not None:
             self.ready = announced

@@ -49,9 +49,9 @@ class LockCounts:
 
 
 class HeldLocks:
-    """All locks of one lock service. The sessions that are passed in are alive.
+    """The advisory locks of one lock service. Sessions that are passed in are alive.
 
-    Advisory locks: they keep two workers from doing the same work at the same time.
+    They keep two workers from doing the same work at the same time.
 
     Invariants:
     - A lock is held exactly while its own deadline lies ahead *and* its session is alive. So the

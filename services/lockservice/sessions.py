@@ -41,9 +41,9 @@ from percolator.world import Random
 
 @dataclass(frozen=True)
 class LockServiceLimits:
-    """The bounds of one lock service. Together they bound its memory.
+    """The limits of one lock service, which together bound its memory.
 
-    What a request to the lock service may contain, and how much the service remembers in total.
+    They say what a request may contain, and how much the service remembers in total.
 
     Every check here comes before any change, so a refused request has changed nothing.
     """
@@ -133,8 +133,6 @@ T = TypeVar("T")
 class Deadlines(Generic[T]):
     """Things by the tick at which they expire.
 
-    When things expire.
-
     One bucket per tick: adding, moving and removing cost the same however many things there are. A
     thing is in exactly one bucket, so memory is bounded by the number of things, not of renewals.
     Things that expire at the same tick come out in an order that depends only on the calls (buckets
@@ -180,7 +178,7 @@ _EXPIRE_AT_MOST = 1_000
 
 @dataclass(frozen=True, slots=True)
 class SessionInfo:
-    """What a session says about itself with every renewal."""
+    """The description of a session, sent with every renewal."""
 
     description: str
     ttl_milliseconds: int
@@ -292,7 +290,7 @@ class OpenSessions:
             return True
         _check_pin_unchanged(session.info, info)
         self._activity_bytes -= len(session.info.activity or b"")
-        session.info = self._with_room(info)
+        session.info = self._within_limits(info)
         deadline_tick = self._time.tick() + ticks_of(info.ttl_milliseconds)
         self._deadlines.move(session, session.deadline_tick, deadline_tick)
         session.deadline_tick = deadline_tick
@@ -342,7 +340,7 @@ class OpenSessions:
 
     @property
     def settling(self) -> bool:
-        """Whether sessions of the previous incarnation may still report."""
+        """True if sessions of the previous incarnation may still report."""
         return self._is_in_grace()
 
     def age_milliseconds(self, session: Session) -> int:
@@ -381,13 +379,13 @@ class OpenSessions:
         self.counts.taken_over += 1
 
     def _is_undecided(self, session_id: bytes) -> bool:
-        """Whether this may be a session of the previous incarnation that has not reported."""
+        """True if this may be a session of the previous incarnation that has not reported."""
         return (
             session_id not in self._by_id and session_id not in self._buried and self._is_in_grace()
         )
 
     def _is_within(self, milliseconds: int) -> bool:
-        """Whether less time has passed since the start."""
+        """True if less time has passed since the start."""
         return self._time.tick() < self._started_tick + ticks_of(milliseconds)
 
     def _is_in_grace(self) -> bool:
@@ -398,15 +396,15 @@ class OpenSessions:
         now = self._time.tick()
         deadline_tick = now + ticks_of(info.ttl_milliseconds)
         session = Session(
-            session_id, self._last_number, self._with_room(info), now, deadline_tick, caller
+            session_id, self._last_number, self._within_limits(info), now, deadline_tick, caller
         )
         self._by_id[session_id] = session
         self._by_number[session.number] = session
         self._deadlines.add(session, deadline_tick)
         return session
 
-    def _with_room(self, info: SessionInfo) -> SessionInfo:
-        """What is kept. An activity for which there is no room is left out: a session that
+    def _within_limits(self, info: SessionInfo) -> SessionInfo:
+        """The part that is kept. An activity above the limit is left out: a session that
         was refused because of it would be declared dead."""
         size = len(info.activity or b"")
         if self._activity_bytes + size > self._limits.activity_bytes_total_max:

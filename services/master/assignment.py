@@ -49,9 +49,7 @@ Start = Callable[[str, Coroutine[Any, Any, object]], asyncio.Task[Any]]
 
 
 class Closing:
-    """Sends orders to close tablets, on behalf of a leading master.
-
-    Closing tablets: those that are about to be moved or split, and strays.
+    """Sends orders to close tablets that are about to be moved or split, and strays.
 
     A stray is a tablet on a server that the map does not name: it was given to another server while
     this one was away, or its table was deleted. It no longer acknowledges anything, closed or not.
@@ -125,7 +123,7 @@ _BROKEN_AFTER_FAILURES = 5
 
 
 class _Retry(NamedTuple):
-    """What has come of the orders to open a tablet."""
+    """The failures of the orders to open a tablet."""
 
     failures: int
     """Consecutive ones."""
@@ -186,7 +184,7 @@ class Assignment:
     # ------------------------------------------------------------------------- questions
 
     def is_served(self, tablet: Tablet) -> bool:
-        """Whether its owner reports it at this epoch and under the current schema."""
+        """True if its owner reports it at this epoch and under the current schema."""
         server = self._watch.servers.get(tablet.server_id)
         if server is None or server.is_dead():
             return False
@@ -200,7 +198,7 @@ class Assignment:
         )
 
     def is_taken_over(self, tablet: Tablet) -> bool:
-        """Whether its owner reports it at this epoch, even if it cannot be opened: no former owner
+        """True if its owner reports it at this epoch, even if it cannot be opened: no former owner
         accepts anything from then on. One that has had no owner needs none."""
         if not tablet.epoch:
             return True
@@ -219,7 +217,7 @@ class Assignment:
         ]
 
     def is_broken(self, tablet: Tablet) -> bool:
-        """Whether its orders keep failing, so that it may not be served for a long time."""
+        """True if its orders keep failing, so that it may not be served for a long time."""
         return self._retries.get(tablet.tablet_id, _NO_RETRY).failures >= _BROKEN_AFTER_FAILURES
 
     def usable(self) -> list[WatchedServer]:
@@ -404,8 +402,8 @@ class Assignment:
             self._start(f"open tablet {key}", self._open(tablet))
 
     def _forget_failures(self) -> None:
-        """Of tablets that are served, with or without a further order: the next failure is the
-        first one again. And of those that are gone."""
+        """Forgets failures of tablets that are served, with or without a further order: the next
+        failure is the first one again. And of those that are gone."""
         for key in list(self._retries):
             tablet = self._store.current.tablets.get(key)
             if tablet is not None and not self.is_served(tablet):
@@ -429,7 +427,7 @@ class Assignment:
             self.wake()
 
     def _is_current(self, tablet: Tablet) -> bool:
-        """Whether the tablet was not given to another server meanwhile."""
+        """True if the tablet was not given to another server meanwhile."""
         found = self._store.current.tablets.get(tablet.tablet_id)
         return found is not None and found.epoch == tablet.epoch
 

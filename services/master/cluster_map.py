@@ -99,12 +99,12 @@ class Table:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether only a bulk load knows the table."""
+        """True if only a bulk load knows the table."""
         return self.load is not None and not self.load.commit_timestamp
 
     @property
     def is_used(self) -> bool:
-        """Whether transactions may use the table."""
+        """True if transactions may use the table."""
         return not self.deleting and not self.is_hidden
 
 
@@ -281,7 +281,7 @@ def decode(data: bytes) -> ClusterMap:
 
 
 def encode_catalogue(current: Catalogue) -> bytes:
-    """The same of a cluster without tablets."""
+    """The catalogue of a cluster without tablets, encoded."""
     record = master_records_pb2.MapRecord(
         next_id=current.next_id,
         tables=[table_message(table) for table in current.tables.values()],
@@ -492,7 +492,7 @@ class Tablet:
     """The server that this epoch was given to; empty if it is still to be assigned."""
     address: str = ""
     exists: bool = False
-    """Whether an owner has reported that it serves it: from then on it may hold data."""
+    """True if an owner has reported that it serves it: from then on it may hold data."""
     origin_tablet_id: int = 0
     origin_epoch: int = 0
     """The tablet that the first owner clones; 0 for none, or when that is done."""

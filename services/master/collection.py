@@ -38,7 +38,7 @@ from percolator.world import Network, World
 
 @dataclass(frozen=True)
 class TableCollected:
-    """What is known of the collection of one table."""
+    """The state of the collection of one table."""
 
     below: int = 0
     """Everything is collected below it."""
@@ -80,7 +80,7 @@ _CALL_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class HistoryNeeds:
-    """What all sessions together need."""
+    """The history that all sessions together need."""
 
     oldest: int = 0
     """0 if no session needs history."""
@@ -129,9 +129,9 @@ KEY = "safe-points"
 
 @dataclass(frozen=True)
 class ClusterSafePoints:
-    """The safe points of all tables.
+    """The safe points of all tables: how far history may have been collected.
 
-    How far history may have been collected: durable before any tablet is told.
+    They are durable before any tablet is told.
 
     Safe points are never lowered: a tablet that has heard of one refuses everything below it
     forever. So a pin, which holds history back, reads the safe points *after* its session is known
@@ -191,9 +191,9 @@ _log = structlog.get_logger("percolator.master")
 
 
 class OracleTime:
-    """`run` has to run while this master leads.
+    """The oracle's time, as the leading master knows it and passes it on to the tablet servers.
 
-    The oracle's time, as the leading master knows it and passes it on to the tablet servers.
+    `run` has to run while this master leads.
 
     Otherwise a tablet server that has just started and cannot reach the oracle would know no
     timestamp, and would have to refuse all of them.
@@ -359,7 +359,7 @@ class Collection:
 
     @property
     def held(self) -> bool:
-        """Whether a session or pin holds back history that a table's retention would give up."""
+        """True if a session or pin holds back history that a table's retention would give up."""
         return self.held_seconds > 0
 
     @property
@@ -367,7 +367,7 @@ class Collection:
         return 0 if self._collecting is None else self._collecting.locks_resolved
 
     def collected(self, table_id: int) -> TableCollected:
-        """What is known of the collection of a table."""
+        """The state of the collection of a table."""
         found = self._collecting
         return TableCollected() if found is None else found.collected(table_id)
 

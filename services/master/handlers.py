@@ -25,7 +25,7 @@ from percolator.services.master.map_store import MapT
 from percolator.services.master.master import Master, TermT
 from percolator.services.master.registry import Registry
 from percolator.services.master.row_term import RowTerm
-from percolator.v1 import cluster_pb2 as cluster_pb2
+from percolator.v1 import cluster_pb2
 from percolator.v1 import master_pb2 as pb
 from percolator.wire.roles import Role
 from percolator.wire.status import to_detail
@@ -229,7 +229,7 @@ def _only_rows() -> InvalidArgument:
 
 
 def _is_assigned(leader: Leader | None, tablet: Tablet) -> bool:
-    """Whether it has a living owner. A standby cannot know: its callers find out."""
+    """True if it has a living owner. A standby cannot know: its callers find out."""
     if not tablet.server_id:
         return False
     return leader is None or not leader.watch.is_dead(tablet.server_id)

@@ -26,7 +26,7 @@ from percolator.services.master.table_changes import Creation, TableChanges
 from percolator.services.master.tablet_changes import Balance, BalanceLimits, TabletChanges
 from percolator.services.master.tablet_collection import TabletCollecting, scan_locks
 from percolator.services.master.term import Term
-from percolator.v1 import master_pb2 as master_pb2
+from percolator.v1 import master_pb2
 from percolator.v1.cluster_pb2 import Server, ServiceKind
 from percolator.world import Clock, World
 
@@ -105,9 +105,9 @@ _ROUND_SECONDS = 1.0
 
 
 class Removal:
-    """`run` has to run while this master leads.
+    """Removes what is left of deleted tables and split tablets, once it can no longer be needed.
 
-    Removes what is left of deleted tables and split tablets, once it can no longer be needed.
+    `run` has to run while this master leads.
 
     A deleted table is dropped when no lock in another table has its primary there: until then its
     cells are the only evidence of those transactions' outcomes. Directories are removed after the
@@ -393,5 +393,5 @@ class TabletTerms:
 
 
 def _is_id(name: str, least: int = 1) -> bool:
-    """Whether it names the directory of a table or tablet with at least this id."""
+    """True if it names the directory of a table or tablet with at least this id."""
     return name.isdecimal() and name.isascii() and int(name) >= least

@@ -47,9 +47,7 @@ def opens(server: Server) -> int:
 
 
 class StoreFormat:
-    """What the leading master does about the format of the store.
-
-    What servers of older releases must not open.
+    """Raises the format of the store before it holds what older releases must not open.
 
     They would ignore that values expire, and show them; a master would even forget it for good when
     it next writes its map. So before the first value can expire, the format of the store is raised.
@@ -119,7 +117,7 @@ class StoredMap(Generic[MapT]):
         self._encode = encode
         self._decode = decode
         self._is_stored = True
-        """Whether `current` is certainly what is stored: not so after a write that failed."""
+        """True if `current` is certainly what is stored: not so after a write that failed."""
         self._changing = asyncio.Lock()
         self._tasks = Tasks()
         self.changes = 0
@@ -200,5 +198,5 @@ class CatalogueStore(StoredMap[Catalogue]):
 
 
 def decoded_catalogue(stored: bytes | None) -> Catalogue:
-    """The same of a cluster without tablets."""
+    """The catalogue of a cluster without tablets."""
     return Catalogue() if stored is None else cluster_map.decode_catalogue(stored)

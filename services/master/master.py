@@ -42,7 +42,7 @@ _log = structlog.get_logger("percolator.master")
 
 
 class Terms(Protocol[MapT_co, TermT_co]):
-    """What a master does while it leads, and how it reads what another leader recorded."""
+    """Makes the terms of a master, and reads what another leader recorded."""
 
     async def begin(self, leadership: Leadership) -> TermT_co:
         """A term of this leadership, with the map that the previous leader left."""
@@ -118,7 +118,7 @@ class Master(Generic[MapT, TermT]):
         return self._terms.decoded(await self._recorded(KEY))
 
     async def _recorded(self, key: str) -> bytes | None:
-        """What the leader has recorded. `NotReady` sends the caller to another master."""
+        """The record of the leader. `NotReady` sends the caller to another master."""
         try:
             return await self._coordinator.read(ROLE, key)
         except (OSError, StoreUnusable) as error:

@@ -200,9 +200,8 @@ _ANSWER_SECONDS = 1.0
 
 
 class KindCheck:
-    """Decides between two kinds of servers at one address.
-
-    Asks an address what it is, when a server registers there as another kind than the listed one.
+    """Asks an address what it is, when a server registers there as another kind than the listed
+    one.
 
     Anyone who may register could otherwise list a second server at the address of a first one:
     clients would ask a tablet server for timestamps, or wait for a lock service that is not one.

@@ -60,9 +60,7 @@ _log = structlog.get_logger("percolator.master")
 
 
 class RowDrops:
-    """The tables that are being dropped, for one term.
-
-    Dropping tables of a row store for good.
+    """Drops tables of a row store for good, during one term.
 
     The cells of a dropped table are the only evidence of what became of transactions with their
     primary there, and no tablet refuses a client that still knows the table. So the store's table
@@ -129,7 +127,7 @@ class RowDrops:
 
 
 class Drops(Protocol):
-    """What becomes of tables that were dropped."""
+    """The rest of dropping a table, after its name is gone."""
 
     async def begin(self) -> None:
         """Called when a round begins."""
@@ -228,9 +226,9 @@ def _schema_of(table: Table) -> TableSchema:
 
 
 class RowTables(TableChanges[Catalogue]):
-    """The store divides its tables by itself: splits, and sizes of tablets, are not used.
+    """Tables whose cells are in a row store: each is a table of the store, named by its id.
 
-    Tables whose cells are in a row store: each is a table of the store, named by its id.
+    The store divides its tables by itself: splits, and sizes of tablets, are not used.
 
     An id is used up, durably, before the store's table is made, and the table of the cluster is
     recorded after it. So a master that ends in between leaves an empty table of the store that
@@ -267,7 +265,7 @@ class RowTables(TableChanges[Catalogue]):
 
     @asynccontextmanager
     async def _alone(self, deadline: float) -> AsyncIterator[None]:
-        """Of two that create a table of the same name, one finds the other's."""
+        """Lets one of two that create a table of the same name find the other's."""
         left = deadline - self._clock.monotonic_seconds()
         try:
             async with asyncio.timeout(left):
@@ -347,9 +345,8 @@ LOAD_BYTES_MAX = 255
 
 
 class RowLoads(RowTables):
-    """`RowTables`, with those that are being loaded.
-
-    Bulk loads into tables of a row store: each run fills a table that nobody else can see.
+    """`RowTables` with bulk loads into tables of a row store: each run fills a table that nobody
+    else can see.
 
     A row store changes rows without looking at who asks, so a process that was given up, or a call
     that is late, may write at any time. It does no harm in a table of its own: the table is

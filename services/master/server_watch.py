@@ -1,4 +1,4 @@
-"""Which tablet servers are alive, and what they really serve: the leader keeps asking them.
+"""Tablet servers that are alive, and the tablets that they serve: the leader keeps asking them.
 
 A server that refuses connections (its process was killed) counts as dead after two attempts. A
 silent one (paused or cut off) counts as dead when its lease has expired. Time during which this

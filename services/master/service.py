@@ -185,12 +185,12 @@ class MasterMetrics(Collector, Generic[MapT, TermT]):
         yield from self._work_metrics(leader)
 
     def _work_metrics(self, leader: TermT) -> Iterator[Metric]:
-        """What only masters of one kind do."""
+        """Metrics that only masters of one kind have."""
         return iter(())
 
 
 class TabletMasterMetrics(MasterMetrics[ClusterMap, Leader]):
-    """The same for a master over tablets."""
+    """Metrics of a master over tablets."""
 
     def _work_metrics(self, leader: Leader) -> Iterator[Metric]:
         tablets = leader.store.current.tablets
@@ -205,7 +205,7 @@ class TabletMasterMetrics(MasterMetrics[ClusterMap, Leader]):
 
 
 class RowMasterMetrics(MasterMetrics[Catalogue, RowTerm]):
-    """The same for a master over a row store."""
+    """Metrics of a master over a row store."""
 
     def _work_metrics(self, leader: RowTerm) -> Iterator[Metric]:
         yield from _collection_metrics(leader)

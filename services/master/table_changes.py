@@ -136,7 +136,7 @@ class TableChanges(ABC, Generic[MapT]):
         """Returns when nothing of the deleted tables of that name can be read or acknowledged."""
 
     async def _prepared(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
-        """What has to be there before a table is created: a timestamp."""
+        """The timestamp that is needed before a table is created."""
         return await self._timestamped(request, deadline)
 
     async def _timestamped(self, request: pb.CreateTableRequest, deadline: float) -> Creation:

@@ -1,4 +1,4 @@
-"""Moving tablets, splitting them, and draining a server.
+"""Moving and splitting tablets, draining a server, and balancing servers.
 
 Moves and splits first close the tablet, so that its log is flushed and clients learn at once that
 it is moving. That is only for speed. They are safe because the map is changed in one durable step,
@@ -27,7 +27,6 @@ from percolator.services.master.assignment import Assignment
 from percolator.services.master.cluster_map import ClusterMap, Tablet
 from percolator.services.master.map_store import MapStore
 from percolator.services.master.server_watch import ServerWatch, WatchedServer
-from percolator.v1 import master_pb2 as master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.table_options import SPLIT_ROW_BYTES_MAX
@@ -320,9 +319,9 @@ def next_move(
 
 
 class Balance:
-    """`run` has to run while this master leads.
+    """Keeps the numbers of tablets on servers about equal, and tablets below their maximum size.
 
-    Keeps the numbers of tablets on servers about equal, and tablets below their maximum size.
+    `run` has to run while this master leads.
 
     Tablets are moved one at a time. None is moved while another is on its way to a server, soon
     after a server came or went (it may come back), or for a difference that is not worth a move.

@@ -1,4 +1,4 @@
-"""What is alike in every term of a leading master: it keeps time, and knows servers and oracle.
+"""A term of a leading master, over tablets or rows: it keeps time, and knows servers and oracle.
 
 `services/master/leader.py` is a term over tablets, `services/master/row_term.py` one over a
 row store.
@@ -45,7 +45,7 @@ class Term(ABC, Generic[MapT]):
         self.began_at = self.now()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.knows_servers = False
-        """Whether it has learned the servers that the former leader knew."""
+        """True if it has learned the servers that the former leader knew."""
         self._noted: list[str] = []
         self._noting = asyncio.Lock()
         self._not_noted = Trouble(
@@ -64,7 +64,7 @@ class Term(ABC, Generic[MapT]):
 
     @property
     def is_over(self) -> bool:
-        """Whether its work has ended, or is about to: what calls in progress use may be closed."""
+        """True if its work has ended, or is about to: what calls in progress use may be closed."""
         return self._over.done()
 
     def now(self) -> float:

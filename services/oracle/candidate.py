@@ -42,9 +42,10 @@ PEACE_SECONDS_MAX = 20.0
 
 
 class Probe:
-    """`run` has to run while this process is a candidate.
+    """Finds out whether the leading oracle can be reached, which its writes to the store do not
+    show.
 
-    Whether the leading oracle can be reached, which its signs of life in the store do not show.
+    `run` has to run while this process is a candidate.
 
     A leader that is cut off from the network but not from the store would lead forever without
     answering a single client. So a standby calls it. If the leader has not answered for the grace
@@ -128,7 +129,7 @@ class ClockUnconfirmed(Exception):
 
 @dataclass
 class _Told:
-    """What the masters say."""
+    """Answers of the masters."""
 
     clocks: dict[str, int] = field(default_factory=dict)
     """By address. If several masters report the same server, the last answer counts."""
@@ -139,7 +140,8 @@ class _Told:
 class OtherClocks:
     """The clocks of the cluster, as its masters know them.
 
-    Where an oracle's time begins: its own clock is believed only as far as the others agree.
+    They decide where an oracle's time begins: its own clock is believed only as far as the others
+    agree.
 
     Timestamps never go back. An oracle that begins with a clock that is two hours fast takes the
     whole cluster two hours into the future, for good: every lock expires, and history that was to

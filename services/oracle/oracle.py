@@ -57,9 +57,9 @@ may have it slower, to get rid of a lead sooner."""
 
 
 class PhysicalTime:
-    """Milliseconds since 1970-01-01 UTC that only grow.
+    """The physical part of timestamps: milliseconds since 1970-01-01 UTC that only grow.
 
-    The physical part of timestamps: this machine's wall clock, protected against its jumps.
+    It follows this machine's wall clock, protected against its jumps.
 
     Rules, in the order in which they are applied at each reading:
     - It never goes back.
@@ -110,14 +110,12 @@ class PhysicalTime:
 
     @property
     def is_ignoring_a_jump(self) -> bool:
-        """Whether the wall clock was too far ahead to be followed at the last reading."""
+        """True if the wall clock was too far ahead to be followed at the last reading."""
         return self._wall_lead > self._jump_milliseconds_max
 
 
 class Allocator:
-    """Blocks of consecutive timestamps, each above all before it.
-
-    Handing out timestamps from a window: arithmetic only, without clock or disk.
+    """Hands out blocks of consecutive timestamps from a window: arithmetic, without clock or disk.
 
     Invariants:
     - No number is handed out twice: each block begins above the end of the one before.
@@ -250,9 +248,9 @@ SERVED = "served"
 
 
 class Ledger:
-    """The mark as the leading oracle keeps it. Made by `open`.
+    """The durable mark: a value of the role "oracle", which only the leading oracle can write.
 
-    The durable mark: a value of the role "oracle", which only the leading oracle can write.
+    Made by `open`.
 
     Invariants:
     - `write` returns only when the mark is durable and this oracle still led afterwards.
@@ -288,7 +286,7 @@ class Ledger:
         return self._mark.milliseconds
 
     async def is_still_ours(self) -> bool:
-        """Whether no later oracle had read the mark when this was called: one `stat`, which all
+        """True if no later oracle had read the mark when this was called: one `stat`, which all
         share who ask at the same time."""
         return await self._leadership.stands()
 
