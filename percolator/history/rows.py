@@ -1,7 +1,7 @@
 """Rounds of collection over the tables of a row store, in the only order that loses nothing.
 
 1. Whoever leads decides how far: as far as retention allows, nothing that a session or pin needs,
-   durably, as on tablets (services/master/history).
+   durably, as on tablets (services/master/collection.py).
 2. Resolve every lock below that, in every table.
 3. Only now collect, row by row (percolator/rowstore/collecting.py); but keep deletions from the
    start of the oldest transaction on whose observers have not run (`AwaitedIntents`).

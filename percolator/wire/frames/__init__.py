@@ -2,5 +2,5 @@
 
 Open `choosing.py` first: it decides, call by call, whether frames or gRPC are used. `connection.py`
 is the connection to one server, and `layout.py` the bytes, which both sides share. The server's
-side is in `services/chassis/serving`. docs/internals.md describes them.
+side is in `services/chassis/frames.py`. docs/internals.md describes them.
 """

@@ -1,4 +1,13 @@
-"""Calls in frames end as calls over gRPC do, and gRPC takes over whenever there are no frames."""
+"""Calls in frames end as calls over gRPC do, and gRPC takes over whenever there are no frames.
+
+A short scan travels in a frame, and ends after its first page; all others go over gRPC.
+
+Callers on a server's machine use its Unix socket, if nothing is between them and it.
+
+What a hostile caller of the port for frames gets: nothing, at a bounded cost.
+
+Connections to servers that are no longer called are closed, and opened again when needed.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +15,50 @@ import asyncio
 import ctypes
 import gc
 import socket
+import ssl
 import struct
+from collections.abc import AsyncGenerator, Callable
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 
 from percolator import errors
-from percolator.services.chassis.frames import ServedConnection
-from percolator.services.chassis.rpc import remaining_seconds
-from percolator.v1.frames_pb2 import FramesHello
+from percolator.errors import Unavailable
+from percolator.services.chassis import frames
+from percolator.services.chassis.frames import FrameServer, ServedConnection
+from percolator.services.chassis.gate import Quota
+from percolator.services.chassis.rpc import Exposed, remaining_seconds
+from percolator.tasks import Tasks
+from percolator.v1 import tabletserver_pb2
+from percolator.v1.cells_pb2 import RowRange
+from percolator.v1.frames_pb2 import FramesHello, OfferFramesRequest, OfferFramesResponse
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
+from percolator.wire import by_address
+from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.frames import choosing
 from percolator.wire.frames import connection as connections
-from percolator.wire.frames.layout import CALL_HEAD, PREAMBLE, Kind, NotFrames, frame
-from percolator.wire.methods import GET_TIMESTAMPS
-from tests.unit.chassis.framed_edge import SECONDS, SERVER_ID, echo, framed
+from percolator.wire.frames.layout import (
+    CALL_HEAD,
+    FRAMED,
+    GREETING_BYTES_MAX,
+    HEADER,
+    PREAMBLE,
+    Kind,
+    NotFrames,
+    frame,
+)
+from percolator.wire.methods import GET_TIMESTAMPS, SCAN, SHORT_SCAN_ROWS_MAX
+from tests.unit.chassis.framed_edge import (
+    REQUEST_BYTES_MAX,
+    SECONDS,
+    SERVER_ID,
+    Framed,
+    echo,
+    framed,
+)
 from tests.unit.chassis.test_rpc_edge import EVERY_ERROR, cut_off
 
 pytestmark = pytest.mark.real_time
@@ -393,3 +430,496 @@ async def test_a_connection_that_ends_with_its_welcome_is_not_looked_at_forever(
         await connections.FrameConnection._opened(connect, FramesHello(), SECONDS)
     await asyncio.sleep(0.01)
     looks.assert_not_called()
+
+
+TABLETS = tabletserver_pb2.DESCRIPTOR.services_by_name["TabletServerService"]
+PAGES = 3
+
+
+class Pages:
+    """Scans three pages; the start of the rest is the number of the page. Notes how scans end."""
+
+    def __init__(self) -> None:
+        self.ends: list[str] = []
+        self.asked = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def scan(self, request: ScanRequest) -> AsyncGenerator[ScanResponse, None]:
+        sent = 0
+        try:
+            if request.all_columns:
+                raise errors.SnapshotTooOld("too late", timestamp=1, safe_point=2)
+            if request.reverse:
+                self.asked.set()
+                await asyncio.Event().wait()
+            for sent in range(1, PAGES + 1):
+                yield ScanResponse(rest=RowRange(start=str(sent).encode()))
+        finally:
+            self.ends.append(f"after {sent}")
+            self.closed.set()
+
+    @property
+    def exposed(self) -> Exposed:
+        return Exposed(TABLETS, _Everything(self))
+
+
+class _Everything:
+    """A handler of all methods, of which only one is called."""
+
+    def __init__(self, pages: Pages) -> None:
+        self.scan = pages.scan
+
+    def __getattr__(self, name: str) -> Callable[[Any], Any]:
+        return lambda _: errors.UsageError(name)
+
+
+async def scanned(edge: Framed, request: ScanRequest) -> list[bytes]:
+    call = edge.network.stream(edge.address, SCAN)
+    return [page.rest.start async for page in call(request, 2 * SECONDS)]
+
+
+@pytest.mark.parametrize("rows", [1, SHORT_SCAN_ROWS_MAX])
+async def test_a_short_scan_ends_after_its_first_page(rows: int) -> None:
+    pages = Pages()
+    async with framed(echo, pages.exposed) as edge:
+        await edge.until_connected()
+        assert await scanned(edge, ScanRequest(row_limit=rows)) == [b"1"]
+        assert pages.ends == ["after 1"]
+        assert edge.gate.idle.is_set()
+
+
+@pytest.mark.parametrize("rows", [0, SHORT_SCAN_ROWS_MAX + 1])
+async def test_any_other_scan_gets_all_its_pages_over_grpc(rows: int) -> None:
+    pages = Pages()
+    async with framed(echo, pages.exposed) as edge:
+        await edge.until_connected()
+        assert await scanned(edge, ScanRequest(row_limit=rows)) == [b"1", b"2", b"3"]
+
+
+async def test_without_frames_a_short_scan_gets_all_its_pages() -> None:
+    pages = Pages()
+    async with framed(echo, pages.exposed, offers=False) as edge:
+        assert await scanned(edge, ScanRequest(row_limit=1)) == [b"1", b"2", b"3"]
+
+
+async def test_a_server_whose_frames_have_no_scans_is_asked_over_grpc() -> None:
+    """As one of an earlier release."""
+    pages = Pages()
+    async with framed(echo, pages.exposed, framed_paths=FRAMED - {SCAN.path}) as edge:
+        await edge.until_connected()
+        assert await scanned(edge, ScanRequest(row_limit=1)) == [b"1", b"2", b"3"]
+
+
+async def test_an_error_of_a_short_scan_arrives_as_over_grpc() -> None:
+    async with framed(echo, Pages().exposed) as edge:
+        failing = ScanRequest(row_limit=1, all_columns=True)
+        with pytest.raises(errors.SnapshotTooOld) as over_grpc:
+            await scanned(edge, failing)
+        await edge.until_connected()
+        with pytest.raises(errors.SnapshotTooOld) as caught:
+            await scanned(edge, failing)
+        assert vars(caught.value) == vars(over_grpc.value)
+
+
+async def test_a_short_scan_that_is_given_up_is_cancelled_at_the_server() -> None:
+    pages = Pages()
+    async with framed(echo, pages.exposed) as edge:
+        await edge.until_connected()
+        scan = asyncio.create_task(scanned(edge, ScanRequest(row_limit=1, reverse=True)))
+        await pages.asked.wait()
+        scan.cancel()
+        await asyncio.wait_for(pages.closed.wait(), SECONDS)
+        assert pages.ends == ["after 0"]
+
+
+NEAR = HostPort("127.0.0.1", 7001)
+
+
+def family(edge: Framed) -> int:
+    """How the network is connected to the edge."""
+    connection = edge.network._frames._peers.get(edge.address).connection
+    assert connection is not None
+    assert connection._transport is not None
+    return int(connection._transport.get_extra_info("socket").family)
+
+
+async def offered(frames: FrameServer) -> OfferFramesResponse:
+    answer = await frames.offer("it").handler.offer_frames(  # type: ignore[attr-defined]
+        OfferFramesRequest()
+    )
+    assert isinstance(answer, OfferFramesResponse)
+    return answer
+
+
+async def test_calls_within_a_machine_travel_over_a_unix_socket() -> None:
+    async with framed(echo, near=True) as edge:
+        await edge.until_connected()
+        assert family(edge) == socket.AF_UNIX
+        assert (await edge.timestamps(5)).count == 5
+        assert edge.frames.connections() == 1
+
+
+async def test_who_dials_another_address_gets_no_further_than_that_address() -> None:
+    # Such as a relay on the same machine, which a shorter way would leave out.
+    async with framed(echo, near=True) as edge:
+        edge.address = edge.address.replace("127.0.0.1", "localhost")
+        await edge.until_connected()
+        assert family(edge) != socket.AF_UNIX
+
+
+async def test_a_server_elsewhere_sends_nobody_to_a_socket_of_this_machine() -> None:
+    async def offer(address: str) -> OfferFramesResponse:
+        raise AssertionError("nothing is asked here")
+
+    far, near = "192.0.2.1:7001", str(NEAR)
+    for address, followed in ((far, False), (near, True)):
+        peer = choosing._Peer(address, offer, Tasks())
+        answer = OfferFramesResponse(port=1, local_name="x", local_address=address)
+        dialled = HostPort(address.split(":")[0], 7001)
+        assert peer._is_near(answer, dialled) is followed
+
+
+async def test_tcp_is_used_where_the_socket_cannot_be_reached() -> None:
+    async with framed(echo, near=True) as edge:
+        assert edge.frames._local is not None
+        edge.frames._local.close()
+        await edge.until_connected()
+        assert family(edge) == socket.AF_INET
+        assert (await edge.timestamps(5)).count == 5
+
+
+async def test_a_server_with_tls_or_beyond_this_machine_has_no_such_socket() -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    for near, tls, expected in (
+        (NEAR, None, True),
+        (NEAR, context, False),
+        (HostPort("192.0.2.1", 7001), None, False),
+        (None, None, False),
+    ):
+        quota = Quota("connections", "frame_connections_max", 100)
+        frames = FrameServer(HostPort("127.0.0.1", 0), REQUEST_BYTES_MAX, tls, lambda: None, quota)
+        await frames.start(near=near)
+        answer = await offered(frames)
+        await frames.stop(0)
+        assert bool(answer.local_name) is expected
+        assert bool(answer.local_address) is expected
+
+
+async def test_callers_that_come_all_at_once_wait_in_line() -> None:
+    # As after a restart. The server accepts none of them while this function runs.
+    async with framed(echo, near=True) as edge:
+        assert edge.frames._local is not None
+        (local,) = edge.frames._local.sockets
+        tcp = (edge.frames.listen.host, edge.frames.listen.port)
+        for family_of_both, at in ((socket.AF_UNIX, local.getsockname()), (socket.AF_INET, tcp)):
+            callers = [socket.socket(family_of_both) for _ in range(300)]
+            for caller in callers:
+                caller.settimeout(5)
+                caller.connect(at)
+            for caller in callers:
+                caller.close()
+
+
+async def test_a_server_that_stops_ends_the_connections_at_its_socket() -> None:
+    async with framed(echo, near=True) as edge:
+        await edge.until_connected()
+        connection = edge.network._frames._peers.get(edge.address).connection
+        assert connection is not None
+        await edge.frames.stop(0)
+        async with asyncio.timeout(SECONDS):
+            await connection.ended
+        assert (await edge.timestamps(3)).count == 3, "gRPC goes on"
+
+
+HELLO = FramesHello(server_id=SERVER_ID).SerializeToString()
+CALL = CALL_HEAD.pack(0, 60_000)
+
+BEFORE_THE_HELLO = {
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "grpc": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+    "tls": b"\x16\x03\x01\x02\x00\x01",
+    "no hello": PREAMBLE + frame(Kind.CALL, 1, CALL),
+    "a huge hello": PREAMBLE + HEADER.pack(GREETING_BYTES_MAX + 1, Kind.HELLO, 0),
+    "a hello that is no message": PREAMBLE + frame(Kind.HELLO, 0, b"\xff\xff\xff"),
+    "no server": PREAMBLE + frame(Kind.HELLO, 0),
+}
+AFTER_THE_HELLO = {
+    "a huge frame": HEADER.pack(2**32 - 1, Kind.CALL, 1),
+    "just too large": HEADER.pack(REQUEST_BYTES_MAX + CALL_HEAD.size + 1, Kind.CALL, 1),
+    "an unknown kind": frame(Kind.CALL, 1).replace(b"\x03", b"\xc8", 1),
+    "a server's frame": frame(Kind.ANSWER, 1, b""),
+    "a second hello": frame(Kind.HELLO, 0, HELLO),
+    "a call without a method": frame(Kind.CALL, 1, b"\0"),
+    "a method that was not offered": frame(Kind.CALL, 1, CALL_HEAD.pack(9, 1)),
+    "a number twice": frame(Kind.CALL, 1, CALL) * 2,
+}
+
+
+@pytest.mark.parametrize("noise", BEFORE_THE_HELLO)
+async def test_nobody_who_does_not_say_hello_stays_connected(noise: str) -> None:
+    async with framed(echo) as edge:
+        peer = await edge.dialled()
+        peer.send(BEFORE_THE_HELLO[noise])
+        assert await peer.is_ended()
+        assert edge.frames.connections() == 0
+        assert len(edge.refusals) == 1
+
+
+@pytest.mark.parametrize("noise", AFTER_THE_HELLO)
+async def test_what_is_no_call_ends_the_connection_and_its_calls(noise: str) -> None:
+    held = Held()
+    async with framed(held.answer) as edge:
+        held.hold = True
+        peer = await edge.greeted()
+        peer.send(frame(Kind.CALL, 7, CALL))
+        await held.asked.wait()
+        peer.send(AFTER_THE_HELLO[noise])
+        assert await peer.is_ended()
+        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
+        assert edge.gate.in_flight == 0
+        assert edge.frames.connections() == 0
+
+
+async def test_a_request_that_is_no_message_is_refused_with_an_error() -> None:
+    async with framed(echo) as edge:
+        peer = await edge.greeted()
+        peer.send(frame(Kind.CALL, 1, CALL + b"\xff\xff\xff"))
+        answer = await peer.received()
+        assert (answer.kind, answer.call) == (Kind.FAILURE, 1)
+        assert b"is not a message of its type" in answer.body
+        assert edge.frames.connections() == 1
+
+
+@pytest.mark.parametrize("begun", [b"", PREAMBLE[:5], PREAMBLE + frame(Kind.HELLO, 0, HELLO)[:-1]])
+async def test_who_says_nothing_or_half_a_hello_is_cut_off(
+    begun: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "HELLO_SECONDS", 0.1)
+    async with framed(echo) as edge:
+        peer = await edge.dialled()
+        peer.send(begun)
+        assert await peer.is_ended()
+        assert edge.frames.connections() == 0
+
+
+async def test_who_does_not_complete_a_frame_is_cut_off_however_slowly_it_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "FRAME_SECONDS", 0.3)
+    async with framed(echo) as edge:
+        peer = await edge.greeted()
+        # Idle callers stay.
+        await asyncio.sleep(0.5)
+        assert edge.frames.connections() == 1
+        dripping = asyncio.create_task(_drip(peer.writer, HEADER.pack(1_000, Kind.CALL, 1)))
+        assert await peer.is_ended()
+        dripping.cancel()
+        assert edge.frames.connections() == 0
+
+
+async def _drip(writer: asyncio.StreamWriter, first: bytes) -> None:
+    writer.write(first)
+    while True:
+        await asyncio.sleep(0.02)
+        writer.write(b"x")
+
+
+async def test_of_a_flood_of_calls_no_more_than_the_limit_are_in_progress() -> None:
+    held = Held()
+    async with framed(held.answer) as edge:
+        held.hold = True
+        peer = await edge.greeted()
+        count = 3 * frames.CALLS_MAX
+        for number in range(count):
+            peer.send(frame(Kind.CALL, number, CALL))
+        await held.asked.wait()
+        await asyncio.sleep(0.2)
+        assert edge.gate.in_flight == frames.CALLS_MAX
+        # Answered in the end, all of them.
+        held.let_go.set()
+        answered = {(await peer.received()).call for _ in range(count)}
+        assert answered == set(range(count))
+
+
+async def test_a_flood_of_small_frames_leaves_turns_for_others() -> None:
+    async with framed(echo) as edge:
+        await edge.greeted()
+        (flooded,) = edge.frames._connections
+        turns = 0
+        flooded.data_received(frame(Kind.CANCEL, 1) * 100_000)
+        while flooded._reader.kept:
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= 100_000 // frames.FRAMES_PER_TURN - 1
+
+
+async def test_who_takes_no_answers_is_not_read_any_more_and_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(frames, "UNREAD_SECONDS", 0.3)
+    calls = 0
+
+    async def large(request: GetTimestampsRequest) -> GetTimestampsResponse:
+        nonlocal calls
+        calls += 1
+        found = GetTimestampsResponse(first=1)
+        found.MergeFromString(b"\x7a" + b"\x80\x80\x40" + bytes(1 << 20))
+        return found
+
+    async with framed(large) as edge:
+        peer = await edge.greeted()
+        peer.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        for number in range(10_000):
+            peer.send(frame(Kind.CALL, number, CALL))
+        async with asyncio.timeout(SECONDS):
+            await edge.frames._all_ended.wait()
+        # The calls that had begun when the first answer did not fit.
+        assert calls <= 2 * frames.CALLS_MAX
+        assert edge.gate.in_flight == 0
+
+
+async def test_one_connection_too_many_is_refused_and_the_others_go_on() -> None:
+    # All are of one machine, which may have half of them.
+    async with framed(echo, connections_max=4) as edge:
+        first, second = await edge.greeted(), await edge.greeted()
+        third = await edge.dialled()
+        assert await third.is_ended()
+        first.send(frame(Kind.CALL, 1, CALL))
+        assert (await first.received()).kind == Kind.ANSWER
+        second.writer.close()
+        deadline = asyncio.get_running_loop().time() + SECONDS
+        while edge.frames.connections() > 1:
+            assert asyncio.get_running_loop().time() < deadline
+            await asyncio.sleep(0.01)
+        await edge.greeted()
+
+
+async def test_a_caller_whose_machine_has_vanished_is_noticed_within_minutes() -> None:
+    # No test can take a machine away, so this asks what the system has been told to do then.
+    async with framed(echo) as edge:
+        await edge.greeted()
+        (served,) = edge.frames._connections
+        assert served._transport is not None
+        sock = served._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        asked = [
+            sock.getsockopt(socket.IPPROTO_TCP, option)
+            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_KEEPINTVL)
+        ]
+        idle, probes, interval = asked
+        assert idle + probes * interval < 600
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not condition():  # noqa: ASYNC110  # only the other side makes it true
+            await asyncio.sleep(0)
+
+
+async def test_of_too_many_callers_without_a_hello_the_one_that_waits_longest_is_cut_off() -> None:
+    async with framed(echo, unknown_max=2) as edge:
+        known = await edge.greeted()
+        silent = [await edge.dialled() for _ in range(3)]
+        assert await silent[0].is_ended()
+        silent[2].send(PREAMBLE + frame(Kind.HELLO, 0, HELLO))
+        assert (await silent[2].received()).kind == Kind.WELCOME
+        known.send(frame(Kind.PING, 0))
+        assert (await known.received()).kind == Kind.PONG
+        assert (edge.frames.connections(), len(edge.refusals)) == (3, 1)
+
+
+async def test_incomplete_frames_of_all_callers_together_take_a_bounded_amount_of_memory() -> None:
+    size = 40_000
+    async with framed(echo, unfinished_bytes_max=2 * size) as edge:
+        peers = [await edge.greeted() for _ in range(3)]
+        for peer in peers[:2]:
+            peer.send((HEADER.pack(size, Kind.CALL, 1) + CALL)[: size - 1].ljust(size - 1, b"0"))
+        await until(lambda: edge.frames.unfinished_bytes >= 2 * (size - 1))
+        peers[2].send(HEADER.pack(size, Kind.CALL, 1).ljust(GREETING_BYTES_MAX + 1, b"0"))
+        assert await peers[2].is_ended()
+        assert len(edge.refusals) == 1
+        peers[0].writer.transport.abort()
+        again = await edge.greeted()
+        await until(lambda: edge.frames.unfinished_bytes <= size)
+        again.send(HEADER.pack(size, Kind.CALL, 1).ljust(GREETING_BYTES_MAX + 1, b"0"))
+        await until(lambda: edge.frames.unfinished_bytes > size)
+        assert len(edge.refusals) == 1
+
+
+@pytest.fixture(autouse=True)
+def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever no call uses at the moment counts as long unused."""
+    monkeypatch.setattr(by_address, "UNUSED_SECONDS", 0.0)
+
+
+async def _call_another_server(edge: Framed) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        call = edge.network.unary(f"127.0.0.1:{unused.getsockname()[1]}", GET_TIMESTAMPS)
+        with pytest.raises(Unavailable):
+            await call(GetTimestampsRequest(count=1), SECONDS)
+
+
+async def test_an_unused_connection_for_frames_ends_and_the_same_call_connects_again() -> None:
+    async with framed(echo) as edge:
+        kept_call = edge.network.unary(edge.address, GET_TIMESTAMPS)
+        await edge.until_connected()
+        connection = edge.network._frames._peers.get(edge.address).connection
+        assert connection is not None
+        await _call_another_server(edge)
+        await asyncio.wait_for(connection.ended, SECONDS)
+        assert (await kept_call(GetTimestampsRequest(count=3), SECONDS)).count == 3
+        await edge.until_connected()
+        assert (await kept_call(GetTimestampsRequest(count=4), SECONDS)).count == 4
+
+
+async def test_an_unused_channel_is_closed_and_the_same_call_opens_another() -> None:
+    async with framed(echo, offers=False) as edge:
+        kept_call = edge.network.unary(edge.address, GET_TIMESTAMPS)
+        assert (await kept_call(GetTimestampsRequest(count=3), SECONDS)).count == 3
+        former = edge.network.line(edge.address)
+        await _call_another_server(edge)
+        assert edge.network.line(edge.address) is not former
+        assert (await kept_call(GetTimestampsRequest(count=4), SECONDS)).count == 4
+        with pytest.raises(Exception, match="closed"):
+            await former.channel.unary_unary(GET_TIMESTAMPS.path)(b"")
+
+
+@pytest.mark.parametrize("in_frames", [True, False])
+async def test_a_call_in_progress_keeps_its_connection(in_frames: bool) -> None:
+    held = Held()
+    async with framed(held.answer, offers=in_frames) as edge:
+        if in_frames:
+            await edge.until_connected()
+        connection = edge.network._frames._peers.get(edge.address).connection
+        line = edge.network.line(edge.address)
+        held.hold = True
+        calling = asyncio.create_task(edge.timestamps(3))
+        await asyncio.wait_for(held.asked.wait(), SECONDS)
+        await _call_another_server(edge)
+        if in_frames:
+            assert edge.network._frames._peers.get(edge.address).connection is connection
+        else:
+            assert edge.network.line(edge.address) is line
+        held.let_go.set()
+        assert (await calling).count == 3
+
+
+async def test_a_connection_is_in_use_as_long_as_its_server_is_heard() -> None:
+    async with framed(echo) as edge:
+        connection = await edge.connected()
+        began = connection.unused_since()
+        await connection.call(
+            GET_TIMESTAMPS.path, GetTimestampsRequest().SerializeToString(), SECONDS
+        )
+        assert connection._look is not None
+        connection._look.cancel()
+        connection._look_after()
+        last = connection.unused_since()
+        assert began is not None
+        assert last is not None
+        assert last > began
+        connection._look.cancel()
+        connection._look_after()
+        assert connection.unused_since() == last, "nothing was heard since"
+        connection.close()

@@ -1,10 +1,14 @@
-"""A leader in a row store whose calls are lost, late, or never answered."""
+"""A leader in a row store whose calls are lost, late, or never answered.
+
+Sessions are not synced: a power cut may leave one without its content, or with a part of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -23,11 +27,14 @@ from percolator.errors import (
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.port import RowStore
 from percolator.services.chassis.coordinator import CoordinatorTimes
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.row_coordinator import STAMP, Records, RowCoordinator, role_key
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.world import World
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 
 NO_BEATS = CoordinatorTimes(beat_seconds=1_000.0)
@@ -204,3 +211,28 @@ async def test_a_stamp_that_nobody_wrote_is_refused(stored: bytes) -> None:
     with pytest.raises(StoreUnusable, match="the stamp of the role 'oracle' is damaged") as caught:
         await scene.coordinator().campaign("oracle", "a:1")
     assert caught.value.fault is StoreFault.DAMAGED
+
+
+STORE = Path("/store")
+SESSIONS = STORE / "coordinator" / "sessions"
+LOOK_SECONDS = 0.1
+FORGOTTEN_SECONDS = 61.0
+
+
+@pytest.mark.parametrize("content", [b"", b"percolator-value 1 40 01"])
+async def test_a_session_that_a_power_cut_has_torn_is_not_listed_and_removed_in_the_end(
+    content: bytes,
+) -> None:
+    disk = MemoryDisk()
+    disk.make_durable_directory(STORE)
+    clock = VirtualClock(asyncio.get_running_loop())
+    files = MemoryFiles(disk)
+    coordinator = DirectoryCoordinator(files, clock, STORE)
+    await coordinator.open_session("master-1", b"alive")
+    async with await files.create(SESSIONS / "master-2") as torn:
+        await torn.append(content)
+    for _ in range(int(FORGOTTEN_SECONDS / LOOK_SECONDS)):
+        assert await coordinator.sessions("master-") == {"master-1": b"alive"}
+        await clock.sleep(LOOK_SECONDS)
+    assert await files.list(SESSIONS) == ["master-1"]
+    await coordinator.close()

@@ -1,8 +1,14 @@
-"""The edge between handlers and the wire, through a real gRPC server in this process."""
+"""The edge between handlers and the wire, through a real gRPC server in this process.
+
+Health and reflection refuse what is not a message, and nothing is logged about it.
+
+Messages above a limit, both ways, through real gRPC servers on this machine's loopback.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,13 +17,17 @@ from typing import Any
 import grpc
 import pytest
 import structlog
+from grpc_reflection.v1alpha import reflection_pb2
 from prometheus_client import CollectorRegistry
 
 from percolator import errors
+from percolator.errors import InvalidArgument, Retry
 from percolator.services.chassis.gate import Gate, received_bytes_max
 from percolator.services.chassis.metrics import RpcMetrics
-from percolator.services.chassis.rpc import Exposed, RpcEdge, remaining_seconds
+from percolator.services.chassis.rpc import Exposed, OpenCalls, RpcEdge, remaining_seconds
+from percolator.services.chassis.server import Health, reflection_handler
 from percolator.v1 import lockservice_pb2, oracle_pb2, tabletserver_pb2
+from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.oracle_pb2 import (
     AdvanceEpochRequest,
     AdvanceEpochResponse,
@@ -25,9 +35,9 @@ from percolator.v1.oracle_pb2 import (
     GetTimestampsResponse,
 )
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
-from percolator.wire import methods
+from percolator.wire import channels, methods
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.status import from_detail, to_detail
+from percolator.wire.status import DETAILS_TRAILER, from_detail, from_rpc_error, to_detail
 from percolator.world import MachineClock, UnaryMethod
 
 pytestmark = pytest.mark.real_time
@@ -412,3 +422,216 @@ def test_an_error_that_a_gate_gives_to_many_does_not_grow_with_them() -> None:
             gate.require_open()
         assert vars(caught.value) == vars(refusal)
     assert refusal.__traceback__ is None
+
+
+NO_MESSAGE = b"\xff\xff\xff"
+INFO = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+
+
+def open_calls() -> OpenCalls:
+    return OpenCalls(Gate(10, 65_536).open)
+
+
+class Reflection(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        return (
+            reflection_handler(["percolator.v1.OracleService"], open_calls())
+            if details.method == INFO
+            else None
+        )
+
+
+async def call(channel: grpc.aio.Channel, method: str, raw: bytes) -> bytes:
+    if method == INFO:
+        stream = channel.stream_stream(method)(timeout=SECONDS)
+        await stream.write(raw)
+        return bytes(await stream.read())
+    if method.endswith("Watch"):
+        return bytes(await channel.unary_stream(method)(raw, timeout=SECONDS).read())
+    return bytes(await channel.unary_unary(method)(raw, timeout=SECONDS))
+
+
+@pytest.mark.parametrize(
+    "method", ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch", INFO]
+)
+async def test_what_is_no_message_is_refused_without_a_traceback_in_the_log(
+    method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anyone who reaches the port could fill the disk with tracebacks."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((Health().handler(open_calls()), Reflection()))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call(channel, method, NO_MESSAGE)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            error = from_rpc_error(caught.value, method)
+            assert isinstance(error, InvalidArgument)
+            assert error.field == "request"
+            valid = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+            await call(channel, method, valid if method == INFO else b"")
+    finally:
+        await server.stop(None)
+    errors = [one for one in caplog.records if one.levelno >= logging.ERROR]
+    # gRPC may still wake the loop of an earlier test, which is closed: asyncio logs that.
+    assert [one for one in errors if one.name != "asyncio"] == []
+
+
+TABLETS_SIZES = pb.DESCRIPTOR.services_by_name["TabletServerService"]
+LIMIT = 4_096
+
+
+class Tablets:
+    """Answers with as many bytes as the row of a request says; nothing else is ever called."""
+
+    def __init__(self) -> None:
+        self.executed = 0
+
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
+        self.executed += 1
+        size = int(request.batches[0].reads[0].row or b"0")
+        found = pb.FoundCells(values=[bytes(size)])
+        return pb.ReadResponse(batches=[pb.ReadBatchResult(found=found)])
+
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
+        self.executed += 1
+        size = int(request.batches[0].mutations[0].column or b"0")
+        error = pb.MutationBatchResult()
+        error.error.message = "x" * size
+        return pb.MutateResponse(batches=[error])
+
+    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
+        self.executed += 1
+        yield pb.ScanResponse()
+        size = int(request.range.start or b"0")
+        yield pb.ScanResponse(found=pb.FoundCells(values=[bytes(size)]))
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self.read
+
+
+@dataclass
+class Served:
+    address: str
+    network: GrpcNetwork
+    tablets: Tablets
+
+
+@asynccontextmanager
+async def serving_of_sizes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+    """A server that accepts `LIMIT` bytes, and a client that accepts and sends eight times that."""
+    most = 8 * LIMIT
+    smaller = dict(channels._OPTIONS) | {
+        "grpc.max_send_message_length": most,
+        "grpc.max_receive_message_length": most,
+    }
+    monkeypatch.setattr(channels, "_OPTIONS", list(smaller.items()))
+    tablets, registry, metrics = Tablets(), CollectorRegistry(), RpcMetrics()
+    registry.register(metrics)
+    edge = RpcEdge(Gate(100, LIMIT), metrics, MachineClock())
+    edge.expose([Exposed(TABLETS_SIZES, tablets)])
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", received_bytes_max(LIMIT)),
+            ("grpc.max_send_message_length", -1),
+        ]
+    )
+    server.add_generic_rpc_handlers((edge,))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    network = GrpcNetwork()
+    try:
+        yield Served(address, network, tablets)
+    finally:
+        await network.close()
+        await server.stop(None)
+
+
+def a_read(row: bytes, size: int = 0) -> pb.ReadRequest:
+    read = pb.RowRead(row=row, columns=[bytes(size)])
+    return pb.ReadRequest(batches=[pb.ReadBatch(reads=[read])])
+
+
+@pytest.mark.parametrize("size", [LIMIT + 1, 2 * LIMIT - 100, 3 * LIMIT, 9 * LIMIT])
+async def test_a_request_above_the_limit_is_an_invalid_argument_that_names_size_and_remedy(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused by our own check, by the server's gRPC, or by the client's own, as it grows."""
+    async with serving_of_sizes(monkeypatch) as served:
+        read = served.network.unary(served.address, methods.READ)
+        request = a_read(b"", size)
+        with pytest.raises(errors.InvalidArgument) as caught:
+            await read(request, SECONDS)
+        error = caught.value
+        assert (error.field, error.retry) == ("request", Retry.USELESS)
+        assert f"has {request.ByteSize()} bytes, at most " in error.reason
+        assert error.reason.endswith("; send less in one call")
+        assert served.tablets.executed == 0
+        await read(a_read(b""), SECONDS)  # the connection goes on
+
+
+@pytest.mark.parametrize("size", [LIMIT + 1, 3 * LIMIT, 9 * LIMIT])
+async def test_a_streaming_call_is_refused_alike(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving_of_sizes(monkeypatch) as served:
+        scan = served.network.stream(served.address, methods.SCAN)
+        with pytest.raises(errors.InvalidArgument, match=r"request: has \d+ bytes, at most"):
+            _ = [page async for page in scan(pb.ScanRequest(columns=[bytes(size)]), SECONDS)]
+        assert served.tablets.executed == 0
+
+
+async def test_an_answer_above_the_limit_is_an_invalid_argument_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving_of_sizes(monkeypatch) as served:
+        read = served.network.unary(served.address, methods.READ)
+        with pytest.raises(errors.InvalidArgument) as caught:
+            await read(a_read(b"%d" % (9 * LIMIT)), SECONDS)
+        assert (caught.value.field, caught.value.retry) == ("response", Retry.USELESS)
+        assert f"at most {8 * LIMIT} are accepted; ask for less" in caught.value.reason
+
+
+async def test_a_streamed_answer_above_the_limit_ends_the_stream_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with serving_of_sizes(monkeypatch) as served:
+        scan = served.network.stream(served.address, methods.SCAN)
+        request = pb.ScanRequest()
+        request.range.start = b"%d" % (9 * LIMIT)
+        pages = scan(request, SECONDS)
+        assert await anext(pages) == pb.ScanResponse()
+        with pytest.raises(errors.InvalidArgument, match="response: has"):
+            await anext(pages)
+
+
+async def test_of_a_change_whose_answer_is_too_large_only_its_sender_can_tell_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was executed: to say that nothing was written would be wrong."""
+    async with serving_of_sizes(monkeypatch) as served:
+        mutation = pb.Mutation(column=b"%d" % (9 * LIMIT))
+        batch = pb.MutationBatch(mutations=[mutation])
+        mutate = served.network.unary(served.address, methods.MUTATE)
+        with pytest.raises(errors.ExecutionUnknown, match="executed, but its response has"):
+            await mutate(pb.MutateRequest(batches=[batch]), SECONDS)
+        assert served.tablets.executed == 1
+
+
+async def test_a_client_in_another_language_gets_a_typed_detail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with (
+        serving_of_sizes(monkeypatch) as served,
+        grpc.aio.insecure_channel(served.address) as raw,
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await raw.unary_unary(methods.READ.path)(bytes(LIMIT + 1), timeout=SECONDS)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert DETAILS_TRAILER in dict(caught.value.trailing_metadata())
+        understood = from_rpc_error(caught.value, methods.READ.path)
+        assert f"at most {LIMIT} are accepted (request_bytes_max)" in str(understood)

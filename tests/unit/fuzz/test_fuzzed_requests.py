@@ -132,7 +132,7 @@ def test_damaged_requests_are_answered_or_refused(serving: Serving) -> None:
 def test_a_call_that_reaches_what_is_not_for_clients_is_noticed(
     serving: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_store_handler, "own", _passed_on)
+    monkeypatch.setattr(row_store_handler, "for_store", _passed_on)
     place, request = next(
         (number, copy(one))
         for number, one in enumerate(judging.SEEDS)

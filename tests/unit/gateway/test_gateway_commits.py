@@ -1,27 +1,58 @@
-"""One transaction has one outcome, however often and wherever it is committed."""
+"""One transaction has one outcome, however often and wherever it is committed.
+
+Through gateways, too, a transaction never meets the successor of a table that it has used.
+
+A read through a gateway that a lock blocks until its time is up.
+
+Read locks through gateways: shared, exclusive, repeated, and resolved.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import random
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from percolator.errors import (
+    CellAddress,
     ConflictError,
+    DeadlineExceeded,
     InvalidArgument,
     OutcomeUnknown,
     Overloaded,
     PercolatorError,
     Retry,
+    SchemaError,
 )
+from percolator.limits import Limits
+from percolator.protocol import commit
+from percolator.protocol.commit import Commit
+from percolator.protocol.resolving.cleanup import Cleanup
+from percolator.services.chassis import rpc
 from percolator.services.gateway.commits import Writes
+from percolator.v1 import gateway_pb2 as pb
+from percolator.v1 import master_pb2
+from percolator.v1.errors_pb2 import CellAddress as WireAddress
 from percolator.v1.gateway_pb2 import ResolveResponse, ScanTableRequest
 from percolator.v1.tabletserver_pb2 import MutateRequest
 from tests.unit.connected import written_out
 
-from .gateways import COLUMN, DELETE, LOCK, TABLE, Gateway, commits_primary, gateways, write
+from .gateways import (
+    COLUMN,
+    DELETE,
+    LOCK,
+    TABLE,
+    Cluster,
+    Gateway,
+    a_site,
+    commits_primary,
+    gateways,
+    write,
+)
 
 COMMITTED = ResolveResponse.FATE_COMMITTED
 ABORTED = ResolveResponse.FATE_ABORTED
@@ -321,3 +352,229 @@ async def _increments(all_gateways: list[Gateway]) -> None:
         raise PercolatorError("never succeeded")
 
     await asyncio.gather(*(increment(number) for number in range(30)))
+
+
+async def _create_again(cluster: Cluster) -> None:
+    await cluster.delete_table(master_pb2.DeleteTableRequest(name=TABLE))
+    await cluster.create_table(master_pb2.CreateTableRequest(name=TABLE))
+
+
+async def _scan(gateway: Gateway, start: int) -> object:
+    return await gateway.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE))
+
+
+async def _commit(gateway: Gateway, start: int) -> object:
+    return await gateway.commit(start, [write(b"bob", b"2")])
+
+
+CALLS: dict[str, Callable[[Gateway, int], Awaitable[object]]] = {
+    "Get": lambda gateway, start: gateway.get(start, b"bob"),
+    "ScanTable": _scan,
+    "Commit": _commit,
+    "Resolve": lambda gateway, start: gateway.resolve(start, b"bob"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_gateway_that_has_never_heard_of_the_first_table_refuses_the_next(
+    call: str,
+) -> None:
+    async with gateways() as (cluster, (one, other)):
+        await one.commit(await one.begin(), [write(b"bob", b"1")])
+        start = await one.begin()
+        assert await one.get(start, b"bob") == [b"1"]
+        await _create_again(cluster)
+        with pytest.raises(SchemaError, match="'accounts' is younger than the snapshot"):
+            await CALLS[call](other, start)
+        assert await other.read(b"bob") == [None], "nothing was written into the new table"
+
+
+@pytest.mark.parametrize("call", ["Get", "ScanTable"])
+async def test_a_gateway_that_knows_the_first_table_says_that_it_was_dropped(call: str) -> None:
+    async with gateways() as (cluster, (one, other)):
+        start = await one.begin()
+        assert await one.get(start, b"bob") == [None]
+        await _create_again(cluster)
+        with pytest.raises(SchemaError, match="'accounts' was dropped"):
+            await CALLS[call](one, start)
+        # By now it knows the next table.
+        assert await one.read(b"bob") == [None]
+        with pytest.raises(SchemaError, match="'accounts' is younger than the snapshot"):
+            await _commit(one, start)
+        assert await other.read(b"bob") == [None]
+
+
+async def test_a_commit_that_is_sent_again_does_not_commit_into_the_next_table() -> None:
+    async with gateways() as (cluster, (one, other)):
+        start, writes = await one.begin(), [write(b"bob", b"1")]
+        await one.commit(start, writes)
+        await _create_again(cluster)
+        with pytest.raises(SchemaError, match="younger"):
+            await other.commit(start, writes)
+        assert await other.read(b"bob") == [None]
+
+
+async def _get(gateway: Gateway, start: int) -> object:
+    return await gateway.get(start, b"bob")
+
+
+@pytest.mark.parametrize("read", [_get, _scan])
+async def test_it_is_late_and_may_be_repeated_and_nothing_is_said_to_be_rolled_back(
+    read: Callable[[Gateway, int], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: Any) -> int:
+        raise KeyboardInterrupt
+
+    async def resolves_nothing(*_: Any, **__: Any) -> set[int]:
+        return set()
+
+    async with gateways() as (_, (one, other)):
+        with monkeypatch.context() as patch:
+            patch.setattr(Commit, "commit_primary", dies)
+            patch.setattr(commit, "roll_back_all", resolves_nothing)
+            transaction = one.database.transaction()
+            transaction.internal.writes.put(await _address(one), b"1")
+            with pytest.raises(KeyboardInterrupt):
+                await transaction.commit()
+        monkeypatch.setattr(Cleanup, "resolve", resolves_nothing)
+        token = rpc._remaining.set(lambda: 1.0)
+        try:
+            with pytest.raises(DeadlineExceeded, match="is locked by transaction") as caught:
+                await read(other, await other.begin())
+        finally:
+            rpc._remaining.reset(token)
+        assert caught.value.retry is Retry.SAFE
+
+
+async def _address(gateway: Gateway) -> CellAddress:
+    engine = gateway.database.internal.engine
+    info = await engine.catalog.table(TABLE, engine.now() + 1)
+    return CellAddress(info.table_id, b"bob", write(b"bob").column)
+
+
+READ_LOCK = pb.CellWrite.KIND_READ_LOCK
+COMMITTED_LOCKS = pb.ResolveResponse.FATE_COMMITTED
+ABORTED_LOCKS = pb.ResolveResponse.FATE_ABORTED
+KIND_OF_THE_FUTURE: Any = 9
+
+
+def _read_lock(row: bytes) -> pb.CellWrite:
+    return write(row, kind=READ_LOCK)
+
+
+async def _resolved(gateway: Gateway, start: int, *writes: pb.CellWrite) -> pb.ResolveResponse.Fate:
+    request = pb.ResolveRequest(start_timestamp=start, writes=writes)
+    return (await gateway.handler.resolve(request)).fate
+
+
+async def test_callers_share_a_cell_and_exclude_its_writers() -> None:
+    async with gateways() as (_, (one, other)):
+        starts = [await gateway.begin() for gateway in (one, other, one, other)]
+        await one.commit(starts[0], [_read_lock(b"hub"), write(b"a", b"1")])
+        await other.commit(starts[1], [_read_lock(b"hub"), write(b"z", b"1")])
+        for start, kind in zip(starts[2:], (DELETE, LOCK), strict=True):
+            with pytest.raises(ConflictError, match="was read-locked") as caught:
+                await one.commit(start, [write(b"hub", kind=kind)])
+            assert caught.value.cell is not None
+            assert caught.value.cell.column == COLUMN
+
+
+async def test_the_same_commit_again_gives_the_same_timestamp_everywhere_locks() -> None:
+    async with gateways(3) as (_, (one, other, third)):
+        start = await one.begin()
+        writes = [_read_lock(b"bob"), write(b"zoe", b"2"), _read_lock(b"yan")]
+        commit = await one.commit(start, writes)
+        assert await one.commit(start, writes) == commit
+        assert await other.commit(start, writes[::-1]) == commit
+        assert await _resolved(third, start, *writes) == COMMITTED_LOCKS
+        with pytest.raises(InvalidArgument, match="another write set"):
+            await one.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
+        with pytest.raises(InvalidArgument, match="another write set"):
+            await third.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
+
+
+async def test_gateways_that_commit_the_same_transaction_at_once_agree_locks() -> None:
+    for seed in range(20):
+        async with gateways(3) as (cluster, all_gateways):
+            chance = random.Random(seed)
+            cluster.delay = lambda _, chance=chance: 0.02 * chance.random()  # type: ignore[misc]
+            start = await all_gateways[0].begin()
+            writes = [_read_lock(b"bob"), write(b"zoe", b"2"), _read_lock(b"max")]
+            commits = await asyncio.gather(*(one.commit(start, writes) for one in all_gateways))
+            assert len(set(commits)) == 1
+
+
+async def test_one_gateway_commits_in_one_round_and_another_in_two_phases() -> None:
+    for seed in range(20):
+        async with a_site() as site:
+            chance = random.Random(seed)
+            site.cluster.delay = lambda _, chance=chance: 0.02 * chance.random()  # type: ignore[misc]
+            both = [await site.start(), await site.start(limits=Limits())]
+            start = await both[0].begin()
+            writes = [_read_lock(b"bob"), write(b"al", b"2"), _read_lock(b"hal")]
+            commits = await asyncio.gather(*(one.commit(start, writes) for one in both))
+            assert len(set(commits)) == 1
+
+
+async def test_a_transaction_that_was_never_committed_is_resolved_and_stays_aborted() -> None:
+    async with gateways() as (_, (one, other)):
+        start = await one.begin()
+        writes = [_read_lock(b"bob"), write(b"zoe", b"2")]
+        assert await _resolved(other, start, *writes) == ABORTED_LOCKS
+        with pytest.raises(ConflictError) as caught:
+            await one.commit(start, writes)
+        assert caught.value.cell is not None
+        assert caught.value.cell.column == COLUMN, "the hidden one means nothing to callers"
+
+
+async def test_the_hidden_primary_that_an_error_names_can_be_asked_about() -> None:
+    async with gateways() as (_, (one, _)):
+        start = await one.begin()
+        commit = await one.commit(start, [_read_lock(b"bob")])
+        known = one.commits._known[start].primary
+        assert known is not None
+        primary = WireAddress(table_id=known.table_id, row=known.row, column=known.column)
+        request = pb.ResolveRequest(start_timestamp=start, primary=primary)
+        assert (await one.handler.resolve(request)).commit_timestamp == commit
+        primary.column = b"\0ack\0"
+        with pytest.raises(InvalidArgument, match=r"primary\.column: .*reserved"):
+            await one.handler.resolve(pb.ResolveRequest(start_timestamp=start, primary=primary))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, "primary: give either"),
+        (
+            {
+                "cells": [pb.CellName(table=TABLE, row=b"a", column=COLUMN)],
+                "writes": [_read_lock(b"a")],
+            },
+            "primary: give either",
+        ),
+        ({"writes": [write(b"a", kind=pb.CellWrite.KIND_NOTIFY)]}, "writes: has nothing but"),
+        ({"writes": [_read_lock(b"a"), write(b"b", column=b"\0c")]}, r"writes\[1\]\.column"),
+        # Without its kind, the cell itself would be asked, instead of the hidden one that decides.
+        (
+            {"writes": [pb.CellWrite(table=TABLE, row=b"a", column=COLUMN)]},
+            r"writes\[0\]\.kind: 0 is not a kind",
+        ),
+        ({"writes": [write(b"a", kind=KIND_OF_THE_FUTURE)]}, r"writes\[0\]\.kind: 9 is not"),
+    ],
+)
+async def test_what_cannot_be_resolved_is_refused_by_name(
+    fields: dict[str, Any], said: str
+) -> None:
+    async with gateways(1) as (_, (one,)):
+        request = pb.ResolveRequest(start_timestamp=await one.begin(), **fields)
+        with pytest.raises(InvalidArgument, match=said):
+            await one.handler.resolve(request)
+
+
+async def test_a_read_lock_has_no_value_and_is_the_only_write_of_its_cell() -> None:
+    async with gateways(1) as (_, (one,)):
+        start = await one.begin()
+        with pytest.raises(InvalidArgument, match=r"writes\[0\]\.value: is allowed in a put"):
+            await one.commit(start, [write(b"a", b"v", READ_LOCK)])
+        with pytest.raises(InvalidArgument, match=r"writes\[1\]: names the same cell"):
+            await one.commit(start, [_read_lock(b"a"), write(b"a", b"v")])

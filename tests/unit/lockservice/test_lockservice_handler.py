@@ -1,15 +1,21 @@
-"""Requests to the lock service, good and bad, on virtual time."""
+"""Requests to the lock service, good and bad, on virtual time.
+
+What sessions say of their processes is listed for those who ask, and never harms a session.
+
+What the lock service does not know after a restart or a pause, and how it behaves then.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
+import tracemalloc
 from collections.abc import Iterator
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from percolator.errors import InvalidArgument, Overloaded, SessionExpired, SnapshotTooOld
+from percolator.errors import InvalidArgument, NotReady, Overloaded, SessionExpired, SnapshotTooOld
 from percolator.services.chassis.coordinator import LivedTime
 from percolator.services.chassis.gate import CallerIdentity, Quotas
 from percolator.services.lockservice.handler import HeldLocks, LockServiceHandler
@@ -536,3 +542,187 @@ async def test_a_time_to_live_outside_its_limits_is_reported_with_its_unit() -> 
     async with lock_service() as handler:
         with pytest.raises(InvalidArgument, match="100 ms is outside 500 to 60000 ms"):
             await opened(handler, info(100))
+
+
+def _busy(commits: int, column: bytes = b"stock") -> pb.SessionInfo:
+    about = info()
+    about.activity.CopyFrom(
+        pb.Activity(
+            commits=commits,
+            cells=[pb.ContendedCell(table_id=7, row=b"tea", column=column, conflicts=2)],
+        )
+    )
+    return about
+
+
+async def _activities(handler: LockServiceHandler) -> list[int | None]:
+    page = await handler.list_sessions(pb.ListSessionsRequest(activity=True))
+    return [
+        one.info.activity.commits if one.info.HasField("activity") else None
+        for one in page.sessions
+    ]
+
+
+async def test_the_newest_activity_is_listed_for_those_who_ask_and_for_no_others() -> None:
+    async with lock_service() as handler:
+        session_id = await opened(handler, _busy(1))
+        await opened(handler)
+        assert await _activities(handler) == [1, None]
+        await renewed(handler, session_id, _busy(2))
+        for _ in range(2):
+            assert await _activities(handler) == [2, None]
+        assert [one.info for one in await listed(handler)] == [info(), info()]
+
+
+async def test_an_activity_that_is_too_large_is_refused_by_name_and_changes_nothing() -> None:
+    async with lock_service(LockServiceLimits(activity_bytes_max=100)) as handler:
+        session_id = await opened(handler, _busy(1))
+        with pytest.raises(InvalidArgument) as caught:
+            await renewed(handler, session_id, _busy(2, column=b"c" * 200))
+        assert caught.value.field == "info.activity"
+        assert await _activities(handler) == [1]
+
+
+async def test_without_room_for_activities_sessions_live_on_and_say_nothing() -> None:
+    size = len(_busy(1).activity.SerializeToString())
+    async with lock_service(LockServiceLimits(activity_bytes_total_max=2 * size)) as handler:
+        first, second, third = [await opened(handler, _busy(1)) for _ in range(3)]
+        assert await _activities(handler) == [1, 1, None]
+        await handler.end_session(pb.EndSessionRequest(session_id=first))
+        assert not await renewed(handler, second, _busy(2))
+        assert not await renewed(handler, third, _busy(3))
+        assert await _activities(handler) == [2, 3]
+
+
+async def test_pages_with_activities_are_shorter() -> None:
+    limits = LockServiceLimits(page_activities_max=2)
+    async with lock_service(limits) as handler:
+        for _ in range(3):
+            await opened(handler, _busy(1))
+        page = await handler.list_sessions(pb.ListSessionsRequest(page_size=3, activity=True))
+        assert len(page.sessions) == 2
+        assert page.next_page_token
+        assert len(await listed(handler, page_size=3)) == 3
+
+
+async def test_after_a_restart_no_session_is_dead_before_the_longest_ttl_has_passed() -> None:
+    async with started_lock_service() as handler:
+        await asyncio.sleep(59.9)
+        assert await liveness(handler, UNKNOWN_ID) == pb.LIVENESS_UNDECIDED
+        await asyncio.sleep(0.2)
+        assert await liveness(handler, UNKNOWN_ID) == pb.LIVENESS_DEAD
+
+
+async def test_after_a_restart_a_session_is_taken_over_under_its_id_without_its_locks() -> None:
+    async with started_lock_service() as handler:
+        with pytest.raises(NotReady):
+            await locked(handler, UNKNOWN_ID, b"a")
+        assert await renewed(handler, UNKNOWN_ID)
+        assert await liveness(handler, UNKNOWN_ID) == pb.LIVENESS_ALIVE
+        assert [session.locks for session in await listed(handler)] == [0]
+        assert not await renewed(handler, UNKNOWN_ID)
+        assert await locked(handler, UNKNOWN_ID, b"a") == [True]
+
+
+async def test_a_session_that_would_have_expired_anyway_is_not_taken_over() -> None:
+    async with started_lock_service() as handler:
+        await asyncio.sleep(3.1)
+        with pytest.raises(SessionExpired):
+            await renewed(handler, UNKNOWN_ID, info(3_000))
+        with pytest.raises(SessionExpired):
+            await renewed(handler, UNKNOWN_ID, info(10_000))
+        assert await renewed(handler, b"another sessions", info(10_000))
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_session_that_died_after_the_restart_is_not_revived_in_the_grace_period(
+    ended: bool,
+) -> None:
+    async with started_lock_service() as handler:
+        session_id = await opened(handler, info(500))
+        if ended:
+            await handler.end_session(pb.EndSessionRequest(session_id=session_id))
+        else:
+            await asyncio.sleep(0.6)
+        with pytest.raises(SessionExpired):
+            await renewed(handler, session_id, info(60_000))
+        assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
+
+
+async def test_the_end_of_a_session_that_has_not_reported_yet_is_not_promised() -> None:
+    """It expires by itself. If its end were remembered, any caller could fill the memory."""
+    async with started_lock_service() as handler:
+        with pytest.raises(NotReady):
+            await handler.end_session(pb.EndSessionRequest(session_id=UNKNOWN_ID))
+        assert await renewed(handler, UNKNOWN_ID)
+        await handler.end_session(pb.EndSessionRequest(session_id=UNKNOWN_ID))
+        await handler.end_session(pb.EndSessionRequest(session_id=UNKNOWN_ID))
+        with pytest.raises(SessionExpired):
+            await renewed(handler, UNKNOWN_ID)
+        assert await liveness(handler, UNKNOWN_ID) == pb.LIVENESS_DEAD
+
+
+async def test_strangers_with_invented_ids_end_no_living_session() -> None:
+    async with started_lock_service(LockServiceLimits(buried_max=3)) as handler:
+        await asyncio.sleep(2)
+        told = set()
+        for number in range(10):
+            invented = number.to_bytes(16, "big")
+            with pytest.raises(NotReady):
+                await handler.end_session(pb.EndSessionRequest(session_id=invented))
+            with pytest.raises((SessionExpired, NotReady)) as caught:
+                await renewed(handler, invented, info(500))
+            told.add(caught.type)
+            if caught.type is NotReady:
+                assert await liveness(handler, invented) == pb.LIVENESS_UNDECIDED
+        assert told == {SessionExpired, NotReady}, "the memory was filled"
+        assert await renewed(handler, UNKNOWN_ID)
+        assert await liveness(handler, UNKNOWN_ID) == pb.LIVENESS_ALIVE
+
+
+async def test_when_the_dead_cannot_all_be_remembered_no_session_is_taken_over() -> None:
+    async with started_lock_service(LockServiceLimits(buried_max=1)) as handler:
+        remembered, forgotten = await opened(handler), await opened(handler)
+        for session_id in (remembered, forgotten):
+            await handler.end_session(pb.EndSessionRequest(session_id=session_id))
+        with pytest.raises(SessionExpired):
+            await renewed(handler, remembered)
+        for session_id in (forgotten, UNKNOWN_ID):
+            with pytest.raises(NotReady):
+                await renewed(handler, session_id)
+        await asyncio.sleep(61)
+        for session_id in (remembered, forgotten, UNKNOWN_ID):
+            with pytest.raises(SessionExpired):
+                await renewed(handler, session_id)
+
+
+async def test_the_dead_are_forgotten_when_no_session_can_be_taken_over_any_more() -> None:
+    """Otherwise the memory used after one restart would be kept until the next."""
+    async with started_lock_service() as handler:
+        tracemalloc.start()
+        before = tracemalloc.get_traced_memory()[0]
+        for _ in range(2_000):
+            session_id = await opened(handler)
+            await handler.end_session(pb.EndSessionRequest(session_id=session_id))
+        await asyncio.sleep(59)
+        kept = tracemalloc.get_traced_memory()[0] - before
+        await asyncio.sleep(2)
+        left = tracemalloc.get_traced_memory()[0] - before
+        tracemalloc.stop()
+        assert left < kept / 4
+
+
+async def test_a_pause_of_the_process_counts_against_no_session() -> None:
+    async with lock_service() as handler:
+        session_id = await opened(handler)
+        await asyncio.sleep(1)
+
+    # Nothing of the service runs for an hour, as if the process were stopped.
+    await asyncio.sleep(3_600)
+    living = asyncio.create_task(handler.expire_forever())
+    assert await liveness(handler, session_id) == pb.LIVENESS_ALIVE
+    await asyncio.sleep(1.7)
+    assert await liveness(handler, session_id) == pb.LIVENESS_ALIVE
+    await asyncio.sleep(0.2)
+    assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
+    living.cancel()

@@ -1,10 +1,16 @@
-"""Changes of tables, and drops, return when every tablet has heard of them."""
+"""Changes of tables, and drops, return when every tablet has heard of them.
+
+Tablets are split on demand and by themselves, and no row is lost.
+
+A change of the map whose write failed may be stored all the same, where standbys read it.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 
 import pytest
 
@@ -13,12 +19,15 @@ from percolator.errors import (
     InvalidArgument,
     PercolatorError,
     SchemaError,
+    StoreUnusable,
     TabletMoved,
 )
 from percolator.routing.catalog import Catalog
 from percolator.routing.schema_versions import SchemaVersions
 from percolator.routing.tablet_map import TabletMap
 from percolator.services.master import cluster_map, table_changes
+from percolator.services.master.cluster_map import ClusterMap
+from percolator.services.master.map_store import StoredMap
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
@@ -26,13 +35,17 @@ from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.table_options import by_column
+from percolator.world import RequestT, ResponseT, UnaryMethod
 from tests.simulation import planted_server_bugs as bugs
 from tests.unit.master.cluster_world import ModelCluster, cluster
 from tests.unit.master.tables_of_rows import (
     LEASE_SECONDS,
+    SPLITS,
     addresses,
     create,
     fill,
+    is_complete,
+    served,
 )
 
 
@@ -633,3 +646,225 @@ async def test_only_so_many_tables_that_do_not_exist_have_observers(
         with pytest.raises(InvalidArgument) as caught:
             await world.ask(methods.CHANGE_OBSERVERS, request)
         assert caught.value.field == "table"
+
+
+async def test_a_split_loses_no_row_and_the_parent_is_forgotten() -> None:
+    async with cluster("a:1", "b:1") as world:
+        table = await create(world, splits=[])
+        await fill(world, table)
+        (whole,) = await world.locate(table)
+        request = pb.SplitTabletRequest(tablet_id=whole.tablet_id)
+        halves = await world.ask(methods.SPLIT_TABLET, request)
+        assert await is_complete(world, table)
+        found = await world.locate(table)
+        assert [one.tablet_id for one in found] == [halves.lower.tablet_id, halves.upper.tablet_id]
+        assert found[0].range.end == found[1].range.start == b"i"
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        await asyncio.sleep(3)
+        assert [one.origin_tablet_id for one in leader.store.current.tablets.values()] == [0, 0]
+        assert leader.store.current.retired == ()
+        # After it was moved it still has all of its rows.
+        await world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=found[0].tablet_id))
+        assert await is_complete(world, table)
+
+
+async def test_a_tablet_can_be_split_as_soon_as_it_is_served() -> None:
+    """Also by a call that is faster than the note, in the map, that the tablet is served."""
+    async with cluster("a:1") as world:
+        table = await create(world, splits=[])
+        await fill(world, table)
+        (whole,) = await world.locate(table)
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        store = leader.store
+        unnoted = replace(store.current.tablets[whole.tablet_id], exists=False, served_epoch=0)
+        store.current = store.current.with_tablets([unnoted])
+        request = pb.SplitTabletRequest(tablet_id=whole.tablet_id)
+        await world.ask(methods.SPLIT_TABLET, request)
+        assert await is_complete(world, table)
+
+
+@pytest.mark.parametrize("victim", ["a:1", "b:1"])
+async def test_no_row_is_lost_when_a_server_is_killed_during_a_split(victim: str) -> None:
+    async with cluster("a:1", "b:1", "c:1") as world:
+        table = await create(world, splits=[])
+        await fill(world, table)
+        (whole,) = await world.locate(table)
+        splitting = asyncio.create_task(
+            world.ask(methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=whole.tablet_id))
+        )
+        await asyncio.sleep(0.008)
+        world.kill_server(victim)
+        await asyncio.gather(splitting, return_exceptions=True)
+        await world.until(lambda: is_complete(world, table))
+
+
+async def test_a_table_that_grows_is_split_automatically() -> None:
+    async with cluster("a:1", "b:1") as world:
+        request = pb.CreateTableRequest(name="t", options=pb.TableOptions(split_bytes=64 << 10))
+        table = (await world.ask(methods.CREATE_TABLE, request)).table.table_id
+        for number in range(40):
+            await world.write(table, b"%03d" % number, bytes(4 << 10))
+        await asyncio.sleep(20)
+        found = await world.locate(table)
+        assert len(found) >= 4
+        assert {one.address for one in found} == {"a:1", "b:1"}
+        assert all([await world.read(table, b"%03d" % n) == bytes(4 << 10) for n in range(40)])
+
+
+async def test_a_tablet_that_cannot_be_split_stops_no_other_split_or_move() -> None:
+    async with cluster("a:1", "b:1") as world:
+        options = pb.TableOptions(split_bytes=64 << 10)
+        tables = []
+        for name in ("one row", "many rows"):
+            request = pb.CreateTableRequest(name=name, options=options)
+            tables.append((await world.ask(methods.CREATE_TABLE, request)).table.table_id)
+        await world.write(tables[0], b"a", bytes(200 << 10))
+        for number in range(40):
+            await world.write(tables[1], b"%03d" % number, bytes(4 << 10))
+        world.start_server("c:1")
+
+        async def shared() -> bool:
+            found = await world.locate(tables[1])
+            return len(found) >= 4 and "c:1" in {one.address for one in found}
+
+        await world.until(shared)
+
+
+@asynccontextmanager
+async def with_standby() -> AsyncIterator[ModelCluster]:
+    async with cluster("a:1") as world:
+        world.start_master()
+        await asyncio.sleep(1)
+        yield world
+
+
+async def fails(
+    world: ModelCluster, method: UnaryMethod[RequestT, ResponseT], request: RequestT
+) -> None:
+    """A change that the leader has stored before its disk failed: it cannot tell."""
+    await asyncio.sleep(2)  # until it has noted what is served
+    leader = world.masters[0]
+    leader.files.faults.fail("fsync_directory")
+    with pytest.raises(StoreUnusable):
+        await world.network.unary(leader.address, method)(request, 5.0)
+
+
+async def shown(world: ModelCluster, name: str) -> pb.Table:
+    """The table as clients find it at the standby."""
+    describe = world.network.unary(world.masters[1].address, methods.DESCRIBE_TABLE)
+    return (await describe(pb.DescribeTableRequest(name=name), 5.0)).table
+
+
+async def test_a_table_that_somebody_has_found_does_not_become_another_one() -> None:
+    """Both had the same id: who had found the first wrote into the second."""
+    async with with_standby() as world:
+        await fails(world, methods.CREATE_TABLE, pb.CreateTableRequest(name="first"))
+        first = await shown(world, "first")
+        assert await create(world, "second") != first.table_id
+        assert await shown(world, "first") == first
+
+
+async def test_a_version_of_a_schema_that_somebody_has_found_does_not_become_another_one() -> None:
+    """Who had found it wrote no notifications for the observers that the other one has."""
+    async with with_standby() as world:
+        await create(world, "t")
+
+        def adding(name: str) -> pb.ChangeObserversRequest:
+            observer = pb.Observer(name=name, columns=[b"c"])
+            return pb.ChangeObserversRequest(table="t", add=[observer])
+
+        await fails(world, methods.CHANGE_OBSERVERS, adding("first"))
+        found = await shown(world, "t")
+        await world.ask(methods.CHANGE_OBSERVERS, adding("second"))
+        now = await shown(world, "t")
+        assert now.schema_version > found.schema_version
+        assert [one.name for one in now.observers] == ["first", "second"]
+
+
+async def test_a_table_that_was_created_all_the_same_can_be_used_without_another_change() -> None:
+    """It could neither be created, since it existed, nor be found, until some other change."""
+    async with with_standby() as world:
+        await fails(world, methods.CREATE_TABLE, pb.CreateTableRequest(name="t"))
+        with pytest.raises(InvalidArgument, match="exists"):
+            await create(world, "t")
+        table = await shown(world, "t")
+        await world.until(lambda: served(world, table.table_id), 5)
+        await world.write(table.table_id, b"row", b"value")
+
+
+async def test_a_table_that_was_dropped_all_the_same_takes_no_more_writes() -> None:
+    """It did until some other change, and then they were lost with it."""
+    async with with_standby() as world:
+        table = await create(world, "t")
+        await fails(world, methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
+        await asyncio.sleep(2)
+        with pytest.raises(PercolatorError):
+            await world.write(table, b"row", b"value")
+
+
+async def test_on_a_full_disk_a_change_that_changes_nothing_succeeds() -> None:
+    """As it does before any write has failed: many programs create their tables when they start."""
+    async with with_standby() as world:
+        before = await create(world, "before")
+        await asyncio.sleep(2)
+        world.masters[0].files.faults.fail("append", times=10_000)
+        with pytest.raises(StoreUnusable):
+            await create(world, "lost")
+        request = pb.CreateTableRequest(name="before", exist_ok=True, splits=SPLITS)
+        assert (await world.ask(methods.CREATE_TABLE, request)).table.table_id == before
+
+
+async def test_a_change_that_was_not_stored_leaves_the_map_as_it_was() -> None:
+    async with with_standby() as world:
+        before = await create(world, "before")
+        await asyncio.sleep(2)
+        world.masters[0].files.faults.fail("append")
+        with pytest.raises(StoreUnusable):
+            await create(world, "lost")
+        await create(world, "after")
+        listed = (await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())).tables
+        assert [one.name for one in listed] == ["after", "before"]
+        assert (await shown(world, "before")).table_id == before
+
+
+async def test_what_is_acknowledged_after_an_uncertain_write_outlasts_a_power_cut() -> None:
+    """A repeated request changes nothing more, so what it found has to be written again."""
+    async with with_standby() as world:
+        await create(world, "t")
+        request = pb.SetChangeFeedRequest(table="t", change_feed=True)
+        await fails(world, methods.SET_CHANGE_FEED, request)
+        acknowledged = (await world.ask(methods.SET_CHANGE_FEED, request)).table
+        for process in list(world.masters):
+            world.kill_master(process)
+        world.disk.cut_power()
+        world.start_master()
+        await asyncio.sleep(1)
+        found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+        assert found.table == acknowledged
+
+
+async def test_a_master_that_took_what_can_be_read_for_durable_would_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def wrong(self: StoredMap[ClusterMap]) -> None:
+        if not self._is_stored:
+            self.current, self._is_stored = self._decode(await self._stored()), True
+
+    monkeypatch.setattr(StoredMap, "_take_over", wrong)
+    with pytest.raises(AssertionError):
+        await test_what_is_acknowledged_after_an_uncertain_write_outlasts_a_power_cut()
+
+
+async def test_a_master_that_continued_with_its_own_map_would_be_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def own(self: StoredMap[ClusterMap]) -> bytes:
+        return cluster_map.encode(self.current)
+
+    monkeypatch.setattr(StoredMap, "_stored", own)
+    with pytest.raises(AssertionError):
+        await test_a_table_that_somebody_has_found_does_not_become_another_one()
+    with pytest.raises(AssertionError):
+        await test_a_version_of_a_schema_that_somebody_has_found_does_not_become_another_one()

@@ -1,4 +1,7 @@
-"""Registering with a master, and asking it to describe the cluster."""
+"""Registering with a master, and asking it to describe the cluster.
+
+A server that registers at an address where another kind of server is listed.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from percolator.errors import InvalidArgument, Overloaded, WrongCluster
+from percolator.errors import InvalidArgument, NotReady, Overloaded, WrongCluster
 from percolator.services.chassis.cluster_store import ClusterIdentity
 from percolator.services.chassis.coordinator import LivedTime
+from percolator.services.chassis.server import Health
 from percolator.services.master.handlers import ClusterHandler
-from percolator.services.master.registry import Registry
+from percolator.services.master.registry import SERVICE_OF, KindCheck, Registry
 from percolator.v1 import cluster_pb2 as pb
+from percolator.v1.cluster_pb2 import Server, ServiceKind
 from tests.simulation.virtual_time import VirtualClock
+from tests.unit.master.cluster_world import ModelCluster, ModelNetwork, cluster
 
 HOUR = 3_600_000
 CLUSTER = "c0ffee"
@@ -333,3 +340,120 @@ async def test_what_a_server_says_of_its_own_clocks_lead_does_not_count() -> Non
         await register(handler, boasting)
         _, found = (await handler.describe(pb.DescribeRequest())).servers
         assert not found.HasField("clock_lead_milliseconds")
+
+
+HERE = "a:1"
+ORACLE, WORKER = pb.SERVICE_KIND_ORACLE, pb.SERVICE_KIND_WORKER
+TABLET_SERVER, LOCKS = pb.SERVICE_KIND_TABLET_SERVER, pb.SERVICE_KIND_LOCK_SERVICE
+MASTER = pb.SERVICE_KIND_MASTER
+
+
+def server_of_address(kind: ServiceKind, address: str = HERE) -> Server:
+    return Server(kind=kind, server_id=f"id-{kind}", address=address, version="0.1.0")
+
+
+class Process:
+    """What listens at an address: its health service knows its services, as in a real process."""
+
+    def __init__(self, kind: ServiceKind) -> None:
+        self._health = Health()
+        if kind in SERVICE_OF:
+            self._health.add([SERVICE_OF[kind]])
+
+    async def watch(self, request: HealthCheckRequest) -> AsyncIterator[HealthCheckResponse]:
+        yield HealthCheckResponse(status=self._health._status(request.service))
+
+
+def network(kind: ServiceKind | None) -> ModelNetwork:
+    found = ModelNetwork()
+    if kind is not None:
+        found.handlers[HERE] = (Process(kind),)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("listed", "claimed"),
+    [(TABLET_SERVER, WORKER), (TABLET_SERVER, ORACLE), (LOCKS, ORACLE), (WORKER, TABLET_SERVER)],
+)
+async def test_another_kind_is_refused_while_the_listed_server_is_there(
+    listed_of_address: ServiceKind, claimed: ServiceKind
+) -> None:
+    kinds = KindCheck(network(listed_of_address))
+    with pytest.raises(InvalidArgument, match=f"{HERE} answers as a ") as caught:
+        await kinds.require(server_of_address(claimed), [server_of_address(listed_of_address)])
+    assert caught.value.field == "server.kind"
+
+
+@pytest.mark.parametrize(
+    ("listed", "claimed"),
+    [(TABLET_SERVER, WORKER), (TABLET_SERVER, ORACLE), (WORKER, TABLET_SERVER), (MASTER, LOCKS)],
+)
+async def test_another_kind_is_accepted_when_it_is_what_answers_there_now(
+    listed_of_address: ServiceKind, claimed: ServiceKind
+) -> None:
+    """A process was started on the port of a stopped one of another kind, still listed."""
+    kinds = KindCheck(network(claimed))
+    await kinds.require(server_of_address(claimed), [server_of_address(listed_of_address)])
+    assert kinds.questions == 1
+
+
+@pytest.mark.parametrize("silent", [False, True])
+async def test_while_the_address_does_not_answer_the_server_is_told_to_come_back(
+    silent: bool,
+) -> None:
+    where = network(TABLET_SERVER if silent else None)
+    where.silent.update([HERE] if silent else [])
+    with pytest.raises(NotReady, match="does not say what it is"):
+        await KindCheck(where).require(
+            server_of_address(ORACLE), [server_of_address(TABLET_SERVER)]
+        )
+
+
+def listed_of_address(world: ModelCluster) -> set[tuple[int, str]]:
+    return {(one.kind, one.address) for one in world.masters[0].master.registry.servers()}
+
+
+async def test_a_worker_cannot_take_the_address_of_a_tablet_server_from_it() -> None:
+    async with cluster(HERE, "b:1") as world:
+        await world.until(lambda: is_listed(world, TABLET_SERVER), 5)
+        world.network.handlers[HERE] += (Process(TABLET_SERVER),)
+        with pytest.raises(InvalidArgument, match="answers as a tablet_server, not as a worker"):
+            await world.masters[0].master.registered(server_of_address(WORKER), 0)
+        assert (WORKER, HERE) not in listed_of_address(world)
+        assert (TABLET_SERVER, HERE) in listed_of_address(world)
+
+
+async def test_a_server_that_has_another_kind_after_a_restart_replaces_its_former_entry() -> None:
+    async with cluster(HERE, "b:1") as world:
+        await world.until(lambda: is_listed(world, TABLET_SERVER), 5)
+        world.kill_server(HERE)
+        world.network.handlers[HERE] = (Process(LOCKS),)
+        await world.masters[0].master.registered(server_of_address(LOCKS), 0)
+        assert (LOCKS, HERE) in listed_of_address(world)
+        assert (TABLET_SERVER, HERE) not in listed_of_address(world)
+
+
+async def test_the_address_of_the_master_itself_is_not_given_away() -> None:
+    async with cluster(HERE, "b:1") as world:
+        address = world.masters[0].address
+        world.network.handlers[address] += (Process(MASTER),)
+        with pytest.raises(InvalidArgument, match="answers as a master"):
+            await world.masters[0].master.registered(server_of_address(ORACLE, address), 0)
+
+
+async def test_who_registers_as_before_is_asked_nothing() -> None:
+    async with cluster(HERE, "b:1") as world:
+        await world.until(lambda: is_listed(world, TABLET_SERVER), 5)
+        assert world.masters[0].master._kinds.questions == 0
+
+
+async def test_a_master_does_not_register() -> None:
+    async with cluster(HERE, "b:1") as world:
+        with pytest.raises(InvalidArgument, match="masters do not register") as caught:
+            await world.masters[0].master.registered(server_of_address(MASTER, "c:1"), 0)
+        assert caught.value.field == "server.kind"
+        assert (MASTER, "c:1") not in listed_of_address(world)
+
+
+async def is_listed(world: ModelCluster, kind: ServiceKind) -> bool:
+    return (kind, HERE) in listed_of_address(world)

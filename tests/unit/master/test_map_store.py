@@ -1,15 +1,43 @@
-"""The leading master's map: a change is durable before it takes effect, even if its caller left."""
+"""The leading master's map: a change is durable before it takes effect, even if its caller left.
+
+A map that is missing, or comes from an older copy, is not taken for that of the tables.
+
+The map of tables and tablets, as a value.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from random import Random
+from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from percolator.errors import StoreFault, StoreUnusable
+from percolator.errors import (
+    InvalidArgument,
+    InvariantViolation,
+    NotReady,
+    SchemaError,
+    StoreFault,
+    StoreUnusable,
+)
 from percolator.services.chassis.coordinator import Leadership
-from percolator.services.master.cluster_map import ClusterMap
+from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
+from percolator.services.master import cluster_map
+from percolator.services.master.cluster_map import ClusterMap, Observer, Table, Tablet
+from percolator.services.master.leader import TabletTerms
 from percolator.services.master.map_store import MapStore
+from percolator.services.master.tablet_changes import BalanceLimits, next_move
+from percolator.v1 import master_pb2 as pb
+from percolator.v1.cells_pb2 import RowRange
+from percolator.world import World
+from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryFiles
+from tests.simulation.virtual_time import VirtualClock
+from tests.unit.master.cluster_world import ROOT, cluster
+from tests.unit.master.tables_of_rows import create, served
 
 
 class SlowLeadership(Leadership):
@@ -46,3 +74,213 @@ async def test_a_change_whose_caller_leaves_takes_effect_if_it_is_durable_and_on
     await asyncio.wait([changing])
     await asyncio.sleep(1.0)
     assert len(store.current.tables) == store.changes == len(leadership.values) == (not fails)
+
+
+async def test_no_master_leads_with_a_map_that_is_older_than_the_tables() -> None:
+    """Otherwise it would give their ids to new tables, which would have the cells of the old."""
+    async with cluster("a:1") as world:
+        table = await create(world, splits=[])
+        world.kill_master(world.masters[0])
+        world.disk.make_durable_directory(ROOT / str(table) / "2")
+        files, roles = MemoryFiles(world.disk), ROOT / "coordinator"
+        await files.rename(roles / "master", roles / "lost")
+        process = world.start_master()
+        await asyncio.sleep(10)
+        assert process.master.leader is None
+        world.kill_master(process)
+        await files.rename(roles / "master", roles / "empty")
+        await files.rename(roles / "lost", roles / "master")
+        world.start_master()
+        await world.until(lambda: served(world, table))
+
+
+@pytest.mark.parametrize(
+    ("is_deposed", "error"), [(False, StoreUnusable), (True, NotReady)], ids=["leads", "deposed"]
+)
+async def test_a_former_leader_does_not_ask_for_its_successors_tables_to_be_moved_away(
+    *, is_deposed: bool, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was paused before its term began finds tables that are not in its map."""
+    disk, clock = MemoryDisk(), VirtualClock(asyncio.get_running_loop())
+    disk.make_durable_directory(ROOT)
+    files, anything = MemoryFiles(disk), cast("Any", None)
+    leadership = await DirectoryCoordinator(files, clock, ROOT).campaign("master", "a:1")
+    correct, directory = leadership.get, ROOT / "coordinator/master/e1"
+
+    async def get(key: str) -> bytes | None:
+        found = await correct(key)
+        if is_deposed:
+            await files.rename(directory, directory.with_name("e1.sealed"))
+        disk.make_durable_directory(ROOT / "10" / "11")
+        return found
+
+    monkeypatch.setattr(leadership, "get", get)
+    terms = TabletTerms(World(clock, anything, Random(1)), files, ROOT, anything)
+    with pytest.raises(error):
+        await terms.begin(leadership)
+    await leadership.resign()
+
+
+rows = st.binary(min_size=1, max_size=3)
+
+
+def with_table(*splits: bytes) -> tuple[ClusterMap, int]:
+    changed, table = ClusterMap().with_new_table("t", splits, 0, 0)
+    return changed, table.table_id
+
+
+def split(current: ClusterMap, tablet: Tablet, row: bytes) -> tuple[ClusterMap, Tablet, Tablet]:
+    return current.with_split(tablet, row)
+
+
+@given(st.lists(rows, unique=True, max_size=8), st.lists(rows, max_size=8))
+def test_however_it_is_split_every_row_is_in_exactly_one_tablet(
+    splits: list[bytes], more: list[bytes]
+) -> None:
+    current, table = with_table(*sorted(splits))
+    for row in more:
+        (tablet,) = [one for one in current.tablets.values() if one.holds(row)]
+        if row > tablet.start:
+            current, _, _ = split(current, tablet, row)
+    for row in [*splits, *more, b"", b"\xff" * 4]:
+        assert len([one for one in current.tablets.values() if one.holds(row)]) == 1
+        found = current.overlapping(table, row, row + b"\0")
+        assert [one.holds(row) for one in found] == [True]
+    assert cluster_map.decode(cluster_map.encode(current)) == current
+
+
+@given(st.lists(rows, unique=True, max_size=8), rows, rows, st.integers(1, 4))
+def test_pages_of_locations_are_the_tablets_of_the_range(
+    splits: list[bytes], one: bytes, other: bytes, limit: int
+) -> None:
+    current, table = with_table(*sorted(splits))
+    start, end = min(one, other), max(one, other) + b"\0"
+    found: list[int] = []
+    request = pb.LocateTabletsRequest(
+        table_id=table, range=RowRange(start=start, end=end), limit=limit
+    )
+    while True:
+        page = cluster_map.locate_tablets(current, request, lambda _: True)
+        found += [location.tablet_id for location in page.locations]
+        assert len(page.locations) <= limit
+        if not page.HasField("rest"):
+            break
+        request.range.CopyFrom(page.rest)
+    expected = [
+        t for t in current.of_tables[table] if t.start < end and (not t.end or start < t.end)
+    ]
+    assert found == [tablet.tablet_id for tablet in expected]
+
+
+def test_a_parent_is_kept_until_both_halves_have_been_served() -> None:
+    current, table = with_table()
+    (parent,) = current.tablets.values()
+    current, lower, upper = split(current, parent, b"m")
+    assert (lower.origin_tablet_id, upper.origin_tablet_id) == (parent.tablet_id,) * 2
+    current = current.with_existing([current.tablets[lower.tablet_id]])
+    assert current.retired == ()
+    assert current.tablets[upper.tablet_id].origin_tablet_id == parent.tablet_id
+    current = current.with_existing([current.tablets[upper.tablet_id]])
+    assert current.retired == ((table, parent.tablet_id),)
+
+
+def test_the_directories_of_a_dropped_table_and_of_parents_are_left_to_be_removed() -> None:
+    current, table = with_table()
+    (parent,) = current.tablets.values()
+    current, lower, upper = split(current, parent, b"m")
+    current = current.without_table(table)
+    assert {tablet for _, tablet in current.retired} == {
+        parent.tablet_id,
+        lower.tablet_id,
+        upper.tablet_id,
+    }
+    assert not current.tables
+    assert not current.tablets
+
+
+def test_a_stored_map_is_read_back_in_full() -> None:
+    observers = (
+        Observer("index", (b"a", b"\xff"), paused=True),
+        Observer("weak", (b"b",), weak=True),
+    )
+    table = Table(1, "t", 7, 1000, 1 << 20, observers, deleting=True)
+    tablet = Tablet(2, 1, b"", b"", 9, "id", "host:1", True, 0, 0, 8)
+    current = ClusterMap(5, {1: table}, {2: tablet}, frozenset({"x"}), ((3, 4),))
+    assert cluster_map.decode(cluster_map.encode(current)) == current
+
+
+def test_a_damaged_map_is_refused() -> None:
+    with pytest.raises(StoreUnusable):
+        cluster_map.decode(b"\xff\xff")
+
+
+@pytest.mark.parametrize(
+    "tablets",
+    [
+        [],
+        [(b"", b"m")],
+        [(b"m", b"")],
+        [(b"", b"m"), (b"k", b"")],
+        [(b"", b"k"), (b"m", b"")],
+        [(b"", b""), (b"", b"")],
+    ],
+)
+def test_a_map_with_gaps_or_overlaps_violates_the_invariant(
+    tablets: list[tuple[bytes, bytes]],
+) -> None:
+    made = {number: Tablet(number, 1, start, end) for number, (start, end) in enumerate(tablets, 2)}
+    with pytest.raises(InvariantViolation):
+        ClusterMap(9, {1: Table(1, "t")}, made)
+
+
+@pytest.mark.parametrize(
+    ("request_", "field"),
+    [
+        (pb.DescribeTableRequest(), "name"),
+        (pb.DescribeTableRequest(name="t", table_id=1), "table_id"),
+    ],
+)
+def test_a_table_is_described_by_name_or_by_id(
+    request_: pb.DescribeTableRequest, field: str
+) -> None:
+    current, _ = with_table()
+    with pytest.raises(InvalidArgument) as caught:
+        cluster_map.describe_table(current, request_)
+    assert caught.value.field == field
+
+
+def test_an_unknown_table_is_a_schema_error() -> None:
+    current, _ = with_table()
+    for unknown in (pb.DescribeTableRequest(name="u"), pb.DescribeTableRequest(table_id=99)):
+        with pytest.raises(SchemaError):
+            cluster_map.describe_table(current, unknown)
+    with pytest.raises(SchemaError):
+        cluster_map.locate_tablets(current, pb.LocateTabletsRequest(table_id=99), lambda _: True)
+
+
+def loads(**counts: int) -> list[Tablet]:
+    return [
+        Tablet(number, 1, b"", b"", server_id=server)
+        for server, count in counts.items()
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tablets", "usable", "expected"),
+    [
+        (loads(a=5, b=5), "ab", None),
+        (loads(a=6, b=5), "ab", None),
+        (loads(a=7, b=5), "ab", "b"),
+        (loads(a=100, b=92), "ab", None),
+        (loads(a=100, b=80), "ab", "b"),
+        (loads(a=2, b=0, c=1), "abc", "b"),
+        (loads(a=1, gone=1), "ab", "b"),
+        (loads(a=1), "", None),
+    ],
+)
+def test_tablets_are_moved_only_for_differences_that_are_worth_a_move(
+    tablets: list[Tablet], usable: str, expected: str | None
+) -> None:
+    move = next_move(tablets, list(usable), BalanceLimits())
+    assert (move and move[1]) == expected

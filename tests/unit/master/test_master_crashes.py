@@ -1,4 +1,9 @@
-"""A leading master that dies at any of its system calls, pauses, and disks that fail."""
+"""A leading master that dies at any of its system calls, pauses, and disks that fail.
+
+A standby that cannot read its store sends callers to another master, as one that cannot lead.
+
+A master that begins to lead lists from its first answer on what the leader before has listed.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,11 @@ from random import Random
 
 import pytest
 
-from percolator.errors import PercolatorError, SchemaError
+from percolator.errors import NotReady, PercolatorError, SchemaError
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
 from tests.unit.master.cluster_world import ModelCluster, cluster
+from tests.unit.master.tables_of_rows import create
 
 SERVERS = ("a:1", "b:1", "c:1")
 STRIDE = 6
@@ -195,3 +201,45 @@ async def test_a_disk_that_fails_while_a_master_starts_ends_none_of_its_work(
         await known.create(world, "u", [])
         assert await known.check(world)
         assert second.address in {one.address for one in second.master.masters}
+
+
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
+async def test_a_standby_that_cannot_read_what_the_leader_recorded_says_so(number: int) -> None:
+    """The caller was told that an invariant is violated, and so was whoever is on call."""
+    async with cluster("a:1") as world:
+        table = await create(world)
+        standby = world.start_master()
+        await asyncio.sleep(1)
+        standby.files.faults.fail("list", times=10**9, number=number)
+        locate = world.network.unary(standby.address, methods.LOCATE_TABLETS)
+        with pytest.raises(NotReady, match="cannot read what the leader has recorded"):
+            await locate(pb.LocateTabletsRequest(table_id=table), 1.0)
+        with pytest.raises(NotReady):
+            await standby.master.servers()
+        world.masters.reverse()
+        assert await world.locate(table), "the leader answers"
+        standby.files.faults.heal()
+        assert (await locate(pb.LocateTabletsRequest(table_id=table), 1.0)).locations
+
+
+TURNS = 1_000
+
+
+async def test_no_answer_of_a_master_that_begins_to_lead_lists_no_servers() -> None:
+    """Programs would believe that there are none, until they ask again seconds later."""
+    async with cluster("a:1") as world:
+        standby = world.start_master()
+        await asyncio.sleep(2)
+
+        async def listed() -> list[str]:
+            return [one.address for one in await standby.master.servers()]
+
+        before = await listed()
+        assert "a:1" in before
+        world.kill_master(world.masters[0])
+        while standby.master.leader is None:
+            assert await listed() == before
+            await asyncio.sleep(0 if standby.master.candidacy.leader_address else 0.01)
+        for _ in range(TURNS):
+            assert set(before) <= set(await listed())
+            await asyncio.sleep(0)

@@ -1,4 +1,10 @@
-"""Tables of a row store that are dropped: when they go, and what becomes of their locks."""
+"""Tables of a row store that are dropped: when they go, and what becomes of their locks.
+
+Mistakes in dropping tables of a row store, which the simulation finds, too: each makes the test
+of the rule that it breaks fail.
+
+The master's rounds over a row store: what they are told, and what they tell.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +28,7 @@ from percolator.services.master.row_term import RowCollecting, RowDrops
 from percolator.testing.row_database import MODEL
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
 from percolator.v1.master_pb2 import CreateTableRequest, DeleteTableRequest
+from tests.simulation import planted_row_bugs as bugs
 from tests.unit.history.row_site import ONE, OTHER, REST, SECONDS, VALUE, Site, site
 
 
@@ -277,3 +284,72 @@ async def test_who_could_not_say_any_more_that_a_table_is_gone_is_no_obstacle() 
         at.catalogue.leads = True
         await at.collect()
         assert await at.is_gone()
+
+
+_STAYS_AT_FIRST = test_a_dropped_table_goes_after_a_round_above_its_last_commits
+_STAYS_IF_LESS = test_a_round_that_resolved_less_does_not_finish
+
+FOUND_BY: dict[Callable[[pytest.MonkeyPatch], None], Callable[[], Awaitable[None]]] = {
+    bugs.dropped_table_deleted_at_once: _STAYS_AT_FIRST,
+    bugs.locks_resolved_below_any_timestamp_are_enough: _STAYS_IF_LESS,
+}
+
+
+@pytest.mark.parametrize("plant", FOUND_BY, ids=lambda plant: plant.__name__)
+async def test_it_is_found(
+    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = FOUND_BY[plant]
+    await test()
+    plant(monkeypatch)
+    with pytest.raises(AssertionError):
+        await test()
+
+
+async def test_what_was_committed_elsewhere_is_lost_with_a_table_that_goes_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bugs.dropped_table_deleted_at_once(monkeypatch)
+    with pytest.raises(AssertionError):
+        await test_a_table_goes_after_what_was_committed_there_is_settled_elsewhere()
+
+
+class NoDrops:
+    """Nothing was dropped."""
+
+    async def begin(self) -> None:
+        pass
+
+    async def finish(self, resolved_below: int) -> None:
+        pass
+
+
+async def test_a_table_that_a_pin_keeps_is_told_to_keep_everything() -> None:
+    async with site() as here:
+        for value in (1, 2, 3):
+            await here.set("a", value)
+        one, other = await here.table_id(ONE), await here.table_id(OTHER)
+        collecting = RowCollecting(here.history, lambda: (one, other), NoDrops())
+        below = await here.now()
+        # As `ClusterSafePoints.allowed_by` leaves it when a pin keeps the other table.
+        await collecting.collect(ClusterSafePoints({one: below}, below))
+        assert collecting.collected(one).cells == 2
+        assert collecting.collected(one).below == below
+        assert collecting.collected(other).cells == 0
+        assert collecting.collected(other).below == 0
+        assert collecting.locks_resolved == 0
+        assert collecting.collected(99).below == 0, "a table that was created since"
+
+
+async def test_a_table_that_is_gone_is_forgotten() -> None:
+    async with site() as here:
+        await here.set("a", 1)
+        one, other = await here.table_id(ONE), await here.table_id(OTHER)
+        tables = [one, other]
+        collecting = RowCollecting(here.history, lambda: tables, NoDrops())
+        below = await here.now()
+        await collecting.collect(ClusterSafePoints({one: below, other: below}, below))
+        assert collecting.collected(other).below == below
+        tables.remove(other)
+        await collecting.collect(ClusterSafePoints({one: below}, below))
+        assert set(here.history.tables) == {one}

@@ -1,30 +1,55 @@
-"""The oracle on virtual time: its window, a slow or failing disk, a jumping clock."""
+"""The oracle on virtual time: its window, a slow or failing disk, a jumping clock.
+
+The allocator: blocks of numbers, for any requests and any time.
+
+The physical part of timestamps, under clocks that jump.
+
+The ledger: one oracle at a time, and never a guess in place of a lost mark.
+
+The bytes of the mark.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 import structlog
+from hypothesis import given
+from hypothesis import strategies as st
 
 from percolator.errors import (
     InvalidArgument,
+    InvariantViolation,
     NotReady,
     Overloaded,
     StoreFault,
     StoreUnusable,
     UsageError,
+    WrongCluster,
 )
 from percolator.limits import Limits
-from percolator.services.oracle.oracle import Ledger, Oracle, OracleLimits
+from percolator.services.oracle.oracle import (
+    LEADING_SPEED,
+    Allocator,
+    Ledger,
+    Mark,
+    Oracle,
+    OracleLimits,
+    PhysicalTime,
+)
+from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX, SEQUENCES_PER_MILLISECOND
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
-from tests.unit.oracle.ledgers import open_ledger
+from tests.unit.oracle.hand_clock import HandClock
+from tests.unit.oracle.ledgers import STORE, open_ledger
 
 HOUR = 3_600_000
 LIMITS = OracleLimits()
@@ -318,3 +343,395 @@ async def test_a_store_that_does_not_even_say_who_leads_keeps_the_mark_from_bein
             "the mark cannot be made durable",
             "the mark is durable again",
         ]
+
+
+START = 1_800_000_000_000
+LEAD = 400
+
+steps = st.one_of(
+    st.tuples(st.just("ask"), st.integers(1, 5_000_000)),
+    st.tuples(st.just("time"), st.integers(-5_000, 5_000)),
+    st.tuples(st.just("extend"), st.integers(0, 3_000)),
+)
+
+
+@given(st.lists(steps, max_size=60))
+def test_blocks_never_overlap_and_stay_between_the_time_and_the_limit(
+    script: list[tuple[str, int]],
+) -> None:
+    allocator = Allocator(START, lead_milliseconds_max=LEAD)
+    now = limit = START
+    highest = (START << 18) - 1
+    for step, amount in script:
+        if step == "time":
+            now += amount
+        elif step == "extend":
+            limit += amount
+            allocator.extend(limit)
+        else:
+            try:
+                first = allocator.allocate(amount, now)
+            except Overloaded:
+                continue
+            if first is None:
+                continue
+            assert first > highest
+            assert first >= now << 18
+            highest = first + amount - 1
+            assert highest < limit << 18
+            assert highest <= now + LEAD << 18
+
+
+def test_nothing_is_handed_out_before_a_mark_is_durable() -> None:
+    assert Allocator(START, lead_milliseconds_max=LEAD).allocate(1, START) is None
+
+
+def test_a_refused_block_takes_nothing() -> None:
+    allocator = Allocator(START, lead_milliseconds_max=LEAD)
+    allocator.extend(START + 1)
+    assert allocator.allocate(SEQUENCES_PER_MILLISECOND + 1, START) is None
+    assert allocator.allocate(SEQUENCES_PER_MILLISECOND, START) == START << 18
+    assert allocator.allocate(1, START) is None
+
+
+def test_when_the_sequence_overflows_the_physical_part_advances() -> None:
+    allocator = Allocator(START, lead_milliseconds_max=LEAD)
+    allocator.extend(START + 100)
+    assert allocator.allocate(SEQUENCES_PER_MILLISECOND, START) == START << 18
+    assert allocator.allocate(1, START) == START + 1 << 18
+
+
+def test_a_greedy_client_cannot_push_time_ahead_of_the_clock() -> None:
+    """Otherwise it would make all locks expire."""
+    allocator = Allocator(START, lead_milliseconds_max=LEAD)
+    allocator.extend(START + 10_000)
+    assert allocator.allocate(LEAD * SEQUENCES_PER_MILLISECOND, START) is not None
+    with pytest.raises(Overloaded) as refused:
+        allocator.allocate(1, START)
+    later = START + round(refused.value.retry_after_seconds * 1000)
+    assert allocator.allocate(1, later) is not None
+
+
+def test_the_mark_never_goes_back_and_always_fits_a_timestamp() -> None:
+    allocator = Allocator(START, lead_milliseconds_max=LEAD)
+    with pytest.raises(InvariantViolation):
+        allocator.extend(START - 1)
+    with pytest.raises(InvariantViolation):
+        allocator.extend(PHYSICAL_MILLISECONDS_MAX + 1)
+
+
+def physical_time(
+    clock: HandClock,
+    *,
+    not_before: int = 0,
+    follow_jumps: bool = False,
+    leading_speed: float = LEADING_SPEED,
+) -> PhysicalTime:
+    return PhysicalTime(
+        clock,
+        begin_milliseconds=max(clock.wall, not_before),
+        leading_speed=leading_speed,
+        jump_seconds_max=60,
+        follow_jumps=follow_jumps,
+    )
+
+
+def test_it_is_the_wall_clock_while_that_behaves() -> None:
+    clock = HandClock()
+    time = physical_time(clock)
+    for _ in range(1000):
+        clock.go_on(0.0137)
+        assert abs(time.now_milliseconds() - clock.wall) <= 1
+    assert abs(time.wall_lead_seconds) < 0.002
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 100), st.integers(-10 * HOUR, 10 * HOUR)), max_size=30),
+    st.booleans(),
+)
+def test_it_never_goes_back(moves: list[tuple[float, int]], follow_jumps: bool) -> None:
+    clock = HandClock()
+    time = physical_time(clock, follow_jumps=follow_jumps)
+    last = time.now_milliseconds()
+    for seconds, jump in moves:
+        clock.go_on(seconds)
+        clock.wall += jump
+        now = time.now_milliseconds()
+        assert now >= last
+        last = now
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.integers(60_001, HOUR)), max_size=30))
+def test_jumps_above_a_minute_are_not_followed(moves: list[tuple[float, int]]) -> None:
+    """Following one would expire every lock and all history, and could not be undone."""
+    clock = HandClock()
+    time = physical_time(clock)
+    started, elapsed = time.now_milliseconds(), 0.0
+    for seconds, jump in moves:
+        clock.go_on(seconds)
+        clock.wall += jump
+        elapsed += seconds * 1000
+        assert abs(time.now_milliseconds() - started - elapsed) <= 1
+        assert time.is_ignoring_a_jump
+
+
+def test_a_clock_that_comes_back_from_a_jump_is_followed_again() -> None:
+    clock = HandClock()
+    time = physical_time(clock)
+    clock.wall += 2 * HOUR
+    clock.go_on(10)
+    time.now_milliseconds()
+    assert time.is_ignoring_a_jump
+    clock.wall -= 2 * HOUR
+    clock.go_on(10)
+    assert abs(time.now_milliseconds() - clock.wall) <= 1
+    assert not time.is_ignoring_a_jump
+
+
+def test_a_jump_of_up_to_a_minute_is_followed_at_once() -> None:
+    clock = HandClock()
+    time = physical_time(clock)
+    clock.wall += 60_000
+    assert time.now_milliseconds() == clock.wall
+
+
+def test_any_jump_is_followed_when_that_is_configured() -> None:
+    clock = HandClock()
+    time = physical_time(clock, follow_jumps=True)
+    clock.wall += 1000 * HOUR
+    assert time.now_milliseconds() == clock.wall
+
+
+def test_time_goes_on_while_the_wall_clock_is_an_hour_behind() -> None:
+    """If it stood still, no lock would expire for an hour."""
+    clock = HandClock()
+    time = physical_time(clock)
+    started = time.now_milliseconds()
+    clock.wall -= HOUR
+    for _ in range(100):
+        clock.go_on(0.1)
+        time.now_milliseconds()
+    assert 9_890 <= time.now_milliseconds() - started <= 10_000
+    assert -3_600.0 <= time.wall_lead_seconds < -3_599.0
+
+
+def test_a_lead_left_by_a_restart_shrinks_to_nothing() -> None:
+    """Otherwise the leads of many restarts would add up."""
+    clock = HandClock()
+    time = physical_time(clock, not_before=clock.wall + 2_900)
+    assert time.now_milliseconds() == clock.wall + 2_900
+    for _ in range(310):
+        clock.go_on(1.0)
+        time.now_milliseconds()
+    assert abs(time.now_milliseconds() - clock.wall) <= 1
+
+
+def test_it_begins_above_the_mark_wherever_the_wall_clock_is() -> None:
+    clock = HandClock()
+    assert physical_time(clock, not_before=clock.wall + HOUR).now_milliseconds() == (
+        clock.wall + HOUR
+    )
+    assert physical_time(clock, not_before=clock.wall - HOUR).now_milliseconds() == clock.wall
+
+
+def test_a_lead_shrinks_as_fast_as_it_is_told_and_time_never_stands_still() -> None:
+    """The way to get rid of hours that timestamps have run ahead, without handing one out twice."""
+    clock = HandClock()
+    time = physical_time(clock, not_before=clock.wall + 2 * HOUR, leading_speed=0.5)
+    last = time.now_milliseconds()
+    for _ in range(4 * 60 + 1):
+        clock.go_on(60.0)
+        now = time.now_milliseconds()
+        assert now > last
+        last = now
+    assert abs(last - clock.wall) <= 1
+
+
+ROLE = STORE / "coordinator" / "oracle"
+
+
+async def another(files: MemoryFiles, *, cluster_id: str = "") -> Ledger:
+    """The ledger of the next process, after the process of `files` was killed."""
+    files.kill()
+    return await open_ledger(MemoryFiles(files.disk), cluster_id=cluster_id)
+
+
+async def test_a_mark_survives_a_power_cut() -> None:
+    files = MemoryFiles(MemoryDisk())
+    ledger = await open_ledger(files)
+    assert ledger.mark_milliseconds == 0
+    await ledger.write(17)
+    for chance in (None, *map(random.Random, range(10))):
+        files.disk.cut_power(chance)
+        after = await open_ledger(MemoryFiles(files.disk))
+        assert after.mark_milliseconds == 17
+
+
+async def test_the_former_oracle_can_neither_write_nor_answer_once_another_has_read() -> None:
+    """It was only silent, not killed, and still holds its lock."""
+    files = MemoryFiles(MemoryDisk())
+    former = await open_ledger(files)
+    await former.write(5)
+    silent = asyncio.Event()
+    files.before_fsync = silent.wait
+    late = asyncio.ensure_future(former.write(6))
+    await asyncio.sleep(0)
+    successor = await open_ledger(MemoryFiles(files.disk))
+    assert successor.mark_milliseconds == 5
+    silent.set()
+    with pytest.raises(NotReady):
+        await late
+    assert not await former.is_still_ours()
+    assert await successor.is_still_ours()
+    with pytest.raises(NotReady):
+        await former.write(7)
+
+
+async def test_a_missing_mark_is_not_taken_for_a_new_store() -> None:
+    files = MemoryFiles(MemoryDisk())
+    ledger = await open_ledger(files)
+    await ledger.write(1)
+    await files.unlink(ROLE / "e1" / "mark")
+    with pytest.raises(StoreUnusable, match=r"'mark' .* is missing") as refused:
+        await another(files)
+    assert refused.value.fault is StoreFault.DAMAGED
+
+
+async def test_a_damaged_mark_is_refused_and_left_as_it_is() -> None:
+    files = MemoryFiles(MemoryDisk())
+    ledger = await open_ledger(files)
+    await ledger.write(1)
+    async with await files.create(ROLE / "e1" / "mark", exclusive=False) as file:
+        await file.append(b"percolator-oracle-mark 1\ncluster=\nmilliseconds=0\ncrc32=00000000\n")
+    for _ in range(2):
+        with pytest.raises(StoreUnusable, match="damaged"):
+            await another(files)
+        files = MemoryFiles(files.disk)
+
+
+async def test_the_mark_of_another_cluster_is_refused() -> None:
+    files = MemoryFiles(MemoryDisk())
+    ledger = await open_ledger(files, cluster_id="a")
+    await ledger.write(1)
+    with pytest.raises(WrongCluster, match="belongs to cluster a, not to b"):
+        await another(files, cluster_id="b")
+
+
+async def test_a_store_keeps_the_cluster_that_it_once_belonged_to() -> None:
+    """A mark without a cluster is adopted by the first one; after that, another one is refused."""
+    files = MemoryFiles(MemoryDisk())
+    for cluster_id in ("", "a", ""):
+        files = MemoryFiles(files.disk)
+        ledger = await open_ledger(files, cluster_id=cluster_id)
+        await ledger.write(1)
+        files.kill()
+    with pytest.raises(WrongCluster):
+        await open_ledger(MemoryFiles(files.disk), cluster_id="b")
+
+
+async def test_the_mark_never_goes_back() -> None:
+    ledger = await open_ledger(MemoryFiles(MemoryDisk()))
+    await ledger.write(2)
+    with pytest.raises(InvariantViolation):
+        await ledger.write(1)
+
+
+async def test_a_write_costs_two_fsyncs() -> None:
+    files = MemoryFiles(MemoryDisk())
+    ledger = await open_ledger(files)
+    await ledger.write(1)
+    before = files.fsyncs
+    await ledger.write(2)
+    assert files.fsyncs - before == 2
+
+
+async def test_a_failed_write_leaves_the_old_mark_in_force() -> None:
+    files = MemoryFiles(MemoryDisk())
+    ledger = await open_ledger(files)
+    await ledger.write(1)
+    files.faults.fail("append", number=errno.ENOSPC)
+    with pytest.raises(StoreUnusable, match="No space left") as refused:
+        await ledger.write(2)
+    assert refused.value.fault is StoreFault.DISK_FULL
+    assert ledger.mark_milliseconds == 1
+    await ledger.write(3)
+    assert (await another(files)).mark_milliseconds == 3
+
+
+async def test_an_oracle_whose_directory_was_taken_away_notices() -> None:
+    files = MemoryFiles(MemoryDisk())
+    ledger = await open_ledger(files)
+    await ledger.write(1)
+    assert await ledger.is_still_ours()
+    await files.rename(ROLE / "e1", ROLE / "elsewhere")
+    assert not await ledger.is_still_ours()
+    await files.rename(ROLE / "elsewhere", ROLE / "e1")
+    assert not await ledger.is_still_ours(), "once deposed, always"
+
+
+MARK = Mark(1_795_252_739_606, "0123456789abcdef0123456789abcdef")
+
+
+@given(
+    st.integers(0, PHYSICAL_MILLISECONDS_MAX),
+    st.text("0123456789abcdef-", max_size=128),
+)
+def test_a_mark_is_read_as_it_was_written(milliseconds: int, cluster_id: str) -> None:
+    mark = Mark(milliseconds, cluster_id)
+    assert Mark.decode(mark.encode(), "mark") == mark
+
+
+def test_the_format_is_the_documented_one() -> None:
+    assert MARK.encode() == (
+        b"percolator-oracle-mark 1\n"
+        b"cluster=0123456789abcdef0123456789abcdef\n"
+        b"milliseconds=1795252739606\n"
+        b"crc32=1bef8fb2\n"
+    )
+
+
+def test_no_damaged_mark_is_believed() -> None:
+    """Every bit flipped, every length cut short, and the contents of torn or empty files."""
+    good = MARK.encode()
+    damaged = [
+        good[:at] + bytes([good[at] ^ 1 << bit]) + good[at + 1 :]
+        for at in range(len(good))
+        for bit in range(8)
+    ]
+    damaged += [good[:length] for length in range(len(good))]
+    damaged += [b"\0" * len(good), good + b"\n", good * 2, b"\xff" * 4096]
+    for data in damaged:
+        with pytest.raises((StoreUnusable, WrongCluster)) as refused:
+            Mark.decode(data, "coordinator/oracle/e1/mark")
+        assert "coordinator/oracle/e1/mark" in str(refused.value)
+        assert "\n" not in str(refused.value)
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_damage(data: bytes) -> None:
+    with pytest.raises(StoreUnusable) as refused:
+        Mark.decode(data, "mark")
+    assert refused.value.fault is StoreFault.DAMAGED
+
+
+def test_an_epoch_is_kept_and_a_mark_without_one_is_as_in_older_releases() -> None:
+    raised = replace(MARK, epoch=7)
+    assert Mark.decode(raised.encode(), "mark") == raised
+    assert raised.encode().startswith(b"percolator-oracle-mark 2\n")
+    assert MARK.encode().startswith(b"percolator-oracle-mark 1\n")
+
+
+def test_a_newer_format_is_refused_by_its_number() -> None:
+    with pytest.raises(WrongCluster, match="format 3, this one knows 2"):
+        Mark.decode(b"percolator-oracle-mark 3\nwhatever comes then", "mark")
+
+
+def test_a_mark_beyond_what_a_timestamp_can_hold_is_damage() -> None:
+    with pytest.raises(StoreUnusable):
+        Mark.decode(Mark(PHYSICAL_MILLISECONDS_MAX + 1, "").encode(), "mark")
+
+
+def test_a_cluster_id_that_could_not_be_read_again_is_not_written() -> None:
+    for cluster_id in ("two\nlines", "x" * 129, "ä"):
+        with pytest.raises(InvalidArgument):
+            Mark(1, cluster_id)
