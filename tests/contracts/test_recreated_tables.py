@@ -14,8 +14,6 @@ from percolator.protocol.commit import Commit
 from percolator.protocol.verdicts import Verdicts
 from tests.contracts.conftest import Accounts, needs_tablets
 
-pytestmark = needs_tablets
-
 READS: dict[str, Callable[[Snapshot | Transaction, Accounts], object]] = {
     "get": lambda reads, accounts: reads.get("bob", accounts.balance),
     "get_many": lambda reads, accounts: reads.get_many(accounts.table, ["bob"]),
@@ -55,6 +53,7 @@ def _is_empty(db: Database, accounts: Accounts) -> bool:
 
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("read", READS)
+@needs_tablets
 def test_what_was_read_from_a_table_is_never_committed_into_its_successor(
     db: Database, bob: Accounts, others: Accounts, read: str, write: str
 ) -> None:
@@ -70,6 +69,7 @@ def test_what_was_read_from_a_table_is_never_committed_into_its_successor(
 
 @pytest.mark.parametrize("again", READS)
 @pytest.mark.parametrize("first", READS)
+@needs_tablets
 def test_a_table_that_was_read_does_not_become_empty(
     db: Database, bob: Accounts, first: str, again: str
 ) -> None:
@@ -82,6 +82,7 @@ def test_a_table_that_was_read_does_not_become_empty(
 
 
 @pytest.mark.parametrize("read", READS)
+@needs_tablets
 def test_a_table_younger_than_the_snapshot_cannot_be_read(
     db: Database, bob: Accounts, others: Accounts, read: str
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_table_younger_than_the_snapshot_cannot_be_read(
 
 
 @pytest.mark.parametrize("write", WRITES)
+@needs_tablets
 def test_a_table_younger_than_the_transaction_cannot_be_written(
     db: Database, bob: Accounts, others: Accounts, write: str
 ) -> None:
@@ -109,6 +111,7 @@ def test_a_table_younger_than_the_transaction_cannot_be_written(
 
 
 @pytest.mark.parametrize("write", WRITES)
+@needs_tablets
 def test_writes_stay_with_the_table_that_they_were_made_for(
     db: Database, bob: Accounts, write: str
 ) -> None:
@@ -123,6 +126,7 @@ def test_writes_stay_with_the_table_that_they_were_made_for(
 
 
 @pytest.mark.parametrize("read", READS)
+@needs_tablets
 def test_the_past_of_a_table_ends_at_its_creation(db: Database, bob: Accounts, read: str) -> None:
     with db.snapshot() as snapshot:
         before = snapshot.timestamp()
@@ -136,6 +140,7 @@ def test_the_past_of_a_table_ends_at_its_creation(db: Database, bob: Accounts, r
             READS[read](snapshot, bob)
 
 
+@needs_tablets
 def test_the_next_transaction_uses_the_new_table(db: Database, bob: Accounts) -> None:
     with db.snapshot() as snapshot:
         snapshot.get("bob", bob.balance)
@@ -147,6 +152,7 @@ def test_the_next_transaction_uses_the_new_table(db: Database, bob: Accounts) ->
         assert snapshot.get("bob", bob.balance) == 2
 
 
+@needs_tablets
 def test_a_table_created_in_the_middle_of_a_transaction_is_younger(db: Database) -> None:
     with db.snapshot() as snapshot:
         snapshot.timestamp()

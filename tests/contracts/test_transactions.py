@@ -359,7 +359,7 @@ def _with_locks_left(db: Database, accounts: Accounts, monkeypatch: pytest.Monke
     with monkeypatch.context() as patch:
         patch.setattr(commit, "roll_back_all", removes_nothing)
         # In one round, no lock would be stored.
-        patch.setattr(Transaction, "_only_two_phases", True)
+        patch.setattr(aio.Transaction, "_only_two_phases", True)
         patch.setattr(Commit, "commit_primary", dies)
         tx = db.transaction()
         tx.set("a", accounts.balance, 1)

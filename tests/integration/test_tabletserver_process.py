@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import subprocess
 import sys
@@ -11,10 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from percolator.errors import PercolatorError, StoreFault, StoreUnusable, TabletMoved
 from percolator.v1 import tabletserver_pb2 as pb
-from percolator.v1.errors_pb2 import StoreUnusable
+from percolator.v1.errors_pb2 import StoreUnusable as StoreUnusableDetail
 from percolator.wire import methods
-from tests.integration.tabletserver_client import acknowledged, puts, tablet_server
+from tests.integration.tabletserver_client import TabletServer, acknowledged, puts, tablet_server
 
 pytestmark = pytest.mark.integration
 
@@ -53,7 +55,7 @@ async def test_a_full_disk_refuses_writes_of_every_tablet_and_serves_reads(tmp_p
     async with tablet_server(tmp_path, "--disk-reserve-bytes", reserve) as server:
         await server.open(TABLET, 2)
         (refused,) = await server.mutate(puts(TABLET, 2, {b"row": b"other"}))
-        assert refused.error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+        assert refused.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
         assert await server.rows(TABLET, 2) == {b"row": b"value"}
 
 
@@ -140,3 +142,195 @@ def test_a_missing_store_root_is_one_line_and_exit_code_2(tmp_path: Path) -> Non
     assert refused.returncode == 2
     expected = f"tabletserver: store: {tmp_path / 'none'} does not exist"
     assert refused.stderr.splitlines() == [expected]
+
+
+# `kill -9` under load, torn logs, damage: no acknowledged write is lost, the rest is served.
+
+
+KILLS = 3
+LOAD_SECONDS = 0.4
+WRITERS = 4
+ROWS_PER_BATCH = 20
+
+
+class Load:
+    """Writers that never stop, and record what was acknowledged."""
+
+    def __init__(self) -> None:
+        self.sent: dict[bytes, bytes] = {}
+        self.acknowledged: dict[bytes, bytes] = {}
+        self._numbers = itertools.count()
+
+    async def run(self, server: TabletServer, epoch: int) -> None:
+        await asyncio.gather(*(self._write(server, epoch) for _ in range(WRITERS)))
+
+    async def _write(self, server: TabletServer, epoch: int) -> None:
+        while True:
+            numbers = list(itertools.islice(self._numbers, ROWS_PER_BATCH))
+            rows = {b"%08d" % (n * 7919 % 100_000_000): b"value %d" % n for n in numbers}
+            self.sent |= rows
+            try:
+                (result,) = await server.mutate(puts(TABLET, epoch, rows))
+            except PercolatorError:
+                return
+            assert acknowledged(result) == len(rows)
+            self.acknowledged |= rows
+
+
+async def test_every_acknowledged_write_survives_kill_9(tmp_path: Path) -> None:
+    load = Load()
+    async with tablet_server(tmp_path) as server:
+        for epoch in range(1, 2 * KILLS, 2):
+            await server.open(TABLET, epoch)
+            before = len(load.acknowledged)
+            running = asyncio.create_task(load.run(server, epoch))
+            await asyncio.sleep(LOAD_SECONDS)
+            server.kill()
+            await running
+            assert len(load.acknowledged) > before, "the load did nothing before the kill"
+            await server.start()
+            await server.open(TABLET, epoch + 1)
+            found = await server.rows(TABLET, epoch + 1)
+            assert load.acknowledged.items() <= found.items() <= load.sent.items()
+
+
+def newest_log(store: Path, tablet: int) -> Path:
+    return max((store / "3" / str(tablet) / "e1").glob("*.log"))
+
+
+async def test_a_log_torn_behind_what_was_acknowledged_opens_with_all_of_it(
+    tmp_path: Path,
+) -> None:
+    """The torn batch is lost as a whole: no part of it is ever visible, wherever it was torn."""
+    early = {b"early %d" % n: b"x" * 50 for n in range(30)}
+    late = {b"late %d" % n: b"y" * 50 for n in range(30)}
+    torn = (1, 2, 3)
+    async with tablet_server(tmp_path) as server:
+        complete = {}
+        for tablet in torn:
+            await server.open(tablet, 1)
+            await server.put(tablet, 1, early)
+            complete[tablet] = newest_log(server.store, tablet).stat().st_size
+            await server.put(tablet, 1, late)
+        server.kill()
+        for tablet in torn:
+            log = newest_log(server.store, tablet)
+            whole = log.stat().st_size
+            cuts = (complete[tablet] + 1, (complete[tablet] + whole) // 2, whole - 1)
+            with log.open("r+b") as file:
+                file.truncate(cuts[tablet - 1])
+        await server.start()
+        for tablet in torn:
+            await server.open(tablet, 2)
+            assert await server.rows(tablet, 2) == early
+
+
+async def test_a_damaged_tablet_is_reported_and_the_others_serve(tmp_path: Path) -> None:
+    async with tablet_server(tmp_path) as server:
+        for tablet in (1, 2):
+            await server.open(tablet, 1)
+            await server.put(tablet, 1, {b"row": b"value"})
+    (tmp_path / "store" / "3" / "1" / "e1" / "CURRENT").write_text("MANIFEST-999999\n")
+    async with tablet_server(tmp_path) as server:
+        with pytest.raises(StoreUnusable) as refusal:
+            await server.open(1, 2)
+        assert refusal.value.fault in (StoreFault.DAMAGED, StoreFault.INPUT_OUTPUT)
+        await server.open(2, 2)
+        assert await server.rows(2, 2) == {b"row": b"value"}
+        damaged, whole = await server.describe()
+        assert damaged.tablet_id == 1
+        assert damaged.HasField("error")
+        assert not whole.HasField("error")
+        refused = await server.read(1, 2, b"row")
+        assert refused.HasField("error")
+
+
+# Two servers and one tablet: the former owner acknowledges nothing that the next one lacks.
+
+
+def epochs(store: Path) -> list[str]:
+    return sorted(path.name for path in (store / "3" / str(TABLET)).iterdir())
+
+
+async def test_a_cut_off_owner_acknowledges_nothing_that_is_lost(tmp_path: Path) -> None:
+    """It can still reach its clients, but does not learn that the tablet has moved."""
+    store = tmp_path / "store"
+    async with (
+        tablet_server(tmp_path, name="former", store=store) as former,
+        tablet_server(tmp_path, name="next", store=store) as successor,
+    ):
+        await former.open(TABLET, 1)
+        known: dict[bytes, bytes] = {}
+        refusals: list[pb.MutationBatchResult] = []
+
+        async def write(writer: int) -> None:
+            for number in range(100_000):
+                rows = {b"%d/%06d/%d" % (writer, number, n): b"v" for n in range(10)}
+                (result,) = await former.mutate(puts(TABLET, 1, rows))
+                if acknowledged(result) < len(rows):
+                    refusals.append(result)
+                    return
+                known.update(rows)
+
+        writing = asyncio.gather(*(write(writer) for writer in range(4)))
+        await asyncio.sleep(0.3)
+        await successor.open(TABLET, 2)
+        await asyncio.wait_for(writing, 10)
+        assert known.items() <= (await successor.rows(TABLET, 2)).items()
+        assert len(known) > 0
+        for result in refusals:
+            moved = result.error if result.HasField("error") else result.unapplied[0].result.error
+            assert moved.ByteSize() > 0
+        answer = await former.read(TABLET, 1, b"0/000000/0")
+        assert answer.error.HasField("tablet_moved")
+        assert [described.tablet_id for described in await former.describe()] == []
+
+
+async def test_a_paused_owner_comes_back_and_answers_nothing_from_its_old_state(
+    tmp_path: Path,
+) -> None:
+    store = tmp_path / "store"
+    async with (
+        tablet_server(tmp_path, name="former", store=store) as former,
+        tablet_server(tmp_path, name="next", store=store) as successor,
+    ):
+        await former.open(TABLET, 1)
+        await former.put(TABLET, 1, {b"row": b"old"})
+        former.process.pause()
+        late_write = asyncio.create_task(former.mutate(puts(TABLET, 1, {b"late": b"x"})))
+        late_read = asyncio.create_task(former.read(TABLET, 1, b"row"))
+        await asyncio.sleep(0.1)
+        await successor.open(TABLET, 2)
+        former.process.resume()
+        (written,) = await late_write
+        assert acknowledged(written) == 0
+        assert (await late_read).HasField("error")
+        assert await successor.rows(TABLET, 2) == {b"row": b"old"}
+
+
+async def test_a_tablet_moves_with_a_close_and_its_epoch_is_never_used_again(
+    tmp_path: Path,
+) -> None:
+    async with tablet_server(tmp_path) as server:
+        await server.open(TABLET, 5)
+        await server.put(TABLET, 5, {b"row": b"value"})
+        # A repeated request to open a tablet that is open changes nothing.
+        await server.open(TABLET, 5)
+        with pytest.raises(TabletMoved):
+            await server.open(TABLET, 4)
+        await server.open(TABLET, 6)
+        assert await server.rows(TABLET, 6) == {b"row": b"value"}
+        (stale,) = await server.mutate(puts(TABLET, 5, {b"row": b"stale"}))
+        assert stale.error.HasField("tablet_moved")
+        await server.close(TABLET, 6)
+        await server.close(TABLET, 6)
+        with pytest.raises(PercolatorError):
+            await server.open(TABLET, 6)
+        await server.open(TABLET, 7)
+        assert await server.rows(TABLET, 7) == {b"row": b"value"}
+        # Cleaning up continues after the response.
+        for _ in range(1_000):
+            if epochs(server.store) == ["e6.sealed", "e7"]:
+                break
+            await asyncio.sleep(0.01)
+        assert epochs(server.store) == ["e6.sealed", "e7"]
