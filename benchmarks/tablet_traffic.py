@@ -15,11 +15,10 @@ from pathlib import Path
 
 from percolator.errors import CellAddress, InvariantViolation
 from percolator.formats.records import KIND_PUT
-from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.cells import CellMutation
-from percolator.routing.common_step import CommonStep
-from percolator.routing.mutation_lane import fill_list
-from percolator.routing.table_info import TableSchema
+from percolator.protocol.write_set import WriteSteps
+from percolator.routing.catalog import TableSchema
+from percolator.routing.cells import CellMutation, CommonStep
+from percolator.routing.lanes import fill_list
 from percolator.services.local.process import ServiceProcess
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods

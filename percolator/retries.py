@@ -8,10 +8,15 @@ from dataclasses import dataclass
 
 from percolator.arguments import WHOLE_MAX, require_seconds, require_whole
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry, SchemaError
-from percolator.protocol.contention.baton import Baton
-from percolator.protocol.contention.hot_cells import Contender, Loss
-from percolator.protocol.contention.nested_calls import Inside, outer_calls, warn_of_inner_call
-from percolator.protocol.contention.rivals import conflict_pause_seconds
+from percolator.protocol.contention import (
+    Baton,
+    Contender,
+    Inside,
+    Loss,
+    conflict_pause_seconds,
+    outer_calls,
+    warn_of_inner_call,
+)
 from percolator.protocol.environment import Environment
 from percolator.wire.backoff import Backoff, doubled_seconds
 

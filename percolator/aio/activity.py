@@ -12,7 +12,7 @@ from weakref import WeakSet
 from percolator.errors import PercolatorError
 from percolator.observers.watched import Counters
 from percolator.observers.worker import Worker, known_observers
-from percolator.protocol.tally import ContendedCells, Tally
+from percolator.protocol.environment import ContendedCells, Tally
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.lock_service import LockServiceCalls
 from percolator.wire.sessions import ACTIVITY_BYTES_MAX

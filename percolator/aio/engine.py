@@ -18,23 +18,20 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.limits import Limits
-from percolator.protocol.environment import Environment, Owners
+from percolator.protocol.announcing import is_current, learn_schemas
+from percolator.protocol.environment import Environment, Owners, Verdicts
 from percolator.protocol.heartbeats import Heartbeats
-from percolator.protocol.newest import NewestReads
+from percolator.protocol.read import NewestReads
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.shared.beats import Beats
-from percolator.protocol.verdicts import Verdicts
-from percolator.protocol.weak_notifying import is_current, learn_schemas
-from percolator.routing.catalog import Catalog, with_remedy
+from percolator.routing.catalog import Catalog, TableInfo, TabletMap, with_remedy
 from percolator.routing.cells import Cells, Groups, RangeRequest
 from percolator.routing.contents import Contents, TabletContents
 from percolator.routing.deleted_tables import DeletedTables
-from percolator.routing.joined_page import SentPage
-from percolator.routing.pending_cell import CellAnswer
+from percolator.routing.lanes import CellAnswer
+from percolator.routing.range_scan import SentPage
 from percolator.routing.ranges import Ranges, TabletRanges
 from percolator.routing.router import Router
-from percolator.routing.table_info import TableInfo
-from percolator.routing.tablet_map import TabletMap
 from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.contents import RowContents
 from percolator.rowstore.dropped import DroppedTables

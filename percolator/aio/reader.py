@@ -30,15 +30,14 @@ from percolator.arguments import (
     require_whole,
 )
 from percolator.errors import CellAddress, InvalidArgument, PercolatorError, UsageError, harmless
-from percolator.protocol.known_row import KnownRow, known_rows
+from percolator.protocol.environment import Statistics
 from percolator.protocol.read import LockResolver, read_rows
 from percolator.protocol.scan import FoundRow, own_value, scan_pages
-from percolator.protocol.statistics import Statistics
-from percolator.protocol.write_set import WriteSet
+from percolator.protocol.write_set import KnownRow, WriteSet, known_rows
 from percolator.retries import Attempts
+from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import FoundCell, RangeRequest, RowRequest, RowResult, wants
-from percolator.routing.pending_cell import CellAnswer
-from percolator.routing.table_info import TableInfo
+from percolator.routing.lanes import CellAnswer
 from percolator.schema import Column, Readable, Row, Table, decoded_key, decoded_value, encoded_key
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead

@@ -22,7 +22,7 @@ from percolator.aio.snapshot import Snapshot
 from percolator.aio.tickets import Receipt, Ticket
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.schema import Table
 
 _GENERATION = 1

@@ -23,8 +23,8 @@ from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.shared.keeping import Keeper
 from percolator.protocol.shared.names import check_task
-from percolator.protocol.write_steps import Write
-from percolator.routing.table_info import TableInfo
+from percolator.protocol.write_set import Write
+from percolator.routing.catalog import TableInfo
 from percolator.schema import Column, encoded_key, encoded_value
 
 K = TypeVar("K")

@@ -37,13 +37,13 @@ from percolator.errors import (
 )
 from percolator.formats.records import TTL_MILLISECONDS_MAX
 from percolator.limits import Limits
+from percolator.protocol.environment import ROLLED_BACK
 from percolator.protocol.resolving.rolling_in_bulk import tell_of_commits
 from percolator.protocol.shared.announcing import Observed, announced_by_all
 from percolator.protocol.shared.keeping import Keeper
 from percolator.protocol.shared.names import PartKey
 from percolator.protocol.shared.rolling_back import roll_back_all, roll_back_left
 from percolator.protocol.shared.whole import Whole
-from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import Groups
 from percolator.schema import SHARED_NAME
 from percolator.timestamps import Timestamp

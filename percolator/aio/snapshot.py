@@ -15,12 +15,11 @@ from percolator.aio.named_cells import Columns
 from percolator.aio.reader import Reader, rows_in
 from percolator.arguments import as_timestamp
 from percolator.errors import CellAddress
-from percolator.protocol.newest import NotNow
-from percolator.protocol.read import LockResolver, read_rows
+from percolator.protocol.environment import Statistics
+from percolator.protocol.read import LockResolver, NotNow, read_rows
 from percolator.protocol.scan import pages_past_locks, resolved_page, without_locks_of
-from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import CellPage, RangeRequest, RowRequest
-from percolator.routing.joined_page import SentPage
+from percolator.routing.range_scan import SentPage
 from percolator.schema import Readable, Row, Table, decoded_value
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead

@@ -43,18 +43,15 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.observers.time_limits import ClusterWaits
+from percolator.protocol.announcing import notify_weak_observers
 from percolator.protocol.commit import Commit, mark_primary
-from percolator.protocol.contention.baton import Baton
-from percolator.protocol.environment import Environment
-from percolator.protocol.known_row import KnownRow
+from percolator.protocol.contention import Baton
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.scan import FoundRow
-from percolator.protocol.statistics import Statistics
-from percolator.protocol.weak_notifying import notify_weak_observers
-from percolator.protocol.write_set import WriteSet
-from percolator.protocol.write_steps import WriteSteps
+from percolator.protocol.write_set import KnownRow, WriteSet, WriteSteps
 from percolator.retries import Attempts
+from percolator.routing.catalog import NO_OBSERVERS, TableInfo
 from percolator.routing.cells import FoundCell
-from percolator.routing.table_info import NO_OBSERVERS, TableInfo
 from percolator.schema import Column, Readable, Row, Table, encoded_value
 from percolator.timestamps import Timestamp
 

@@ -13,7 +13,7 @@ from percolator.aio.named_cells import Columns
 from percolator.arguments import listed, listed_cells, require_table
 from percolator.blocking.loop_thread import LoopCalls
 from percolator.errors import not_picklable
-from percolator.protocol.statistics import Statistics
+from percolator.protocol.environment import Statistics
 from percolator.schema import Readable, Row, Table
 from percolator.timestamps import Timestamp
 

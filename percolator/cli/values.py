@@ -21,7 +21,7 @@ from percolator.formats.hidden_cells import (
     observed_column,
 )
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
-from percolator.routing.table_info import TableInfo
+from percolator.routing.catalog import TableInfo
 from percolator.row_text import row_bytes, row_text
 from percolator.schema import Column, Table
 from percolator.timestamps import in_json

@@ -27,10 +27,10 @@ from typing import Final
 
 from percolator.errors import NotReady, PercolatorError, Retry
 from percolator.history.fates import Fates
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.routing.table_info import TableSchema
+from percolator.routing.catalog import TableSchema
 from percolator.rowstore.collecting import Bounds
 from percolator.rowstore.collector import Collected, RowCollector
 from percolator.rowstore.intents import BUCKETS, Intent, Intents, key_from

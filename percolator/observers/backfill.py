@@ -39,9 +39,9 @@ from percolator.observers.scanner import RowLocks
 from percolator.observers.watched import Watched
 from percolator.observers.watched_cell import Acknowledgement
 from percolator.protocol import steps
+from percolator.protocol.environment import Statistics
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import FoundRow, scan_pages
-from percolator.protocol.statistics import Statistics
 from percolator.retries import Attempts, RetryPolicy
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
 from percolator.v1 import master_pb2

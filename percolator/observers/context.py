@@ -26,11 +26,9 @@ from percolator.errors import PercolatorError
 from percolator.observers.definition import BlockingTransactions, Observer
 from percolator.observers.time_limits import ClusterWaits
 from percolator.observers.watched import Watched
-from percolator.protocol.environment import Environment
-from percolator.protocol.known_row import KnownRow
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.statistics import Statistics
-from percolator.protocol.write_set import WriteSet
+from percolator.protocol.write_set import KnownRow, WriteSet
 from percolator.routing.catalog import Catalog
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2

@@ -32,9 +32,9 @@ from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.watched_cell import Acknowledgement, look
 from percolator.observers.work_queue import Work
 from percolator.protocol import steps
+from percolator.protocol.environment import Statistics
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import scan_pages
-from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
 from percolator.row_text import quoted
 from percolator.schema import DEAD_LETTERS_NAME, Table

@@ -55,8 +55,8 @@ from percolator.observers.context import (
     WorkRequest,
 )
 from percolator.protocol import steps
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.cells import Answer, CellMutation, Refused
 from percolator.rowstore.intents import BUCKETS, Intent, Intents, exactly, key_from

@@ -38,10 +38,9 @@ from percolator.observers.time_limits import RunTime, Threads, TimeLimit, TimeLi
 from percolator.observers.watched import Watched
 from percolator.observers.watched_cell import NOTHING_SEEN, Acknowledgement, WatchedCell, look
 from percolator.observers.work_queue import Work, WorkQueue
-from percolator.protocol.contention.hot_cells import Contender, Loss
-from percolator.protocol.contention.nested_calls import Inside
+from percolator.protocol.contention import Contender, Inside, Loss
 from percolator.protocol.environment import Environment
-from percolator.protocol.known_row import KnownRow
+from percolator.protocol.write_set import KnownRow
 from percolator.tasks import Tasks
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.wire.backoff import pause_seconds

@@ -20,12 +20,11 @@ from percolator.errors import (
 )
 from percolator.observers.context import Admission, FoundWork, Waiting, WorkHints, WorkRequest
 from percolator.protocol import steps
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.routing.catalog import Catalog
+from percolator.routing.catalog import Catalog, TabletMap
 from percolator.routing.cells import CellMutation
-from percolator.routing.tablet_map import TabletMap
 from percolator.row_text import quoted
 from percolator.tasks import Tasks
 from percolator.timestamps import SEQUENCE_BITS

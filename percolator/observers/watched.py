@@ -9,7 +9,7 @@ from itertools import islice
 from percolator.errors import CellAddress
 from percolator.formats.hidden_cells import acknowledgement_column
 from percolator.observers.definition import Observer
-from percolator.protocol.tally import ContendedCells
+from percolator.protocol.environment import ContendedCells
 from percolator.schema import Column
 from percolator.v1.master_pb2 import OwedBackfill
 

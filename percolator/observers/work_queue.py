@@ -19,7 +19,7 @@ from heapq import heappop, heappush
 from typing import NamedTuple
 
 from percolator.observers.watched import Watched
-from percolator.protocol.contention.hot_cells import Contender, HotCells
+from percolator.protocol.contention import Contender, HotCells
 from percolator.row_text import quoted
 
 TIMESTAMPS_MAX = 2_048

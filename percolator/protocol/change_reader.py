@@ -26,13 +26,12 @@ from percolator.errors import (
     SchemaError,
     SnapshotTooOld,
 )
-from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
+from percolator.protocol.conflicts import MetLock
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.read import PASSING_MAX, LockResolver
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.statistics import Statistics
+from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import ChangeFeeds, ChangesRequest, ChangesSeen, StoredChange
-from percolator.routing.table_info import TableInfo
 from percolator.timestamps import Timestamp
 
 IDLE_SECONDS = 0.1

@@ -71,24 +71,24 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.protocol import conflicts, steps
-from percolator.protocol.announcing import Announcement
-from percolator.protocol.environment import Environment
+from percolator.protocol.announcing import Announcement, notify_weak_observers
+from percolator.protocol.conflicts import (
+    AnotherWriteSet,
+    LockWaiting,
+    MetLock,
+    is_own_lock,
+    require_same,
+)
+from percolator.protocol.environment import ROLLED_BACK, Environment, Statistics
 from percolator.protocol.heartbeats import (
     LEAD_SECONDS_MAX,
     Heartbeats,
     PrimaryLock,
     seconds_until,
 )
-from percolator.protocol.lock_waiting import LockWaiting
-from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.resolving.primaries import Primaries
-from percolator.protocol.same_codecs import require_same_codecs
-from percolator.protocol.same_writes import AnotherWriteSet, is_own_lock, require_same
-from percolator.protocol.statistics import Statistics
-from percolator.protocol.verdicts import ROLLED_BACK
-from percolator.protocol.weak_notifying import notify_weak_observers
-from percolator.protocol.write_steps import WriteSteps
+from percolator.protocol.write_set import WriteSteps, require_same_codecs
 from percolator.routing.cells import (
     APPLIED,
     Answer,

@@ -4,23 +4,162 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from percolator import named_codecs
-from percolator.errors import CellAddress, PercolatorError, SchemaChanged
+from percolator.errors import CellAddress, InvariantViolation, PercolatorError, SchemaChanged
 from percolator.limits import Limits
-from percolator.protocol.contention.hot_cells import HotCells, Loss
-from percolator.protocol.contention.rivals import Rivals
-from percolator.protocol.tally import Tally
-from percolator.protocol.verdicts import Verdicts
+from percolator.protocol.contention import HotCells, Loss, Rivals
+from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import Answer, CellMutation, Cells, Mutations, RollsForward
-from percolator.routing.table_info import TableSchema
 from percolator.tasks import Tasks
 from percolator.wire.backoff import Backoff
 from percolator.wire.liveness import Liveness
 from percolator.world import Clock, Random
+
+# The outcomes of transactions: facts that never change, so they can be cached.
+#
+# Invariant: a verdict is *seen*: a commit record or a rollback marker was read or written. Only then
+# may it be put here. A second verdict on the same transaction has to be the same.
+
+ROLLED_BACK = 0
+"""The verdict on a transaction that was rolled back. Any other verdict is a commit timestamp."""
+
+
+class Verdicts:
+    """The last verdicts, by start timestamp: at most `entries_max`, and at least half as many.
+
+    The process adds its own commits at once, so that its next transaction does not have to wait for
+    locks of the previous one. So the older half is forgotten at once, rather than one verdict with
+    each commit.
+    """
+
+    def __init__(self, entries_max: int) -> None:
+        self._half = max(entries_max // 2, 1)
+        self._newer: dict[int, int] = {}
+        self._older: dict[int, int] = {}
+
+    def get(self, start_timestamp: int) -> int | None:
+        """The verdict, or None if it is not known."""
+        known = self._newer.get(start_timestamp)
+        return self._older.get(start_timestamp) if known is None else known
+
+    def put(self, start_timestamp: int, verdict: int) -> None:
+        known = self.get(start_timestamp)
+        if known is None:
+            if len(self._newer) >= self._half:
+                self._older, self._newer = self._newer, {}
+            self._newer[start_timestamp] = verdict
+        elif known != verdict:
+            raise InvariantViolation(
+                f"transaction {start_timestamp} has two outcomes: "
+                f"{_text(known)} and {_text(verdict)}"
+            )
+
+
+def _text(verdict: int) -> str:
+    return f"committed at {verdict}" if verdict else "rolled back"
+
+
+# What the transactions of one client came to: how many committed, how many lost, and where.
+#
+# Only numbers are kept: every transaction counts. People ask for them when throughput falls, which it
+# usually does because many transactions write one cell.
+
+CELLS_MAX = 256
+"""The most cells that are counted. When there are more, the half with the fewest conflicts is
+forgotten, so a count is a lower bound; that of a cell that matters is hardly off."""
+
+
+class ContendedCells:
+    """The cells where transactions have lost, and how often."""
+
+    __slots__ = ("_counts",)
+
+    def __init__(self) -> None:
+        self._counts: Counter[CellAddress] = Counter()
+
+    def lost_at(self, cell: CellAddress) -> None:
+        self._counts[cell] += 1
+        if len(self._counts) > CELLS_MAX:
+            self._counts = Counter(dict(self._counts.most_common(CELLS_MAX // 2)))
+
+    def most(self, number: int) -> list[tuple[CellAddress, int]]:
+        """The cells with the most conflicts, and their counts."""
+        return self._counts.most_common(number)
+
+
+class Tally:
+    """The counts of one client since it connected. Blocking threads do not touch it."""
+
+    __slots__ = ("cells", "commits", "conflicts")
+
+    def __init__(self) -> None:
+        self.commits = 0
+        self.conflicts = 0
+        self.cells = ContendedCells()
+
+    def lost_at(self, cell: CellAddress | None) -> None:
+        """Counts a conflict. The cell is None if the transaction was given up without one."""
+        self.conflicts += 1
+        if cell is not None:
+            self.cells.lost_at(cell)
+
+
+# What one transaction has cost so far, for its program: `tx.statistics`.
+
+
+class LockWait:
+    """A lock that a transaction waited for, and which transaction held it."""
+
+    __slots__ = ("column", "holder_start_timestamp", "row", "seconds", "table_id")
+
+    def __init__(
+        self, table_id: int, row: bytes, column: bytes, holder: int, seconds: float
+    ) -> None:
+        self.table_id = table_id
+        self.row = row
+        self.column = column
+        self.holder_start_timestamp = holder
+        self.seconds = seconds
+
+    def __repr__(self) -> str:
+        return (
+            f"LockWait({CellAddress(self.table_id, self.row, self.column)}, "
+            f"held by {self.holder_start_timestamp}, {self.seconds:.3f} s)"
+        )
+
+
+class Statistics:
+    """What one transaction has cost so far."""
+
+    __slots__ = ("_lock_waits", "retries", "round_trips", "rows_read")
+
+    def __init__(self) -> None:
+        self.round_trips = 0
+        """How often the transaction waited for responses; parallel requests count once."""
+        self.rows_read = 0
+        """How many rows were asked for or scanned."""
+        self.retries = 0
+        """How many of the round trips repeated a request: it had failed, or met a lock."""
+        self._lock_waits: list[LockWait] | None = None
+
+    @property
+    def lock_waits(self) -> list[LockWait]:
+        """The locks that the transaction waited for, and their holders."""
+        if self._lock_waits is None:  # most transactions never need it
+            self._lock_waits = []
+        return self._lock_waits
+
+    def __repr__(self) -> str:
+        return (
+            f"Statistics(round_trips={self.round_trips}, retries={self.retries}, "
+            f"lock_waits={self.lock_waits})"
+        )
+
 
 _log = logging.getLogger(__name__)
 

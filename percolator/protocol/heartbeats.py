@@ -45,7 +45,7 @@ from percolator.formats.records import (
 from percolator.limits import Limits
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment
-from percolator.protocol.write_steps import WriteSteps
+from percolator.protocol.write_set import WriteSteps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 from percolator.timestamps import SEQUENCE_BITS
 

@@ -24,10 +24,9 @@ from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Ret
 from percolator.formats.records import LockRecord
 from percolator.protocol import steps
 from percolator.protocol.commit import commit_secondaries, portions
-from percolator.protocol.environment import Environment
-from percolator.protocol.same_writes import another, require_same
-from percolator.protocol.verdicts import ROLLED_BACK
-from percolator.protocol.write_steps import WriteSteps
+from percolator.protocol.conflicts import another, require_same
+from percolator.protocol.environment import ROLLED_BACK, Environment
+from percolator.protocol.write_set import WriteSteps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 
 

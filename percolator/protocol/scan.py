@@ -22,11 +22,10 @@ from percolator.formats.records import (
     START_TIMESTAMP_BYTES,
     timestamp_bytes,
 )
-from percolator.protocol.environment import Environment
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.read import PASSING_MAX, LockResolver
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.resolving.rolling_in_bulk import WHOLE_PAGE
-from percolator.protocol.statistics import Statistics
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.cells import (
     CellPage,
@@ -36,7 +35,7 @@ from percolator.routing.cells import (
     RowRequest,
     RowResult,
 )
-from percolator.routing.joined_page import JoinedPage, SentPage
+from percolator.routing.range_scan import JoinedPage, SentPage
 from percolator.v1.tabletserver_pb2 import RowRead
 
 _LOCKS = (KIND_LOCK_ONLY, KIND_READ_LOCK)

@@ -7,34 +7,360 @@ Transactions need masters for nothing else: while none answers, those on known t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from bisect import bisect_left, bisect_right
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from percolator.codec_names import CodecNames
 from percolator.errors import (
     DeadlineExceeded,
+    ExecutionUnknown,
+    NotExecuted,
+    NotReady,
+    PercolatorError,
     PermissionDenied,
     Retry,
     SchemaError,
     TabletLocation,
+    Unavailable,
 )
-from percolator.routing.masters import Masters
-from percolator.routing.schema_versions import SchemaVersions
+from percolator.routing.lanes import SchemaVersions
 from percolator.routing.table_codecs import TableCodecs
-from percolator.routing.table_info import TableInfo, TableSchema
-from percolator.routing.tablet_map import TabletMap
+from percolator.row_text import quoted
 from percolator.schema import Readable
+from percolator.tasks import Tasks, outlasting
+from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.cluster_pb2 import DescribeRequest
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
+from percolator.wire.backoff import Backoff
 from percolator.wire.status import location_from_wire
 from percolator.wire.table_options import REQUEST_ID_BYTES, require_options
-from percolator.world import World
+from percolator.world import RequestT, ResponseT, UnaryMethod, World
+
+# What a client knows of one table: who it is, whom its columns notify, and what encodes them.
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """Which columns of a table notify which observers, and what encodes them."""
+
+    version: int = 0
+    observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    """By column: the observers notified when a put or delete commits."""
+    weak_observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
+    """By column: the observers notified by `notify` only."""
+    codecs: TableCodecs = field(default_factory=TableCodecs.unknown, compare=False)
+    """The same object until one of them is changed on purpose."""
+    expiring: frozenset[bytes] = frozenset()
+    """The columns whose values expire. Tablets judge which have; a client has to write these again
+    even if they hold their values already."""
+
+    @classmethod
+    def of(
+        cls,
+        version: int,
+        observers: Sequence[pb.Observer],
+        codecs: TableCodecs | None = None,
+        ttls: Iterable[ColumnTtl] = (),
+    ) -> TableSchema:
+        strong: dict[bytes, tuple[bytes, ...]] = {}
+        weak: dict[bytes, tuple[bytes, ...]] = {}
+        for observer in observers:
+            by_column = weak if observer.weak else strong
+            for column in observer.columns:
+                by_column[column] = (*by_column.get(column, ()), observer.name.encode())
+        expiring = frozenset(one.column for one in ttls)
+        return cls(version, strong, weak, codecs or TableCodecs.unknown(), expiring)
+
+
+NO_OBSERVERS = TableSchema()
+
+
+@dataclass(frozen=True)
+class TableInfo:
+    """A table that exists."""
+
+    table_id: int
+    name: str
+    schema: TableSchema
+    created_at: int = 0
+    """The table is younger than snapshots below this. 0 if it is older than any."""
+
+    @property
+    def codecs(self) -> TableCodecs:
+        """What encodes its columns, as of when it was looked up."""
+        return self.schema.codecs
+
+    def require_older_than(self, snapshot: int) -> None:
+        """Raises `SchemaError` if the table was created after a snapshot at this timestamp."""
+        if self.created_at > snapshot:
+            raise SchemaError(
+                f"table {self.name!r} is younger than the snapshot: it was created at "
+                f"{Timestamp(self.created_at).describe()}, and the snapshot is at "
+                f"{Timestamp(snapshot).describe()}; begin a new transaction or snapshot to use it",
+                table=self.name,
+                table_id=self.table_id,
+            )
+
+
+# Which tablet holds a row, and which server serves it, as far as this process knows.
+#
+# The map may be out of date: every request names tablet and epoch, and a server that does not own the
+# tablet executes nothing and says what it knows. So a wrong map costs a round trip, never a wrong
+# result.
+
+Finder = Callable[[int, bytes], Awaitable[Sequence[TabletLocation]]]
+"""Asks a master where a row of a table is served. The answer may cover more of the table than that
+row. Raises `SchemaError` for a table that does not exist."""
+
+
+class Searched(NamedTuple):
+    """The rows that an answer of a master was about; an empty end is that of the table."""
+
+    start: bytes
+    end: bytes
+
+    def has(self, row: bytes) -> bool:
+        return self.start <= row and (not self.end or row < self.end)
+
+
+EVERYTHING = Searched(b"", b"")
+
+
+class _Table:
+    """The known tablets of one table, by their first rows. There may be gaps, but no overlaps."""
+
+    __slots__ = ("locations", "starts")
+
+    def __init__(self) -> None:
+        self.starts: list[bytes] = []
+        self.locations: list[TabletLocation] = []
+
+    def overlapping(self, location: TabletLocation) -> slice:
+        """Where the tablets are that have rows of this one. There may be thousands of others."""
+        starts = self.starts
+        first = bisect_right(starts, location.start) - 1
+        if first < 0 or self._ends_before(first, location.start):
+            first += 1
+        end = location.end
+        return slice(first, max(first, bisect_left(starts, end) if end else len(starts)))
+
+    def _ends_before(self, index: int, row: bytes) -> bool:
+        end = self.locations[index].end
+        return bool(end) and end <= row
+
+
+class TabletMap:
+    """The known tablets of all tables."""
+
+    def __init__(self, find: Finder | None = None) -> None:
+        self._find = find
+        self._tables: dict[int, _Table] = {}
+        self._searches: dict[int, asyncio.Task[Searched]] = {}
+        self._tasks = Tasks()
+
+    def locate(self, table_id: int, row: bytes) -> TabletLocation | None:
+        """The tablet that holds the row; None when that is not known."""
+        table = self._tables.get(table_id)
+        if table is None:
+            return None
+        index = bisect_right(table.starts, row) - 1
+        if index < 0:
+            return None
+        location = table.locations[index]
+        return location if not location.end or row < location.end else None
+
+    def locate_below(self, table_id: int, end: bytes) -> TabletLocation | None:
+        """The tablet that holds the last rows below `end` (empty: the last rows of the table)."""
+        table = self._tables.get(table_id)
+        if table is None or not table.starts:
+            return None
+        index = (bisect_left(table.starts, end) if end else len(table.starts)) - 1
+        if index < 0:
+            return None
+        location = table.locations[index]
+        if not location.end:
+            return location
+        return location if end and end <= location.end else None
+
+    def tablets(self, table_id: int) -> list[TabletLocation]:
+        """All known tablets of the table, in row order."""
+        table = self._tables.get(table_id)
+        return [] if table is None else list(table.locations)
+
+    def learn(self, locations: Iterable[TabletLocation]) -> None:
+        """Takes over locations that a response mentioned; they replace only older ones."""
+        for location in locations:
+            table = self._tables.setdefault(location.table_id, _Table())
+            replaced = table.overlapping(location)
+            # Tablet ids and epochs only grow: a split has new ids, a move a new epoch.
+            if all(_age(old) <= _age(location) for old in table.locations[replaced]):
+                # Without an address, no server serves it at the moment.
+                found = [location] if location.address else []
+                table.locations[replaced] = found
+                table.starts[replaced] = [one.start for one in found]
+
+    def replace(self, table_id: int, locations: Iterable[TabletLocation]) -> None:
+        """Takes over a master's answer about a whole table."""
+        self.forget(table_id)
+        self.learn(locations)
+
+    def doubt(self, location: TabletLocation) -> None:
+        """Drops a location that led nowhere, so that the next request asks a master."""
+        table = self._tables.get(location.table_id)
+        if table is not None and location in table.locations:
+            index = table.locations.index(location)
+            del table.locations[index], table.starts[index]
+
+    def forget(self, table_id: int) -> None:
+        """Drops everything about a table that was deleted."""
+        self._tables.pop(table_id, None)
+
+    async def located(self, table_id: int, row: bytes) -> TabletLocation:
+        """The tablet that holds a row; asks for it if it is not known. Raises `Unavailable` if
+        nobody knows it."""
+        location = self.locate(table_id, row)
+        if location is None:
+            await self.refresh(table_id, row)
+            location = self.locate(table_id, row)
+        if location is None:
+            raise Unavailable(f"no tablet is known to hold row {quoted(row)} of table {table_id}")
+        return location
+
+    async def refresh(self, table_id: int, row: bytes) -> Searched:
+        """Asks where the row is now; returns for which rows that is known now.
+
+        There is one request at a time for each table. Concurrent callers share its answer if it is
+        about their rows: for a large table, it is about a part of it.
+        """
+        while (search := self._searches.get(table_id)) is not None:
+            searched = await outlasting(search)
+            if searched.has(row):
+                return searched
+        search = self._searches[table_id] = self._tasks.start(self._search(table_id, row))
+        return await outlasting(search)
+
+    async def try_refresh(self, table_id: int, row: bytes) -> None:
+        """As `refresh`. If no master answers, the map stays as it is, since it is all we have."""
+        try:
+            await self.refresh(table_id, row)
+        except (NotExecuted, ExecutionUnknown):
+            return
+
+    async def refresh_server(self, address: str) -> None:
+        """Asks where the tablets of a server are now that has fallen silent.
+
+        Otherwise, for each of its tablets, some request would have to time out to find that out.
+        An answer is about many tablets, but not about all of a large table.
+        """
+        tables = [
+            table_id
+            for table_id, table in self._tables.items()
+            if any(location.address == address for location in table.locations)
+        ]
+        await asyncio.gather(*(self._refresh_all(table_id, address) for table_id in tables))
+
+    async def _refresh_all(self, table_id: int, address: str) -> None:
+        try:
+            row = self._first_at(address, table_id, b"")
+            while row is not None:
+                searched = await self.refresh(table_id, row)
+                row = self._first_at(address, table_id, searched.end) if searched.end else None
+        except SchemaError:
+            # The caller may want another table. A caller that wants this one searches, and gets
+            # the error.
+            self.forget(table_id)
+
+    def _first_at(self, address: str, table_id: int, row: bytes) -> bytes | None:
+        """The first row of the first tablet of this server that begins at `row` or above."""
+        for location in self.tablets(table_id):
+            if location.address == address and location.start >= row:
+                return location.start
+        return None
+
+    async def _search(self, table_id: int, row: bytes) -> Searched:
+        try:
+            found = [] if self._find is None else await self._find(table_id, row)
+        finally:
+            # Before the task is done: a caller that asks about other rows would otherwise find a
+            # task that is done, await it over and over, and block the event loop.
+            del self._searches[table_id]
+        self.learn(found)
+        return _searched(row, found) if self._find is not None else EVERYTHING
+
+
+def _age(location: TabletLocation) -> tuple[int, int]:
+    return location.tablet_id, location.epoch
+
+
+def _searched(row: bytes, found: Sequence[TabletLocation]) -> Searched:
+    """What this answer to a search for a row was about."""
+    start, end = (min(found[0].start, row), found[-1].end) if found else (row, b"")
+    return Searched(start, end if row < end else b"")
+
+
+# Calls to the masters, of which one leads and the others stand by.
+
+_RETRY_SECONDS_MIN = 0.02
+_RETRY_SECONDS_MAX = 0.5
+_ATTEMPT_SECONDS_MAX = 2.0
+_AGAIN_SECONDS_MIN = 0.5
+"""With less time left, a change that a master has made, and waited for in vain, is not requested
+again. A master answers 0.2 s before the caller's deadline, and after a minute at the latest."""
+
+
+class Masters:
+    """Calls any master that answers: one that does not lead says so, and the next is tried."""
+
+    def __init__(self, world: World, addresses: Sequence[str]) -> None:
+        self._world = world
+        self._addresses = addresses
+        self._turn = 0
+
+    async def call(
+        self,
+        method: UnaryMethod[RequestT, ResponseT],
+        request: RequestT,
+        deadline: float,
+        *,
+        attempt_seconds_max: float = _ATTEMPT_SECONDS_MAX,
+    ) -> ResponseT:
+        """Calls until one answers or the deadline passes. Repeating these calls does no harm.
+
+        One that is given all of the time is a change: at the end, the error says what the master
+        has said of it, such as that the change was made.
+        """
+        clock = self._world.clock
+        backoff = Backoff(clock, self._world.random, _RETRY_SECONDS_MIN, _RETRY_SECONDS_MAX)
+        failed = 0
+        while True:
+            left = deadline - clock.monotonic_seconds()
+            turn = self._turn
+            address = self._addresses[turn % len(self._addresses)]
+            try:
+                call = self._world.network.unary(address, method)
+                return await call(request, min(max(left, 0.001), attempt_seconds_max))
+            except (ExecutionUnknown, NotReady) as error:
+                problem: PercolatorError = error
+            if attempt_seconds_max == inf and not isinstance(problem, (NotReady, Unavailable)):
+                left = deadline - clock.monotonic_seconds()
+                if left < _AGAIN_SECONDS_MIN:
+                    raise DeadlineExceeded(problem.message, where=problem.where) from problem
+            failed += 1
+            if self._turn == turn:  # if several calls fail together, only the first moves on
+                self._turn += 1
+            if failed % len(self._addresses) == 0 and not await backoff.pause(deadline):
+                raise DeadlineExceeded(
+                    f"no master answered in time; last error: {problem.message}",
+                    where=problem.where,
+                )
+
 
 _TABLETS_PER_PAGE = 1_000
 _SEARCH_SECONDS = 5.0

@@ -6,8 +6,7 @@ from collections.abc import AsyncGenerator
 from typing import Protocol
 
 from percolator.errors import NotReady, TabletLocation
-from percolator.routing.catalog import Catalog
-from percolator.routing.table_info import TableInfo
+from percolator.routing.catalog import Catalog, TableInfo
 from percolator.row_text import quoted
 from percolator.v1.cells_pb2 import Cell, Space
 from percolator.v1.tabletserver_pb2 import ScanCellsRequest, TabletTarget

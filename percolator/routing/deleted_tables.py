@@ -14,10 +14,9 @@ from collections.abc import Awaitable, Sequence
 
 from percolator.errors import SchemaError, TabletLocation
 from percolator.limits import Limits
-from percolator.routing.catalog import Catalog
+from percolator.routing.catalog import Catalog, TabletMap
 from percolator.routing.cells import Answer, CellMutation
 from percolator.routing.router import Router
-from percolator.routing.tablet_map import TabletMap
 from percolator.world import World
 
 

@@ -7,18 +7,370 @@ malformed, its rows may have been executed.
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import Any
 
-from percolator.errors import ExecutionUnknown, PercolatorError
-from percolator.routing.cells import Refused
-from percolator.routing.pending_cell import PendingCell
-from percolator.routing.pending_commit import PendingCommit
-from percolator.routing.pending_row import NOWHERE, PendingRow
-from percolator.routing.schema_versions import SchemaVersions
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    PercolatorError,
+    Retry,
+    SchemaChanged,
+    TabletLocation,
+)
+from percolator.routing.cells import (
+    APPLIED,
+    CommitAnswer,
+    CommonStep,
+    FollowedCommit,
+    FoundCell,
+    NotSent,
+    ReadSize,
+    Refused,
+    RowResult,
+    WholeCommit,
+    waiting_seconds,
+)
 from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.tabletserver_pb2 import Mutation, RowRead
+from percolator.wire.methods import COMMIT_TRANSACTIONS, MUTATE, READ
 from percolator.wire.status import from_detail
+from percolator.world import Clock, Network
+
+# Which version of a table's schema each of its tablets asks for: what every request names.
+#
+# The catalog knows the newest version of a table. But tablets change one after another, so what a
+# tablet has said itself counts more.
+
+
+class SchemaVersions:
+    """The schema version under which each tablet accepts requests, as far as it is known."""
+
+    def __init__(self) -> None:
+        self.of_table: dict[int, int] = {}
+        self.of_tablet: dict[int, int] = {}
+        self._named: dict[int, int] = {}
+        """By table: the newest that a tablet has named."""
+        self.on_newer: Callable[[int, int], None] | None = None
+        """Called with the id and the version of a schema that is newer than what is known."""
+
+    def refused(self, tablet_id: int, error: SchemaChanged) -> None:
+        """A tablet has refused another version than its own."""
+        self.of_tablet[tablet_id] = error.schema_version
+        self._named[error.table_id] = max(self.named(error.table_id), error.schema_version)
+        known = self.of_table.get(error.table_id, 0)
+        if error.schema_version > known and self.on_newer is not None:
+            self.on_newer(error.table_id, error.schema_version)
+
+    def named(self, table_id: int) -> int:
+        """The newest version that a tablet of the table has named; 0 if none has."""
+        return self._named.get(table_id, 0)
+
+    def get(self, table_id: int, tablet_id: int) -> int:
+        version = self.of_tablet.get(tablet_id)
+        return self.of_table.get(table_id, 0) if version is None else version
+
+
+# What a caller waits for: one future for all the rows of its request.
+
+NOWHERE = TabletLocation(table_id=0, tablet_id=0, epoch=0, start=b"", end=b"", address="")
+"""The location of a row before it was looked up."""
+
+
+class PendingRow:
+    """One mutation or one row to read, on its way to a tablet server and back."""
+
+    __slots__ = (
+        "alone",
+        "attempts",
+        "index",
+        "location",
+        "message",
+        "pending",
+        "row",
+        "schema_version",
+        "sent",
+        "size_bytes",
+        "table_id",
+    )
+
+    rows = 1
+    """As how many rows it counts in a call."""
+
+    def __init__(
+        self,
+        pending: PendingRequest,
+        index: int,
+        table_id: int,
+        schema_version: int,
+        message: Mutation | CommonStep | RowRead,
+    ) -> None:
+        self.pending = pending
+        self.index = index
+        self.table_id = table_id
+        self.schema_version = schema_version
+        """The schema version that the row requires; 0 for any."""
+        self.message: Any = message
+        self.row: bytes = message.row
+        self.size_bytes: int = (
+            message.size_bytes if isinstance(message, CommonStep) else message.ByteSize()
+        )
+        self.location = NOWHERE
+        self.attempts = 0
+        """How many attempts ended without execution, or for a read without an answer."""
+        self.sent = False
+        """True while the row may have been executed without our knowing."""
+        self.alone = False
+        """Send the row by itself: it, or another row of its batch, made the whole batch fail."""
+
+
+class PendingRequest:
+    """A caller's request, about one or many rows."""
+
+    __slots__ = (
+        "answers",
+        "deadline",
+        "entries",
+        "future",
+        "is_read",
+        "last_problem",
+        "left",
+        "size",
+    )
+
+    def __init__(
+        self, future: asyncio.Future[Any], rows: int, deadline: float, *, is_read: bool
+    ) -> None:
+        self.future = future
+        self.answers: list[Any] = [None] * rows
+        self.left = rows
+        self.deadline = deadline
+        self.is_read = is_read
+        self.entries: list[PendingRow] = []
+        self.last_problem: PercolatorError | None = None
+        self.size: ReadSize | None = None
+        """Of what was read, if that has a limit."""
+
+    def answer(self, index: int, answer: Any) -> None:  # noqa: ANN401 - for any kind of row
+        if self.future.done():
+            return  # too late: the caller has continued without it
+        if self.size is not None:
+            try:
+                self.size.add(answer)
+            except PercolatorError as error:
+                # Now, or the answers of a short request would fill the memory.
+                self.answers.clear()
+                self.fail(index, error)
+                return
+        self.answers[index] = answer
+        self.left -= 1
+        if not self.left:
+            self.future.set_result(self.answers)
+            # The entries refer to this object, too. Left as a reference cycle, they would be work
+            # for the garbage collector: a third of the cost of a small transaction.
+            self.entries.clear()
+
+    def fail(self, index: int, error: PercolatorError) -> None:
+        """A mutation's error is its answer; a read that fails makes the whole request fail."""
+        if not self.is_read:
+            self.answer(index, error)
+        elif not self.future.done():
+            self.future.set_exception(copy(error))
+            self.entries.clear()
+
+    def expire(self) -> None:
+        """Fails what is unanswered, because the deadline has passed. What was not sent is
+        definitely not executed."""
+        for entry in tuple(self.entries):
+            if self.answers[entry.index] is None:
+                is_safe = self.is_read or not entry.sent
+                self.fail(entry.index, late(self.last_problem, is_safe=is_safe))
+
+    def is_answered(self, index: int) -> bool:
+        return self.future.done() or self.answers[index] is not None
+
+
+def late(problem: PercolatorError | None, *, is_safe: bool) -> DeadlineExceeded:
+    """The error for an answer that did not come in time; `problem` is the last attempt's error."""
+    error = DeadlineExceeded(
+        f"no answer in time; last error: {problem.message}" if problem else "no answer in time",
+        where=problem.where if problem else "",
+    )
+    if is_safe:
+        error.retry = Retry.SAFE
+    return error
+
+
+# The read of a single cell, the most frequent kind of read.
+#
+# A request about one row with one answer needs no lists of rows and answers, and no message object
+# before it is written into its call. Those would be a third of what a read costs the client.
+
+CellAnswer = FoundCell | RowResult | None
+"""The cell, or None if there is none; a `RowResult` if a lock is in the way."""
+
+_OTHER_BYTES = 24
+"""The size of a request besides row and column."""
+
+
+class PendingCell:
+    """One cell to read: both a request (`PendingRequest`) and its only row (`PendingRow`)."""
+
+    __slots__ = (
+        "alone",
+        "attempts",
+        "column",
+        "deadline",
+        "future",
+        "last_problem",
+        "location",
+        "row",
+        "sent",
+        "size_bytes",
+        "table_id",
+        "timestamp",
+    )
+
+    index = 0
+    rows = 1
+    is_read = True
+    message: Any = None
+    schema_version = 0
+
+    def __init__(
+        self,
+        future: asyncio.Future[CellAnswer],
+        table_id: int,
+        row: bytes,
+        column: bytes,
+        timestamp: int,
+        deadline: float,
+    ) -> None:
+        self.future = future
+        self.table_id = table_id
+        self.row = row
+        self.column = column
+        self.timestamp = timestamp
+        self.deadline = deadline
+        self.size_bytes = len(row) + len(column) + _OTHER_BYTES
+        self.location = NOWHERE
+        self.attempts = 0
+        self.sent = False
+        self.alone = False
+        self.last_problem: PercolatorError | None = None
+
+    @property
+    def pending(self) -> PendingCell:
+        """This object; as an attribute, it would be a reference cycle."""
+        return self
+
+    def is_answered(self, index: int) -> bool:
+        return self.future.done()
+
+    def answer(self, index: int, answer: Any) -> None:  # noqa: ANN401 - for any kind of row
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def fail(self, index: int, error: PercolatorError) -> None:
+        if not self.future.done():
+            self.future.set_exception(copy(error))
+
+    def expire(self) -> None:
+        """Fails the read, because its deadline has passed."""
+        self.fail(0, late(self.last_problem, is_safe=True))
+
+
+# A whole transaction that one message commits, on its way to its tablet and back.
+#
+# Unlike a row, it is never sent again here once it was answered: whether a copy may still arrive is
+# part of the protocol (percolator/protocol/commit.py). What cannot be committed in this way still
+# can be in two phases. If a message is refused because of one transaction, the others in it are not
+# answered.
+
+"""The size of a cell in a request besides row, column and value."""
+
+
+class PendingCommit:
+    """One transaction in the queue of a server: both a request and its only row, as for a cell."""
+
+    __slots__ = (
+        "alone",
+        "attempts",
+        "commit",
+        "deadline",
+        "future",
+        "last_problem",
+        "location",
+        "row",
+        "rows",
+        "schema_version",
+        "sent",
+        "size_bytes",
+        "table_id",
+    )
+
+    index = 0
+    is_read = False
+    message: Any = None
+
+    def __init__(
+        self, future: asyncio.Future[CommitAnswer], commit: WholeCommit, deadline: float
+    ) -> None:
+        self.future = future
+        self.commit = commit
+        self.table_id = commit.table_id
+        rows, weak = commit.rows, commit.notifications
+        self.row = rows[0]
+        self.rows = len(rows) + len(weak)
+        """As how many rows it counts in a call: one for each cell."""
+        self.schema_version = commit.schema_version
+        self.deadline = deadline
+        if self.rows == 1:  # most transactions: without loops
+            self.size_bytes = (
+                _OTHER_BYTES + len(self.row) + len(commit.columns[0]) + len(commit.values[0])
+            )
+        else:
+            self.size_bytes = _size_bytes(commit) + _OTHER_BYTES * self.rows
+        self.location = NOWHERE
+        self.attempts = 0
+        self.sent = False
+        self.alone = False
+        self.last_problem: PercolatorError | None = None
+
+    @property
+    def pending(self) -> PendingCommit:
+        """This object; as an attribute, it would be a reference cycle."""
+        return self
+
+    def is_answered(self, index: int) -> bool:
+        return self.future.done()
+
+    def answer(self, index: int, answer: Any) -> None:  # noqa: ANN401 - as for any kind of row
+        if not self.future.done():
+            self.future.set_result(answer)
+
+    def fail(self, index: int, error: PercolatorError) -> None:
+        self.answer(index, error)
+
+    def expire(self) -> None:
+        """Answers, because its deadline has passed."""
+        problem = late(self.last_problem, is_safe=False)
+        self.answer(0, problem if self.sent else NotSent(problem.message))
+
+
+def _size_bytes(commit: WholeCommit) -> int:
+    size_bytes = 0
+    for texts in (commit.rows, commit.columns, commit.values):
+        for text in texts:
+            size_bytes += len(text)
+    for row, column, observers in commit.notifications:
+        size_bytes += len(row) + len(column) + sum(map(len, observers))
+    return size_bytes
+
 
 Queued = PendingRow | PendingCell | PendingCommit
 """A row, or a whole transaction, on its way to a tablet server and back."""
@@ -87,3 +439,241 @@ def unapplied(result: pb.MutationResult) -> Refused | PercolatorError:
 
 def malformed(what: str) -> ExecutionUnknown:
     return ExecutionUnknown(f"a tablet server's response is malformed: {what}")
+
+
+# The calls that commit whole transactions: transactions become a request, and back.
+
+
+class CommitLane(Lane):
+    """The transactions for one server."""
+
+    def __init__(
+        self, address: str, network: Network, versions: SchemaVersions, clock: Clock
+    ) -> None:
+        super().__init__(address, versions)
+        self._commit = network.unary(address, COMMIT_TRANSACTIONS)
+        self._now = clock.monotonic_seconds
+
+    async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
+        groups = by_target(entries, self._versions)
+        request = pb.CommitTransactionsRequest()
+        for target, group in groups:
+            batch = request.batches.add()
+            fill_target(batch.target, target)
+            _fill_commits(batch, group)
+        left = min(entry.pending.deadline for entry in entries) - self._now()
+        if left < timeout_seconds:
+            request.wait_milliseconds = max(round(waiting_seconds(left) * 1000), 1)
+        response = await self._commit(request, timeout_seconds)
+        require_batches(response.batches, groups)
+        problems: list[Problem] = []
+        for (_, group), result in zip(groups, response.batches, strict=True):
+            if result.HasField("error"):
+                problems.append((group, from_detail(result.error)))
+                continue
+            try:
+                problems += _answer_commits(group, result)
+            except (IndexError, ValueError) as error:
+                problems.append((group, malformed(str(error))))
+        return problems
+
+
+def _fill_commits(batch: pb.TransactionBatch, group: Sequence[Queued]) -> None:
+    starts: list[int] = []
+    cells: list[int] = []
+    rows: list[bytes] = []
+    columns: list[bytes] = []
+    kinds: list[int] = []
+    values: list[bytes] = []
+    observed: dict[bytes, tuple[bytes, ...]] = {}
+    for index, entry in enumerate(group):
+        if not isinstance(entry, PendingCommit):
+            continue
+        commit = entry.commit
+        starts.append(commit.start)
+        cells.append(len(commit.rows))
+        rows += commit.rows
+        columns += commit.columns
+        kinds += commit.kinds
+        values += commit.values
+        if commit.observed:
+            observed.update(commit.observed)
+        if commit.is_followed:
+            batch.followed.append(index)
+        for row, column, observers in commit.notifications:
+            batch.notifications.add(transaction=index, row=row, column=column, observers=observers)
+    batch.start_timestamps.extend(starts)
+    batch.cells.extend(cells)
+    batch.rows.extend(rows)
+    batch.columns.extend(columns)
+    batch.kinds.extend(kinds)
+    batch.values.extend(values)
+    for column, observers in observed.items():
+        batch.observed.add(column=column, observers=observers)
+
+
+def _answer_commits(group: Sequence[Queued], result: pb.TransactionBatchResult) -> list[Problem]:
+    """Decodes the whole result before it answers any transaction."""
+    commits = list(result.commit_timestamps)
+    if len(commits) != len(group):
+        raise ValueError("it has the wrong number of results")
+    answers: list[object] = list(commits)
+    for index in result.followed:
+        answers[index] = FollowedCommit(commits[index])
+    problems: list[Problem] = []
+    for one in result.uncommitted:
+        entry, found = group[one.transaction], unapplied(one.result)
+        if isinstance(found, PercolatorError):
+            answers[one.transaction] = None
+            problems.append(([entry], found))
+        else:
+            answers[one.transaction] = found
+    if 0 in answers:
+        raise ValueError("it has a transaction without an outcome")
+    for entry, answer in zip(group, answers, strict=True):
+        if answer is not None:
+            entry.pending.answer(0, answer)
+    return problems
+
+
+# The calls that carry conditional mutations: mutations become a request, its response answers.
+#
+# Those that most transactions send travel as parallel lists.
+
+
+class MutationLane(Lane):
+    """The mutations for one server."""
+
+    def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
+        super().__init__(address, versions)
+        self._mutate = network.unary(address, MUTATE)
+
+    async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
+        request = pb.MutateRequest()
+        groups = by_target(entries, self._versions)
+        for target, group in groups:
+            batch = request.batches.add()
+            fill_target(batch.target, target)
+            steps = [entry.message for entry in group if _is_step(entry)]
+            others = len(group) - len(steps)
+            if others:
+                group.sort(key=_is_step)  # the server numbers steps after other mutations
+                batch.mutations.extend([entry.message for entry in group[:others]])
+            if steps:
+                fill_list(batch.steps, steps)
+        response = await self._mutate(request, timeout_seconds)
+        require_batches(response.batches, groups)
+        problems: list[Problem] = []
+        for (_, group), result in zip(groups, response.batches, strict=True):
+            if result.HasField("error"):
+                problems.append((group, from_detail(result.error)))
+            else:
+                problems += _answer_mutations(group, result)
+        return problems
+
+
+def _is_step(entry: Queued) -> bool:
+    return isinstance(entry.message, CommonStep)
+
+
+def fill_list(batch: pb.StepList, steps: Sequence[CommonStep]) -> None:
+    batch.kinds.extend([step.kind for step in steps])
+    batch.rows.extend([step.row for step in steps])
+    batch.columns.extend([step.column for step in steps])
+    batch.values.extend([step.value for step in steps])
+    batch.start_timestamps.extend([step.start for step in steps])
+    batch.commit_timestamps.extend([step.commit for step in steps])
+    batch.min_commit_timestamps.extend([step.min_commit for step in steps])
+    observed = {step.column: step.observers for step in steps if step.observers}
+    for column, observers in observed.items():
+        batch.observed.add(column=column, observers=observers)
+
+
+def _answer_mutations(group: Sequence[Queued], result: pb.MutationBatchResult) -> list[Problem]:
+    refused = {one.mutation: one.result for one in result.unapplied}
+    if result.mutations != len(group) or any(at >= len(group) for at in refused):
+        return [(list(group), malformed("it has the wrong number of mutations"))]
+    problems: list[Problem] = []
+    for at, entry in enumerate(group):
+        found = unapplied(refused[at]) if at in refused else APPLIED
+        if isinstance(found, PercolatorError):
+            problems.append(([entry], found))
+        else:
+            entry.pending.answer(entry.index, found)
+    return problems
+
+
+# The calls that read rows: reads become a request, its response answers.
+#
+# Reads of single cells travel as parallel lists.
+
+
+class ReadLane(Lane):
+    """The reads for one server."""
+
+    def __init__(self, address: str, network: Network, versions: SchemaVersions) -> None:
+        super().__init__(address, versions)
+        self._read = network.unary(address, READ)
+
+    async def call(self, entries: list[Queued], timeout_seconds: float) -> Sequence[Problem]:
+        request = pb.ReadRequest()
+        groups = by_target(entries, self._versions)
+        for target, group in groups:
+            batch = request.batches.add()
+            fill_target(batch.target, target)
+            cells = [entry for entry in group if isinstance(entry, PendingCell)]
+            others = len(group) - len(cells)
+            if others:
+                group.sort(key=_is_cell)  # the server numbers single cells after other reads
+                batch.reads.extend([entry.message for entry in group[:others]])
+            if cells:
+                batch.cells.rows.extend([entry.row for entry in cells])
+                batch.cells.columns.extend([entry.column for entry in cells])
+                batch.cells.timestamps.extend([entry.timestamp for entry in cells])
+        response = await self._read(request, timeout_seconds)
+        require_batches(response.batches, groups)
+        problems: list[Problem] = []
+        for (_, group), result in zip(groups, response.batches, strict=True):
+            if result.HasField("error"):
+                problems.append((group, from_detail(result.error)))
+                continue
+            try:
+                problems += _answer_reads(group, result)
+            except (IndexError, ValueError) as error:
+                problems.append((group, malformed(str(error))))
+        return problems
+
+
+def _is_cell(entry: Queued) -> bool:
+    return isinstance(entry, PendingCell)
+
+
+def _answer_reads(group: Sequence[Queued], result: pb.ReadBatchResult) -> list[Problem]:
+    """Decodes the whole result before it answers any row."""
+    if result.reads != len(group):
+        raise ValueError("it has the wrong number of reads")
+    answers: list[Any] = [None if row.message is None else RowResult() for row in group]
+    refused_reads = set()
+    found = result.found
+    deletes = set(found.deletes)
+    cells = zip(found.reads, found.columns, found.commit_timestamps, found.values, strict=True)
+    for place, (read, column, commit, value) in enumerate(cells):
+        cell = FoundCell(commit, None if place in deletes else value)
+        answer = answers[read]
+        if answer is None:
+            answers[read] = cell
+        else:
+            answer.found[column] = cell
+    for blocking in result.locks:
+        if answers[blocking.read] is None:
+            answers[blocking.read] = RowResult()
+        answers[blocking.read].locks.append(blocking.lock)
+    problems: list[Problem] = []
+    for refused in result.refused:
+        row = group[refused.read]
+        problems.append(([row], from_detail(refused.error)))
+        refused_reads.add(refused.read)
+    for index, (row, answer) in enumerate(zip(group, answers, strict=True)):
+        if index not in refused_reads:
+            row.pending.answer(row.index, answer)
+    return problems

@@ -10,8 +10,7 @@ from collections.abc import Awaitable
 from typing import NamedTuple, Protocol
 
 from percolator.errors import ExecutionUnknown, NotExecuted
-from percolator.routing.catalog import Catalog
-from percolator.routing.tablet_map import TabletMap
+from percolator.routing.catalog import Catalog, TabletMap
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.tabletserver_pb2 import ProposePartsRequest, TabletTarget
 from percolator.wire.methods import PROPOSE_PARTS

@@ -11,8 +11,8 @@ import asyncio
 
 from percolator.errors import TabletLocation, TabletMoved
 from percolator.limits import Limits
+from percolator.routing.catalog import TabletMap
 from percolator.routing.cells import RollForward
-from percolator.routing.tablet_map import TabletMap
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.methods import ROLL_FORWARD
 from percolator.world import World

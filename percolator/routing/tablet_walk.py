@@ -14,7 +14,7 @@ from percolator.errors import (
     TabletLocation,
     TabletMoved,
 )
-from percolator.routing.tablet_map import TabletMap
+from percolator.routing.catalog import TabletMap
 from percolator.wire.backoff import Backoff
 from percolator.world import World
 

@@ -19,10 +19,9 @@ from percolator.errors import (
     TabletMoved,
 )
 from percolator.limits import Limits
+from percolator.routing.catalog import TabletMap
 from percolator.routing.cells import APPLIED, Answer, Refused
-from percolator.routing.lanes import malformed, unapplied
-from percolator.routing.schema_versions import SchemaVersions
-from percolator.routing.tablet_map import TabletMap
+from percolator.routing.lanes import SchemaVersions, malformed, unapplied
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.backoff import Backoff
 from percolator.wire.methods import MUTATE_TOGETHER

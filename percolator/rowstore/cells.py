@@ -19,7 +19,7 @@ from percolator.routing.cells import (
     RowResult,
     WholeCommit,
 )
-from percolator.routing.pending_cell import CellAnswer
+from percolator.routing.lanes import CellAnswer
 from percolator.rowstore.intents import Intents
 from percolator.rowstore.mutating import RowMutations
 from percolator.rowstore.port import RowStore

@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from percolator.formats.records import KIND_LOCK_ONLY, WRITE_KIND_OFFSET, timestamp_bytes
-from percolator.routing.common_step import CommonStep
+from percolator.routing.cells import CommonStep
 from percolator.rowstore.collected import transactions_collected_above
 from percolator.rowstore.exclusion import other_columns
 from percolator.rowstore.layout import (

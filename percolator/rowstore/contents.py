@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Final
 
 from percolator.errors import InvariantViolation
-from percolator.routing.table_info import TableInfo
+from percolator.routing.catalog import TableInfo
 from percolator.row_text import quoted
 from percolator.rowstore.layout import (
     DATA,

@@ -35,7 +35,7 @@ from percolator.formats.records import (
     START_TIMESTAMP_BYTES,
     WRITE_KIND_OFFSET,
 )
-from percolator.routing.common_step import CommonStep
+from percolator.routing.cells import CommonStep
 from percolator.rowstore.collected import transactions_collected_above
 from percolator.rowstore.exclusion import other_sides
 from percolator.rowstore.layout import (

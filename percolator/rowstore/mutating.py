@@ -12,8 +12,7 @@ from collections.abc import Coroutine, Sequence
 
 from percolator.errors import InvalidArgument, NotExecuted, PercolatorError
 from percolator.limits import Limits
-from percolator.routing.cells import APPLIED, Answer, CellMutation
-from percolator.routing.common_step import CommonStep
+from percolator.routing.cells import APPLIED, Answer, CellMutation, CommonStep
 from percolator.rowstore.common_steps import mapped_step
 from percolator.rowstore.intents import Intent, Intents
 from percolator.rowstore.joining import Joined, joined

@@ -13,7 +13,7 @@ from dataclasses import replace
 from percolator.errors import DeadlineExceeded, PercolatorError
 from percolator.limits import Limits
 from percolator.routing.cells import FoundCell, ReadSize, RowRequest, RowResult
-from percolator.routing.pending_cell import CellAnswer
+from percolator.routing.lanes import CellAnswer
 from percolator.rowstore.gathering import Gathering
 from percolator.rowstore.layout import row_key
 from percolator.rowstore.patience import Patience

@@ -45,7 +45,7 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.protocol.shared.rolling_back import roll_back_all
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.schema import Table
 from percolator.spark.connections import Connection, checked, connection_to, shared_database
 from percolator.spark.options import KEEP_SECONDS_MAX, KEEP_SECONDS_MIN, WriteOptions

@@ -33,7 +33,7 @@ from percolator.aio.pin import Pin
 from percolator.aio.snapshot import Snapshot
 from percolator.errors import InvalidArgument, PercolatorError, SnapshotTooOld
 from percolator.routing.cells import CellPage
-from percolator.routing.joined_page import SentPage
+from percolator.routing.range_scan import SentPage
 from percolator.routing.ranges import TableRange
 from percolator.schema import Column, Table
 from percolator.spark.chosen_rows import RowRanges, RowsBetween

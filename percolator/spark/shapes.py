@@ -30,7 +30,7 @@ from percolator.counts import counted
 from percolator.errors import InvalidArgument, InvariantViolation, SchemaError
 from percolator.limits import Limits
 from percolator.routing.cells import CellPage
-from percolator.routing.joined_page import JoinedBytes, JoinedPage, SentPage
+from percolator.routing.range_scan import JoinedBytes, JoinedPage, SentPage
 from percolator.row_text import quoted
 from percolator.schema import Column, Table
 from percolator.spark.catalog import FrameCatalog, ValueField, may_be_null_throughout

@@ -25,8 +25,8 @@ from percolator.errors import (
     SnapshotTooOld,
 )
 from percolator.protocol.change_reader import ChangeReader
+from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import ChangesSeen, StoredChange
-from percolator.routing.table_info import TableInfo
 from percolator.schema import Table
 from percolator.spark.chosen_rows import NOW, SNAPSHOT, Wanted
 from percolator.tasks import Tasks

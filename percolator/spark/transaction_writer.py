@@ -51,7 +51,7 @@ from percolator.errors import (
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.garbage_collector import MIDDLE_COLLECTIONS, NEW_OBJECTS, YOUNG_COLLECTIONS
 from percolator.limits import Limits
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.retries import Attempts, RetryPolicy
 from percolator.routing.cells import FoundCell
 from percolator.row_text import quoted

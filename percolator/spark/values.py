@@ -46,7 +46,7 @@ from pyspark.sql.types import (
 from percolator import codecs
 from percolator.errors import SchemaError
 from percolator.moments import days_of, microseconds_of
-from percolator.routing.joined_page import JoinedBytes
+from percolator.routing.range_scan import JoinedBytes
 from percolator.spark.catalog import DECIMAL, KEY_CODECS
 
 _EMPTY = b""

@@ -29,7 +29,7 @@ from percolator.observers.registration import register
 from percolator.observers.runs import Deletions, ObserverRun
 from percolator.observers.watched import Watched
 from percolator.observers.work_queue import Work
-from percolator.protocol.met_lock import MetLock
+from percolator.protocol.conflicts import MetLock
 
 RUNS_MAX = 10_000
 

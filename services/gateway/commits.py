@@ -35,13 +35,11 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.protocol import repeat
-from percolator.protocol.read_locks import locked_cell, read_lock_of
-from percolator.protocol.same_writes import AnotherWriteSet
-from percolator.protocol.verdicts import ROLLED_BACK
-from percolator.protocol.write_set import WriteSet
-from percolator.protocol.write_steps import WriteSteps
+from percolator.protocol.conflicts import AnotherWriteSet
+from percolator.protocol.environment import ROLLED_BACK
+from percolator.protocol.write_set import WriteSet, WriteSteps, locked_cell, read_lock_of
+from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import RangeRequest
-from percolator.routing.table_info import TableInfo
 from percolator.row_text import quoted
 from percolator.services.chassis.gate import Quota
 from percolator.services.chassis.rpc import caller_identity

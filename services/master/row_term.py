@@ -21,9 +21,8 @@ from percolator.errors import (
 )
 from percolator.history.rows import Decided, RowHistory, TableProgress
 from percolator.limits import Limits
-from percolator.protocol.environment import Environment, Timestamps
-from percolator.protocol.verdicts import Verdicts
-from percolator.routing.table_info import TableSchema
+from percolator.protocol.environment import Environment, Timestamps, Verdicts
+from percolator.routing.catalog import TableSchema
 from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.dropped import DroppedTables
 from percolator.rowstore.intents import Intents

@@ -16,13 +16,11 @@ from typing import Any
 from percolator.errors import NotReady, TabletLocation
 from percolator.history.rows import LOCKS_AT_A_TIME, resolve_older_locks
 from percolator.limits import Limits
-from percolator.protocol.environment import Environment, Timestamps
-from percolator.protocol.met_lock import MetLock
+from percolator.protocol.conflicts import MetLock
+from percolator.protocol.environment import Environment, Timestamps, Verdicts
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.verdicts import Verdicts
+from percolator.routing.catalog import TableSchema, TabletMap
 from percolator.routing.router import Router
-from percolator.routing.table_info import TableSchema
-from percolator.routing.tablet_map import TabletMap
 from percolator.services.master.cluster_map import ClusterMap, Tablet, observer_messages
 from percolator.services.master.collection import ClusterSafePoints, NoOwners, TableCollected
 from percolator.services.master.map_store import MapStore

@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from percolator.errors import CellAddress
 from percolator.limits import Limits
 from percolator.protocol.resolving.primaries import commits_of
-from percolator.routing.catalog import Catalog
+from percolator.routing.catalog import Catalog, TabletMap
 from percolator.routing.deleted_tables import DeletedTables
-from percolator.routing.schema_versions import SchemaVersions
-from percolator.routing.tablet_map import TabletMap
+from percolator.routing.lanes import SchemaVersions
 from percolator.world import World
 
 ANSWER_SECONDS_MAX = 5.0

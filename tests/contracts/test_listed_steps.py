@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
-from percolator.protocol.write_steps import Write, WriteSteps
-from percolator.routing.cells import CellMutation
-from percolator.routing.common_step import CommonStep
-from percolator.routing.mutation_lane import fill_list
-from percolator.routing.table_info import TableSchema
+from percolator.protocol.write_set import Write, WriteSteps
+from percolator.routing.catalog import TableSchema
+from percolator.routing.cells import CellMutation, CommonStep
+from percolator.routing.lanes import fill_list
 from percolator.tablet.keys import ColumnEncoder
 from percolator.tablet.writing.listed_steps import StepChecker
 from percolator.tablet.writing.mutations import MutationChecker

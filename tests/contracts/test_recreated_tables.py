@@ -11,7 +11,7 @@ import pytest
 from percolator import Database, SchemaError, Snapshot, Transaction
 from percolator.protocol import commit
 from percolator.protocol.commit import Commit
-from percolator.protocol.verdicts import Verdicts
+from percolator.protocol.environment import Verdicts
 from tests.contracts.conftest import Accounts, needs_tablets
 
 READS: dict[str, Callable[[Snapshot | Transaction, Accounts], object]] = {

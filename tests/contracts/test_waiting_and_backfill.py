@@ -26,7 +26,7 @@ from percolator.observers.definition import Observer
 from percolator.observers.registration import Removed, remove_observer
 from percolator.observers.worker import Worker, start_in_advance
 from percolator.protocol.announcing import Announcement
-from percolator.protocol.write_steps import WriteSteps
+from percolator.protocol.write_set import WriteSteps
 from percolator.routing.cells import APPLIED
 from percolator.schema import Column
 from percolator.services.local.cluster import LocalCluster

@@ -14,10 +14,9 @@ from percolator.aio.snapshot import Snapshot
 from percolator.aio.transaction import TransactionInternals
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol import commit
-from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
+from percolator.protocol.conflicts import MetLock
+from percolator.protocol.environment import ROLLED_BACK, Environment
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.services.master.collection import CollectionTimes
 from percolator.services.master.tablet_collection import OldLocks
 from percolator.services.tabletserver.settings import TabletServerSettings

@@ -26,16 +26,15 @@ from percolator.observers.work_queue import Work, WorkQueue
 from percolator.protocol import steps
 from percolator.protocol.announcing import Announcement
 from percolator.protocol.commit import Commit
-from percolator.protocol.known_row import KnownRow
-from percolator.protocol.met_lock import MetLock
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.resolving.rolling import Rolling
+from percolator.protocol.write_set import KnownRow
 from percolator.recipes.combine_queue import CombineQueue
 from percolator.recipes.export_queue import ExportQueue
 from percolator.recipes.index import IndexEntries
 from percolator.recipes.sharded_counter import ShardedCounter
-from percolator.routing.catalog import Catalog
+from percolator.routing.catalog import Catalog, TableSchema
 from percolator.routing.cells import FoundCell
-from percolator.routing.table_info import TableSchema
 from percolator.rowstore import shared_writes
 from percolator.rowstore.intents import Intent, Intents
 from percolator.rowstore.port import RowChange

@@ -14,11 +14,10 @@ from percolator.errors import (
     Retry,
 )
 from percolator.protocol.commit import Commit, State
-from percolator.protocol.contention.baton import Baton
-from percolator.protocol.contention.hot_cells import HotCells, Turn
-from percolator.protocol.write_steps import Write
+from percolator.protocol.contention import Baton, HotCells, Turn
+from percolator.protocol.write_set import Write
 from percolator.routing.cells import Answer, CommitAnswer, FollowedCommit, NotSent
-from percolator.routing.pending_commit import PendingCommit
+from percolator.routing.lanes import PendingCommit
 from percolator.tablet.memory.held_cells import HeldCells, Holder
 from percolator.tablet.memory.read_locks import ReadLocks
 from percolator.tablet.memory.state import TabletState

@@ -13,24 +13,23 @@ from percolator.aio.reader import Reader
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import KIND_LOCK_ONLY, WRITE_KIND_OFFSET
 from percolator.protocol import commit, steps
-from percolator.protocol.met_lock import MetLock
-from percolator.protocol.newest import NewestReads, NotNow
+from percolator.protocol.conflicts import MetLock
+from percolator.protocol.read import NewestReads, NotNow
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.write_steps import WriteSteps
-from percolator.routing import mutation_lane
+from percolator.protocol.write_set import WriteSteps
+from percolator.routing import lanes
 from percolator.routing.cells import (
     APPLIED,
     Answer,
     CellMutation,
     CommitAnswer,
+    CommonStep,
     FoundCell,
     Refused,
     RowRequest,
     RowResult,
 )
-from percolator.routing.common_step import CommonStep
-from percolator.routing.lanes import Problem, Queued
-from percolator.routing.pending_row import PendingRow
+from percolator.routing.lanes import PendingRow, Problem, Queued
 from percolator.routing.router import Router
 from percolator.services.master.collection import CollectionTimes
 from percolator.tablet.collection.collection import _WalkOfVersions
@@ -314,7 +313,7 @@ def unapplied_steps_taken_for_applied(patch: Patch) -> None:
             entry.pending.answer(entry.index, APPLIED)
         return []
 
-    patch.setattr(mutation_lane, "_answer", wrong)
+    patch.setattr(lanes, "_answer", wrong)
 
 
 STEP_BUGS = (

@@ -13,7 +13,7 @@ import pytest
 
 from percolator.aio.reader import Reader
 from percolator.errors import InvalidArgument
-from percolator.routing.table_info import TableInfo
+from percolator.routing.catalog import TableInfo
 from percolator.services.chassis.epoch_directory import EpochDirectory, SharedLook
 from percolator.services.master.assignment import Assignment
 from percolator.services.master.cluster_map import Tablet as MapTablet

@@ -18,7 +18,7 @@ from percolator.aio.tickets import Receipt
 from percolator.errors import CellAddress, NotReady, PercolatorError, Retry
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol import steps
-from percolator.protocol.met_lock import MetLock
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.resolving.pushing import Pushing
 from percolator.protocol.resolving.rolling import Rolling
 from percolator.protocol.resolving.rolling_in_bulk import tell_of_commits
@@ -29,7 +29,7 @@ from percolator.protocol.shared.kept_cells import KEPT
 from percolator.protocol.shared.names import Job, PartKey
 from percolator.protocol.shared.part import Part
 from percolator.protocol.shared.whole import Whole
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.routing.cells import Answer, CellMutation, FoundCell
 from percolator.routing.router import Router
 from percolator.rowstore import together

@@ -11,7 +11,7 @@ from percolator.aio import Transaction
 from percolator.aio.snapshot import Snapshot
 from percolator.codecs import raw
 from percolator.formats.records import KIND_DELETE, KIND_PUT
-from percolator.routing.joined_page import JoinedPage, SentPage
+from percolator.routing.range_scan import JoinedPage, SentPage
 from percolator.schema import Column, Family, Table
 from percolator.world import Random
 from tests.isolation.history import CellKey, Found, RecordedTransaction, Scan

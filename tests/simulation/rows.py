@@ -31,7 +31,7 @@ from percolator.bigtable.store import BigtableStore
 from percolator.errors import NotReady, PercolatorError, Retry, StoreFault, StoreUnusable
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.history.rows import Decided, RowHistory
-from percolator.routing.table_info import TableSchema
+from percolator.routing.catalog import TableSchema
 from percolator.rowstore.contents import stored_cells
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.intents import BUCKETS, INTENTS_TABLE, intent_of, key_from

@@ -21,7 +21,7 @@ from percolator.errors import (
     Retry,
     SnapshotTooOld,
 )
-from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.protocol.environment import ROLLED_BACK
 from percolator.retries import RetryPolicy
 from percolator.world import Random
 from tests.isolation.history import RecordedTransaction, Recorder, TransactionRecord

@@ -14,7 +14,7 @@ import percolator
 from percolator.blocking import loop_thread
 from percolator.errors import CellAddress, InvalidArgument
 from percolator.formats.records import KIND_PUT
-from percolator.protocol.write_steps import WriteSteps
+from percolator.protocol.write_set import WriteSteps
 from percolator.routing.cells import APPLIED
 from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import master_pb2

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from percolator import codecs, errors
 from percolator.routing.cells import CellPage
-from percolator.routing.joined_page import JoinedBytes, joined_page
+from percolator.routing.range_scan import JoinedBytes, joined_page
 from percolator.spark.catalog import FrameCatalog
 from percolator.spark.shapes import shape_of
 from percolator.spark.values import decoded, encoded, of_bytes

@@ -22,8 +22,8 @@ from percolator.aio.connecting import connect_to
 from percolator.aio.engine import Rows
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import DeadlineExceeded, Unavailable
-from percolator.protocol.write_steps import CommitPrimary, CommitSecondary, Prewrite
-from percolator.routing.common_step import CommonStep
+from percolator.protocol.write_set import CommitPrimary, CommitSecondary, Prewrite
+from percolator.routing.cells import CommonStep
 from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory

@@ -39,13 +39,12 @@ from percolator.formats.records import (
     LockRecord,
 )
 from percolator.protocol import steps
-from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
+from percolator.protocol.conflicts import MetLock
+from percolator.protocol.environment import ROLLED_BACK, Environment
 from percolator.protocol.resolving.asked_once import About, AskedOnce
 from percolator.protocol.resolving.primaries import Primaries
 from percolator.protocol.resolving.pushing import Pushing, push_step
 from percolator.protocol.resolving.rolling import Rolling
-from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import APPLIED, CellMutation, FoundCell, Refused
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.wire.liveness import Liveness

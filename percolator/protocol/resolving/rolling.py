@@ -11,12 +11,11 @@ from collections.abc import Sequence
 from percolator.errors import SchemaChanged, SnapshotTooOld
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT, WRITE_HEADER
 from percolator.protocol import steps
-from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
+from percolator.protocol.conflicts import MetLock
+from percolator.protocol.environment import ROLLED_BACK, Environment
 from percolator.protocol.resolving.asked_once import About, AskedOnce
 from percolator.protocol.resolving.rolling_in_bulk import BulkRolling
-from percolator.protocol.verdicts import ROLLED_BACK
-from percolator.protocol.write_steps import CommitSecondary
+from percolator.protocol.write_set import CommitSecondary
 from percolator.routing.cells import CellMutation, FoundCell
 from percolator.timestamps import is_expired
 

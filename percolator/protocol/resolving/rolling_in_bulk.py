@@ -16,9 +16,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from percolator.errors import PercolatorError, SchemaChanged
-from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
-from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.protocol.conflicts import MetLock
+from percolator.protocol.environment import ROLLED_BACK, Environment
 from percolator.routing.cells import RollForward
 
 _log = logging.getLogger(__name__)

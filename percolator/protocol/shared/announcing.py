@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from percolator.errors import CellAddress
+from percolator.protocol.announcing import learn_schemas
 from percolator.protocol.environment import Announcing, Environment
-from percolator.protocol.weak_notifying import learn_schemas
-from percolator.routing.table_info import TableSchema
+from percolator.routing.catalog import TableSchema
 
 Observed = frozenset[tuple[bytes, bytes]]
 """Columns of a table, each with an observer that its changes notify."""

@@ -34,8 +34,8 @@ from percolator.formats.records import (
 )
 from percolator.protocol import conflicts, steps
 from percolator.protocol.commit import portions
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.shared.announcing import AttemptAnnouncement, Observed
 from percolator.protocol.shared.kept_cells import KEPT, with_kept_cells
@@ -43,7 +43,7 @@ from percolator.protocol.shared.names import Job, PartKey, PartName
 from percolator.protocol.shared.other_attempts import OtherAttempts
 from percolator.protocol.shared.part import Part
 from percolator.protocol.shared.rolling_back import roll_back_part
-from percolator.protocol.write_steps import Prewrite, Write
+from percolator.protocol.write_set import Prewrite, Write
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Groups, Refused
 
 PARTS_MAX = 256

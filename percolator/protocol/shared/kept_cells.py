@@ -19,11 +19,10 @@ from collections.abc import Mapping
 
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY
-from percolator.protocol.environment import Environment
+from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.read import read_rows
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.statistics import Statistics
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.routing.cells import RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
 

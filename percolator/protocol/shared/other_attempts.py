@@ -16,12 +16,11 @@ from collections.abc import Sequence
 from percolator.errors import ConflictError, UsageError, WrittenTwice
 from percolator.formats.records import LockRecord
 from percolator.protocol import steps
-from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
+from percolator.protocol.conflicts import MetLock
+from percolator.protocol.environment import ROLLED_BACK, Environment
 from percolator.protocol.part_states import FINISHED
 from percolator.protocol.shared.names import Job, PartName
 from percolator.protocol.shared.rolling_back import roll_back_part
-from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import APPLIED, CellMutation, Refused
 
 

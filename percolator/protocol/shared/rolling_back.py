@@ -16,10 +16,9 @@ from percolator.errors import (
     Retry,
 )
 from percolator.protocol import steps
-from percolator.protocol.environment import Environment
+from percolator.protocol.environment import ROLLED_BACK, Environment
 from percolator.protocol.shared.keeping import locks_of
 from percolator.protocol.shared.names import CLOSED, Job, PartKey, PartName
-from percolator.protocol.verdicts import ROLLED_BACK
 from percolator.routing.cells import APPLIED, CellMutation, Refused
 
 

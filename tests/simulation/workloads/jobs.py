@@ -32,7 +32,7 @@ from percolator.errors import (
 )
 from percolator.protocol.shared.kept_cells import KEPT
 from percolator.protocol.shared.names import CLOSED
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.schema import SHARED_NAME
 from tests.isolation.history import RecordedTransaction
 from tests.simulation.recorded_tx import Body, Cells, RecordedTx

@@ -20,7 +20,7 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.protocol.commit import Commit
-from percolator.routing.pending_commit import PendingCommit
+from percolator.routing.lanes import PendingCommit
 from percolator.routing.router import Router
 from percolator.v1 import oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb

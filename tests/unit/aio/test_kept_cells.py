@@ -16,11 +16,11 @@ from percolator.aio.replacing import rest_deleted
 from percolator.aio.share import Share
 from percolator.aio.tickets import Receipt, Ticket
 from percolator.errors import CellAddress, ConflictError, WrittenTwice
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.met_lock import MetLock
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.shared import attempt, kept_cells
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.v1.master_pb2 import SetTtlsRequest
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from tests.unit.aio.shared_attempts import dies, set_value, share_of, values_of

@@ -9,7 +9,7 @@ import pytest
 
 from percolator import Limits
 from percolator.errors import CellAddress
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from tests.unit.connected import accounts, balance, connected
 
 pytestmark = pytest.mark.usefixtures("engine_of_cells")

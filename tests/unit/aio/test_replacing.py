@@ -14,7 +14,7 @@ from percolator.aio.shared import SharedTransaction
 from percolator.aio.tickets import Receipt
 from percolator.errors import CellAddress, ConflictError, SchemaError
 from percolator.protocol.shared.attempt import Attempt
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from tests.unit.aio.shared_attempts import ROWS, receipt_of, set_value, share_of, values_of
 from tests.unit.connected import accounts, balance, connected
 

@@ -9,7 +9,7 @@ import pytest
 from percolator import ConflictError, Limits, RetryPolicy
 from percolator.aio import Database, Transaction
 from percolator.errors import CellAddress
-from percolator.protocol.contention.hot_cells import TURN_SECONDS, Contender
+from percolator.protocol.contention import TURN_SECONDS, Contender
 from tests.unit.connected import accounts, balance, connected
 
 INCREMENTS = 50

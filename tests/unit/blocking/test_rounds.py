@@ -23,7 +23,7 @@ from percolator.blocking import loop_thread, rounds
 from percolator.blocking.loop_thread import LoopCalls, Pending
 from percolator.blocking.rounds import Caller, Rounds
 from percolator.observers.worker import Worker
-from percolator.protocol.contention.hot_cells import TURN_SECONDS, HotCells
+from percolator.protocol.contention import TURN_SECONDS, HotCells
 from tests.simulation.virtual_time import run_virtually
 
 LONG = 1.0

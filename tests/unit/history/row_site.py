@@ -17,8 +17,8 @@ from percolator.history.rows import Decided, RowHistory
 from percolator.limits import Limits
 from percolator.protocol import steps
 from percolator.retries import RetryPolicy
+from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import APPLIED, Answer, CellMutation
-from percolator.routing.table_info import TableSchema
 from percolator.rowstore.contents import stored_cells
 from percolator.rowstore.intents import Intent, Intents
 from percolator.rowstore.port import Change, Check

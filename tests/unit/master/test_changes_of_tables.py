@@ -22,9 +22,8 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
-from percolator.routing.catalog import Catalog
-from percolator.routing.schema_versions import SchemaVersions
-from percolator.routing.tablet_map import TabletMap
+from percolator.routing.catalog import Catalog, TabletMap
+from percolator.routing.lanes import SchemaVersions
 from percolator.services.master import cluster_map, table_changes
 from percolator.services.master.cluster_map import ClusterMap
 from percolator.services.master.map_store import StoredMap

@@ -11,7 +11,7 @@ from percolator import Table, codecs, observes
 from percolator.observers import work_queue
 from percolator.observers.watched import Watched
 from percolator.observers.work_queue import TIMESTAMPS_MAX, Work, WorkQueue
-from percolator.protocol.contention.hot_cells import HotCells
+from percolator.protocol.contention import HotCells
 
 docs = Table("docs")
 source = docs.column("source", codecs.integer)

@@ -6,7 +6,7 @@ from percolator.errors import CellAddress
 from percolator.formats.records import KIND_PUT
 from percolator.limits import Limits
 from percolator.protocol.commit import Commit
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.routing.cells import CellMutation
 from percolator.v1.tabletserver_pb2 import Change
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from tests.simulation.virtual_time import run_virtually
 
 from .invariants import Read, violations

@@ -22,13 +22,12 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.protocol.commit import Commit
-from percolator.protocol.environment import Environment
+from percolator.protocol.environment import Environment, Statistics, Verdicts
 from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.read import read_rows
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.statistics import Statistics
-from percolator.protocol.verdicts import Verdicts
-from percolator.protocol.write_steps import Write, WriteSteps
+from percolator.protocol.write_set import Write, WriteSteps
+from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import (
     APPLIED,
     Answer,
@@ -40,7 +39,6 @@ from percolator.routing.cells import (
     RowResult,
     WholeCommit,
 )
-from percolator.routing.table_info import TableSchema
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Change, Condition, RowRead
 from percolator.wire.liveness import Liveness

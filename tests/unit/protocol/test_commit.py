@@ -9,10 +9,9 @@ import pytest
 from percolator.errors import CellAddress, ConflictError, Retry
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY
 from percolator.limits import Limits
-from percolator.protocol.statistics import Statistics
-from percolator.protocol.verdicts import ROLLED_BACK
+from percolator.protocol.environment import ROLLED_BACK, Statistics
+from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import CellMutation
-from percolator.routing.table_info import TableSchema
 from percolator.timestamps import SEQUENCE_BITS
 
 from .cells_and_steps import PATIENT, A, B, C, address, put, puts, settled, world

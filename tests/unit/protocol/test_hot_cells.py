@@ -7,11 +7,11 @@ import random
 
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
-from percolator.protocol.contention.baton import Baton
-from percolator.protocol.contention.hot_cells import (
+from percolator.protocol.contention import (
     CELLS_MAX,
     KEPT_SECONDS,
     TURN_SECONDS,
+    Baton,
     Contender,
     HotCells,
 )

@@ -6,9 +6,9 @@ import pytest
 
 from percolator.codecs import integer
 from percolator.errors import CellAddress, InvalidArgument
-from percolator.protocol.newest import NOT_NOW, TIMESTAMPS_SECONDS, NewestReads
+from percolator.protocol.read import NOT_NOW, TIMESTAMPS_SECONDS, NewestReads
 from percolator.routing.cells import FoundCell, RowResult
-from percolator.routing.pending_cell import CellAnswer
+from percolator.routing.lanes import CellAnswer
 from percolator.schema import Table
 from percolator.testing import connect_async
 from percolator.timestamps import NEWEST

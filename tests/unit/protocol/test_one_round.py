@@ -25,9 +25,9 @@ from percolator.errors import (
 from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.limits import Limits
 from percolator.protocol.commit import Commit, State
-from percolator.protocol.same_writes import AnotherWriteSet
-from percolator.protocol.statistics import Statistics
-from percolator.protocol.write_steps import Write
+from percolator.protocol.conflicts import AnotherWriteSet
+from percolator.protocol.environment import Statistics
+from percolator.protocol.write_set import Write
 from percolator.routing.cells import (
     Answer,
     CellMutation,

@@ -15,9 +15,8 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.limits import Limits
+from percolator.protocol.environment import ROLLED_BACK, Statistics, Verdicts
 from percolator.protocol.read import PASSING_MAX, read_rows
-from percolator.protocol.statistics import Statistics
-from percolator.protocol.verdicts import ROLLED_BACK, Verdicts
 from percolator.routing.cells import CellMutation, RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
 

@@ -7,10 +7,10 @@ import random
 import pytest
 
 from percolator.errors import CellAddress
-from percolator.protocol.contention.rivals import (
-    CELLS_MAX,
+from percolator.protocol.contention import (
     HALF_AGE_SECONDS,
     HALF_LIFE_SECONDS,
+    REMEMBERED_CELLS_MAX,
     Rivals,
     conflict_pause_seconds,
 )
@@ -54,7 +54,7 @@ def test_rivals_that_have_gone_are_forgotten() -> None:
 
 def test_only_so_many_cells_are_remembered() -> None:
     rivals = Rivals()
-    for number in range(CELLS_MAX + 5):
+    for number in range(REMEMBERED_CELLS_MAX + 5):
         rivals.note_loss(BOB._replace(row=b"%d" % number), "a function", 1.0, 10.0)
-    assert len(rivals) == CELLS_MAX
+    assert len(rivals) == REMEMBERED_CELLS_MAX
     assert BOB._replace(row=b"4") not in rivals

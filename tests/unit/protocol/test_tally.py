@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from percolator.errors import CellAddress
-from percolator.protocol.tally import CELLS_MAX, ContendedCells, Tally
+from percolator.protocol.environment import CELLS_MAX, ContendedCells, Tally
 
 
 def _cell(number: int) -> CellAddress:

@@ -10,8 +10,8 @@ import pytest
 
 from percolator.errors import ConflictError, DeadlineExceeded
 from percolator.protocol.commit import Commit
+from percolator.protocol.environment import Statistics
 from percolator.protocol.read import read_rows
-from percolator.protocol.statistics import Statistics
 from percolator.routing.cells import RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
 

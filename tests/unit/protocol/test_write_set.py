@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from percolator.errors import CellAddress, TransactionTooLarge
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.limits import Limits
-from percolator.protocol.write_set import WriteSet
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write, WriteSet
 
 from .cells_and_steps import A, B, C
 

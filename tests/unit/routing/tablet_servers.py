@@ -17,9 +17,9 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.limits import Limits
+from percolator.routing.catalog import TabletMap
 from percolator.routing.cells import CellMutation, RowRequest
 from percolator.routing.router import Router
-from percolator.routing.tablet_map import TabletMap
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail

@@ -17,9 +17,8 @@ from percolator.errors import (
     SchemaError,
     Unavailable,
 )
-from percolator.routing.catalog import Catalog
-from percolator.routing.schema_versions import SchemaVersions
-from percolator.routing.tablet_map import TabletMap
+from percolator.routing.catalog import Catalog, TabletMap
+from percolator.routing.lanes import SchemaVersions
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import master_pb2 as pb
 from percolator.world import (

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import NotReady
-from percolator.routing.catalog import Catalog
+from percolator.routing.catalog import NO_OBSERVERS, Catalog, TableInfo
 from percolator.routing.contents import TabletContents
-from percolator.routing.table_info import NO_OBSERVERS, TableInfo
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange, Space

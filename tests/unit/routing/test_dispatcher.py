@@ -16,7 +16,7 @@ from percolator.errors import (
 )
 from percolator.limits import MEBIBYTE, Limits
 from percolator.routing.cells import APPLIED, Answer
-from percolator.routing.dispatcher import Dispatcher
+from percolator.routing.router import Dispatcher
 from percolator.v1 import tabletserver_pb2 as pb
 
 from .tablet_servers import Cluster, Server, row_request, step, tablet

@@ -8,7 +8,7 @@ import random
 import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError
-from percolator.routing.masters import Masters
+from percolator.routing.catalog import Masters
 from percolator.v1 import master_pb2 as pb
 from percolator.wire.methods import LIST_TABLES
 from percolator.world import RequestT, ResponseT, UnaryCall, UnaryMethod, World

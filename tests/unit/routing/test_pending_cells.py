@@ -19,7 +19,7 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import FoundCell, RowResult
-from percolator.routing.pending_cell import CellAnswer
+from percolator.routing.lanes import CellAnswer
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import Cell
 from percolator.wire.status import to_detail

@@ -15,7 +15,7 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import RangePage, RangeRequest
-from percolator.routing.joined_page import JoinedPage
+from percolator.routing.range_scan import JoinedPage
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.status import to_detail

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.errors import SchemaError, TabletLocation, Unavailable
-from percolator.routing.tablet_map import TabletMap
+from percolator.routing.catalog import TabletMap
 
 from .tablet_servers import tablet
 

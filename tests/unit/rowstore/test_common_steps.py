@@ -7,9 +7,9 @@ import pytest
 from percolator.errors import CellAddress, InvalidArgument
 from percolator.formats.hidden_cells import read_lock_column
 from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
-from percolator.protocol.write_steps import WriteSteps
-from percolator.routing.common_step import CommonStep
-from percolator.routing.table_info import NO_OBSERVERS
+from percolator.protocol.write_set import WriteSteps
+from percolator.routing.catalog import NO_OBSERVERS
+from percolator.routing.cells import CommonStep
 from percolator.rowstore.common_steps import mapped_step
 from percolator.rowstore.mapping import check_of, mapped
 from tests.unit.rowstore.model_store import TABLE, TIMES, at

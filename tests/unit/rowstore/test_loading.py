@@ -13,7 +13,7 @@ from percolator.aio.bulk_load import LoadComplete, LoadPlan, LoadTimestamps, Not
 from percolator.aio.row_load import RowLoad, TableExists, finish_together
 from percolator.errors import ExecutionUnknown, InvalidArgument, SchemaError, UsageError
 from percolator.history.rows import Decided, RowHistory
-from percolator.routing.table_info import TableSchema
+from percolator.routing.catalog import TableSchema
 from percolator.rowstore import collecting, loading
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange

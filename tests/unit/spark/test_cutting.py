@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE, KIND_PUT
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.spark.transaction_writer import BYTES_MAX, CELLS_MAX, FEW_CELLS, cut
 
 if TYPE_CHECKING:  # it needs pyspark

@@ -23,12 +23,212 @@ Rules, each with the failure that it prevents:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import sys
+import warnings
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextvars import ContextVar
 from heapq import heappop, heappush
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Protocol
 
 from percolator.errors import CellAddress, ConflictError, PercolatorError
-from percolator.protocol.contention.baton import Baton
+from percolator.formats.records import KIND_DELETE, KIND_PUT
+from percolator.protocol.write_set import KnownRow, Write
+from percolator.routing.cells import FollowedCommit, FoundCell
+from percolator.world import Random
+
+# What a transaction that has committed at a hot cell hands to the next in line there.
+#
+# The next one would ask the oracle for a timestamp, and read what was just written. Instead, the
+# tablet sets aside the timestamp directly above the commit, and the next transaction begins there. No
+# commit lies between the two, so what the winner has written is what the next one finds.
+#
+# Rules, each with the failure that it prevents:
+# - The next one has begun to read before the commit was sent. Its snapshot has to show all that was
+#   committed before its first read, and the timestamp is only above that if it was fetched later.
+# - Nobody else may have the timestamp: a transaction is known by its start. So it is set aside by the
+#   tablet that fetches the commit's, and only by the message that commits: a repeated one, which
+#   finds the commit, knows nothing of it.
+# - It is handed to one. The other cells of its snapshot are read at its timestamp, as ever.
+
+
+class Baton(NamedTuple):
+    """Where the next transaction begins, and what it finds there."""
+
+    start: int
+    """The timestamp directly above the commit of the transaction before it."""
+    writes: Mapping[CellAddress, Write]
+    """What that transaction has written."""
+
+    @classmethod
+    def after(cls, commit: int, writes: Mapping[CellAddress, Write]) -> Baton | None:
+        """None if no timestamp was set aside."""
+        return cls(commit + 1, writes) if isinstance(commit, FollowedCommit) else None
+
+    def known(self, cell: CellAddress) -> KnownRow | None:
+        """The cell at the new start, if the transaction before has written it."""
+        table_id, row, column = cell
+        kind, value = self.writes.get(cell, (0, b""))
+        if kind not in (KIND_PUT, KIND_DELETE):
+            return None
+        found = FoundCell(self.start - 1, value if kind == KIND_PUT else None)
+        return KnownRow(table_id, row, {column: found})
+
+
+# Calls inside of calls: a function that runs in a transaction may start another one, and wait.
+#
+# If it does so in its turn at a hot cell (hot_cells.py), an inner call that stood in line there would
+# wait for the outer one, which waits for it. So a call inside of one that stands in line takes no
+# turns. It is found by the context of the running code, which tasks and `asyncio.to_thread` inherit.
+
+
+class Call(Protocol):
+    """A function that is being run in a transaction, again after conflicts."""
+
+    is_running: bool
+    """Whether one of its attempts is being made. A task that it has started may outlast it."""
+
+    @property
+    def in_line(self) -> bool:
+        """Whether it stands in line at hot cells, or has its turn there."""
+        ...
+
+
+_LIBRARY = "percolator."
+_outer: ContextVar[tuple[Call, ...]] = ContextVar("outer calls", default=())
+
+
+def outer_calls() -> tuple[Call, ...]:
+    """The calls that the running code is inside of."""
+    return _outer.get()
+
+
+def warn_of_inner_call() -> None:
+    """Warns of a transaction of its own that a function runs inside of another one.
+
+    It commits even if the other one fails or is run again, and that is seldom meant.
+    """
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARY):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        "a transaction is run inside of another one, and is no part of it: it commits even if the "
+        "other one does not. Pass the transaction (tx) instead of the database to join it",
+        RuntimeWarning,
+        stacklevel=level,
+    )
+
+
+class Inside:
+    """A block of code that runs inside of this call."""
+
+    __slots__ = ("_before", "_call")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._before: tuple[Call, ...] = ()
+
+    def __enter__(self) -> None:
+        self._before = _outer.get()
+        _outer.set((*self._before, self._call))
+        self._call.is_running = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._call.is_running = False
+        # Not by its token: a coroutine that was dropped is ended in any context.
+        _outer.set(self._before)
+
+
+# Rivals: other clients whose transactions have won recently, and the cells where they did.
+#
+# Lines (hot_cells.py) exist within one client. Between clients there are only pauses, and with pauses
+# after conflicts alone, winners go on winning: a client that has just committed retries at once,
+# while all others pause longer and longer. With fifty clients on two cells, the unluckiest waited
+# hundreds of times as long as most. So there are two rules:
+#
+# - The older a transaction, the shorter its pauses: half as long after four seconds.
+# - A caller that has paused at a cell pauses there before its next transaction, too, up to as long.
+#   It forgets half of that in two seconds, so that nothing is left soon after the others have gone.
+
+HALF_AGE_SECONDS = 4.0
+"""The age at which pauses are half as long. With one second, waits differ less, but when fifty
+clients keep the machine busy, they need more attempts and commit a third less."""
+HALF_LIFE_SECONDS = 2.0
+"""The time in which half of a pause is forgotten."""
+PAUSE_SECONDS_MIN = 0.001
+"""A shorter pause is none."""
+REMEMBERED_CELLS_MAX = 1_024
+
+
+def conflict_pause_seconds(randomness: Random, longest_seconds: float, age_seconds: float) -> float:
+    """A pause of a transaction of this age. All of it is random: two that have lost at the same
+    moment would meet again otherwise."""
+    return longest_seconds * randomness.random() / (1.0 + age_seconds / HALF_AGE_SECONDS)
+
+
+class _Contention:
+    """What is known about one cell."""
+
+    __slots__ = ("callers", "seconds", "since")
+
+    def __init__(self) -> None:
+        self.callers: set[object] = set()
+        """What has lost: functions, observers."""
+        self.seconds = 0.0
+        """The longest pause, as of `since`."""
+        self.since = 0.0
+
+    def seconds_at(self, now: float) -> float:
+        return float(self.seconds * 0.5 ** ((now - self.since) / HALF_LIFE_SECONDS))
+
+
+class Rivals:
+    """Where transactions of other clients have won recently. Times are monotonic."""
+
+    def __init__(self) -> None:
+        self._contended: OrderedDict[CellAddress, _Contention] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._contended)
+
+    def __contains__(self, cell: CellAddress) -> bool:
+        return cell in self._contended
+
+    def note_loss(
+        self, cell: CellAddress, caller: object, longest_seconds: float, now: float
+    ) -> None:
+        """Notes that this caller has lost at the cell, and pauses for `longest_seconds` at most."""
+        contention = self._contended.get(cell)
+        if contention is None:
+            contention = self._contended[cell] = _Contention()
+            if len(self._contended) > REMEMBERED_CELLS_MAX:
+                self._contended.popitem(last=False)
+        self._contended.move_to_end(cell)
+        contention.callers.add(caller)
+        contention.seconds = max(contention.seconds_at(now), longest_seconds)
+        contention.since = now
+
+    def longest_seconds(self, cell: CellAddress, caller: object, now: float) -> float:
+        """The longest pause of a new transaction that reads the cell; 0.0 for none.
+
+        A caller that has never lost there does not write the cell, and needs none.
+        """
+        contention = self._contended.get(cell)
+        if contention is None:
+            return 0.0
+        seconds = contention.seconds_at(now)
+        if seconds < PAUSE_SECONDS_MIN:
+            del self._contended[cell]
+            return 0.0
+        return seconds if caller in contention.callers else 0.0
+
 
 TURN_SECONDS = 1.0
 TURN_SECONDS_MAX = 16.0
