@@ -78,7 +78,7 @@ class RowStoreWatch:
         self._gone = gone
         self._silent_since: float | None = None
         self.trouble = ""
-        """Why nothing can be written at the moment; empty while it can."""
+        """Why nothing can be written now; empty while it can."""
 
     async def run(self) -> None:
         """Returns when the store is gone."""

@@ -31,7 +31,7 @@ from percolator.world import Clock
 
 BEAT_SECONDS = 0.5
 GRACE_SECONDS_MIN = 2 * BEAT_SECONDS
-"""With one interval, a leader whose sign of life is a little late would be taken for dead."""
+"""With one interval, a leader whose heartbeat is a little late would be taken for dead."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class CoordinatorTimes:
     """How soon other processes notice a loss."""
 
     beat_seconds: float = BEAT_SECONDS
-    """The interval between two signs of life."""
+    """The interval between two heartbeats."""
     grace_seconds: float = 3.0
-    """A leader or session without a sign of life for this long is taken for dead."""
+    """A leader or session without a heartbeat for this long is taken for dead."""
     poll_seconds: float = 0.1
     """The interval between two checks by a candidate or a watcher."""
 

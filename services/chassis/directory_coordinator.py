@@ -62,7 +62,7 @@ class SessionFile:
         self._unfinished = path.with_name(path.name + _UNFINISHED)
 
     async def put(self, content: bytes) -> None:
-        """Writes a sign of life. It is not durable: a session does not survive a power cut."""
+        """Writes a heartbeat. It is not durable: a session does not survive a power cut."""
         async with await self._files.create(self._unfinished, exclusive=False) as file:
             await file.append(coordinator.encode(content))
         await self._files.rename(self._unfinished, self._path)
@@ -223,7 +223,7 @@ class DirectoryLeadership:
         await self._tasks.run_to_the_end(self._put(key, coordinator.encode(value)))
 
     async def begin(self, holder: str) -> None:
-        """Starts the signs of life. Call it once, before this leadership is made known."""
+        """Starts the heartbeats. Call it once, before this leadership is made known."""
         await self._sign_lock()
         await self.put(LEADER, holder.encode())
         self._beating = asyncio.create_task(self._keep_beating(), name=f"lead as {self._role}")
@@ -277,7 +277,7 @@ class DirectoryLeadership:
                 self._trouble.is_over()
 
     async def _beat(self, count: int) -> None:
-        """Writes a sign of life. It is not durable: after a power cut it means nothing."""
+        """Writes a heartbeat. It is not durable: after a power cut it means nothing."""
         async with self._writing:
             async with await self._files.create(self._beat_unfinished, exclusive=False) as file:
                 await file.append(str(count).encode())

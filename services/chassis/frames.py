@@ -96,7 +96,7 @@ HELLO_SECONDS = 10.0
 FRAME_SECONDS = 60.0
 UNREAD_SECONDS = 30.0
 FRAMES_PER_TURN = 256
-"""Then other connections have their turn: a frame may be as small as nine bytes."""
+"""Then other connections are served: a frame may be as small as nine bytes."""
 
 _log = structlog.get_logger("percolator.frames")
 
@@ -161,7 +161,7 @@ class ServedConnection(asyncio.Protocol):
         self._kept = 0
         """Bytes of incomplete frames, as the listener knows them."""
         self._behind = False
-        """True if frames are left for a later turn of the loop."""
+        """True if frames are left for a later turn of the event loop."""
         self._patience: asyncio.TimerHandle | None = None
         """Ends the connection unless a frame is complete by then."""
         self._unread: asyncio.TimerHandle | None = None
@@ -274,7 +274,7 @@ class ServedConnection(asyncio.Protocol):
             paths=[path for path, _ in self._unary],
             request_bytes_max=self._request_bytes_max,
             # One less than where reading stops, so that a caller who keeps to it is always heard,
-            # such as when it asks for a sign of life.
+            # such as when it asks for a heartbeat.
             calls_max=CALLS_MAX - 1,
         )
         self._write(frame(Kind.WELCOME, 0, welcome.SerializeToString()))

@@ -29,7 +29,7 @@ class Watch(Protocol):
     """Checks all the time whether a store still answers."""
 
     trouble: str
-    """Why nothing can be written at the moment; empty while it can."""
+    """Why nothing can be written now; empty while it can."""
 
     async def run(self) -> None:
         """Returns when the store is gone."""
@@ -105,7 +105,7 @@ class Host(Generic[SettingsT]):
         self.background("watch the store", watch.run())
 
     def store_trouble(self) -> str:
-        """Why nothing can be written to the store at the moment; empty while it can."""
+        """Why nothing can be written to the store now; empty while it can."""
         return "" if self._store_watch is None else self._store_watch.trouble
 
     def _store_stalled(self, stalled: bool) -> None:

@@ -89,7 +89,7 @@ class Records:
     Belongs to one event loop.
 
     Each cell has one version, at one fixed time: no clock takes part, and a later value replaces
-    the earlier one. A row is read and changed at one moment. A change names the cell that it has to
+    the earlier one. A row is read and changed at one time. A change names the cell that it has to
     find as it was seen; of several processes that change a row, one does.
     """
 
@@ -253,7 +253,7 @@ def value_column(key: str) -> bytes:
 
 
 class RoleSeen(NamedTuple):
-    """A role's row as of one moment."""
+    """A role's row as of one time."""
 
     stamp: Stamp | None
     """None: the role never had a leader."""
@@ -287,7 +287,7 @@ class RowLeadership:
 
     All that the leader writes is in one row, under its stamp.
 
-        role/<role>     stamp       changes with every write, and so is the leader's sign of life
+        role/<role>     stamp       changes with every write, and so is the leader's heartbeat
                         leader      the leader's name for itself; absent after it resigned
                         =<key>      a value
 
@@ -445,7 +445,7 @@ class RowLeadership:
 
 SESSIONS = b"session/"
 SESSION = b"session"
-"""The one column of a session: a count that changes with every sign of life, and its value."""
+"""The one column of a session: a count that changes with every heartbeat, and its value."""
 
 _log = structlog.get_logger("percolator.coordinator")
 

@@ -98,7 +98,7 @@ class Health:
         async for request in requests:
             told = None
             while True:
-                # Take all three at one moment: a change while the response leaves is sent next.
+                # Take all three at once: a change while the response leaves is sent next.
                 changed, finished = self._changed, self._finished
                 status = self._status(request.service)
                 if status != told:

@@ -71,7 +71,7 @@ class StoreWatch:
         """The store root as it was first seen."""
         self._failing_since: float | None = None
         self.trouble = ""
-        """Why nothing can be written at the moment; empty while it can."""
+        """Why nothing can be written now; empty while it can."""
 
     async def run(self) -> None:
         """Returns when the store is gone."""

@@ -35,7 +35,7 @@ _NOTHING = "*\n"
 
 _LOCK_ATTEMPTS = 20
 _LOCK_RETRY_SECONDS = 0.02
-"""A check whether a cluster is running holds its lock for a moment."""
+"""A check whether a cluster is running holds its lock briefly."""
 
 
 class Ownership:
@@ -106,7 +106,7 @@ def running(data: Path) -> State | None:
     """The state of the cluster that runs on this data directory; None if none does.
 
     This takes the lock for an instant to see whether it is free: a launcher that starts at this
-    very moment would find it taken.
+    very time would find it taken.
     """
     lock = data / "run" / "lock"
     if not lock.exists():

@@ -74,7 +74,7 @@ class Sources:
                 found[path] = stamp = (status.st_mtime_ns, status.st_size)
                 imports = self._imports_of(path, stamp)
             except OSError:
-                continue  # removed at this moment
+                continue  # removed just now
             for imported in imports:
                 self._add(base, imported, found, added)
 
@@ -213,7 +213,7 @@ def _received(sent_by: socket.socket) -> dict[str, str]:
 
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
-    """Another name of a socket: its address has room for 107 bytes, and directories are deep."""
+    """Another name of a socket: its address takes 107 bytes, and directories are deep."""
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{directory}/{path.name}"

@@ -90,7 +90,7 @@ class HeldLocks:
     ) -> list[bool]:
         """Takes each name that no other session holds, and extends those that this one holds.
 
-        Returns for each name whether the session holds it now. If there is no room for all of
+        Returns for each name whether the session holds it now. If the limit does not allow all of
         them, none is taken.
         """
         now = self._time.tick()

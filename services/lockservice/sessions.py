@@ -185,7 +185,7 @@ class SessionInfo:
     oldest_start_timestamp: int
     pin: bool
     activity: bytes | None = None
-    """What the process does, as it was sent; None if it says nothing, or if there is no room."""
+    """What the process does, as it was sent; None if it says nothing, or above the limit."""
 
 
 @dataclass(slots=True, eq=False)
@@ -370,7 +370,7 @@ class OpenSessions:
             raise self._expired(session_id)
         if not self._is_within(info.ttl_milliseconds) and self._bury(session_id):
             # Its owner is told that it expired, so a later renewal that asks for a longer life must
-            # not revive it. If it cannot be buried, the owner is not told.
+            # not revive it. If its end cannot be remembered, the owner is not told.
             raise self._expired(session_id)
         if not self._takes_over or not self._is_within(info.ttl_milliseconds):
             raise self._not_heard_yet()
@@ -440,7 +440,7 @@ class OpenSessions:
             self._takes_over = False
 
     def _bury(self, session_id: bytes) -> bool:
-        """Remembers that the session has ended, if there is room."""
+        """Remembers that the session has ended, unless the limit is reached."""
         if len(self._buried) >= self._limits.buried_max:
             return False
         self._buried.add(session_id)

@@ -350,7 +350,7 @@ class RowLoads(RowTables):
     A row store changes rows without looking at who asks, so a process that was given up, or a call
     that is late, may write at any time. It does no harm in a table of its own: the table is
     published, under its name, by the run that has filled it, or it is dropped. Publishing is one
-    change of the catalogue, for any number of tables, so all of them appear at the same moment.
+    change of the catalogue, for any number of tables, so all of them appear at once.
 
     * A published table is as young as its publication: snapshots from before it are refused, as
       with every table that is created. So nobody has read or written it at a timestamp at which its

@@ -117,7 +117,7 @@ class TableChanges(ABC, Generic[MapT]):
 
     @abstractmethod
     def _with_new_table(self, current: MapT, creation: Creation) -> tuple[MapT, Table]:
-        """The map with the table, or an error if there is no room for it."""
+        """The map with the table, or an error if it would be too large."""
 
     @abstractmethod
     def _taken_out(self, current: MapT, table: Table) -> MapT:

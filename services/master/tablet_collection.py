@@ -198,7 +198,7 @@ class TabletCollecting:
         by_address: defaultdict[str, list[Tablet]] = defaultdict(list)
         for tablet in tablets:
             if not tablet.server_id:
-                raise NotReady(f"tablet {tablet.tablet_id} is not served at the moment")
+                raise NotReady(f"tablet {tablet.tablet_id} is not served now")
             by_address[tablet.address].append(tablet)
         await self._store.leadership.check()
         await asyncio.gather(

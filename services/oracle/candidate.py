@@ -52,8 +52,9 @@ class Probe:
     period and a master does answer, it is not the standby that is cut off, and the leader counts as
     lost.
 
-    Two oracles that reach a master but not each other would depose each other in turn. So an oracle
-    that was deposed does not depose another one in this way for a while, twice as long each time.
+    Two oracles that reach a master but not each other would depose each other alternately. So an
+    oracle that was deposed does not depose another one in this way for a while, twice as long each
+    time.
     """
 
     def __init__(self, world: World, masters: Sequence[str], *, grace_seconds: float) -> None:

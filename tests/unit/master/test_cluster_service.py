@@ -376,11 +376,11 @@ def network(kind: ServiceKind | None) -> ModelNetwork:
     [(TABLET_SERVER, WORKER), (TABLET_SERVER, ORACLE), (LOCKS, ORACLE), (WORKER, TABLET_SERVER)],
 )
 async def test_another_kind_is_refused_while_the_listed_server_is_there(
-    listed_of_address: ServiceKind, claimed: ServiceKind
+    listed: ServiceKind, claimed: ServiceKind
 ) -> None:
-    kinds = KindCheck(network(listed_of_address))
+    kinds = KindCheck(network(listed))
     with pytest.raises(InvalidArgument, match=f"{HERE} answers as a ") as caught:
-        await kinds.require(server_of_address(claimed), [server_of_address(listed_of_address)])
+        await kinds.require(server_of_address(claimed), [server_of_address(listed)])
     assert caught.value.field == "server.kind"
 
 
@@ -389,11 +389,11 @@ async def test_another_kind_is_refused_while_the_listed_server_is_there(
     [(TABLET_SERVER, WORKER), (TABLET_SERVER, ORACLE), (WORKER, TABLET_SERVER), (MASTER, LOCKS)],
 )
 async def test_another_kind_is_accepted_when_it_is_what_answers_there_now(
-    listed_of_address: ServiceKind, claimed: ServiceKind
+    listed: ServiceKind, claimed: ServiceKind
 ) -> None:
     """A process was started on the port of a stopped one of another kind, still listed."""
     kinds = KindCheck(network(claimed))
-    await kinds.require(server_of_address(claimed), [server_of_address(listed_of_address)])
+    await kinds.require(server_of_address(claimed), [server_of_address(listed)])
     assert kinds.questions == 1
 
 
