@@ -32,7 +32,7 @@ import percolator
 from benchmarks.report import Report
 from benchmarks.watched_memory import WatchedMemory
 from percolator import Table, aio, codecs
-from percolator.aio.tickets import Receipt
+from percolator.aio.shared import Receipt
 from percolator.services.local.cluster import LocalCluster
 
 ROWS = 200_000

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     __version__: str
     """The version of the installed distribution."""
     from percolator import aio, codecs, errors, recipes
-    from percolator.aio.tickets import Receipt, Ticket
+    from percolator.aio.shared import Receipt, Ticket
     from percolator.aio.transaction import Outcome
     from percolator.blocking.changes import Changes
     from percolator.blocking.database import Database, connect

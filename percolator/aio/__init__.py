@@ -25,10 +25,8 @@ from percolator.aio.changes import Changes
 from percolator.aio.connecting import connect
 from percolator.aio.database import Database
 from percolator.aio.pin import Pin
-from percolator.aio.share import Share
-from percolator.aio.shared import SharedTransaction
+from percolator.aio.shared import Receipt, Share, SharedTransaction, Ticket
 from percolator.aio.snapshot import Snapshot
-from percolator.aio.tickets import Receipt, Ticket
 from percolator.aio.transaction import Outcome, Transaction
 
 __all__ = [

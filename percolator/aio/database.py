@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import itertools
 from collections.abc import (
     AsyncIterable,
@@ -11,23 +12,29 @@ from collections.abc import (
     Iterable,
     Mapping,
     Sequence,
+    Set,
 )
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar, overload
 from weakref import WeakKeyDictionary
 
-from percolator.aio.changes import Changes
+from percolator.aio.changes import Changes, Following
 from percolator.aio.engine import Engine
-from percolator.aio.internals import DatabaseInternals
 from percolator.aio.observing import new_worker, stop_all, worker_context
 from percolator.aio.pin import Pin
 from percolator.aio.reader import fresh_timestamp
 from percolator.aio.set_many import BulkWriter
-from percolator.aio.share import Share
-from percolator.aio.shared import SharedTransaction
+from percolator.aio.shared import (
+    REPLACE_AFTER_SECONDS,
+    Share,
+    SharedTransaction,
+    Ticket,
+    checked_ttl,
+    new_ticket,
+)
 from percolator.aio.snapshot import Snapshot
-from percolator.aio.tickets import Ticket
 from percolator.aio.transaction import Outcome, Transaction, settled
 from percolator.arguments import (
     as_option,
@@ -39,6 +46,7 @@ from percolator.arguments import (
     require_bool,
     require_function,
     require_no_internal_name,
+    require_seconds,
     require_table,
     retention_milliseconds,
 )
@@ -57,13 +65,140 @@ from percolator.observers.definition import Observer, checked
 from percolator.observers.quiet import Quiet, wait_until_quiet
 from percolator.observers.registration import register
 from percolator.observers.worker import Worker, WorkerLimits
-from percolator.retries import RetryPolicy
+from percolator.retries import Attempts, RetryPolicy, require_policy
 from percolator.schema import Column, Readable, Table, encoded_key
 from percolator.timestamps import Timestamp
 from percolator.v1.master_pb2 import Codecs, TableOptions
 
-R = TypeVar("R")
+# What the rest of the library needs from a database, and programs do not: `Database.internal`.
+
 K = TypeVar("K")
+
+
+class DatabaseInternals:
+    """The inner side of `Database`. Unlike the methods of that class, most work in any thread."""
+
+    def __init__(self, engine: Engine, retry: RetryPolicy) -> None:
+        self.engine = engine
+        self._retry = retry
+
+    def transaction(self, timeout: float | None) -> Transaction:
+        """As `Database.transaction`."""
+        self.check_timeout(timeout)
+        return Transaction(self.engine, timeout)
+
+    def snapshot(self, at: Timestamp | datetime | None, timeout: float | None) -> Snapshot:
+        """As `Database.snapshot`."""
+        self.check_timeout(timeout)
+        return Snapshot(self.engine, at, timeout)
+
+    def following(
+        self,
+        table: Table[K],
+        after: Timestamp | datetime | None,
+        until: Timestamp | datetime | None,
+        *,
+        before: bool,
+        timeout: float | None,
+    ) -> Following[K]:
+        """What `Database.changes` goes through. In the event loop only."""
+        return Following(self.engine, table, after, until, before=before, timeout=timeout)
+
+    def pin(
+        self,
+        at: Timestamp | datetime | None,
+        tables: Sequence[Table[Any]],
+        description: str,
+        ttl: float | None,
+        timeout: float | None,
+    ) -> Pin:
+        """As `Database.pin`."""
+        self.check_timeout(timeout)
+        seconds = timeout or self.engine.limits.call_seconds
+        return Pin(self.engine, at, tables, description or "a pin", ttl, seconds)
+
+    def shared_transaction(
+        self,
+        unchanged_since: Timestamp | datetime | None,
+        ttl: float | None,
+        timeout: float | None,
+        ticket: Ticket | None = None,
+    ) -> SharedTransaction:
+        """As `Database.shared_transaction`; with a ticket, one that another process has begun."""
+        self.check_timeout(timeout)
+        seconds = timeout or self.engine.limits.call_seconds
+        return SharedTransaction(self.engine, unchanged_since, ttl, seconds, ticket)
+
+    async def shared_ticket(self, ttl: float, timeout: float) -> Ticket:
+        """The ticket of a new shared transaction, on which another process is to decide."""
+        self.check_timeout(timeout)
+        return await new_ticket(self.engine, 0, checked_ttl(self.engine, ttl), timeout)
+
+    def share(
+        self,
+        ticket: Ticket,
+        task: str,
+        generation: int,
+        timeout: float | None,
+        replace_after_seconds: float = REPLACE_AFTER_SECONDS,
+        chosen: Set[int] = frozenset(),
+        *,
+        only_changes: bool = False,
+    ) -> Share:
+        """As `Database.share`. `chosen`: start timestamps of parts whose cells it leaves alone.
+        `only_changes`: cells that have their values already are locked, but not written."""
+        self.check_timeout(timeout)
+        return Share(
+            self.engine,
+            ticket,
+            task,
+            generation,
+            timeout or self.engine.limits.call_seconds,
+            replace_after_seconds,
+            chosen,
+            only_changes,
+        )
+
+    def attempts(
+        self, retry: RetryPolicy | None, function: Callable[..., object] | None = None
+    ) -> Attempts:
+        """The attempts at `function` that `Database.run` makes. Call `end` after the last one."""
+        require_policy(retry)
+        return Attempts(retry or self._retry, self.engine.env, _code(function))
+
+    def attempt(self, attempts: Attempts, retries: int) -> Transaction:
+        """The transaction of the next attempt."""
+        seconds = min(attempts.seconds_left(), self.engine.limits.call_seconds)
+        transaction = Transaction(self.engine, seconds, attempts)
+        transaction.statistics.retries = retries
+        return transaction
+
+    def deadline(self, timeout: float | None) -> float:
+        """When a call that starts now times out, by the monotonic clock. Checks the call, too."""
+        self.engine.require_usable()
+        self.check_timeout(timeout)
+        return self.engine.now() + (timeout or self.engine.limits.call_seconds)
+
+    def check_timeout(self, timeout: float | None) -> None:
+        """Raises `UsageError` after the database was closed, and for a bad time-out."""
+        if self.engine.closed:
+            raise UsageError("the database is closed")
+        if timeout is not None:
+            require_seconds(timeout)
+
+
+def _code(function: Callable[..., object] | None) -> object:
+    """What stays the same if a function is defined again for each call: its code. A wrapper's code
+    is shared by all that it wraps: functions that only read would wait with the others.
+    """
+    if function is None:
+        return None
+    while isinstance(unwrapped := inspect.unwrap(function), partial):
+        function = unwrapped.func
+    return getattr(unwrapped, "__code__", type(unwrapped))
+
+
+R = TypeVar("R")
 T = TypeVar("T")
 D = TypeVar("D")
 

@@ -16,9 +16,9 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from percolator import codecs
 from percolator.aio.awaiting import LateWrites
 from percolator.aio.engine import Engine
-from percolator.aio.named_cells import Columns, stored_names, stored_range
 from percolator.arguments import (
     COLUMNS_MAX,
     listed,
@@ -29,7 +29,14 @@ from percolator.arguments import (
     require_table,
     require_whole,
 )
-from percolator.errors import CellAddress, InvalidArgument, PercolatorError, UsageError, harmless
+from percolator.errors import (
+    CellAddress,
+    InvalidArgument,
+    PercolatorError,
+    SchemaError,
+    UsageError,
+    harmless,
+)
 from percolator.protocol.environment import Statistics
 from percolator.protocol.read import LockResolver, read_rows
 from percolator.protocol.scan import FoundRow, own_value, scan_pages
@@ -38,11 +45,59 @@ from percolator.retries import Attempts
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import FoundCell, RangeRequest, RowRequest, RowResult, wants
 from percolator.routing.lanes import CellAnswer
-from percolator.schema import Column, Readable, Row, Table, decoded_key, decoded_value, encoded_key
+from percolator.schema import (
+    Column,
+    Family,
+    Readable,
+    Row,
+    Table,
+    decoded_key,
+    decoded_value,
+    encoded_key,
+    encoded_prefix,
+)
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 
+# Which stored cells the columns and keys of a caller mean.
+
 K = TypeVar("K")
+
+Columns = Sequence[Column[Any] | Family[Any]]
+Range = tuple[bytes, bytes]
+
+
+def stored_names(
+    table: Table[Any], columns: Columns | None
+) -> tuple[list[bytes] | None, tuple[bytes, ...]]:
+    """The names of the columns, None for all, and the prefixes of the families."""
+    if columns is None:
+        return None, ()
+    for column in columns:
+        if column.table.name != table.name:
+            raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
+    names = [column.name for column in columns if isinstance(column, Column)]
+    return names, tuple(column.prefix for column in columns if isinstance(column, Family))
+
+
+def stored_range(table: Table[K], start: K | None, end: K | None, prefix: K | None) -> Range:
+    """The rows from the first one, and before the last one: empty if there is no last one."""
+    first = b"" if start is None else encoded_key(table, start, field="start")
+    last = b"" if end is None else _end(encoded_key(table, end, field="end"))
+    if prefix is not None:
+        begin = encoded_prefix(table, prefix)
+        after = codecs.after_prefix(begin)
+        first = max(first, begin)
+        last = min(last, after) if last and after else last or after
+    return first, last
+
+
+def _end(row: bytes) -> bytes:
+    """Refuses an empty row as the end of a range: it would mean "to the last row"."""
+    if not row:
+        raise InvalidArgument("end", "is empty, and no row is before the empty row")
+    return row
+
 
 _NOTHING = FoundCell(0, None)
 _NO_WRITES: Mapping[bytes, bytes | None] = {}

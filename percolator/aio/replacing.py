@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from contextlib import aclosing
 from typing import Any
 
-from percolator.aio.internals import DatabaseInternals
+from percolator.aio.database import DatabaseInternals
+from percolator.aio.shared import Receipt, Ticket
 from percolator.aio.snapshot import Snapshot
-from percolator.aio.tickets import Receipt, Ticket
 from percolator.errors import CellAddress
 from percolator.formats.records import KIND_DELETE
 from percolator.protocol.write_set import Write

@@ -11,8 +11,7 @@ from typing import Any, TypeVar, cast, overload
 
 from percolator.aio.awaiting import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
-from percolator.aio.named_cells import Columns
-from percolator.aio.reader import Reader, rows_in
+from percolator.aio.reader import Columns, Reader, rows_in
 from percolator.arguments import as_timestamp
 from percolator.errors import CellAddress
 from percolator.protocol.environment import Statistics

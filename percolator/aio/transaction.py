@@ -27,8 +27,7 @@ from typing import Any, TypeVar, overload
 
 from percolator.aio.awaiting import DONE, Awaits, LateWrites, Written, must_be_awaited
 from percolator.aio.engine import Engine
-from percolator.aio.named_cells import Columns
-from percolator.aio.reader import Reader, rows_in
+from percolator.aio.reader import Columns, Reader, rows_in
 from percolator.arguments import require_bool, require_seconds
 from percolator.errors import (
     CellAddress,

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from percolator.aio import change_pages as shared
-from percolator.aio.following import Following
+from percolator.aio import changes as shared
+from percolator.aio.changes import Following
 from percolator.blocking.loop_thread import LoopCalls
 from percolator.changes import Change, ChangePage
 from percolator.errors import UsageError

@@ -11,10 +11,10 @@ from typing import Any, NoReturn, TypeVar, overload
 
 from percolator import aio
 from percolator.aio import Outcome
+from percolator.aio.changes import Following
 from percolator.aio.database import DRAIN_SECONDS
-from percolator.aio.following import Following
 from percolator.aio.set_many import source_of
-from percolator.aio.tickets import Ticket
+from percolator.aio.shared import Ticket
 from percolator.arguments import finished, listed_tables, require_drain_seconds, require_function
 from percolator.blocking import loop_thread
 from percolator.blocking.changes import Changes

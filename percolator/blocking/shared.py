@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from percolator import aio
-from percolator.aio.tickets import Receipt, Ticket
+from percolator.aio.shared import Receipt, Ticket
 from percolator.blocking.loop_thread import LoopCalls
 from percolator.schema import Column
 from percolator.timestamps import Timestamp

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, NoReturn, TypeVar, overload
 
 from percolator import aio
-from percolator.aio.named_cells import Columns
+from percolator.aio.reader import Columns
 from percolator.arguments import listed, listed_cells, require_table
 from percolator.blocking.loop_thread import LoopCalls
 from percolator.errors import not_picklable

@@ -31,8 +31,9 @@ from percolator.routing.cells import Answer, CellMutation
 # Writing weak notifications: those that a program asks for, without a change of the cell.
 #
 # They are written for the observers that the table has at the timestamp: whoever was registered
-# before it has to hear of them. A client may know an older schema. A tablet compares versions, as it
-# does when a cell is committed. A row store cannot, but a timestamp comes with the catalogue's epoch.
+# before it has to hear of them. A client may know an older schema. A tablet compares versions, as
+# it does when a cell is committed. A row store cannot, but a timestamp comes with the catalogue's
+# epoch.
 
 
 async def notify_weak_observers(

@@ -74,12 +74,11 @@ from percolator.protocol import conflicts, steps
 from percolator.protocol.announcing import Announcement, notify_weak_observers
 from percolator.protocol.conflicts import (
     AnotherWriteSet,
-    LockWaiting,
     MetLock,
     is_own_lock,
     require_same,
 )
-from percolator.protocol.environment import ROLLED_BACK, Environment, Statistics
+from percolator.protocol.environment import ROLLED_BACK, Environment, LockWait, Statistics
 from percolator.protocol.heartbeats import (
     LEAD_SECONDS_MAX,
     Heartbeats,
@@ -88,7 +87,7 @@ from percolator.protocol.heartbeats import (
 )
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.resolving.primaries import Primaries
-from percolator.protocol.write_set import WriteSteps, require_same_codecs
+from percolator.protocol.write_set import WriteSteps, locked_cell, require_same_codecs
 from percolator.routing.cells import (
     APPLIED,
     Answer,
@@ -109,6 +108,11 @@ _NO_COPY_IS_READ = (NotSent, UsageError, PermissionDenied, Unauthenticated)
 _NO_COPY_IS_EXECUTED = (SnapshotTooOld, SchemaError, InvalidArgument)
 """Neither now nor later: safe points only rise, tables do not come back, and each copy says the
 same. This is as final as a marker, except for what an unanswered message may have done."""
+
+_LAST_SECONDS_MAX = 1.0
+_LAST_SHARE = 0.2
+"""What a wait for a lock leaves of the time, for the answer to the last attempt and for the marker.
+A message that commits in one round may arrive late: without the marker, the outcome is unknown."""
 
 _Settled = int | ConflictError | OutcomeUnknown
 """The outcome of a commit: its timestamp, or why there is none."""
@@ -290,7 +294,7 @@ class Commit:
         waiting: LockWaiting | None = None
         while True:
             schema = env.schemas.get(table_id) or await env.schemas.refresh(table_id, deadline)
-            require_same_codecs(write.writes, write.tables, env.schemas)
+            require_same_codecs(write.writes, write.tables, env.schemas.get)
             message = write.message(schema, is_followed=self._is_followed)
             self.state = State.ONE_ROUND
             self._sent()
@@ -485,7 +489,7 @@ class Commit:
                 await self._notify(commit, deadline)
             schema = await env.schema(table_id, deadline)
             if not self.is_unanswered:  # else it may be committed: only the same step can tell
-                require_same_codecs(write.writes, write.tables, env.schemas)
+                require_same_codecs(write.writes, write.tables, env.schemas.get)
             step = write.commit_primary(schema, min_commit, commit)
             self._sent()
             self._statistics.round_trips += 1
@@ -661,6 +665,59 @@ class Commit:
             start_timestamp=self._write.start,
             primary=self._write.primary,
         )
+
+
+class LockWaiting:
+    """How long one transaction has waited so far, and for whose lock."""
+
+    def __init__(self, env: Environment, start: int, statistics: Statistics) -> None:
+        self._env = env
+        self._start = start
+        self._statistics = statistics
+        self._began = env.now()
+        self._backoff = env.backoff()
+        self._wait: LockWait | None = None
+        self._last_met: MetLock | None = None
+        self._last_problem: PercolatorError | None = None
+
+    async def settle(self, met: Sequence[MetLock], cleanup: Cleanup, deadline: float) -> None:
+        """Resolves the locks that were met, if any. Raises when it has waited too long."""
+        if not met:
+            return
+        waited = self._note(met[0])
+        if waited > self._env.limits.lock_wait_seconds:
+            raise conflicts.locked(self._env, self._start, met[0])
+        until = self._until(deadline)
+        try:
+            await cleanup.resolve(met, deadline=until, known_now=self._start, waited_seconds=waited)
+        except DeadlineExceeded as late:
+            raise conflicts.locked(self._env, self._start, met[0]) from late
+
+    async def pause(self, problem: PercolatorError | None, deadline: float) -> None:
+        """Waits before the next attempt; `problem` is why this one got no answer. Raises if no time
+        is left for another one."""
+        self._statistics.retries += 1
+        self._last_problem = problem or self._last_problem
+        if await self._backoff.pause(deadline if problem else self._until(deadline)):
+            return
+        if self._last_met is not None:
+            # Also if the time was up in the middle of an attempt, which then has no answer.
+            raise conflicts.locked(self._env, self._start, self._last_met)
+        raise self._last_problem or DeadlineExceeded("no time was left to prewrite")
+
+    def _until(self, deadline: float) -> float:
+        """When a wait for a lock ends."""
+        return deadline - min(_LAST_SECONDS_MAX, _LAST_SHARE * (deadline - self._began))
+
+    def _note(self, met: MetLock) -> float:
+        """Records whose lock we wait for; returns the seconds waited, 0 at the first meeting."""
+        self._last_met = met
+        if self._wait is None:
+            self._wait = LockWait(*locked_cell(met.address), met.lock.start_timestamp, 0.0)
+            self._statistics.lock_waits.append(self._wait)
+            return 0.0
+        self._wait.seconds = self._env.now() - self._began
+        return self._wait.seconds
 
 
 class _Unlocked:

@@ -41,15 +41,15 @@ from percolator.world import Random
 # What a transaction that has committed at a hot cell hands to the next in line there.
 #
 # The next one would ask the oracle for a timestamp, and read what was just written. Instead, the
-# tablet sets aside the timestamp directly above the commit, and the next transaction begins there. No
-# commit lies between the two, so what the winner has written is what the next one finds.
+# tablet sets aside the timestamp directly above the commit, and the next transaction begins there.
+# No commit lies between the two, so what the winner has written is what the next one finds.
 #
 # Rules, each with the failure that it prevents:
 # - The next one has begun to read before the commit was sent. Its snapshot has to show all that was
 #   committed before its first read, and the timestamp is only above that if it was fetched later.
-# - Nobody else may have the timestamp: a transaction is known by its start. So it is set aside by the
-#   tablet that fetches the commit's, and only by the message that commits: a repeated one, which
-#   finds the commit, knows nothing of it.
+# - Nobody else may have the timestamp: a transaction is known by its start. So it is set aside by
+#   the tablet that fetches the commit's, and only by the message that commits: a repeated one,
+#   which finds the commit, knows nothing of it.
 # - It is handed to one. The other cells of its snapshot are read at its timestamp, as ever.
 
 
@@ -78,9 +78,10 @@ class Baton(NamedTuple):
 
 # Calls inside of calls: a function that runs in a transaction may start another one, and wait.
 #
-# If it does so in its turn at a hot cell (hot_cells.py), an inner call that stood in line there would
-# wait for the outer one, which waits for it. So a call inside of one that stands in line takes no
-# turns. It is found by the context of the running code, which tasks and `asyncio.to_thread` inherit.
+# If it does so in its turn at a hot cell (hot_cells.py), an inner call that stood in line there
+# would wait for the outer one, which waits for it. So a call inside of one that stands in line
+# takes no turns. It is found by the context of the running code, which tasks and
+# `asyncio.to_thread` inherit.
 
 
 class Call(Protocol):
@@ -148,10 +149,10 @@ class Inside:
 
 # Rivals: other clients whose transactions have won recently, and the cells where they did.
 #
-# Lines (hot_cells.py) exist within one client. Between clients there are only pauses, and with pauses
-# after conflicts alone, winners go on winning: a client that has just committed retries at once,
-# while all others pause longer and longer. With fifty clients on two cells, the unluckiest waited
-# hundreds of times as long as most. So there are two rules:
+# Lines (hot_cells.py) exist within one client. Between clients there are only pauses, and with
+# pauses after conflicts alone, winners go on winning: a client that has just committed retries at
+# once, while all others pause longer and longer. With fifty clients on two cells, the unluckiest
+# waited hundreds of times as long as most. So there are two rules:
 #
 # - The older a transaction, the shorter its pauses: half as long after four seconds.
 # - A caller that has paused at a cell pauses there before its next transaction, too, up to as long.

@@ -22,8 +22,8 @@ from percolator.world import Clock, Random
 
 # The outcomes of transactions: facts that never change, so they can be cached.
 #
-# Invariant: a verdict is *seen*: a commit record or a rollback marker was read or written. Only then
-# may it be put here. A second verdict on the same transaction has to be the same.
+# Invariant: a verdict is *seen*: a commit record or a rollback marker was read or written. Only
+# then may it be put here. A second verdict on the same transaction has to be the same.
 
 ROLLED_BACK = 0
 """The verdict on a transaction that was rolled back. Any other verdict is a commit timestamp."""
@@ -66,8 +66,8 @@ def _text(verdict: int) -> str:
 
 # What the transactions of one client came to: how many committed, how many lost, and where.
 #
-# Only numbers are kept: every transaction counts. People ask for them when throughput falls, which it
-# usually does because many transactions write one cell.
+# Only numbers are kept: every transaction counts. People ask for them when throughput falls, which
+# it usually does because many transactions write one cell.
 
 CELLS_MAX = 256
 """The most cells that are counted. When there are more, the half with the fewest conflicts is

@@ -198,14 +198,14 @@ def _pass(read: RowRead, passable: Sequence[MetLock]) -> list[MetLock]:
 
 # Reading one cell as it is now, in one round trip: its tablet says what is newest.
 #
-# A snapshot needs a timestamp so that all its reads show the same moment. A read that is the only one
-# does not: it shows the moment at which the tablet looks. That is the same as if the oracle had
+# A snapshot needs a timestamp so that all its reads show the same moment. A read that is the only
+# one does not: it shows the moment at which the tablet looks. That is the same as if the oracle had
 # handed out a timestamp at this moment:
 #
-# - Every commit that has a timestamp by then is shown, or is in the way. A commit in one round holds
-#   its cells before it asks for its timestamp, and the tablet waits for held cells. A commit in two
-#   phases has a lock before that, and *every* lock is in the way: its owner may have committed at its
-#   primary already, and said so.
+# - Every commit that has a timestamp by then is shown, or is in the way. A commit in one round
+#   holds its cells before it asks for its timestamp, and the tablet waits for held cells. A commit
+#   in two phases has a lock before that, and *every* lock is in the way: its owner may have
+#   committed at its primary already, and said so.
 # - Every later commit of the cell asks for its timestamp later.
 #
 # Nothing can be decided about a lock without a timestamp, since its owner may be pushed above none.

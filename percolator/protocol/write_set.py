@@ -7,7 +7,7 @@ checked as the set grows, so that the error is raised at the line that exceeds t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from sortedcontainers import SortedDict
 
@@ -26,7 +26,6 @@ from percolator.formats.records import (
 )
 from percolator.limits import Limits
 from percolator.protocol import steps
-from percolator.protocol.environment import Schemas
 from percolator.routing.catalog import TableInfo, TableSchema
 from percolator.routing.cells import CellMutation, CommonStep, FoundCell, WholeCommit
 from percolator.v1.cells_pb2 import Cell
@@ -35,8 +34,8 @@ from percolator.v1.tabletserver_pb2 import Mutation, StepList
 # Read locks in the client: a transaction's write set names the cell, the cluster a hidden one.
 #
 # The hidden cell has the start timestamp in its name (formats/hidden_cells.py), which is known only
-# at the commit. From then on a read lock is a lock-only write like any other: it may be the primary,
-# and it is prewritten, committed and rolled back.
+# at the commit. From then on a read lock is a lock-only write like any other: it may be the
+# primary, and it is prewritten, committed and rolled back.
 
 
 def stored_writes(
@@ -75,8 +74,8 @@ def locked_cell(cell: CellAddress) -> CellAddress:
 
 # The steps of one transaction: the table of `steps.py`, filled in with its cells and values.
 #
-# Building a step has no effect and may be repeated: its content depends on nothing but the write set,
-# the start timestamp and the arguments, so a repeated step is identical.
+# Building a step has no effect and may be repeated: its content depends on nothing but the write
+# set, the start timestamp and the arguments, so a repeated step is identical.
 
 Write = tuple[int, bytes]
 """KIND_PUT, KIND_DELETE or KIND_LOCK_ONLY, and the value of a put. In a `WriteSet`, it may be a
@@ -294,10 +293,10 @@ def _weak_notifications(
 
 # Refuses to commit what was encoded with a codec that its column no longer has.
 #
-# `percolator tables alter` raises the version of the table's schema, and returns when all its tablets
-# refuse commits under the former one. Whoever is refused learns the new schema, and comes here.
-# Without this, a transaction that has encoded its values before would commit them after, and programs
-# would read them with the new codec.
+# `percolator tables alter` raises the version of the table's schema, and returns when all its
+# tablets refuse commits under the former one. Whoever is refused learns the new schema, and comes
+# here. Without this, a transaction that has encoded its values before would commit them after, and
+# programs would read them with the new codec.
 #
 # What is being committed in two phases is judged where it becomes final, on the primary. So values
 # for another table than the primary's may still be committed if their cells were locked before. The
@@ -306,12 +305,14 @@ def _weak_notifications(
 
 
 def require_same_codecs(
-    writes: Mapping[CellAddress, Write], tables: Mapping[str, TableInfo], schemas: Schemas
+    writes: Mapping[CellAddress, Write],
+    tables: Mapping[str, TableInfo],
+    schema_of: Callable[[int], TableSchema | None],
 ) -> None:
     """Raises `SchemaError` if a table has others now, as far as this client knows, than when the
     transaction encoded its values. `tables`: as they were then; there may be others among them."""
     for info in tables.values():
-        schema = schemas.get(info.table_id)
+        schema = schema_of(info.table_id)
         if schema is not None and info.codecs is not schema.codecs:
             put = {
                 cell.column
@@ -323,9 +324,9 @@ def require_same_codecs(
 
 # What an observer's transaction knows of the row of its change, and what it reads of it.
 #
-# The columns of this row that the last run of an observer has read are read together with the change,
-# in the first message of its next run (the paper's section 2.5). All of it is as of the transaction's
-# own timestamp: nothing that an earlier run has read is used.
+# The columns of this row that the last run of an observer has read are read together with the
+# change, in the first message of its next run (the paper's section 2.5). All of it is as of the
+# transaction's own timestamp: nothing that an earlier run has read is used.
 
 
 class KnownRow:

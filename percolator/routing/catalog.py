@@ -111,9 +111,9 @@ class TableInfo:
 
 # Which tablet holds a row, and which server serves it, as far as this process knows.
 #
-# The map may be out of date: every request names tablet and epoch, and a server that does not own the
-# tablet executes nothing and says what it knows. So a wrong map costs a round trip, never a wrong
-# result.
+# The map may be out of date: every request names tablet and epoch, and a server that does not own
+# the tablet executes nothing and says what it knows. So a wrong map costs a round trip, never a
+# wrong result.
 
 Finder = Callable[[int, bytes], Awaitable[Sequence[TabletLocation]]]
 """Asks a master where a row of a table is served. The answer may cover more of the table than that

@@ -70,17 +70,17 @@ from percolator.row_text import quoted
 from percolator.tasks import Tasks
 from percolator.v1.tabletserver_pb2 import Mutation
 from percolator.wire.backoff import Backoff, asked_pause_seconds, pause_seconds
-from percolator.wire.by_address import ByAddress
+from percolator.wire.frames import ByAddress
 from percolator.world import World
 
 # Everything that this process sends to one tablet server.
 #
 # The rows of all concurrent transactions share its calls: one call costs as much as thirty rows, so
-# one row per call would limit a machine to a tenth of its capacity. There is no timer: rows submitted
-# in one turn of the event loop are sent together. While calls are in flight, rows wait until a call
-# returns, until they are as many as the rows in flight, or until they fill a call. So a lone caller
-# waits for one round trip, a few callers do not wait for each other, and many callers fill the
-# batches.
+# one row per call would limit a machine to a tenth of its capacity. There is no timer: rows
+# submitted in one turn of the event loop are sent together. While calls are in flight, rows wait
+# until a call returns, until they are as many as the rows in flight, or until they fill a call. So
+# a lone caller waits for one round trip, a few callers do not wait for each other, and many callers
+# fill the batches.
 #
 # Bounds: `server_calls_max` calls, of at most `batch_rows_max` rows or `batch_bytes_max` each;
 # `server_rows_max` rows or `server_bytes_max` queued and in flight together. Above that, callers

@@ -29,8 +29,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from percolator import aio, codecs, private_files
 from percolator.aio.replacing import rest_deleted
-from percolator.aio.share import FLUSH_BYTES, FLUSH_CELLS
-from percolator.aio.tickets import Receipt, Ticket
+from percolator.aio.shared import FLUSH_BYTES, FLUSH_CELLS, Receipt, Ticket
 from percolator.arguments import require_seconds
 from percolator.blocking.loop_thread import Pending
 from percolator.blocking.shared import SharedTransaction

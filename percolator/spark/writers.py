@@ -37,7 +37,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import BooleanType, StructType
 
 from percolator import codecs
-from percolator.aio.tickets import Receipt, Ticket
+from percolator.aio.shared import Receipt, Ticket
 from percolator.errors import InvalidArgument, InvariantViolation, SchemaError, UsageError
 from percolator.limits import Limits
 from percolator.schema import SINKS_NAME, Column, Table

@@ -20,10 +20,8 @@ import grpc
 from percolator import errors
 from percolator.v1.frames_pb2 import OfferFramesRequest, OfferFramesResponse
 from percolator.wire.addresses import parse_host_port
-from percolator.wire.by_address import ByAddress
 from percolator.wire.credentials import PLAIN_TEXT, Credentials
-from percolator.wire.frames.choosing import FrameConnections
-from percolator.wire.line import Line
+from percolator.wire.frames import ByAddress, FrameConnections
 from percolator.wire.methods import OFFER_FRAMES
 from percolator.wire.status import from_rpc_error
 from percolator.wire.tls import CLUSTER_NAME
@@ -35,6 +33,33 @@ from percolator.world import (
     UnaryCall,
     UnaryMethod,
 )
+
+# The channel to one address, and the calls in progress over it.
+
+
+class Line:
+    """A channel. Enter it for the time of each call; it is then not closed for being unused."""
+
+    __slots__ = ("_calls", "_left", "_loop", "channel", "is_over")
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self.channel = channel
+        self.is_over = False
+        """There are other credentials, or it was unused for long: calls begin on another line."""
+        self._loop = asyncio.get_running_loop()
+        self._calls = 0
+        self._left = self._loop.time()
+
+    def __enter__(self) -> None:
+        self._calls += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._calls -= 1
+        self._left = self._loop.time()
+
+    def unused_since(self) -> float | None:
+        return None if self._calls else self._left
+
 
 SERVER_METADATA = "percolator-server"
 """The metadata key that tells a gateway to which server it must forward the call."""

@@ -24,10 +24,10 @@ from percolator.v1.frames_pb2 import (
     OfferFramesRequest,
     OfferFramesResponse,
 )
+from percolator.wire import frames
 from percolator.wire.addresses import HostPort
 from percolator.wire.credentials import AUTHORIZATION
-from percolator.wire.frames import local_socket
-from percolator.wire.frames.layout import (
+from percolator.wire.frames import (
     ANSWER_BYTES_MAX,
     CALL_HEAD,
     FRAMED,
@@ -448,11 +448,11 @@ class FrameServer:
             await self._listen_locally(near)
 
     async def _listen_locally(self, near: HostPort) -> None:
-        if not local_socket.AVAILABLE:
+        if not frames.AVAILABLE:
             return
         name = secrets.token_hex(16)
         self._local = await asyncio.get_running_loop().create_unix_server(
-            self._connection, sock=local_socket.bound(name), backlog=_BACKLOG
+            self._connection, sock=frames.bound(name), backlog=_BACKLOG
         )
         self._local_name, self._local_address = name, str(near)
 

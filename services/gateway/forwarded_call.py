@@ -43,11 +43,11 @@ from percolator.wire.channels import (
     FORWARDED_METADATA,
     SERVER_METADATA,
     GrpcNetwork,
+    Line,
     cancelled_by_caller,
     closed_meanwhile,
     left_at_once,
 )
-from percolator.wire.line import Line
 from percolator.wire.status import from_rpc_error, status_code, too_large
 from percolator.world import StreamMethod, UnaryMethod
 

@@ -10,7 +10,7 @@ from percolator.services.local.authority import files_in
 from percolator.services.local.cluster import LocalCluster
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.wire.credentials import SCHEME
-from percolator.wire.frames.layout import CALL_HEAD, HEADER, PREAMBLE, Kind, frame
+from percolator.wire.frames import CALL_HEAD, HEADER, PREAMBLE, Kind, frame
 from percolator.world import Random
 from tests.fuzz.findings import Record
 from tests.fuzz.methods import METHODS

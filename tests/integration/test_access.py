@@ -35,8 +35,7 @@ from percolator.wire import methods, tls
 from percolator.wire.addresses import parse_host_port
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import PLAIN_TEXT, SCHEME, Credentials
-from percolator.wire.frames.connection import FrameConnection
-from percolator.wire.frames.layout import FRAMED, NotFrames
+from percolator.wire.frames import FRAMED, FrameConnection, NotFrames
 from percolator.wire.roles import REQUIRED, Role
 from percolator.wire.through import ThroughNetwork
 from percolator.wire.tls import Tls

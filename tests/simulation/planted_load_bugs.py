@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from percolator.aio.bulk_load import CALL_SECONDS, BulkLoad, LoadTimestamps
-from percolator.aio.following import Following
+from percolator.aio.changes import Following
 from percolator.changes import Change
 from percolator.errors import PercolatorError, UsageError
 from percolator.protocol.change_reader import ChangeReader

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from percolator.aio import shared
-from percolator.aio.shared import SharedTransaction
-from percolator.aio.tickets import Receipt
+from percolator.aio.shared import Receipt, SharedTransaction
 from percolator.errors import CellAddress, NotReady, PercolatorError, Retry
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol import steps

@@ -18,9 +18,7 @@ from typing import NamedTuple
 
 from percolator.aio import Database
 from percolator.aio.replacing import rest_deleted
-from percolator.aio.share import Share
-from percolator.aio.shared import SharedTransaction
-from percolator.aio.tickets import Receipt, Ticket
+from percolator.aio.shared import Receipt, Share, SharedTransaction, Ticket
 from percolator.errors import (
     CellAddress,
     ConflictError,

@@ -6,9 +6,7 @@ import pytest
 
 from percolator import Timestamp
 from percolator.aio import Database
-from percolator.aio.share import Share
-from percolator.aio.shared import SharedTransaction
-from percolator.aio.tickets import Receipt, Ticket
+from percolator.aio.shared import Receipt, Share, SharedTransaction, Ticket
 from percolator.errors import ConflictError
 from tests.unit.connected import accounts, balance
 

@@ -13,8 +13,7 @@ import pytest
 from percolator import Timestamp, aio, codecs, observes
 from percolator.aio import Database
 from percolator.aio.replacing import rest_deleted
-from percolator.aio.share import Share
-from percolator.aio.tickets import Receipt, Ticket
+from percolator.aio.shared import Receipt, Share, Ticket
 from percolator.errors import CellAddress, ConflictError, WrittenTwice
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment

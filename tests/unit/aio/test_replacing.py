@@ -10,8 +10,7 @@ import pytest
 from percolator import Timestamp
 from percolator.aio import Database
 from percolator.aio.replacing import rest_deleted
-from percolator.aio.shared import SharedTransaction
-from percolator.aio.tickets import Receipt
+from percolator.aio.shared import Receipt, SharedTransaction
 from percolator.errors import CellAddress, ConflictError, SchemaError
 from percolator.protocol.shared.attempt import Attempt
 from percolator.protocol.write_set import Write

@@ -11,8 +11,7 @@ import pytest
 
 from percolator import Limits, Timestamp
 from percolator.aio import Database
-from percolator.aio.shared import SharedTransaction
-from percolator.aio.tickets import Receipt
+from percolator.aio.shared import Receipt, SharedTransaction
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import receipt_of, set_value, share_of, values_of
 from tests.unit.connected import Cluster, accounts, balance, connected, written_out

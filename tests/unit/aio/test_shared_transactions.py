@@ -584,7 +584,7 @@ async def test_nothing_can_be_written_while_an_attempt_finishes() -> None:
 async def test_a_flush_under_way_is_part_of_what_is_finished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("percolator.aio.share.FLUSH_CELLS", 1)
+    monkeypatch.setattr("percolator.aio.shared.FLUSH_CELLS", 1)
     async with connected() as (db, _), db.shared_transaction() as whole:
         async with db.share(whole.ticket, task="1") as share:
             writing = [asyncio.ensure_future(share.set(row, balance, 1)) for row in ROWS]

@@ -23,9 +23,16 @@ from percolator.v1.oracle_pb2 import (
 )
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.frames.choosing import CALLS_BEFORE
-from percolator.wire.frames.connection import FrameConnection
-from percolator.wire.frames.layout import FRAMED, PREAMBLE, Frame, FrameReader, Kind, frame
+from percolator.wire.frames import (
+    CALLS_BEFORE,
+    FRAMED,
+    PREAMBLE,
+    Frame,
+    FrameConnection,
+    FrameReader,
+    Kind,
+    frame,
+)
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import MachineClock
 

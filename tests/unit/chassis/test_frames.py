@@ -38,9 +38,7 @@ from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
 from percolator.wire import by_address
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
-from percolator.wire.frames import choosing
-from percolator.wire.frames import connection as connections
-from percolator.wire.frames.layout import (
+from percolator.wire.frames import (
     CALL_HEAD,
     FRAMED,
     GREETING_BYTES_MAX,
@@ -48,8 +46,10 @@ from percolator.wire.frames.layout import (
     PREAMBLE,
     Kind,
     NotFrames,
+    choosing,
     frame,
 )
+from percolator.wire.frames import connection as connections
 from percolator.wire.methods import GET_TIMESTAMPS, SCAN, SHORT_SCAN_ROWS_MAX
 from tests.unit.chassis.framed_edge import (
     REQUEST_BYTES_MAX,

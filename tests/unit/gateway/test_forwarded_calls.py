@@ -19,7 +19,7 @@ from percolator.v1 import cluster_pb2, tabletserver_pb2
 from percolator.v1.cluster_pb2 import Server
 from percolator.v1.master_pb2 import CreateTableRequest, CreateTableResponse
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
-from percolator.wire import by_address, methods
+from percolator.wire import frames, methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.status import from_rpc_error
 from percolator.wire.through import ThroughNetwork, shutting_down
@@ -320,7 +320,7 @@ def halting(here: Site) -> asyncio.Event:
 async def test_a_stream_in_progress_keeps_its_connection_however_many_servers_are_called(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(by_address, "UNUSED_SECONDS", 0.0)
+    monkeypatch.setattr(frames, "UNUSED_SECONDS", 0.0)
     async with site() as here:
         going_on = halting(here)
         scan = here.scan()

@@ -8,7 +8,7 @@ import pytest
 
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED
-from percolator.wire import by_address
+from percolator.wire import frames
 
 from .tablet_servers import Cluster, Server, step, tablet
 
@@ -18,7 +18,7 @@ UNUSED_SECONDS = 5.0
 @pytest.fixture(autouse=True)
 def _soon_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     """While a call is in progress, deadlines are looked at twenty times a second."""
-    monkeypatch.setattr(by_address, "UNUSED_SECONDS", UNUSED_SECONDS)
+    monkeypatch.setattr(frames, "UNUSED_SECONDS", UNUSED_SECONDS)
 
 
 async def _write(cluster: Cluster, row: bytes, seconds: float = 10.0) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from percolator.wire.by_address import UNUSED_SECONDS, ByAddress
+from percolator.wire.frames import UNUSED_SECONDS, ByAddress
 
 
 class Kept:

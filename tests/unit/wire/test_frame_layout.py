@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from percolator.wire.frames.layout import (
-    HEADER,
-    PREAMBLE,
-    Frame,
-    FrameReader,
-    Kind,
-    NotFrames,
-    frame,
-)
+from percolator.wire.frames import HEADER, PREAMBLE, Frame, FrameReader, Kind, NotFrames, frame
 
 SENT = [
     Frame(Kind.HELLO, 0, b"hello"),
