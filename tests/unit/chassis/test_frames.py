@@ -35,7 +35,7 @@ from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.frames_pb2 import FramesHello, OfferFramesRequest, OfferFramesResponse
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
-from percolator.wire import by_address
+from percolator.wire import frames as client_frames
 from percolator.wire.addresses import HostPort
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.frames import (
@@ -46,10 +46,8 @@ from percolator.wire.frames import (
     PREAMBLE,
     Kind,
     NotFrames,
-    choosing,
     frame,
 )
-from percolator.wire.frames import connection as connections
 from percolator.wire.methods import GET_TIMESTAMPS, SCAN, SHORT_SCAN_ROWS_MAX
 from tests.unit.chassis.framed_edge import (
     REQUEST_BYTES_MAX,
@@ -105,7 +103,7 @@ async def test_calls_travel_in_frames_once_the_server_has_offered_them() -> None
         assert (await edge.timestamps(5)).count == 5
         assert sent == [PATH]
         large = GetTimestampsRequest(count=2)
-        large.MergeFromString(b"\x7a" + b"\x80\x40" + bytes(choosing.SMALL_BYTES_MAX))
+        large.MergeFromString(b"\x7a" + b"\x80\x40" + bytes(client_frames.SMALL_BYTES_MAX))
         answer = await edge.network.unary(edge.address, GET_TIMESTAMPS)(large, 5.0)
         assert answer.count == 2
         assert sent == [PATH], "a large request goes over gRPC"
@@ -113,7 +111,7 @@ async def test_calls_travel_in_frames_once_the_server_has_offered_them() -> None
 
 async def test_programs_that_call_a_few_times_do_not_ask_for_frames() -> None:
     async with framed(echo) as edge:
-        for _ in range(choosing.CALLS_BEFORE):
+        for _ in range(client_frames.CALLS_BEFORE):
             await edge.timestamps()
         await asyncio.sleep(0.1)
         assert edge.frames.connections() == 0
@@ -314,7 +312,7 @@ async def test_a_hello_for_another_server_is_refused() -> None:
 async def test_a_server_that_gives_no_sign_of_life_is_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(client_frames, "LOOK_SECONDS", 0.05)
     held = Held()
     async with framed(held.answer) as edge:
         held.hold = True
@@ -336,8 +334,8 @@ async def test_a_connection_on_which_everything_is_lost_is_given_up_sooner_than_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As after a firewall has forgotten it: what is sent is lost, and nothing says so."""
-    monkeypatch.setattr(connections, "UNACKNOWLEDGED_SECONDS", 0.3)
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 1000.0)
+    monkeypatch.setattr(client_frames, "UNACKNOWLEDGED_SECONDS", 0.3)
+    monkeypatch.setattr(client_frames, "LOOK_SECONDS", 1000.0)
     async with framed(echo) as edge:
         connection = await edge.connected()
         (served,) = edge.frames._connections
@@ -359,7 +357,7 @@ def lose_what_arrives(at: ServedConnection) -> None:
 async def test_a_server_with_as_many_calls_as_it_takes_gives_signs_of_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(client_frames, "LOOK_SECONDS", 0.1)
     held = Held()
     async with framed(held.answer) as edge:
         held.hold = True
@@ -397,7 +395,7 @@ async def test_a_network_is_closed_while_it_connects() -> None:
     async with framed(echo) as edge:
         other = GrpcNetwork()
         call = other.unary(edge.address, GET_TIMESTAMPS)
-        for _ in range(choosing.CALLS_BEFORE + 1):
+        for _ in range(client_frames.CALLS_BEFORE + 1):
             await call(GetTimestampsRequest(count=1), 5.0)
         await asyncio.wait_for(other.close(), SECONDS)
 
@@ -405,12 +403,12 @@ async def test_a_network_is_closed_while_it_connects() -> None:
 async def test_an_attempt_to_connect_that_fails_leaves_no_error_that_nobody_sees() -> None:
     """The server closes the connection, and before the caller hears of it, its time is over."""
 
-    async def connect(connection: connections.FrameConnection) -> None:
+    async def connect(connection: client_frames.FrameConnection) -> None:
         connection.connection_lost(None)
         raise TimeoutError
 
     with pytest.raises(TimeoutError):
-        await connections.FrameConnection._opened(connect, FramesHello(), SECONDS)
+        await client_frames.FrameConnection._opened(connect, FramesHello(), SECONDS)
     gc.collect()
 
 
@@ -419,15 +417,15 @@ async def test_a_connection_that_ends_with_its_welcome_is_not_looked_at_forever(
 ) -> None:
     """As of a server that is shutting down: what it sends last arrives together."""
     looks = Mock()
-    monkeypatch.setattr(connections, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(connections.FrameConnection, "_look_after", looks)
+    monkeypatch.setattr(client_frames, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(client_frames.FrameConnection, "_look_after", looks)
 
-    async def connect(connection: connections.FrameConnection) -> None:
+    async def connect(connection: client_frames.FrameConnection) -> None:
         connection.data_received(frame(Kind.WELCOME, 0))
         connection.connection_lost(None)
 
     with pytest.raises(NotFrames, match="closed"):
-        await connections.FrameConnection._opened(connect, FramesHello(), SECONDS)
+        await client_frames.FrameConnection._opened(connect, FramesHello(), SECONDS)
     await asyncio.sleep(0.01)
     looks.assert_not_called()
 
@@ -573,7 +571,7 @@ async def test_a_server_elsewhere_sends_nobody_to_a_socket_of_this_machine() -> 
 
     far, near = "192.0.2.1:7001", str(NEAR)
     for address, followed in ((far, False), (near, True)):
-        peer = choosing._Peer(address, offer, Tasks())
+        peer = client_frames._Peer(address, offer, Tasks())
         answer = OfferFramesResponse(port=1, local_name="x", local_address=address)
         dialled = HostPort(address.split(":")[0], 7001)
         assert peer._is_near(answer, dialled) is followed
@@ -849,7 +847,7 @@ async def test_incomplete_frames_of_all_callers_together_take_a_bounded_amount_o
 @pytest.fixture(autouse=True)
 def _no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever no call uses at the moment counts as long unused."""
-    monkeypatch.setattr(by_address, "UNUSED_SECONDS", 0.0)
+    monkeypatch.setattr(client_frames, "UNUSED_SECONDS", 0.0)
 
 
 async def _call_another_server(edge: Framed) -> None:
