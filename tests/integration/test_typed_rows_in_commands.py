@@ -129,8 +129,10 @@ def records_db(cluster: LocalCluster) -> Iterator[Database]:
 
 @pytest.fixture
 def exported(cluster: LocalCluster, records_db: Database, tmp_path: Path) -> Path:
-    CommandLine(cluster.address).run("export", str(tmp_path / "out"), "--format", "jsonl")
-    return tmp_path / "out"
+    out = tmp_path / "out"
+    table = ("--table", products.name)
+    CommandLine(cluster.address).run("export", str(out), *table, "--format", "jsonl")
+    return out
 
 
 def _rows(records_db: Database) -> list[tuple[object, object]]:
