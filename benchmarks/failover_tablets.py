@@ -15,7 +15,7 @@ from benchmarks.report import Report
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.services.local.cluster import LocalCluster
 from percolator.services.local.process import ServiceProcess
-from percolator.services.tabletserver.leveldb_storage import write_buffer_bytes
+from percolator.services.tabletserver.storage import write_buffer_bytes
 from percolator.v1 import cells_pb2
 from percolator.v1 import master_pb2 as pb
 from percolator.v1 import tabletserver_pb2 as tablets

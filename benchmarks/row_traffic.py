@@ -11,7 +11,7 @@ from percolator.aio.connecting import connect_to
 from percolator.aio.engine import Rows
 from percolator.bigtable.store import BigtableStore
 from percolator.retries import RetryPolicy
-from percolator.rowstore.times import Times
+from percolator.rowstore.layout import Times
 from percolator.wire.channels import GrpcNetwork
 from percolator.world import MachineClock, Network, World, machine_random
 

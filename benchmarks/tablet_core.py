@@ -22,10 +22,8 @@ from pathlib import Path
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.services.chassis.files import DiskThreads
-from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.memory.state import CommitTimestamps
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.services.tabletserver.storage import LevelDBStorage
+from percolator.tablet.state import CommitTimestamps, TabletIdentity, TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import MemoryOwnership
 from percolator.v1 import cells_pb2

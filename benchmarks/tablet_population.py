@@ -20,10 +20,9 @@ from percolator.formats.records import (
     shared_part,
 )
 from percolator.services.chassis.files import DiskThreads
-from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
+from percolator.services.tabletserver.storage import LevelDBStorage
 from percolator.tablet import keys
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.tablet.state import TabletIdentity, TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import MemoryOwnership
 from percolator.v1 import cells_pb2

@@ -35,16 +35,12 @@ from percolator.routing.lanes import CellAnswer
 from percolator.routing.range_scan import SentPage
 from percolator.routing.ranges import Ranges, TabletRanges
 from percolator.routing.router import Router
-from percolator.rowstore.cells import RowStoreCells
-from percolator.rowstore.contents import RowContents
-from percolator.rowstore.dropped import DroppedTables
+from percolator.rowstore.cells import DroppedTables, RowContents, RowStoreCells, SampledRanges
 from percolator.rowstore.intents import Intents
-from percolator.rowstore.layout import KEY_BYTES_MAX, row_key
+from percolator.rowstore.layout import KEY_BYTES_MAX, SpacedTimestamps, Times, row_key
 from percolator.rowstore.loading import RowLoader
+from percolator.rowstore.mutations import RowGroups
 from percolator.rowstore.port import RowStore
-from percolator.rowstore.ranges import SampledRanges
-from percolator.rowstore.times import SpacedTimestamps, Times
-from percolator.rowstore.together import RowGroups
 from percolator.schema import INTERNAL_TABLES, Table
 from percolator.tasks import Tasks
 from percolator.wire.advisory_locks import AdvisoryLocks

@@ -13,7 +13,7 @@ from percolator.bigtable.place import EMULATOR_VARIABLE, Place, parse_place
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import PercolatorError, SchemaError, UsageError
 from percolator.rowstore.identity import require_cluster
-from percolator.rowstore.times import Times
+from percolator.rowstore.layout import Times
 from percolator.v1.cluster_pb2 import DescribeResponse
 from percolator.wire.through import ThroughNetwork
 from percolator.world import Network

@@ -30,8 +30,7 @@ from percolator.cli.values import (
     value_of,
 )
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.formats.hidden_cells import locked_column
-from percolator.formats.records import RecordKind, WriteRecord
+from percolator.formats.records import RecordKind, WriteRecord, locked_column
 from percolator.row_text import row_text
 from percolator.schema import Column, Family, Row, Table
 from percolator.tasks import Tasks

@@ -20,8 +20,7 @@ from percolator.bigtable.connection import Connection
 from percolator.bigtable.place import parse_place
 from percolator.cli.connection import connection, errors_console, fail
 from percolator.errors import PercolatorError
-from percolator.rowstore.capacity import Measured, measured, verdict
-from percolator.rowstore.conformance import Conformance
+from percolator.rowstore.conformance import Conformance, Measured, measured, verdict
 from percolator.rowstore.port import TIME_UNIT
 from percolator.world import MachineClock
 

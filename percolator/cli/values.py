@@ -15,12 +15,14 @@ from percolator.aio.database import Database
 from percolator.codec_names import CodecNames
 from percolator.codecs import Codec
 from percolator.errors import CellAddress, InvalidArgument, SchemaError
-from percolator.formats.hidden_cells import (
+from percolator.formats.records import (
+    LockRecord,
+    RecordKind,
+    WriteRecord,
     acknowledging_observer,
     locked_column,
     observed_column,
 )
-from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.routing.catalog import TableInfo
 from percolator.row_text import row_bytes, row_text
 from percolator.schema import Column, Table

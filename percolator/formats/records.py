@@ -14,7 +14,7 @@ same in both, so that a commit turns a lock into its write record without a deci
     DELETE       the cell ceases to exist: not the same as an empty value
     LOCK_ONLY    nothing changed; readers want the version below it, writers conflict with it
 
-The tablet that stores a record fills in its `last_change`; percolator/tablet/memory/last_change.py
+The tablet that stores a record fills in its `last_change`; percolator/tablet/memory.py
 says why. A client sends the record without it, and records in the earlier format have none.
 """
 
@@ -22,9 +22,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import Enum, IntEnum, auto
 
-from percolator.errors import CellAddress, InvariantViolation
+from percolator.errors import CellAddress, InvariantViolation, SnapshotTooOld
+from percolator.timestamps import Timestamp
 
 
 class RecordKind(IntEnum):
@@ -41,7 +42,7 @@ KIND_PUT_IN_DATA = 2
 KIND_DELETE = 3
 KIND_LOCK_ONLY = 4
 KIND_READ_LOCK = 5
-"""Only in write sets: the cluster gets and stores LOCK_ONLY, in a hidden cell (hidden_cells.py)."""
+"""Only in write sets: the cluster gets and stores LOCK_ONLY, in a hidden cell (below)."""
 KINDS = frozenset((KIND_PUT, KIND_PUT_IN_DATA, KIND_DELETE, KIND_LOCK_ONLY))
 """The kinds as plain integers: comparing with a member of an enum costs ten times as much."""
 
@@ -201,3 +202,145 @@ def last_change(lock_only: bytes) -> int | None:
     if len(lock_only) != _LAST_CHANGE_END:
         return None
     return int.from_bytes(lock_only[WRITE_HEADER_BYTES:], "big")
+
+
+# Hidden cells of a row: what observers and transactions note beside its other cells
+# (docs/formats.md).
+#
+#     column   00 "ack" 00 | length of the observer's name 2 | the observer's name | observed column
+#     value    start_ts 8 | 01, if a change of the cell was put aside as a dead letter
+#
+# Observers write acknowledgements: which changes of a cell they have seen. Collection reads them
+# too, because a cell that is put aside has to stay.
+#
+#     column   00 "read" 00 | length of the locked column 2 | the locked column | start_ts 8
+#
+# Transactions write read locks, as lock-only records. Since each has a column of its own, they
+# never conflict with each other; tablets keep them apart from the writers of the locked cell.
+
+ACKNOWLEDGEMENTS = b"\x00ack\x00"
+"""The prefix of the names of these columns."""
+PUT_ASIDE = b"\x01"
+ACKNOWLEDGED_BYTES = 8
+
+READ_LOCKS = b"\x00read\x00"
+"""The prefix of the names of these columns."""
+
+_LENGTH_BYTES = 2
+_START_BYTES = 8
+
+
+def acknowledgement_column(observer: bytes, column: bytes) -> bytes:
+    """The column in which an observer records what it has seen of another column."""
+    return ACKNOWLEDGEMENTS + len(observer).to_bytes(_LENGTH_BYTES, "big") + observer + column
+
+
+def observed_column(acknowledgement: bytes) -> bytes | None:
+    """The observed column of a name that `acknowledgement_column` made; None for other names."""
+    if not acknowledgement.startswith(ACKNOWLEDGEMENTS):
+        return None
+    begin = len(ACKNOWLEDGEMENTS) + _LENGTH_BYTES
+    length = int.from_bytes(acknowledgement[begin - _LENGTH_BYTES : begin], "big")
+    return acknowledgement[begin + length :]
+
+
+def acknowledging_observer(acknowledgement: bytes) -> bytes:
+    """The observer in a name that `acknowledgement_column` made."""
+    begin = len(ACKNOWLEDGEMENTS) + _LENGTH_BYTES
+    length = int.from_bytes(acknowledgement[begin - _LENGTH_BYTES : begin], "big")
+    return acknowledgement[begin : begin + length]
+
+
+def tells_of_a_dead_letter(acknowledged: bytes) -> bool:
+    """Whether the value of such a cell says that a change was put aside."""
+    return acknowledged[ACKNOWLEDGED_BYTES:] == PUT_ASIDE
+
+
+def read_lock_column(column: bytes, start_timestamp: int) -> bytes:
+    """The column in which the transaction that began then holds its read lock of another column."""
+    start = start_timestamp.to_bytes(_START_BYTES, "big")
+    return read_locks_of(column) + start
+
+
+def read_locks_of(column: bytes) -> bytes:
+    """The prefix of the names of all read locks of this column, which sort by start timestamp."""
+    return READ_LOCKS + len(column).to_bytes(_LENGTH_BYTES, "big") + column
+
+
+def locked_column(read_lock: bytes) -> bytes | None:
+    """The locked column of a name that `read_lock_column` made; None for other names."""
+    begin = len(READ_LOCKS) + _LENGTH_BYTES
+    if not read_lock.startswith(READ_LOCKS) or len(read_lock) < begin + _START_BYTES:
+        return None
+    column = read_lock[begin:-_START_BYTES]
+    length = int.from_bytes(read_lock[begin - _LENGTH_BYTES : begin], "big")
+    return column if len(column) == length else None
+
+
+# Which versions of a cell are out of reach: the rule of all collection, in tablets and in rows.
+#
+# Assume a safe point below which no read, prewrite or commit is admitted, and below which no table
+# has a lock left. Then nothing can read versions of a cell that are older than the newest put or
+# deletion at or below the safe point, nor that deletion itself once everything older is gone.
+#
+# Lock-only records and rollback markers are part of no snapshot. They are evidence of the outcome
+# of their transaction. So they need not stay as long as snapshots do: they are deleted once no
+# transaction that began below them is still running in any table, which may be much earlier. They
+# are not deleted before that, even if the cell has a newer commit. A newer commit excludes the same
+# transactions, but does not show the outcome of the earlier one.
+
+
+class Fate(Enum):
+    """What collection does with a version."""
+
+    NEWER = auto()
+    """It stays: it lies above the safe point."""
+    STAYS = auto()
+    """It stays: it is what a read at the safe point sees."""
+    GOES = auto()
+    GOES_LAST = auto()
+    """It is a deletion, and goes with the last version below it, or later: removing it alone would
+    bring back what it has deleted."""
+
+
+class Reach:
+    """Walks over the versions of cells, the newest of each first."""
+
+    __slots__ = ("_below", "_ended_below", "_hidden")
+
+    def __init__(self, below: int, ended_below: int) -> None:
+        """`below` is the safe point of snapshots, `ended_below` that of transactions."""
+        self._below = below
+        self._ended_below = max(below, ended_below)
+        self._hidden = False
+        """Whether the newest put or deletion at or below the safe point was found: everything
+        after it in this cell is out of reach."""
+
+    def next_cell(self) -> None:
+        self._hidden = False
+
+    def fate(self, kind: int, timestamp: int) -> Fate:
+        """The fate of the next version."""
+        if timestamp > self._below:
+            is_over = kind == KIND_LOCK_ONLY and timestamp < self._ended_below
+            return Fate.GOES if is_over else Fate.NEWER
+        if kind == KIND_LOCK_ONLY or self._hidden:
+            return Fate.GOES
+        self._hidden = True
+        return Fate.GOES_LAST if kind == KIND_DELETE else Fate.STAYS
+
+    def drops_marker(self, start_timestamp: int) -> bool:
+        """Whether a rollback marker goes: it stops late prewrites, which are refused anyway."""
+        return start_timestamp < self._ended_below
+
+
+def too_old(timestamp: int, safe_point: int) -> SnapshotTooOld:
+    """The refusal of what is below a safe point."""
+    return SnapshotTooOld(
+        f"timestamp {timestamp} ({Timestamp(timestamp).describe()}) is older than the history "
+        f"that is kept, which goes back to {safe_point} ({Timestamp(safe_point).describe()}); a "
+        "transaction, snapshot or pin keeps older history only while its session lives, and not "
+        "beyond the cluster's limit (client_held_seconds_max)",
+        timestamp=timestamp,
+        safe_point=safe_point,
+    )

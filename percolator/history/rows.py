@@ -3,7 +3,7 @@
 1. Whoever leads decides how far: as far as retention allows, nothing that a session or pin needs,
    durably, as on tablets (services/master/collection.py).
 2. Resolve every lock below that, in every table.
-3. Only now collect, row by row (percolator/rowstore/collecting.py); but keep deletions from the
+3. Only now collect, row by row (percolator/rowstore/collection.py); but keep deletions from the
    start of the oldest transaction on whose observers have not run (`AwaitedIntents`).
 
 Nothing is announced between 1 and 2: there is nobody to announce it to. A prewrite that arrives
@@ -31,12 +31,11 @@ from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.catalog import TableSchema
-from percolator.rowstore.collecting import Bounds
-from percolator.rowstore.collector import Collected, RowCollector
+from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.intents import BUCKETS, Intent, Intents, key_from
-from percolator.rowstore.locks import stored_locks
+from percolator.rowstore.layout import Times
+from percolator.rowstore.patience import stored_locks
 from percolator.rowstore.port import RowStore
-from percolator.rowstore.times import Times
 from percolator.world import World
 
 

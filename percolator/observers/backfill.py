@@ -33,7 +33,7 @@ from percolator.errors import (
     SchemaError,
     SnapshotTooOld,
 )
-from percolator.formats.hidden_cells import acknowledgement_column
+from percolator.formats.records import acknowledgement_column
 from percolator.observers.context import WorkerContext, WorkRequest
 from percolator.observers.scanner import RowLocks
 from percolator.observers.watched import Watched

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 
 from percolator.errors import CellAddress
-from percolator.formats.hidden_cells import acknowledgement_column
+from percolator.formats.records import acknowledgement_column
 from percolator.observers.definition import Observer
 from percolator.protocol.environment import ContendedCells
 from percolator.schema import Column

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from percolator.errors import InvariantViolation
-from percolator.formats.hidden_cells import ACKNOWLEDGED_BYTES, PUT_ASIDE
+from percolator.formats.records import ACKNOWLEDGED_BYTES, PUT_ASIDE
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.work_queue import Work
 from percolator.protocol.read import read_rows

@@ -9,8 +9,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from percolator.errors import CellAddress, ConflictError, PercolatorError
-from percolator.formats.hidden_cells import locked_column
-from percolator.formats.records import KIND_PUT, KIND_PUT_IN_DATA, LockRecord, WriteRecord
+from percolator.formats.records import (
+    KIND_PUT,
+    KIND_PUT_IN_DATA,
+    LockRecord,
+    WriteRecord,
+    locked_column,
+)
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment
 from percolator.protocol.write_set import WriteSteps, is_read_lock, locked_cell, stored_column

@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from sortedcontainers import SortedDict
 
 from percolator.errors import CellAddress, TransactionTooLarge
-from percolator.formats.hidden_cells import locked_column, read_lock_column
 from percolator.formats.records import (
     KIND_DELETE,
     KIND_LOCK_ONLY,
@@ -22,6 +21,8 @@ from percolator.formats.records import (
     LOCK_HEADER,
     WRITE_HEADER,
     lock_prefix,
+    locked_column,
+    read_lock_column,
     shared_part,
 )
 from percolator.limits import Limits

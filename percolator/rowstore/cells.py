@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
+from typing import Final
 
+from percolator.errors import InvariantViolation, PercolatorError
 from percolator.limits import Limits
+from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import (
     Answer,
     CellMutation,
@@ -20,12 +23,33 @@ from percolator.routing.cells import (
     WholeCommit,
 )
 from percolator.routing.lanes import CellAnswer
+from percolator.routing.ranges import TableRange
+from percolator.row_text import quoted
 from percolator.rowstore.intents import Intents
-from percolator.rowstore.mutating import RowMutations
-from percolator.rowstore.port import RowStore
-from percolator.rowstore.reading import RowReads
-from percolator.rowstore.scanning import RowScan
-from percolator.rowstore.times import Times
+from percolator.rowstore.layout import (
+    DATA,
+    LOCK_ONLY,
+    LOCKS,
+    ROLLBACKS,
+    WRITES,
+    Times,
+    column_of,
+    is_proof,
+    row_key,
+    row_of,
+)
+from percolator.rowstore.mutations import RowMutations
+from percolator.rowstore.patience import Patience
+from percolator.rowstore.port import RowStore, Sample, Selection, StoredCell
+from percolator.rowstore.reads import RowReads, RowScan
+from percolator.v1.cells_pb2 import (
+    SPACE_DATA,
+    SPACE_LOCK,
+    SPACE_ROLLBACK,
+    SPACE_WRITE,
+    Cell,
+    Space,
+)
 from percolator.world import World
 
 
@@ -102,3 +126,170 @@ def _as_lists(page: RangePage) -> CellPage:
         page.start,
         page.end,
     )
+
+
+# What a table of a row store holds, as transactions know it: for operators and audits.
+
+_SPACES: Final[dict[str, Space]] = {
+    LOCKS: SPACE_LOCK,
+    WRITES: SPACE_WRITE,
+    LOCK_ONLY: SPACE_WRITE,
+    DATA: SPACE_DATA,
+    ROLLBACKS: SPACE_ROLLBACK,
+}
+
+
+async def stored_cells(
+    store: RowStore,
+    table_id: int,
+    times: Times,
+    timeout_seconds: float,
+    *,
+    spaces: Collection[Space] = tuple(_SPACES.values()),
+    start: bytes = b"",
+    end: bytes = b"",
+) -> AsyncGenerator[Cell, None]:
+    """The cells of some spaces (all), row by row, in the rows from start to end (all)."""
+    selections = tuple(Selection(family) for family, space in _SPACES.items() if space in spaces)
+    if not selections:
+        return
+    rows = store.scan(
+        table_id,
+        row_key(start) if start else b"",
+        row_key(end) if end else b"",
+        selections,
+        rows_max=0,
+        reverse=False,
+        timeout_seconds=timeout_seconds,
+    )
+    async with aclosing(rows):
+        async for key, cells in rows:
+            row = row_of(key)
+            decoded = [_decoded(row, cell, times) for cell in cells if not is_proof(cell)]
+            for one in sorted(decoded, key=lambda one: (one.space, one.column, -one.timestamp)):
+                yield one
+
+
+class RowContents:
+    """`percolator.routing.contents.Contents` of a row store."""
+
+    def __init__(self, store: RowStore, times: Times) -> None:
+        self._store = store
+        self._times = times
+
+    def cells(
+        self,
+        table: TableInfo,
+        space: Space,
+        start: bytes,
+        end: bytes,
+        timeout_seconds: float,
+    ) -> AsyncGenerator[Cell, None]:
+        return stored_cells(
+            self._store,
+            table.table_id,
+            self._times,
+            timeout_seconds,
+            spaces=(space,),
+            start=start,
+            end=end,
+        )
+
+
+def _decoded(row: bytes, cell: StoredCell, times: Times) -> Cell:
+    timestamp = times.timestamp(cell.time)
+    space = _SPACES[cell.family]
+    if cell.family == LOCKS:
+        if cell.value[:8] != timestamp.to_bytes(8, "big"):
+            raise InvariantViolation(
+                f"row {quoted(row)} has a lock that is not at its start timestamp"
+            )
+        timestamp = 0
+    return Cell(
+        space=space,
+        row=row,
+        column=column_of(cell.column),
+        timestamp=timestamp,
+        value=cell.value,
+    )
+
+
+# Cells whose table the store does not have: they decide nothing, if the table was dropped.
+
+
+class DroppedTables:
+    """`percolator.routing.cells.Mutations` of tables that the store does not have.
+
+    Answers `SchemaError` when the table was dropped for good, which only the catalogue can say: the
+    store's table goes once no lock is left whose transaction has committed a cell of it. A table
+    that somebody has deleted in the store itself decides nothing, as long as the catalogue has it:
+    it may be restored there, and then have commits.
+    """
+
+    def __init__(self, look_up: Callable[[int, float], Awaitable[object]]) -> None:
+        """`look_up` raises `SchemaError` if the catalogue does not have a table of that id."""
+        self._look_up = look_up
+
+    async def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        table_ids = {one.table_id for one in mutations}
+        answers = await asyncio.gather(*(self._answer(one, deadline) for one in table_ids))
+        by_table = dict(zip(table_ids, answers, strict=True))
+        return [by_table[one.table_id] for one in mutations]
+
+    async def _answer(self, table_id: int, deadline: float) -> PercolatorError:
+        try:
+            await self._look_up(table_id, deadline)
+        except PercolatorError as error:
+            return error
+        return InvariantViolation(
+            f"table {table_id} decides about a lock, and somebody has deleted it in the store "
+            "itself: restore it there, or `percolator tables delete` it here, too"
+        )
+
+
+# Ranges to divide work by, from samples of row keys.
+
+RANGE_BYTES: Final = 256 * 1024 * 1024
+"""About the size of a range of a table: as large as a tablet when it is split."""
+
+
+class SampledRanges:
+    """`percolator.routing.ranges.Ranges` of a row store."""
+
+    def __init__(self, store: RowStore, world: World, limits: Limits) -> None:
+        self._store = store
+        self._world = world
+        self._limits = limits
+
+    async def of_table(self, table_id: int, deadline: float) -> list[TableRange]:
+        samples = await self._samples(table_id, deadline)
+        starts = [b"", *_borders(samples, RANGE_BYTES)]
+        ends = [*starts[1:], b""]
+        return [TableRange(table_id, *bounds) for bounds in zip(starts, ends, strict=True)]
+
+    async def cut(self, rows: TableRange, part_bytes: int, timeout_seconds: float) -> list[bytes]:
+        deadline = self._world.clock.monotonic_seconds() + timeout_seconds
+        samples = await self._samples(rows.table_id, deadline)
+        inside = [one for one in samples if rows.start < one.key and one.key]
+        if rows.end:
+            inside = [one for one in inside if one.key < rows.end]
+        before = [one.bytes_before for one in samples if one.key and one.key <= rows.start]
+        return list(_borders(inside, part_bytes, before[-1] if before else 0))
+
+    async def _samples(self, table_id: int, deadline: float) -> Sequence[Sample]:
+        patience = Patience(self._world, self._limits, deadline)
+        while True:
+            try:
+                return await self._store.sample(table_id, patience.attempt_seconds)
+            except PercolatorError as error:
+                await patience.outlast(error, is_read=True)
+
+
+def _borders(samples: Sequence[Sample], part_bytes: int, before: int = 0) -> Iterator[bytes]:
+    """Rows that have about this much between them."""
+    last = b""
+    for key, size in samples:
+        row = row_of(key) if key else b""
+        if row > last and size - before >= part_bytes:
+            yield row
+            last, before = row, size

@@ -19,18 +19,18 @@ from typing import Final
 from percolator.errors import InvalidArgument, PercolatorError
 from percolator.formats.records import KIND_PUT, KIND_PUT_IN_DATA, WRITE_HEADER
 from percolator.limits import Limits
-from percolator.rowstore.collected import LOADED
 from percolator.rowstore.layout import (
     COLLECTED,
     DATA,
     KEY_BYTES_MAX,
+    LOADED,
     WRITES,
+    Times,
     row_key,
     stored_column,
 )
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import Change, RowChange, RowStore, SetCell
-from percolator.rowstore.times import Times
 from percolator.world import World
 
 CALLS_IN_FLIGHT: Final = 4

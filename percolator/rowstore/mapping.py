@@ -26,7 +26,9 @@ a step that expects the lock need not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 
 from percolator.errors import InvalidArgument
@@ -34,19 +36,23 @@ from percolator.formats.records import (
     KIND_LOCK_ONLY,
     START_TIMESTAMP_BYTES,
     WRITE_KIND_OFFSET,
+    locked_column,
+    read_locks_of,
+    timestamp_bytes,
 )
 from percolator.routing.cells import CommonStep
-from percolator.rowstore.collected import transactions_collected_above
-from percolator.rowstore.exclusion import other_sides
 from percolator.rowstore.layout import (
     DATA,
     LOCK_ONLY,
     LOCKS,
     ROLLBACKS,
     WRITES,
+    Times,
     after_prefix,
     column_bounds,
+    no_proof,
     stored_column,
+    transactions_collected_above,
 )
 from percolator.rowstore.port import (
     TIME_UNIT,
@@ -56,11 +62,57 @@ from percolator.rowstore.port import (
     Selection,
     SetCell,
 )
-from percolator.rowstore.proofs import no_proof
-from percolator.rowstore.times import Times
 from percolator.v1 import cells_pb2
+from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Space
 from percolator.v1.tabletserver_pb2 import Change as WireChange
-from percolator.v1.tabletserver_pb2 import Condition, Mutation
+from percolator.v1.tabletserver_pb2 import Condition, Mutation, StepList
+
+# Read locks and writers exclude each other, although they lock different cells of a row.
+#
+# A tablet server does this by itself (percolator/tablet/judge.py). A row store knows nothing of it,
+# so each prewrite asks about the other side, too, in the same check: a cell's prewrite about all
+# read locks of the cell, and a read lock's prewrite about the cell that it locks. A prewrite is
+# what has conditions that name no transaction: there is no lock, there is no newer commit.
+
+
+class OtherSide(NamedTuple):
+    """Cells that a prewrite must not find: stored columns in [first, end), as in the condition."""
+
+    condition: int
+    """The index of the condition that holds for these cells as well."""
+    space: Space
+    from_timestamp: int
+    first_column: bytes
+    end_column: bytes
+
+
+def other_sides(step: Mutation) -> Iterator[OtherSide]:
+    """What the conditions of a step mean for other cells of its row: nothing if it is no
+    prewrite."""
+    bounds = other_columns(step.column)
+    for index, condition in _naming_nobody(step.conditions):
+        yield OtherSide(index, condition.space, condition.from_timestamp, *bounds)
+
+
+def other_columns(column: bytes) -> tuple[bytes, bytes]:
+    """The stored columns that exclude this one: all read locks of a cell, or the cell of one."""
+    locked = locked_column(column)
+    if locked is not None:
+        return column_bounds(locked)
+    prefix = stored_column(read_locks_of(column))
+    return prefix, after_prefix(prefix)
+
+
+def _naming_nobody(conditions: Iterable[Condition]) -> Iterator[tuple[int, Condition]]:
+    for index, condition in enumerate(conditions):
+        if (
+            condition.expectation == Condition.EXPECTATION_ABSENT
+            and condition.space in (SPACE_LOCK, SPACE_WRITE)
+            and not condition.prefix
+            and not condition.until_timestamp
+        ):
+            yield index, condition
+
 
 _ABSENT = Condition.EXPECTATION_ABSENT
 _PRESENT = Condition.EXPECTATION_PRESENT
@@ -262,3 +314,119 @@ def _changed(column: bytes, start: int, change: WireChange, times: Times) -> tup
 
 def _impossible(why: str) -> InvalidArgument:
     return InvalidArgument("mutation", f"a row store cannot do this: {why}")
+
+
+# The three steps that nearly every transaction takes, mapped without their messages.
+#
+# Translating a prewrite's message condition by condition (mapping.py) costs the client a good part
+# of what sending it costs. These steps arrive as a few values (`CommonStep`), and what they ask
+# about is known beforehand. A test maps each of them in both ways: the results are equal.
+
+_REMEMBERED = 16
+"""The cells of one transaction are mapped one after the other, and often are of one column."""
+
+
+def mapped_step(asked: Mutation | CommonStep, times: Times) -> Step:
+    """As `mapped`, for a step in either form."""
+    if isinstance(asked, CommonStep):
+        if asked.kind == StepList.KIND_PREWRITE:
+            return _prewrite(asked, times)
+        if asked.kind == StepList.KIND_COMMIT_PRIMARY:
+            seen = timestamp_bytes(asked.start) + timestamp_bytes(asked.min_commit)
+            return _commit(asked, seen, times)
+        if asked.kind == StepList.KIND_COMMIT_SECONDARY:
+            return _commit(asked, timestamp_bytes(asked.start), times)
+        asked = asked.mutation()
+    return mapped(asked, times)
+
+
+def _prewrite(asked: CommonStep, times: Times) -> Step:
+    start = asked.start
+    lock = SetCell(LOCKS, stored_column(asked.column), times.time(start), asked.value)
+    return Step(asked, start, False, prewrite_obstacles(asked.column, start, times), (lock,))
+
+
+@lru_cache(_REMEMBERED)
+def prewrite_obstacles(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
+    """What a prewrite must not find: its marker, any lock, a commit at or above its start, the same
+    on the other side of a read lock, and a note of collection above its start."""
+    own, others = column_bounds(column), other_columns(column)
+    since, after = times.at_or_above(start), times.at_or_above(start + 1)
+    return (
+        Selection(ROLLBACKS, *own, since, after),
+        Selection(LOCKS, *own),
+        Selection(WRITES, *own, since),
+        Selection(LOCK_ONLY, *own, since),
+        Selection(LOCKS, *others),
+        Selection(WRITES, *others, since),
+        Selection(LOCK_ONLY, *others, since),
+        transactions_collected_above(start, times),
+    )
+
+
+def _commit(asked: CommonStep, seen: bytes, times: Times) -> Step:
+    """`seen` is how the lock has to begin."""
+    stored, record = stored_column(asked.column), asked.value
+    family = LOCK_ONLY if record[WRITE_KIND_OFFSET] == KIND_LOCK_ONLY else WRITES
+    changes = (
+        DeleteCell(LOCKS, stored, times.time(asked.start)),
+        SetCell(family, stored, times.time(asked.commit), record),
+    )
+    return Step(asked, asked.start, True, (own_lock(asked.column, seen, times),), changes)
+
+
+# Steps that one call makes together: those of one transaction on one row.
+#
+# Each of them is answered for itself. If the check of the call does not pass, each is judged on a
+# reading of the row, those that are possible go into another call, and the others are refused. So
+# joining changes how many calls are made, and nothing else:
+#
+# * Steps that expect nothing: nothing of what any of them must not find may be found.
+# * Steps that expect a lock: there must be as many cells as locks are expected. A store has at most
+#   one version of a cell at one time, so each of them is one cell.
+# * The same cell never twice: the second step must see what the first has done.
+# * Only steps of one transaction: those of two may exclude each other.
+
+
+@dataclass
+class Joined:
+    """The steps of one call, by their places in the request."""
+
+    table_id: int
+    row: bytes
+    start: int
+    """The start timestamp of the transaction."""
+    steps: dict[int, Step] = field(default_factory=dict)
+    columns: set[bytes] = field(default_factory=set)
+    _size_bytes: int = 0
+    """Of the checks; added up only if a second step joins: most calls make one."""
+
+    def add(self, place: int, step: Step) -> None:
+        self.steps[place] = step
+        self.columns.add(step.asked.column)
+
+    def has_room(self, step: Step, check_bytes_max: int) -> bool:
+        """Whether the step may join. Then it has to be added."""
+        if step.asked.column in self.columns:
+            return False
+        if not self._size_bytes:
+            self._size_bytes = sum(one.size_bytes for one in self.steps.values())
+        self._size_bytes += step.size_bytes
+        return self._size_bytes <= check_bytes_max
+
+
+def joined(steps: Iterable[tuple[int, int, Step]], check_bytes_max: int) -> Iterator[Joined]:
+    """Groups steps, given as place, table and step, into calls. If a transaction's calls on a row
+    are made one after the other, the order of its steps on a cell stays."""
+    open_: dict[tuple[int, bytes, int, bool], Joined] = {}
+    for place, table_id, step in steps:
+        row = step.asked.row
+        key = (table_id, row, step.start, step.expects_lock)
+        group = open_.get(key)
+        if group is not None and not group.has_room(step, check_bytes_max):
+            yield open_.pop(key)
+            group = None
+        if group is None:
+            group = open_[key] = Joined(table_id, row, step.start)
+        group.add(place, step)
+    yield from open_.values()

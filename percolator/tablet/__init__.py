@@ -1,15 +1,19 @@
 """A tablet: one range of rows, its cells on an ordered key-value storage, one batch after another.
 
-Open `tablet.py` first: one method for each call. Behind it are four rooms:
+Open `tablet.py` first: one method for each call. A commit passes through these files:
 
-    writing/     conditional mutations, judged and made durable in group commits
-    reading/     point reads, scans, and the search for notifications
-    memory/      what an open tablet keeps in memory, such as its locks
-    collection/  removing versions that no snapshot can still need
+    requests.py      checks what comes in, and flattens it
+    group_commit.py  queues it, takes its cells, writes one batch at a time, and answers
+    held_cells.py    cells that transactions hold, the lines of what waits for them, and the latch
+    judge.py         judges conditions, and collects what a batch will write
+    memory.py        the index of locks, and how new the records of a cell can be
+    state.py         what all of them share: identity, limits, fences of loads, the oracle's time
+    keys.py          the storage's keys
 
-`upkeep.py` is what changes a tablet between two batches: schema, safe points, collection, loads
-(`bulk_load.py` has their fences, `loaded_cells.py` what is put behind them).
-`keys.py` maps cells to storage keys; `opening.py` reads a tablet's state back after a restart.
+Reads: `reads.py`, `visible_cells.py`, `scans.py`, `change_scan.py`, `notification_scan.py`.
+`upkeep.py` changes a tablet between two batches: schema, safe points, groups of mutations, bulk
+loads (`bulk_load.py`) and collection (`collection.py`). `rolling_forward.py` completes committed
+transactions; `opening.py` reads a tablet's state back after a restart.
 
 A tablet applies conditional mutations, and commits a transaction in one round if it has all its
 cells. It does not import the client's protocol, and nothing that deals with sockets or disks, so

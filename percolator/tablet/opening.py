@@ -25,11 +25,8 @@ from percolator.tablet.keys import (
     N,
     W,
 )
-from percolator.tablet.memory.change_feed import FORMAT_WITH_FEED, ChangeFeed
-from percolator.tablet.memory.read_locks import FORMAT_WITH_READ_LOCKS
-from percolator.tablet.memory.recent_writes import NEWEST
-from percolator.tablet.memory.state import TabletState
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.memory import FORMAT_WITH_READ_LOCKS, NEWEST
+from percolator.tablet.state import FORMAT_WITH_FEED, ChangeFeed, SafePoints, TabletState
 
 FORMAT = b"1"
 _KNOWN_FORMATS = (FORMAT, FORMAT_WITH_FEED, FORMAT_WITH_READ_LOCKS)

@@ -5,7 +5,7 @@ Everything here may be called concurrently. What it guarantees, and where:
 
 * mutations: judged, durable, ownership checked, and only then answered (group_commit.py);
 * reads see nothing that is not durable, and everything committed at or below their timestamp,
-  unless they report a lock in the way (lock_mirror.py); they wait for no write but that of a
+  unless they report a lock in the way (memory.py); they wait for no write but that of a
   transaction that commits in one round (held_cells.py);
 * changes of the schema, safe points, collection and loads write between two batches (upkeep.py);
 * no response is sent after ownership was lost, and none below the safe point (state.py).
@@ -13,37 +13,211 @@ Everything here may be called concurrently. What it guarantees, and where:
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from percolator.errors import InvalidArgument, PercolatorError
-from percolator.tablet import description, opening, split_point, stored_cells
-from percolator.tablet.collection import trimming
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.keys import ColumnEncoder
-from percolator.tablet.lifetimes import FOREVER, Lifetimes, Ttls
-from percolator.tablet.limits import TabletLimits
-from percolator.tablet.memory.notification_watch import NotificationWatch
-from percolator.tablet.memory.state import Collected, Commits, CommitTimestamps, TabletState
-from percolator.tablet.memory.timestamp_guard import TimestampGuard, UnheardTimestamp
-from percolator.tablet.ownership import Ownership
-from percolator.tablet.reading import change_scan, scans
-from percolator.tablet.reading.listed_reads import asked_reads
-from percolator.tablet.reading.notification_scan import LockVanished, NotificationLook
-from percolator.tablet.reading.point_reads import AnswerRoom, PointReads
-from percolator.tablet.reading.scan_page import ScanPlan
-from percolator.tablet.safe_points import SafePoints
-from percolator.tablet.upkeep import Upkeep
-from percolator.tablet.writing.group_commit import GroupCommit
-from percolator.tablet.writing.listed_steps import StepChecker, answer_of
-from percolator.tablet.writing.mutation_work import MutationWork
-from percolator.tablet.writing.mutations import CheckedMutation, MutationChecker
-from percolator.tablet.writing.rolling_forward import RollingForward
-from percolator.tablet.writing.together import require_different_cells
-from percolator.tablet.writing.transactions import TransactionChecker, WholeTransaction
+from percolator.tablet import change_scan, collection, opening, scans
+from percolator.tablet.group_commit import GroupCommit, MutationWork
+from percolator.tablet.keys import ColumnEncoder, D, W, component, space_bounds, split_component
+from percolator.tablet.notification_scan import LockVanished, NotificationLook
+from percolator.tablet.notification_watch import NotificationWatch
+from percolator.tablet.reads import AnswerRoom, PointReads, asked_reads
+from percolator.tablet.requests import (
+    CheckedMutation,
+    MutationChecker,
+    StepChecker,
+    TransactionChecker,
+    WholeTransaction,
+    answer_of,
+)
+from percolator.tablet.rolling_forward import RollingForward
+from percolator.tablet.scans import ScanPlan
+from percolator.tablet.state import (
+    FOREVER,
+    Collected,
+    Commits,
+    CommitTimestamps,
+    Lifetimes,
+    Ownership,
+    SafePoints,
+    TabletIdentity,
+    TabletLimits,
+    TabletState,
+    TimestampGuard,
+    Ttls,
+    UnheardTimestamp,
+)
+from percolator.tablet.upkeep import Upkeep, require_different_cells
+from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
+
+# What a tablet reports about itself.
+
+
+def statistics(state: TabletState, queue_bytes: int) -> pb.TabletStatistics:
+    counters = state.counters
+    return pb.TabletStatistics(
+        cells=max(0, counters.cells - counters.foreign_cells),
+        bytes=max(0, counters.bytes - counters.foreign_bytes),
+        locks=len(state.mirror),
+        notifications=len(state.index),
+        mutations_applied=counters.mutations_applied,
+        mutations_refused=counters.mutations_refused,
+        reads=counters.reads,
+        rows_scanned=counters.rows_scanned,
+        versions_skipped=counters.versions_skipped,
+        batches_synced=counters.batches_synced,
+        mutations_per_second=counters.mutation_rate.per_second(),
+        reads_per_second=counters.read_rate.per_second(),
+        queue_bytes=queue_bytes,
+        notifications_written=counters.notifications_written,
+        locks_written=counters.locks_written,
+    )
+
+
+def describe(state: TabletState, queue_bytes: int) -> pb.TabletDescription:
+    identity = state.identity
+    return pb.TabletDescription(
+        table_id=identity.table_id,
+        tablet_id=identity.tablet_id,
+        epoch=identity.epoch,
+        schema_version=state.schema_version,
+        range=cells_pb2.RowRange(start=identity.start, end=identity.end),
+        statistics=statistics(state, queue_bytes),
+    )
+
+
+# Proposes the row that divides a tablet into two halves of about the same size.
+#
+# The storage estimates the size of any range of keys, so a bisection over existing rows finds the
+# middle in a few dozen seeks. The estimate does not see a tablet that is small or has only just
+# been written; its middle is found by walking over it.
+
+ESTIMATE_TRUSTED_BYTES = 32 * 1024 * 1024
+"""Far above the largest write buffer: anything smaller may be mostly in memory."""
+STEPS_MAX = 256
+PARTS_MAX = 256
+"""Roughly the most parts of one range."""
+
+
+async def propose(state: TabletState) -> bytes | None:
+    """The first row of the upper half; None if there are fewer than two rows."""
+    identity = state.identity
+    first, stop = space_bounds(W, identity.start, identity.end)
+    lowest = _row_at(state.storage, first, stop)
+    if lowest is None:
+        return None
+    estimate = state.storage.approximate_bytes(first, stop)
+    if estimate >= ESTIMATE_TRUSTED_BYTES:
+        found = _bisect(state.storage, first, stop, estimate // 2)
+    else:
+        found = await _walk(state, first, stop)
+    return found if found is not None and found > lowest else None
+
+
+def parts(state: TabletState, start: bytes, end: bytes, part_bytes: int) -> list[bytes]:
+    """The first rows of all parts except the first; ranges are cut until they are small enough."""
+    estimate = state.storage.approximate_bytes
+    size, first, stop = max(
+        (estimate(*bounds), *bounds) for bounds in (space_bounds(one, start, end) for one in (W, D))
+    )
+    if size <= part_bytes:
+        return []
+    row = _bisect(state.storage, first, stop, size // 2)
+    if row is None:
+        return []
+    part_bytes = max(part_bytes, size // PARTS_MAX)
+    return [*parts(state, start, row, part_bytes), row, *parts(state, row, end, part_bytes)]
+
+
+def _row_at(storage: Storage[Any], key: bytes, stop: bytes) -> bytes | None:
+    """The row of the first entry from this key on."""
+    for found, _ in storage.iterate(key, stop):
+        return split_component(found, 1)[0]
+    return None
+
+
+def _bisect(storage: Storage[Any], first: bytes, stop: bytes, half: int) -> bytes | None:
+    """Finds the last row with at most half of the bytes before it, by halving the interval of keys;
+    if that is the very first row, the one after it. None if there is only one.
+
+    Keys are treated as binary fractions of any length. Both ends move on to rows that exist:
+    otherwise, among rows that begin with the same long prefix, all steps would be spent on the
+    empty interval between them and a row with another one.
+    """
+
+    def key_of(row: bytes) -> bytes:
+        return first[:1] + component(row)
+
+    def is_below(row: bytes) -> bool:
+        return storage.approximate_bytes(first, key_of(row)) <= half
+
+    lowest = _row_at(storage, first, stop)
+    if lowest is None:
+        return None
+    above = _row_before(storage, stop)
+    if above == lowest or is_below(above):
+        return above if above > lowest else None
+    below, low, high = lowest, key_of(lowest), key_of(above)
+    for _ in range(STEPS_MAX):
+        middle = _between(low, high)
+        if middle is None:
+            break
+        row = _row_at(storage, middle, stop)
+        if row is None:
+            break
+        if is_below(row):
+            below, low = row, max(middle, key_of(row))
+            continue
+        above, row = row, _row_before(storage, middle)
+        if row <= below or is_below(row):
+            below = max(below, row)
+            break
+        above, high = row, key_of(row)
+    return below if below > lowest else above
+
+
+def _row_before(storage: Storage[Any], key: bytes) -> bytes:
+    """The row of the last entry before this key, which must exist."""
+    cursor = storage.cursor()
+    try:
+        cursor.seek(key)
+        cursor.prev()
+        return split_component(cursor.key(), 1)[0]
+    finally:
+        cursor.close()
+
+
+def _between(low: bytes, high: bytes) -> bytes | None:
+    """A key strictly between the two, near the middle; None if there is hardly any room."""
+    length = max(len(low), len(high)) + 1
+    low_number = int.from_bytes(low.ljust(length, b"\0"), "big")
+    high_number = int.from_bytes(high.ljust(length, b"\0"), "big")
+    if high_number - low_number < 2:
+        return None
+    return ((low_number + high_number) // 2).to_bytes(length, "big")
+
+
+async def _walk(state: TabletState, first: bytes, stop: bytes) -> bytes | None:
+    """Exact, for a small tablet: finds the row at which the running total is nearest to half."""
+    sizes: list[tuple[bytes, int]] = []
+    total = 0
+    row_prefix = b"\0"
+    for entries, (key, value) in enumerate(state.storage.iterate(first, stop), 1):
+        if not key.startswith(row_prefix):
+            row, at = split_component(key, 1)
+            row_prefix = key[:at]
+            sizes.append((row, total))
+        total += len(key) + len(value)
+        if entries % state.limits.slice_entries == 0:
+            await asyncio.sleep(0)
+            state.require_open()
+    return min(sizes, key=lambda found: abs(total - 2 * found[1]))[0] if sizes else None
+
 
 T = TypeVar("T")
 
@@ -169,7 +343,7 @@ class Tablet:
     @property
     def needs_trimming(self) -> bool:
         """Whether cells of other tablets' rows may be stored here, for example after a split."""
-        return trimming.is_due(self._state)
+        return collection.is_due(self._state)
 
     async def trim(self) -> int:
         return await self._upkeep.trim()
@@ -290,7 +464,7 @@ class Tablet:
         state = self._state
         state.require_target(request.target)
         try:
-            async for page in stored_cells.pages(state, request):
+            async for page in scans.stored_pages(state, request):
                 yield page
         except state.storage.failures as error:
             raise state.unreadable(error) from error
@@ -348,7 +522,7 @@ class Tablet:
             raise InvalidArgument("part_bytes", "missing")
         start, end = scans.clipped(state, request.range)
         try:
-            rows = split_point.parts(state, start, end, request.part_bytes)
+            rows = parts(state, start, end, request.part_bytes)
         except state.storage.failures as error:
             raise state.unreadable(error) from error
         return pb.ProposePartsResponse(rows=rows)
@@ -361,12 +535,12 @@ class Tablet:
         if target is not None:
             state.require_target(target)
         try:
-            return await split_point.propose(state)
+            return await propose(state)
         except state.storage.failures as error:
             raise state.unreadable(error) from error
 
     def statistics(self) -> pb.TabletStatistics:
-        return description.statistics(self._state, self._commit.queued_bytes)
+        return statistics(self._state, self._commit.queued_bytes)
 
     def describe(self) -> pb.TabletDescription:
-        return description.describe(self._state, self._commit.queued_bytes)
+        return describe(self._state, self._commit.queued_bytes)

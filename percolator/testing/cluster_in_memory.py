@@ -21,11 +21,9 @@ from percolator.protocol.resolving.primaries import commits_of
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.routing.lanes import unapplied
 from percolator.tablet import keys
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.lifetimes import ttls_of
-from percolator.tablet.memory.notification_watch import NotificationWatch
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
-from percolator.tablet.reading.point_reads import AnswerRoom
+from percolator.tablet.notification_watch import NotificationWatch
+from percolator.tablet.reads import AnswerRoom
+from percolator.tablet.state import TabletIdentity, TimestampGuard, ttls_of
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import DurableMemory, MemoryOwnership, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS

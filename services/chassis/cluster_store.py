@@ -30,8 +30,8 @@ from percolator.limits import Limits
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import FAMILIES
+from percolator.rowstore.patience import steady_scan
 from percolator.rowstore.port import Selection
-from percolator.rowstore.steady_scan import steady_scan
 from percolator.services.chassis.coordinator import Coordinator, CoordinatorTimes
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.chassis.files import Files, make_durable_directory, refuse_network
@@ -307,7 +307,7 @@ class RowIdentity(ClusterIdentity):
     """
 
     epoch_milliseconds: int = 0
-    """What the times of its cells are counted from (percolator/rowstore/times.py)."""
+    """What the times of its cells are counted from (percolator/rowstore/layout.py)."""
 
 
 async def establish(records: Records, name: str, world: World) -> RowIdentity:

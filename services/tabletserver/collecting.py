@@ -13,9 +13,8 @@ from typing import Any
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import InvalidArgument, PercolatorError, TabletMoved
-from percolator.services.tabletserver.served_tablet import Background
-from percolator.services.tabletserver.tablets import Tablets
-from percolator.tablet.safe_points import SafePoints
+from percolator.services.tabletserver.tablets import Background, Tablets
+from percolator.tablet.state import SafePoints
 from percolator.tablet.tablet import Tablet
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail

@@ -24,7 +24,7 @@ from percolator.formats.records import LockRecord, WriteRecord
 from percolator.services.chassis import epoch_directory
 from percolator.services.chassis.epoch_directory import Stage
 from percolator.services.chassis.files import RealFiles
-from percolator.services.tabletserver.leveldb_clone import clone_leveldb
+from percolator.services.tabletserver.storage import clone_leveldb
 from percolator.tablet import keys
 from percolator.timestamps import in_json
 

@@ -31,7 +31,7 @@ class PrimariesElsewhere:
         self._cells = DeletedTables(world, catalog, limits)
 
     async def commits(self, transactions: Sequence[tuple[CellAddress, int]]) -> list[int]:
-        """See `percolator.tablet.memory.state.Commits`."""
+        """See `percolator.tablet.state.Commits`."""
         return await commits_of(self._cells, transactions, self._now() + ANSWER_SECONDS_MAX)
 
     async def close(self) -> None:

@@ -5,31 +5,96 @@ A simulation runs `tablet_server` on a store of its own, without the process.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
+from pathlib import Path
 
+from structlog.stdlib import BoundLogger
+
+from percolator.errors import InvalidArgument, NotReady, PercolatorError, Unavailable
 from percolator.services.chassis import process
-from percolator.services.chassis.files import DiskThreads, RealFiles
+from percolator.services.chassis.cluster_store import FILE_NAME, check_identity, read_identity
+from percolator.services.chassis.files import DiskThreads, Files, RealFiles, refuse_network
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import load
 from percolator.services.tabletserver import dump
 from percolator.services.tabletserver.collecting import Collecting
-from percolator.services.tabletserver.disk_space import DiskSpace
-from percolator.services.tabletserver.drain import hand_over
-from percolator.services.tabletserver.handler import TabletServerHandler
+from percolator.services.tabletserver.handler import DiskSpace, TabletServerHandler
 from percolator.services.tabletserver.metrics import TabletServerMetrics
 from percolator.services.tabletserver.oracle_word import OracleWord
 from percolator.services.tabletserver.primaries_elsewhere import PrimariesElsewhere
 from percolator.services.tabletserver.settings import TabletServerSettings
-from percolator.services.tabletserver.store_root import open_store_root
-from percolator.services.tabletserver.tablet_store import Budget, SharedDirectoryStore, TabletStore
+from percolator.services.tabletserver.storage import Budget, SharedDirectoryStore, TabletStore
 from percolator.services.tabletserver.tablets import Tablets
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.tablet.state import TimestampGuard
 from percolator.v1 import tabletserver_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
+from percolator.v1.master_pb2 import DrainServerRequest
+from percolator.wire.methods import DRAIN_SERVER
+from percolator.world import Network
+
+# At shutdown, the master moves this server's tablets, so that no client waits for a lease.
+#
+# If anything goes wrong here, the only cost is a pause: the tablets are closed anyway, and their
+# next owners find everything.
+
+_PART_OF_DRAIN = 0.75
+"""The rest of the time is for closing tablets that could not be moved."""
+
+
+async def hand_over(
+    network: Network,
+    masters: tuple[str, ...],
+    server_id: str,
+    log: BoundLogger,
+    *,
+    drain_seconds: float,
+) -> None:
+    """Returns when the tablets are served elsewhere, or when that is not possible."""
+    request = DrainServerRequest(server=server_id)
+    for address in masters:
+        try:
+            await network.unary(address, DRAIN_SERVER)(request, drain_seconds * _PART_OF_DRAIN)
+        except (NotReady, Unavailable) as error:
+            # A standby, or no master at all: the next address may be the leader's.
+            log.info("not handed over by this master", master=address, reason=str(error))
+        except PercolatorError as error:
+            log.info("tablets are closed instead of moved", reason=str(error))
+            return
+        else:
+            log.info("all tablets are served elsewhere")
+            return
+
+
+# The store root as a tablet server finds it at start: usable, coherent, of the right cluster.
+
+
+async def open_store_root(
+    files: Files, settings: TabletServerSettings, cluster_id: str, log: BoundLogger
+) -> Path:
+    """The path of the store root; `InvalidArgument` names what is wrong with it."""
+    root = settings.store_root
+    await refuse_network(files, root, settings, log)
+    try:
+        status = await files.stat(root)
+    except FileNotFoundError:
+        raise InvalidArgument("store", f"{root} does not exist") from None
+    if not status.is_directory:
+        raise InvalidArgument("store", f"{root} is not a directory")
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        raise InvalidArgument("store", f"{root} is not writable")
+    if settings.masters:
+        await check_identity(files, root, cluster_id)
+    else:
+        if FILE_NAME in await files.list(root):
+            await read_identity(files, root)  # refuses a format that this release does not know
+        log.warning("standalone: no masters are configured, tablets are opened by hand")
+    return root
+
 
 SLOW_THREADS_MAX = 32
 """Databases that are opened, flushed or compacted at once, when others are stuck."""

@@ -10,7 +10,7 @@ from percolator.bigtable.place import SCHEME
 from percolator.schema import ROW_BYTES_MAX
 from percolator.services.chassis.settings import FramedSettings, ListenAddress, Seconds
 from percolator.services.tabletserver.handler import RequestLimits
-from percolator.tablet.limits import TabletLimits
+from percolator.tablet.state import TabletLimits
 
 _DEFAULTS = TabletLimits()
 _GIBIBYTE = 1 << 30

@@ -21,9 +21,9 @@ import plyvel
 
 from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.settings import load
-from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
 from percolator.services.tabletserver.service import build
 from percolator.services.tabletserver.settings import TabletServerSettings
+from percolator.services.tabletserver.storage import LevelDBStorage
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.world import Random
 

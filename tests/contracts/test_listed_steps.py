@@ -9,8 +9,7 @@ from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import CellMutation, CommonStep
 from percolator.routing.lanes import fill_list
 from percolator.tablet.keys import ColumnEncoder
-from percolator.tablet.writing.listed_steps import StepChecker
-from percolator.tablet.writing.mutations import MutationChecker
+from percolator.tablet.requests import MutationChecker, StepChecker
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import Rig
 

@@ -6,7 +6,7 @@ The client reads the index of the condition that failed by its own list, so the 
 from __future__ import annotations
 
 from percolator.protocol import steps
-from percolator.tablet.writing import held_transactions, listed_steps
+from percolator.tablet import group_commit, requests
 
 START = 7
 
@@ -25,8 +25,8 @@ def test_a_commit_in_one_round_is_judged_by_the_conditions_of_a_prewrite() -> No
         )
         for condition in prewrite.conditions
     ]
-    assert listed_steps.prewrite_conditions(START) == asked
+    assert requests.prewrite_conditions(START) == asked
 
 
 def test_client_and_tablet_find_the_own_commit_by_the_same_condition() -> None:
-    assert held_transactions.OWN_COMMIT == steps.OWN_COMMIT
+    assert group_commit.OWN_COMMIT == steps.OWN_COMMIT

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from percolator.errors import InvariantViolation, StoreFault, StoreUnusable
 from percolator.services.chassis.files import DiskThreads, Files, RealFiles, replace_durably
-from percolator.services.tabletserver.leveldb_storage import (
+from percolator.services.tabletserver.storage import (
     LevelDBOptions,
     LevelDBStorage,
     write_buffer_bytes,

@@ -27,8 +27,13 @@ from percolator.errors import (
     PercolatorError,
     TabletMoved,
 )
-from percolator.formats.hidden_cells import acknowledgement_column, observed_column
-from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.formats.records import (
+    LockRecord,
+    RecordKind,
+    WriteRecord,
+    acknowledgement_column,
+    observed_column,
+)
 from percolator.protocol import steps
 from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import LOCKS, WRITES
@@ -38,9 +43,7 @@ from percolator.services.master.handlers import RowMasterHandler
 from percolator.services.master.map_store import KEY, CatalogueStore, decoded_catalogue
 from percolator.services.master.row_term import RowLoads
 from percolator.tablet import keys
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.limits import TabletLimits
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.tablet.state import TabletIdentity, TabletLimits, TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork

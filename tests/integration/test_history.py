@@ -16,7 +16,7 @@ import pytest
 import percolator
 from percolator import InvalidArgument, SnapshotTooOld, Table, Timestamp, codecs, observes
 from percolator.errors import SchemaError, SessionExpired
-from percolator.formats.hidden_cells import acknowledgement_column
+from percolator.formats.records import acknowledgement_column
 from percolator.services.local.authority import files_in, make_all
 from percolator.services.local.cluster import LocalCluster
 from percolator.spark.options import ReadOptions

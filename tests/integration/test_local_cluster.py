@@ -23,7 +23,7 @@ from percolator.services.local import process as process_module
 from percolator.services.local.cluster import START_SECONDS, LocalCluster
 from percolator.services.local.directory import Ownership, running
 from percolator.services.local.process import LocalClusterError, NotReadyInTime, ServiceProcess
-from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
+from percolator.services.tabletserver.storage import LevelDBStorage
 from percolator.v1 import cluster_pb2 as pb
 from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork

@@ -19,8 +19,7 @@ from percolator import Table, aio, codecs
 from percolator.cli.app import app
 from percolator.cli.connection import console
 from percolator.errors import CellAddress
-from percolator.formats.hidden_cells import read_lock_column
-from percolator.formats.records import LockRecord, RecordKind
+from percolator.formats.records import LockRecord, RecordKind, read_lock_column
 from percolator.services.chassis.gate import Tokens
 from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import cells_pb2

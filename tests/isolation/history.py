@@ -23,7 +23,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from percolator.errors import InvalidArgument, UsageError
-from percolator.formats.hidden_cells import read_lock_column
+from percolator.formats.records import read_lock_column
 from percolator.timestamps import SEQUENCE_BITS
 
 CellKey = tuple[str, bytes, bytes]

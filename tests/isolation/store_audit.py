@@ -16,8 +16,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from percolator.errors import InvalidArgument
-from percolator.formats.hidden_cells import locked_column
-from percolator.formats.records import RecordKind
+from percolator.formats.records import RecordKind, locked_column
 from percolator.schema import SHARED_NAME
 from tests.isolation.checker import WatchedColumns, changes_of, settled
 from tests.isolation.findings import Report, shown_key, shown_value

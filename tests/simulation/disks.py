@@ -19,11 +19,9 @@ from percolator.errors import StoreFault, StoreUnusable
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.services.chassis.epoch_directory import EpochDirectory
 from percolator.services.chassis.files import DiskThreads, FileStatus, OpenFile
-from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
-from percolator.tablet.identity import TabletIdentity
+from percolator.services.tabletserver.storage import Ancestry, SharedDirectoryStore
 from percolator.tablet.keys import LOAD_FENCE_PREFIX, W, split_component, timestamp_of
-from percolator.tablet.memory.load_fences import LoadFence
-from percolator.tablet.ownership import Ownership
+from percolator.tablet.state import LoadFence, Ownership, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.world import Random
 from tests.doubles.memory_disk import MemoryDisk

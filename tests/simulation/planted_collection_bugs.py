@@ -20,19 +20,13 @@ from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.services.master.collection import CollectionTimes
 from percolator.services.master.tablet_collection import OldLocks
 from percolator.services.tabletserver.settings import TabletServerSettings
-from percolator.tablet import opening
-from percolator.tablet.collection import collection
-from percolator.tablet.collection.answered_cells import AnsweredCells, Record
-from percolator.tablet.collection.collection import _WalkOfVersions
-from percolator.tablet.collection.sweep import Sweep
-from percolator.tablet.lifetimes import Lifetimes, Ttls
-from percolator.tablet.memory.lock_mirror import LockMirror
-from percolator.tablet.memory.state import TabletState
-from percolator.tablet.reading.point_reads import PointReads
-from percolator.tablet.reading.scan_page import ScanPage
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet import collection, group_commit, opening
+from percolator.tablet.collection import AnsweredCells, Record, Sweep, _WalkOfVersions
+from percolator.tablet.memory import LockMirror
+from percolator.tablet.reads import PointReads
+from percolator.tablet.scans import ScanPage
+from percolator.tablet.state import Lifetimes, SafePoints, TabletState, Ttls
 from percolator.tablet.upkeep import Upkeep
-from percolator.tablet.writing import mutation_queue
 from percolator.timestamps import is_expired
 from percolator.v1.cells_pb2 import Cell
 from tests.simulation import programs
@@ -51,7 +45,7 @@ def collects_before_old_locks_are_resolved(patch: Patch) -> None:
     patch.setattr(collection, "_require_no_older_locks", lambda state, below: None)
     # Tablets also refuse rollback markers below what they have collected. With that, nothing would
     # be torn: the locks would stay, and the cells behind them would never be read again.
-    patch.setattr(mutation_queue, "marked_below", lambda collected, changes: 0)
+    patch.setattr(group_commit, "marked_below", lambda collected, changes: 0)
     collect_eagerly(patch)
 
 
@@ -76,7 +70,7 @@ def a_transaction_counts_as_gone_with_its_first_lock(patch: Patch) -> None:
         self._starts.pop(header[:START_TIMESTAMP_BYTES], None)
 
     patch.setattr(LockMirror, "_forget_start", wrong)
-    patch.setattr(mutation_queue, "marked_below", lambda collected, changes: 0)
+    patch.setattr(group_commit, "marked_below", lambda collected, changes: 0)
     collect_eagerly(patch)
 
 
@@ -118,7 +112,7 @@ def acknowledgement_collected_although_its_cell_is_there(patch: Patch) -> None:
 def old_locks_rolled_back_when_collecting(patch: Patch) -> None:
     """The same, where tablets do not refuse it either."""
     old_locks_rolled_back_without_their_primary(patch)
-    patch.setattr(mutation_queue, "marked_below", lambda collected, changes: 0)
+    patch.setattr(group_commit, "marked_below", lambda collected, changes: 0)
     collect_eagerly(patch)
 
 

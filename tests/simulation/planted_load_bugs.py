@@ -15,23 +15,18 @@ from percolator.changes import Change
 from percolator.errors import PercolatorError, UsageError
 from percolator.protocol.change_reader import ChangeReader
 from percolator.routing.cells import ChangesSeen, StoredChange
-from percolator.rowstore import collecting
+from percolator.rowstore import collection as row_collection
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange
 from percolator.services.master import row_term
 from percolator.services.master.cluster_map import Catalogue, Table, TableLoad
-from percolator.tablet import bulk_load
-from percolator.tablet.collection import trimming
+from percolator.tablet import bulk_load, change_scan, collection, judge
+from percolator.tablet.change_scan import ChangePlan, Settled
+from percolator.tablet.held_cells import WriteLatch
+from percolator.tablet.judge import JudgedBatch
 from percolator.tablet.keys import F
-from percolator.tablet.memory.change_feed import note_change
-from percolator.tablet.memory.load_fences import LoadFence, LoadFences
-from percolator.tablet.memory.recent_writes import RecentWrites
-from percolator.tablet.memory.state import TabletState
-from percolator.tablet.reading import change_scan
-from percolator.tablet.reading.change_scan import ChangePlan, Settled
-from percolator.tablet.writing import judged_batch
-from percolator.tablet.writing.judged_batch import JudgedBatch
-from percolator.tablet.writing.write_latch import WriteLatch
+from percolator.tablet.memory import RecentWrites
+from percolator.tablet.state import LoadFence, LoadFences, TabletState, note_change
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
@@ -239,7 +234,7 @@ LOAD_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = 
 
 def deletions_in_loaded_rows_are_collected(patch: Patch) -> None:
     """A late call of the load brings back what was deleted."""
-    patch.setattr(collecting, "LOADED", b"another")
+    patch.setattr(row_collection, "LOADED", b"another")
 
 
 def a_later_run_loads_into_the_table_of_an_earlier_one(patch: Patch) -> None:
@@ -312,7 +307,7 @@ def entries_of_the_feed_are_written_with_the_next_batch(patch: Patch) -> None:
             note_change(self.writes, *entry)
         correct_begin(self, *memory)
 
-    patch.setattr(judged_batch, "note_change", note)
+    patch.setattr(judge, "note_change", note)
     patch.setattr(JudgedBatch, "begin", begin)
 
 
@@ -397,7 +392,7 @@ def a_half_of_a_split_loses_what_was_in_the_feed(patch: Patch) -> None:
             sweep.delete(key, len(key) + len(value))
         return None
 
-    patch.setattr(trimming, "_slice_of_feed", wrong)
+    patch.setattr(collection, "_slice_of_feed", wrong)
 
 
 def readers_of_changes_are_let_in_below_the_safe_point(patch: Patch) -> None:

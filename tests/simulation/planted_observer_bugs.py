@@ -35,15 +35,14 @@ from percolator.recipes.index import IndexEntries
 from percolator.recipes.sharded_counter import ShardedCounter
 from percolator.routing.catalog import Catalog, TableSchema
 from percolator.routing.cells import FoundCell
-from percolator.rowstore import shared_writes
-from percolator.rowstore.intents import Intent, Intents
+from percolator.rowstore import intents
+from percolator.rowstore.intents import Intent, Intents, SharedWrites
 from percolator.rowstore.port import RowChange
-from percolator.rowstore.shared_writes import SharedWrites
 from percolator.services.master.cluster_map import Table
 from percolator.services.master.leader import Tables
 from percolator.services.master.table_changes import Creation, TableChanges
-from percolator.tablet.memory.state import TabletState
-from percolator.tablet.writing.mutation_work import MutationWork
+from percolator.tablet.group_commit import MutationWork
+from percolator.tablet.state import TabletState
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
@@ -436,7 +435,7 @@ def intents_that_join_a_sent_call_taken_for_written(patch: Patch) -> None:
         if call is not None and call.admits(rows, deadline):
             await call.follow(rows)
             return
-        call = self._open = shared_writes._Call(rows, deadline)
+        call = self._open = intents._Call(rows, deadline)
         try:
             await self._write(list(call.rows.values()), deadline)
         finally:

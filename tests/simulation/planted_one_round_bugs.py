@@ -18,21 +18,21 @@ from percolator.protocol.contention import Baton, HotCells, Turn
 from percolator.protocol.write_set import Write
 from percolator.routing.cells import Answer, CommitAnswer, FollowedCommit, NotSent
 from percolator.routing.lanes import PendingCommit
-from percolator.tablet.memory.held_cells import HeldCells, Holder
-from percolator.tablet.memory.read_locks import ReadLocks
-from percolator.tablet.memory.state import TabletState
-from percolator.tablet.reading import change_scan
-from percolator.tablet.reading.change_scan import ChangePlan
-from percolator.tablet.writing import held_transactions, mutation_queue
-from percolator.tablet.writing import held_transactions as server
-from percolator.tablet.writing.exclusion import Exclusion
-from percolator.tablet.writing.held_transactions import HeldTransactions
-from percolator.tablet.writing.lines import Lines
-from percolator.tablet.writing.listed_steps import prewrite_conditions
-from percolator.tablet.writing.mutation_queue import MutationQueue
-from percolator.tablet.writing.mutations import ABSENT, CheckedCondition
-from percolator.tablet.writing.results import not_executed
-from percolator.tablet.writing.transactions import WholeTransaction
+from percolator.tablet import change_scan, group_commit
+from percolator.tablet import group_commit as server
+from percolator.tablet.change_scan import ChangePlan
+from percolator.tablet.group_commit import HeldTransactions, MutationQueue
+from percolator.tablet.held_cells import HeldCells, Holder, Lines
+from percolator.tablet.judge import Exclusion
+from percolator.tablet.memory import ReadLocks
+from percolator.tablet.requests import (
+    ABSENT,
+    CheckedCondition,
+    WholeTransaction,
+    not_executed,
+    prewrite_conditions,
+)
+from percolator.tablet.state import TabletState
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE
 from tests.simulation.scenario import Kind
 
@@ -283,7 +283,7 @@ def timestamp_is_not_set_aside(patch: Patch) -> None:
         assert self._state.timestamps is not None
         return await self._state.timestamps(len(held))
 
-    patch.setattr(held_transactions, "commit_timestamps", wrong)
+    patch.setattr(group_commit, "commit_timestamps", wrong)
     patch.setattr(HeldTransactions, "_first_timestamp", one_each)
 
 
@@ -335,7 +335,7 @@ def writers_do_not_wait_for_read_locks_on_their_way(patch: Patch) -> None:
 
 def read_locks_do_not_wait_for_writers_on_their_way(patch: Patch) -> None:
     """The same, the other way round."""
-    patch.setattr(mutation_queue, "cells_locked_by", lambda cells: ())
+    patch.setattr(group_commit, "cells_locked_by", lambda cells: ())
 
 
 def one_round_looks_at_its_own_cells_only(patch: Patch) -> None:

@@ -32,18 +32,15 @@ from percolator.routing.cells import (
 from percolator.routing.lanes import PendingRow, Problem, Queued
 from percolator.routing.router import Router
 from percolator.services.master.collection import CollectionTimes
-from percolator.tablet.collection.collection import _WalkOfVersions
+from percolator.tablet import judge, requests, scans
+from percolator.tablet.collection import _WalkOfVersions
+from percolator.tablet.held_cells import HeldCells, Holder
 from percolator.tablet.keys import TIMESTAMP_MAX
-from percolator.tablet.memory.held_cells import HeldCells, Holder
-from percolator.tablet.memory.last_change import LastChanges, newest_change_below
-from percolator.tablet.reading import scan_page
-from percolator.tablet.reading.chosen_columns import ChosenColumns
-from percolator.tablet.reading.joined_cells import join_cells
-from percolator.tablet.reading.locks_in_the_way import LockReader, LocksFound
-from percolator.tablet.reading.scan_page import ScanPage
-from percolator.tablet.reading.visible_runs import Room, VisibleRuns
-from percolator.tablet.writing import judge, listed_steps
-from percolator.tablet.writing.mutations import ABSENT, CheckedCondition, PrewriteConditions
+from percolator.tablet.memory import LastChanges, newest_change_below
+from percolator.tablet.reads import ChosenColumns, LockReader, LocksFound
+from percolator.tablet.requests import ABSENT, CheckedCondition, PrewriteConditions
+from percolator.tablet.scans import ScanPage, join_cells
+from percolator.tablet.visible_cells import Room, VisibleRuns
 from percolator.timestamps import NEWEST
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE
@@ -264,20 +261,20 @@ def change_step(patch: Patch, name: str, change: Callable[[Mutation], None]) -> 
 
 def listed_prewrite_ignores_newer_commits(patch: Patch) -> None:
     """A lost update."""
-    correct = listed_steps.prewrite_conditions
+    correct = requests.prewrite_conditions
 
     def wrong(start: int) -> list[CheckedCondition]:
         conditions = correct(start)
         conditions[3] = (SPACE_WRITE, ABSENT, 1, 2, b"", b"", b"")
         return conditions
 
-    patch.setattr(listed_steps, "prewrite_conditions", wrong)
+    patch.setattr(requests, "prewrite_conditions", wrong)
 
 
 def listed_steps_ignore_markers(patch: Patch) -> None:
     """Late ones resurrect a transaction that others have rolled back. Either of them would stop it,
     so neither of the two is enough of a bug."""
-    prewrite, commit = listed_steps.prewrite_conditions, listed_steps.commit_conditions
+    prewrite, commit = requests.prewrite_conditions, requests.commit_conditions
 
     def wrong_prewrite(start: int) -> PrewriteConditions:
         return PrewriteConditions(start, _without_marker(prewrite(start)))
@@ -285,8 +282,8 @@ def listed_steps_ignore_markers(patch: Patch) -> None:
     def wrong_commit(kind: int, start: int, min_commit: int) -> list[CheckedCondition]:
         return _without_marker(commit(kind, start, min_commit))
 
-    patch.setattr(listed_steps, "prewrite_conditions", wrong_prewrite)
-    patch.setattr(listed_steps, "commit_conditions", wrong_commit)
+    patch.setattr(requests, "prewrite_conditions", wrong_prewrite)
+    patch.setattr(requests, "commit_conditions", wrong_commit)
 
 
 def _without_marker(conditions: list[CheckedCondition]) -> list[CheckedCondition]:
@@ -297,12 +294,12 @@ def _without_marker(conditions: list[CheckedCondition]) -> list[CheckedCondition
 
 def listed_commit_overlooks_a_push(patch: Patch) -> None:
     """A reader above the commit timestamp has pushed the lock, and has read past it."""
-    correct = listed_steps.commit_conditions
+    correct = requests.commit_conditions
 
     def wrong(kind: int, start: int, min_commit: int) -> list[CheckedCondition]:
-        return correct(listed_steps.COMMIT_SECONDARY, start, min_commit)
+        return correct(requests.COMMIT_SECONDARY, start, min_commit)
 
-    patch.setattr(listed_steps, "commit_conditions", wrong)
+    patch.setattr(requests, "commit_conditions", wrong)
 
 
 def unapplied_steps_taken_for_applied(patch: Patch) -> None:
@@ -551,7 +548,7 @@ def rows_of_different_columns_are_joined(patch: Patch) -> None:
         as_first = columns[:width] * len(distinct)
         return join_cells([row for row in distinct for _ in range(width)], as_first, values, found)
 
-    patch.setattr(scan_page, "join_cells", wrong)
+    patch.setattr(scans, "join_cells", wrong)
 
 
 def joined_values_are_those_of_the_next_row(patch: Patch) -> None:
@@ -561,7 +558,7 @@ def joined_values_are_those_of_the_next_row(patch: Patch) -> None:
         width = rows.count(rows[0]) if rows else 0
         return join_cells(rows, columns, values[width:] + values[:width], found)
 
-    patch.setattr(scan_page, "join_cells", wrong)
+    patch.setattr(scans, "join_cells", wrong)
 
 
 def joined_columns_are_sent_in_another_order(patch: Patch) -> None:
@@ -577,7 +574,7 @@ def joined_columns_are_sent_in_another_order(patch: Patch) -> None:
             column.name = name
         return True
 
-    patch.setattr(scan_page, "join_cells", wrong)
+    patch.setattr(scans, "join_cells", wrong)
 
 
 JOINED_BUGS: tuple[Callable[[Patch], None], ...] = (

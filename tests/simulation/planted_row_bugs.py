@@ -25,26 +25,13 @@ from percolator.errors import (
     SnapshotTooOld,
     Unavailable,
 )
-from percolator.formats.hidden_cells import locked_column
-from percolator.formats.records import START_TIMESTAMP_BYTES
+from percolator.formats.records import START_TIMESTAMP_BYTES, locked_column
 from percolator.history.rows import RowHistory
 from percolator.protocol import steps
 from percolator.protocol.steps import OWN_COMMIT
 from percolator.routing.cells import APPLIED, Refused, RowRequest, RowResult
-from percolator.rowstore import (
-    collecting,
-    collector,
-    common_steps,
-    judging,
-    mapping,
-    mutating,
-    reading,
-    selecting,
-)
-from percolator.rowstore.collected import newest_note
-from percolator.rowstore.collecting import Bounds, Plan
-from percolator.rowstore.exclusion import OtherSide, other_sides
-from percolator.rowstore.gathering import Gathering
+from percolator.rowstore import collection, mapping, mutations, reads
+from percolator.rowstore.collection import Bounds, Plan
 from percolator.rowstore.layout import (
     COLLECTED,
     DATA,
@@ -52,16 +39,15 @@ from percolator.rowstore.layout import (
     LOCKS,
     ROLLBACKS,
     WRITES,
+    Times,
     column_bounds,
+    newest_note,
     row_key,
 )
-from percolator.rowstore.mapping import Step
+from percolator.rowstore.mapping import OtherSide, Step, other_sides
 from percolator.rowstore.patience import Patience
 from percolator.rowstore.port import Change, Check, Selection, SetCell, StoredCell, StoredRow
-from percolator.rowstore.reading import RowReads
-from percolator.rowstore.scanning import RowScan
-from percolator.rowstore.selecting import Wanted
-from percolator.rowstore.times import Times
+from percolator.rowstore.reads import Gathering, RowReads, RowScan, Wanted
 from percolator.services.chassis.row_coordinator import RoleRow, RowLeadership, Stamp
 from percolator.services.master.collection import ClusterSafePoints, Collection, OracleTime
 from percolator.services.master.master import ROLE as MASTER_ROLE
@@ -113,7 +99,7 @@ def commit_of_the_primary_passes_a_push(patch: Patch) -> None:
         return correct(column, prefix[:START_TIMESTAMP_BYTES], times)
 
     patch.setattr(mapping, "own_lock", wrong)
-    patch.setattr(common_steps, "own_lock", wrong)
+    patch.setattr(mapping, "own_lock", wrong)
 
 
 def commit_does_not_need_the_lock(patch: Patch) -> None:
@@ -125,7 +111,7 @@ def commit_does_not_need_the_lock(patch: Patch) -> None:
         nowhere = Selection(LOCKS, b"\xff")
         return Check((nowhere,), found=False) if check.found else check
 
-    patch.setattr(mutating, "check_of", wrong)
+    patch.setattr(mutations, "check_of", wrong)
 
 
 def replaced_lock_does_not_have_to_be_there(patch: Patch) -> None:
@@ -138,7 +124,7 @@ def replaced_lock_does_not_have_to_be_there(patch: Patch) -> None:
         replaces = check.found and all(isinstance(one, SetCell) for one in some[0].changes)
         return Check((Selection(LOCKS, b"\xff"),), found=False) if replaces else check
 
-    patch.setattr(mutating, "check_of", wrong)
+    patch.setattr(mutations, "check_of", wrong)
 
 
 def rollback_sets_no_marker(patch: Patch) -> None:
@@ -167,7 +153,7 @@ def any_lock_is_deleted_with_the_own(patch: Patch) -> None:
 
 def refusals_in_another_order(patch: Patch) -> None:
     """The own commit is taken for that of another transaction."""
-    correct = judging.refusal
+    correct = mutations.refusal
 
     def wrong(step: Mutation, cells: Iterable[StoredCell], times: Times) -> Any:
         turned = Mutation()
@@ -179,12 +165,12 @@ def refusals_in_another_order(patch: Patch) -> None:
             refused.condition = len(step.conditions) - 1 - refused.condition
         return refused
 
-    patch.setattr(mutating, "refusal", wrong)
+    patch.setattr(mutations, "refusal", wrong)
 
 
 def one_refusal_for_all_joined_steps(patch: Patch) -> None:
     """What is possible is answered as made, although the call has changed nothing."""
-    correct = mutating.RowMutations._judge
+    correct = mutations.RowMutations._judge
 
     async def wrong(
         self: Any, group: Any, judged: dict[int, Step], answers: list[Any], patience: Patience
@@ -196,7 +182,7 @@ def one_refusal_for_all_joined_steps(patch: Patch) -> None:
                 if answers[place] is before[place]:
                     answers[place] = APPLIED
 
-    patch.setattr(mutating.RowMutations, "_judge", wrong)
+    patch.setattr(mutations.RowMutations, "_judge", wrong)
 
 
 def no_answer_is_taken_for_not_executed(patch: Patch) -> None:
@@ -216,7 +202,7 @@ def an_unexplained_refusal_was_not_executed(patch: Patch) -> None:
     """Of a call that arrived twice, the second copy is refused because of what the first has made:
     the transaction is reported as aborted, and is committed."""
     protocol_bugs.no_copy_of_a_refused_commit_is_expected(patch)  # it would keep the outcome open
-    correct = mutating.RowMutations._look
+    correct = mutations.RowMutations._look
 
     async def wrong(
         self: Any, group: Any, selections: Sequence[Selection], patience: Patience
@@ -230,17 +216,17 @@ def an_unexplained_refusal_was_not_executed(patch: Patch) -> None:
             raise NotExecuted(error.message) from error
         return rows[0].cells if rows else []
 
-    patch.setattr(mutating.RowMutations, "_look", wrong)
+    patch.setattr(mutations.RowMutations, "_look", wrong)
 
 
 def reads_pass_locks(patch: Patch) -> None:
     """The owner may already hold a commit timestamp below the reader's."""
-    correct = selecting._selections
+    correct = reads._selections
 
     def wrong(*arguments: Any) -> tuple[Selection, ...]:
         return tuple(one for one in correct(*arguments) if one.family != LOCKS)
 
-    patch.setattr(selecting, "_selections", wrong)
+    patch.setattr(reads, "_selections", wrong)
 
 
 def commits_are_read_before_locks(patch: Patch) -> None:
@@ -256,7 +242,7 @@ def commits_are_read_before_locks(patch: Patch) -> None:
             first.locks = second.locks
         return early
 
-    patch.setattr(reading.RowReads, "read", wrong)
+    patch.setattr(reads.RowReads, "read", wrong)
 
 
 def writers_pass_read_locks(patch: Patch) -> None:
@@ -271,7 +257,7 @@ def read_locks_pass_writers(patch: Patch) -> None:
 
 def a_hidden_version_taken_for_none(patch: Patch) -> None:
     """An earlier reader shares the call of a later one, and sees what that has to see."""
-    patch.setattr(reading, "hides_earlier", lambda cells, timestamp, times: False)
+    patch.setattr(reads, "hides_earlier", lambda cells, timestamp, times: False)
 
 
 def shared_reads_as_of_whoever_leads(patch: Patch) -> None:
@@ -296,8 +282,8 @@ def calls_joined_after_they_were_sent(patch: Patch) -> None:
         sent = calls.now()
         call = sent.get(about)
         if call is None:
-            reading = correct(self, table_id, key, wanted, deadline)
-            call = sent[about] = asyncio.ensure_future(reading)
+            reads = correct(self, table_id, key, wanted, deadline)
+            call = sent[about] = asyncio.ensure_future(reads)
             call.add_done_callback(lambda _: sent.pop(about))
         return await asyncio.shield(call)
 
@@ -349,13 +335,13 @@ def _keep(patch: Patch, kept: Kept) -> None:
         return (one for one in correct(step, times) if kept(step, one))
 
     patch.setattr(mapping, "_obstacles", wrong)
-    common = common_steps.prewrite_obstacles
+    common = mapping.prewrite_obstacles
 
     def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
         step = steps.prewrite(b"", column, start, b"", None)
         return tuple(one for one in common(column, start, times) if kept(step, one))
 
-    patch.setattr(common_steps, "prewrite_obstacles", wrong_too)
+    patch.setattr(mapping, "prewrite_obstacles", wrong_too)
 
 
 def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
@@ -365,8 +351,8 @@ def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
         return other_sides(step) if judged(step) else iter(())
 
     patch.setattr(mapping, "other_sides", wrong)
-    patch.setattr(judging, "other_sides", wrong)
-    common = common_steps.prewrite_obstacles
+    patch.setattr(mutations, "other_sides", wrong)
+    common = mapping.prewrite_obstacles
 
     def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
         found = common(column, start, times)
@@ -375,7 +361,7 @@ def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
         own = column_bounds(column)
         return tuple(one for one in found if one.family == COLLECTED or one[1:3] == own)
 
-    patch.setattr(common_steps, "prewrite_obstacles", wrong_too)
+    patch.setattr(mapping, "prewrite_obstacles", wrong_too)
 
 
 _STOPS = (Kind.PAUSE, Kind.SLOW_LINKS)
@@ -420,14 +406,14 @@ def prewrite_passes_the_note(patch: Patch) -> None:
     def wrong(step: Mutation) -> int:
         return 0 if step.not_below else correct(step)
 
-    common = common_steps.prewrite_obstacles
+    common = mapping.prewrite_obstacles
 
     def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
         found = common(column, start, times)
         return tuple(one for one in found if one.family != COLLECTED)
 
     _admit(patch, wrong)
-    patch.setattr(common_steps, "prewrite_obstacles", wrong_too)
+    patch.setattr(mapping, "prewrite_obstacles", wrong_too)
 
 
 def rollback_passes_the_note(patch: Patch) -> None:
@@ -441,7 +427,7 @@ def rollback_passes_the_note(patch: Patch) -> None:
 
 def note_judged_before_the_own_commit(patch: Patch) -> None:
     """A transaction whose commit is there is taken for one that never committed."""
-    correct = judging.refusal
+    correct = mutations.refusal
 
     def wrong(step: Mutation, cells: Sequence[StoredCell], times: Times) -> object:
         answer: object = correct(step, cells, times)
@@ -451,12 +437,12 @@ def note_judged_before_the_own_commit(patch: Patch) -> None:
             return SnapshotTooOld("judged first") if is_own else answer
         return answer
 
-    patch.setattr(mutating, "refusal", wrong)
+    patch.setattr(mutations, "refusal", wrong)
 
 
 def read_passes_the_note(patch: Patch) -> None:
     """A snapshot misses what was collected."""
-    patch.setattr(selecting, "_require_kept", lambda *_: None)
+    patch.setattr(reads, "_require_kept", lambda *_: None)
 
 
 def deletes_without_a_note(patch: Patch) -> None:
@@ -477,14 +463,14 @@ def collects_beside_an_older_lock(patch: Patch) -> None:
     def wrong(bounds: Bounds, times: Times) -> Check:
         return Check((nowhere,), found=False)
 
-    correct = collecting._Row._sort
+    correct = collection._Row._sort
 
     def blind(self: Any, cell: StoredCell) -> None:
         correct(self, cell)
         self.has_older_lock = False
 
-    patch.setattr(collector, "no_older_lock", wrong)
-    patch.setattr(collecting._Row, "_sort", blind)
+    patch.setattr(collection, "no_older_lock", wrong)
+    patch.setattr(collection._Row, "_sort", blind)
 
 
 def deletion_goes_first(patch: Patch) -> None:
@@ -501,12 +487,12 @@ def deletion_goes_first(patch: Patch) -> None:
 
 def dead_letters_are_forgotten(patch: Patch) -> None:
     """The observer that tries again does not find the deletion for which it ran."""
-    patch.setattr(collecting, "_tells_of_a_dead_letter", lambda cell: False)
+    patch.setattr(collection, "_tells_of_a_dead_letter", lambda cell: False)
 
 
 def acknowledgements_stay(patch: Patch) -> None:
     """Each deleted cell leaves one, for ever."""
-    patch.setattr(collecting, "_observed", lambda column: None)
+    patch.setattr(collection, "_observed", lambda column: None)
 
 
 def values_stay(patch: Patch) -> None:
@@ -545,7 +531,7 @@ def with_eager_collectors(plant: Callable[[Patch], None]) -> Callable[[Patch], N
 
 def _admit(patch: Patch, oldest_admitted: Any) -> None:
     patch.setattr(mapping, "oldest_admitted", oldest_admitted)
-    patch.setattr(judging, "oldest_admitted", oldest_admitted)
+    patch.setattr(mutations, "oldest_admitted", oldest_admitted)
 
 
 ROW_COLLECTION_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None], ...] = (

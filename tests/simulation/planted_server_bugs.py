@@ -22,17 +22,14 @@ from percolator.services.master.table_changes import TableChanges
 from percolator.services.oracle import candidate
 from percolator.services.oracle.candidate import Candidate, OtherClocks, Site
 from percolator.services.oracle.oracle import Ledger
-from percolator.services.tabletserver.tablet_store import Ancestry
-from percolator.tablet.identity import TabletIdentity
+from percolator.services.tabletserver.storage import Ancestry
+from percolator.tablet.group_commit import GroupCommit, MutationWork
+from percolator.tablet.judge import Judge
 from percolator.tablet.keys import TIMESTAMP_MAX
-from percolator.tablet.memory.recent_writes import RecentWrites
-from percolator.tablet.memory.state import TabletState
-from percolator.tablet.memory.timestamp_guard import TimestampGuard, UnheardTimestamp
-from percolator.tablet.reading.point_reads import AnswerRoom
+from percolator.tablet.memory import RecentWrites
+from percolator.tablet.reads import AnswerRoom
+from percolator.tablet.state import TabletIdentity, TabletState, TimestampGuard, UnheardTimestamp
 from percolator.tablet.tablet import Tablet
-from percolator.tablet.writing.group_commit import GroupCommit
-from percolator.tablet.writing.judge import Judge
-from percolator.tablet.writing.mutation_work import MutationWork
 from percolator.testing.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage, View
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import master_pb2 as pb

@@ -31,17 +31,16 @@ from percolator.protocol.shared.whole import Whole
 from percolator.protocol.write_set import Write
 from percolator.routing.cells import Answer, CellMutation, FoundCell
 from percolator.routing.router import Router
-from percolator.rowstore import together
-from percolator.rowstore.grouping import Group, grouped
-from percolator.rowstore.layout import LOCKS
+from percolator.rowstore import mutations
+from percolator.rowstore.layout import LOCKS, Times
 from percolator.rowstore.mapping import Step
+from percolator.rowstore.mutations import Group, grouped
 from percolator.rowstore.port import Check, Selection
-from percolator.rowstore.times import Times
 from percolator.services.tabletserver.tablets import Tablets
 from percolator.tablet.keys import TIMESTAMP_MAX
+from percolator.tablet.requests import CheckedMutation
+from percolator.tablet.rolling_forward import RollingForward, _Fate, _Order
 from percolator.tablet.tablet import Tablet
-from percolator.tablet.writing.mutations import CheckedMutation
-from percolator.tablet.writing.rolling_forward import RollingForward, _Fate, _Order
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import Mutation, TabletTarget
 from tests.simulation.bug import PerSeed
@@ -356,7 +355,7 @@ def a_part_begins_in_a_row_whatever_closed_it(patch: Patch) -> None:
         asked = [step if step.changes else step._replace(selections=()) for step in steps]
         return grouped(asked, ranges_max, times)
 
-    patch.setattr(together, "grouped", wrong)
+    patch.setattr(mutations, "grouped", wrong)
 
 
 def _check(patch: Patch, changed: Callable[[Check], Check]) -> None:
@@ -366,7 +365,7 @@ def _check(patch: Patch, changed: Callable[[Check], Check]) -> None:
         group = grouped(steps, ranges_max, times)
         return group._replace(check=changed(group.check)) if group.check.found else group
 
-    patch.setattr(together, "grouped", wrong)
+    patch.setattr(mutations, "grouped", wrong)
 
 
 ROW_SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (

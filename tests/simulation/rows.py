@@ -32,12 +32,11 @@ from percolator.errors import NotReady, PercolatorError, Retry, StoreFault, Stor
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.history.rows import Decided, RowHistory
 from percolator.routing.catalog import TableSchema
-from percolator.rowstore.contents import stored_cells
+from percolator.rowstore.cells import stored_cells
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.intents import BUCKETS, INTENTS_TABLE, intent_of, key_from
-from percolator.rowstore.layout import LOCK_ONLY, WRITES
+from percolator.rowstore.layout import LOCK_ONLY, WRITES, Times
 from percolator.rowstore.port import Selection
-from percolator.rowstore.times import Times
 from percolator.services.chassis import cluster_store
 from percolator.services.chassis.cluster_store import RowClusterStore
 from percolator.services.chassis.coordinator import CoordinatorTimes

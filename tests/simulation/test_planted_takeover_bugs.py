@@ -19,8 +19,8 @@ from percolator.services.chassis.epoch_directory import (
     _Takeover,
     take_over,
 )
-from percolator.services.tabletserver import leveldb_clone
-from percolator.services.tabletserver.leveldb_clone import ClonePlan, clone_leveldb
+from percolator.services.tabletserver import storage
+from percolator.services.tabletserver.storage import ClonePlan, clone_leveldb
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 from tests.unit.tabletserver.interleavings import Explorer
@@ -109,11 +109,11 @@ async def test_no_compaction_goes_on_writing_into_a_table_of_the_new_owner() -> 
 
 async def test_with_every_table_linked_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """The former owner's process still runs behind its sealed directory, with its files open."""
-    correct = leveldb_clone.plan_clone
+    correct = storage.plan_clone
 
     def link_all(names: Iterable[str]) -> ClonePlan:
         plan = correct(names)
         return replace(plan, linked=plan.linked + plan.copied_last, copied_last=())
 
-    monkeypatch.setattr(leveldb_clone, "plan_clone", link_all)
+    monkeypatch.setattr(storage, "plan_clone", link_all)
     assert await _table_of_the_new_owner() != _NEW

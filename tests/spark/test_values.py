@@ -20,7 +20,7 @@ from percolator.routing.range_scan import JoinedBytes, joined_page
 from percolator.spark.catalog import FrameCatalog
 from percolator.spark.shapes import shape_of
 from percolator.spark.values import decoded, encoded, of_bytes
-from percolator.tablet.reading.joined_cells import join_cells
+from percolator.tablet.scans import join_cells
 from percolator.v1.tabletserver_pb2 import JoinedCells
 
 pytestmark = pytest.mark.spark

@@ -24,7 +24,7 @@ from percolator.bigtable.store import BigtableStore
 from percolator.errors import DeadlineExceeded, Unavailable
 from percolator.protocol.write_set import CommitPrimary, CommitSecondary, Prewrite
 from percolator.routing.cells import CommonStep
-from percolator.rowstore.times import Times
+from percolator.rowstore.layout import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork

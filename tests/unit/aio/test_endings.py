@@ -25,7 +25,7 @@ from percolator.aio import Database, Outcome, Transaction
 from percolator.aio.connecting import connect_to
 from percolator.errors import DeadlineExceeded, Retry, SchemaError, SnapshotTooOld, Unavailable
 from percolator.protocol import commit
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.state import SafePoints
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.timestamps import Timestamp

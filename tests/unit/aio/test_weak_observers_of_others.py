@@ -17,7 +17,7 @@ from percolator.aio.observing import worker_context
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import UsageError
 from percolator.observers.context import WorkRequest
-from percolator.rowstore.times import Times
+from percolator.rowstore.layout import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork

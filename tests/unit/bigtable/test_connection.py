@@ -38,9 +38,8 @@ from percolator.limits import Limits
 from percolator.routing.cells import APPLIED, Answer, RowRequest
 from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.intents import Intents
-from percolator.rowstore.layout import WRITES
+from percolator.rowstore.layout import WRITES, Times
 from percolator.rowstore.port import Selection
-from percolator.rowstore.times import Times
 from percolator.v1 import bigtable_pb2 as pb
 from percolator.v1.bigtable_pb2 import (
     BigtableGetTableRequest,

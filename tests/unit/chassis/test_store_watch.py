@@ -36,9 +36,8 @@ from percolator.services.chassis.store_watch import (
     STALLED_SECONDS,
     StoreWatch,
 )
-from percolator.services.tabletserver.leveldb_clone import clone_leveldb
-from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
-from percolator.tablet.identity import TabletIdentity
+from percolator.services.tabletserver.storage import Ancestry, SharedDirectoryStore, clone_leveldb
+from percolator.tablet.state import TabletIdentity
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL

@@ -18,7 +18,7 @@ from percolator.cli.top import Activities, LostCell, Sample, cell_data, cell_tex
 from percolator.cli.values import UNKNOWN, Forms, NamedTable
 from percolator.codec_names import CodecNames
 from percolator.errors import InvalidArgument, Unavailable
-from percolator.formats.hidden_cells import acknowledgement_column, read_lock_column
+from percolator.formats.records import acknowledgement_column, read_lock_column
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.lockservice_pb2 import Activity, ContendedCell, ObserverActivity, Session
 from percolator.v1.master_pb2 import ListTablesResponse

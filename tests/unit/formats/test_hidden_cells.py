@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.formats.hidden_cells import (
+from percolator.formats.records import (
     acknowledgement_column,
     acknowledging_observer,
     locked_column,

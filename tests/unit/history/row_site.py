@@ -19,10 +19,10 @@ from percolator.protocol import steps
 from percolator.retries import RetryPolicy
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import APPLIED, Answer, CellMutation
-from percolator.rowstore.contents import stored_cells
+from percolator.rowstore.cells import stored_cells
 from percolator.rowstore.intents import Intent, Intents
+from percolator.rowstore.layout import Times
 from percolator.rowstore.port import Change, Check
-from percolator.rowstore.times import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.testing.in_process_network import InProcessNetwork

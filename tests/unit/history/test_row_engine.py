@@ -7,7 +7,7 @@ import pytest
 from percolator import Timestamp
 from percolator.cli.values import SPACES, first_cells, stored_cells
 from percolator.routing.ranges import TableRange
-from percolator.rowstore import ranges as sampled
+from percolator.rowstore import cells as sampled
 from percolator.rowstore.port import Sample
 from percolator.v1.cells_pb2 import Space
 from tests.unit.history.row_site import ONE, OTHER, SECONDS, VALUE, Site, site

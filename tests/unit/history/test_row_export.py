@@ -11,7 +11,7 @@ import pytest
 from percolator import Timestamp
 from percolator.aio.pin import Pin
 from percolator.backup import exporter, part_files
-from percolator.rowstore import ranges
+from percolator.rowstore import cells
 from tests.unit.history.row_site import ONE, VALUE, site
 
 pytestmark = pytest.mark.real_time
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.real_time
 async def test_every_range_is_a_file_and_all_files_are_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranges, "RANGE_BYTES", 300)
+    monkeypatch.setattr(cells, "RANGE_BYTES", 300)
     async with site() as here:
         for number in range(40):
             await here.set(f"{number:03}", number)

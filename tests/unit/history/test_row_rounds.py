@@ -14,9 +14,8 @@ from percolator.errors import (
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, CellMutation
-from percolator.rowstore import collecting, collector
-from percolator.rowstore.collecting import Bounds
-from percolator.rowstore.collector import Collected, RowCollector
+from percolator.rowstore import collection
+from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import RowChange, SetCell
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
@@ -154,7 +153,7 @@ async def test_a_lock_that_comes_between_the_reading_and_the_change_prevents_it(
 async def test_a_round_that_broke_off_continues_where_it_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collector, "_ROWS_OF_A_SLICE", 2)
+    monkeypatch.setattr(collection, "_ROWS_OF_A_SLICE", 2)
     async with site() as here:
         for value in (1, 2):
             for row in "abcde":
@@ -176,7 +175,7 @@ async def test_a_round_that_broke_off_continues_where_it_was(
 async def test_many_deletions_are_several_changes_and_the_deletion_of_the_cell_goes_last(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(collecting, "CHANGES_MAX", 4)
+    monkeypatch.setattr(collection, "CHANGES_MAX", 4)
     async with site() as here:
         for value in range(5):
             await here.set("a", value)

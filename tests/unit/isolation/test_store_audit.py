@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.errors import CellAddress, InvalidArgument, NotReady, TabletMoved
-from percolator.formats.hidden_cells import read_lock_column
-from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord, read_lock_column
 from percolator.schema import SHARED_NAME
 from percolator.v1 import cells_pb2
 from percolator.v1.cells_pb2 import Cell

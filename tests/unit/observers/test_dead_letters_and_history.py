@@ -7,7 +7,7 @@ from percolator.aio import Transaction
 from percolator.cli.values import stored_cells
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.observers.dead_letters import DeadLetterBox
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.state import SafePoints
 from percolator.v1.cells_pb2 import Space
 
 from .observed_cluster import Observed, copy, docs, observed, source

@@ -9,7 +9,7 @@ import pytest
 
 from percolator import ConflictError, UsageError, observes
 from percolator.errors import CellAddress
-from percolator.formats.hidden_cells import acknowledgement_column
+from percolator.formats.records import acknowledgement_column
 from percolator.observers.registration import register
 from percolator.observers.runs import Deletions
 from percolator.observers.watched_cell import Acknowledgement

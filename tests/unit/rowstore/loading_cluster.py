@@ -15,7 +15,7 @@ from percolator.bigtable.store import BigtableStore
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.rowstore.intents import INTENTS_TABLE
-from percolator.rowstore.times import Times
+from percolator.rowstore.layout import Times
 from percolator.services.master.cluster_map import (
     Catalogue,
     decode_catalogue,

@@ -12,7 +12,7 @@ from percolator.bigtable.store import BigtableStore
 from percolator.limits import Limits
 from percolator.rowstore.cells import RowStoreCells
 from percolator.rowstore.intents import Intents
-from percolator.rowstore.times import Times
+from percolator.rowstore.layout import Times
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.timestamps import SEQUENCE_BITS

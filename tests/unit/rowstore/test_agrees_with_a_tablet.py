@@ -9,14 +9,16 @@ from random import Random
 import pytest
 
 from percolator.errors import CellAddress, SnapshotTooOld
-from percolator.formats.hidden_cells import PUT_ASIDE, acknowledgement_column, read_lock_column
 from percolator.formats.records import (
     KIND_LOCK_ONLY,
+    PUT_ASIDE,
     WRITE_HEADER_BYTES,
     WRITE_KIND_OFFSET,
     LockRecord,
     RecordKind,
     WriteRecord,
+    acknowledgement_column,
+    read_lock_column,
 )
 from percolator.protocol import steps
 from percolator.routing.cells import (
@@ -28,21 +30,21 @@ from percolator.routing.cells import (
     RowRequest,
 )
 from percolator.rowstore import mapping
-from percolator.rowstore.collected import READS, TRANSACTIONS
-from percolator.rowstore.collecting import Bounds
-from percolator.rowstore.collector import Collected, RowCollector
-from percolator.rowstore.contents import stored_cells
+from percolator.rowstore.cells import stored_cells
+from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.layout import (
     COLLECTED,
     DATA,
     LOCK_ONLY,
+    READS,
     ROLLBACKS,
+    TRANSACTIONS,
     WRITES,
     row_key,
     stored_column,
 )
 from percolator.rowstore.port import Change, DeleteCell
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.state import SafePoints
 from percolator.testing.bigtable_in_memory import Row
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Cell, RowRange

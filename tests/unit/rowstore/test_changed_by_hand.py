@@ -11,9 +11,8 @@ import pytest
 from percolator import Database, Table, codecs
 from percolator.errors import CellAddress, InvariantViolation, PercolatorError, SchemaError
 from percolator.formats.records import LockRecord, RecordKind
-from percolator.rowstore.layout import LOCKS, WRITES
+from percolator.rowstore.layout import LOCKS, SPACING, WRITES
 from percolator.rowstore.port import TIME_UNIT, RowChange, SetCell
-from percolator.rowstore.times import SPACING
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.row_database import connect_over_model
 from tests.unit.bigtable.servers import TABLE as CONNECTED_TABLE

@@ -5,13 +5,11 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import CellAddress, InvalidArgument
-from percolator.formats.hidden_cells import read_lock_column
-from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT, read_lock_column
 from percolator.protocol.write_set import WriteSteps
 from percolator.routing.catalog import NO_OBSERVERS
 from percolator.routing.cells import CommonStep
-from percolator.rowstore.common_steps import mapped_step
-from percolator.rowstore.mapping import check_of, mapped
+from percolator.rowstore.mapping import check_of, mapped, mapped_step
 from tests.unit.rowstore.model_store import TABLE, TIMES, at
 
 _COLUMNS = (b"c", b"", b"\0hidden", b"\xff\xff", b"balance")

@@ -8,9 +8,8 @@ import pytest
 
 from percolator.errors import InvalidArgument, SnapshotTooOld
 from percolator.routing.cells import FoundCell, RowRequest, RowResult
-from percolator.rowstore.collecting import Bounds
-from percolator.rowstore.collector import Collected, RowCollector
-from percolator.rowstore.gathering import ROWS_MAX
+from percolator.rowstore.collection import Bounds, Collected, RowCollector
+from percolator.rowstore.reads import ROWS_MAX
 from percolator.v1.tabletserver_pb2 import RowRead
 from tests.unit.rowstore.model_store import TABLE, TIMES, ModelStore, at
 from tests.unit.rowstore.test_calls import CountedStore, commits, prewrites, written

@@ -21,14 +21,13 @@ from percolator.errors import (
 from percolator.formats.records import KIND_LOCK_ONLY, WRITE_HEADER, LockRecord, RecordKind
 from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
-from percolator.rowstore import grouping, mapping, together
-from percolator.rowstore.collecting import Bounds, collectable, no_older_lock, planned
-from percolator.rowstore.contents import stored_cells
-from percolator.rowstore.layout import LOCKS, after_prefix
+from percolator.rowstore import mapping, mutations
+from percolator.rowstore.cells import stored_cells
+from percolator.rowstore.collection import Bounds, collectable, no_older_lock, planned
+from percolator.rowstore.layout import LOCKS, Times, after_prefix
 from percolator.rowstore.mapping import Step
+from percolator.rowstore.mutations import RowGroups
 from percolator.rowstore.port import TIME_UNIT, Change, Check, DeleteCell, Selection
-from percolator.rowstore.times import Times
-from percolator.rowstore.together import RowGroups
 from percolator.v1.cells_pb2 import SPACE_LOCK
 from percolator.v1.tabletserver_pb2 import Condition, Mutation
 from tests.unit.rowstore.model_store import SECONDS, TABLE, TIMES, ModelStore, at
@@ -289,15 +288,15 @@ def pushes_are_passed(patch: Patch) -> None:
 def the_end_is_not_asked_for(patch: Patch) -> None:
     """What was given up is committed by a late message."""
 
-    def wrong(steps_: Sequence[Step], ranges_max: int, times: Times) -> grouping.Group:
-        group = grouping.grouped(steps_, ranges_max, times)
+    def wrong(steps_: Sequence[Step], ranges_max: int, times: Times) -> mutations.Group:
+        group = mutations.grouped(steps_, ranges_max, times)
         if not group.check.found:
             return group
         locks = tuple(one for one in group.check.selections if one.family == LOCKS)
         more_than = group.check.more_than - 1
         return group._replace(check=Check(locks, found=True, more_than=more_than))
 
-    patch.setattr(together, "grouped", wrong)
+    patch.setattr(mutations, "grouped", wrong)
 
 
 def markers_leave_the_proof(patch: Patch) -> None:
@@ -314,13 +313,13 @@ def markers_leave_the_proof(patch: Patch) -> None:
 def commits_leave_the_proof(patch: Patch) -> None:
     """Other parts are committed at a second timestamp."""
     nothing = DeleteCell(LOCKS, b"nothing", TIME_UNIT)
-    patch.setattr(grouping, "no_proof", lambda *_: nothing)
+    patch.setattr(mutations, "no_proof", lambda *_: nothing)
 
 
 def beginnings_leave_no_proof(patch: Patch) -> None:
     """Nothing can be committed."""
     nothing = DeleteCell(LOCKS, b"nothing", TIME_UNIT)
-    patch.setattr(grouping, "proof", lambda *_: nothing)
+    patch.setattr(mutations, "proof", lambda *_: nothing)
 
 
 def no_note_is_looked_at(patch: Patch) -> None:

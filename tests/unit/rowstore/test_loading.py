@@ -14,7 +14,7 @@ from percolator.aio.row_load import RowLoad, TableExists, finish_together
 from percolator.errors import ExecutionUnknown, InvalidArgument, SchemaError, UsageError
 from percolator.history.rows import Decided, RowHistory
 from percolator.routing.catalog import TableSchema
-from percolator.rowstore import collecting, loading
+from percolator.rowstore import collection, loading
 from percolator.rowstore.loading import RowLoader
 from percolator.rowstore.port import RowChange
 from percolator.testing.bigtable_in_memory import BigtableInMemory
@@ -323,7 +323,7 @@ async def test_a_late_call_brings_nothing_back_that_was_deleted_and_collected() 
 
 async def test_without_the_deletion_it_would_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """So the test above can fail."""
-    monkeypatch.setattr(collecting, "LOADED", b"another")
+    monkeypatch.setattr(collection, "LOADED", b"another")
     async with loading_site() as at:
         await delete_and_collect(at)
         assert await rows_of(at) == {"a": LONG, "b": "new", "c": LONG}

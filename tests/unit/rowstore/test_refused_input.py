@@ -10,8 +10,7 @@ from percolator.bigtable.store import BigtableStore
 from percolator.codecs import raw
 from percolator.errors import InvariantViolation, NotReady, SchemaError
 from percolator.limits import Limits
-from percolator.rowstore.collecting import Bounds
-from percolator.rowstore.collector import Collected, RowCollector
+from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.layout import DATA, FAMILIES, KEY_BYTES_MAX
 from percolator.rowstore.port import Check, RowChange, Selection, SetCell
 from percolator.services.chassis.cluster_store import RowClusterStore

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import pytest
 
 from percolator.errors import DeadlineExceeded, InvalidArgument, PercolatorError
+from percolator.rowstore.intents import ROWS_MAX, SharedWrites
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import TIME_UNIT, RowChange, SetCell
-from percolator.rowstore.shared_writes import ROWS_MAX, SharedWrites
 
 DEADLINE = 10.0
 

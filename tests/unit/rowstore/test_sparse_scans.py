@@ -18,10 +18,9 @@ from percolator.routing.cells import CellMutation, RangePage, RangeRequest
 from percolator.rowstore import intents
 from percolator.rowstore.intents import Intent, Intents, exactly
 from percolator.rowstore.layout import LOCKS, WRITES
-from percolator.rowstore.parts import Part, scanned_part
+from percolator.rowstore.patience import Part, scanned_part, steady_scan
 from percolator.rowstore.port import TIME_UNIT, RowChange, Selection, SetCell, StoredRow
-from percolator.rowstore.scanning import RowScan
-from percolator.rowstore.steady_scan import steady_scan
+from percolator.rowstore.reads import RowScan
 from percolator.wire.status import from_detail, to_detail
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
 from tests.unit.rowstore.test_calls import CountedStore, lock, prewrites, written

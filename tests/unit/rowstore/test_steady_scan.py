@@ -12,8 +12,8 @@ from percolator.bigtable.store import BigtableStore
 from percolator.errors import DeadlineExceeded, InvalidArgument, Unavailable
 from percolator.limits import Limits
 from percolator.rowstore.layout import WRITES
+from percolator.rowstore.patience import steady_scan
 from percolator.rowstore.port import TIME_UNIT, RowChange, Selection, SetCell, StoredRow
-from percolator.rowstore.steady_scan import steady_scan
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, ModelStore
 
 KEYS = [b"row %d" % number for number in range(10)]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from percolator.errors import InvalidArgument, Unavailable
-from percolator.rowstore.times import SPACING, SpacedTimestamps, Times
+from percolator.rowstore.layout import SPACING, SpacedTimestamps, Times
 from percolator.timestamps import SEQUENCE_BITS
 
 EPOCH = 1_700_000_000_000

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from percolator.formats.hidden_cells import acknowledgement_column
-from percolator.formats.records import RecordKind
-from percolator.tablet.safe_points import SafePoints
+from percolator.formats.records import RecordKind, acknowledgement_column
+from percolator.tablet.state import SafePoints
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from percolator.formats.hidden_cells import read_lock_column
-from percolator.formats.records import KIND_LOCK_ONLY, RecordKind
+from percolator.formats.records import KIND_LOCK_ONLY, RecordKind, read_lock_column
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import COLUMN, commit, prewrite, roll_back
 from tests.unit.tablet.whole_transactions import whole

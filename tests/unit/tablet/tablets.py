@@ -8,11 +8,13 @@ from typing import Any
 
 from percolator.errors import CellAddress, PercolatorError
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.lifetimes import Ttls
-from percolator.tablet.limits import TabletLimits
-from percolator.tablet.memory.state import CommitTimestamps
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.tablet.state import (
+    CommitTimestamps,
+    TabletIdentity,
+    TabletLimits,
+    TimestampGuard,
+    Ttls,
+)
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import DurableMemory, MemoryOwnership, MemoryStorage
 from percolator.v1 import cells_pb2

@@ -10,7 +10,7 @@ import pytest
 from percolator.errors import InvalidArgument, SchemaChanged, TabletMoved
 from percolator.formats.records import RecordKind
 from percolator.schema import ROW_BYTES_MAX
-from percolator.tablet.identity import TabletIdentity
+from percolator.tablet.state import TabletIdentity
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     ABSENT,

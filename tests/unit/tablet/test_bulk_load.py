@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, SchemaChanged, TabletMoved
-from percolator.tablet import bulk_load, keys
-from percolator.tablet.collection import collection
-from percolator.tablet.identity import TabletIdentity
+from percolator.tablet import bulk_load, collection, keys
+from percolator.tablet.state import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import tabletserver_pb2 as pb

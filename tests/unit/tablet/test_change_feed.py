@@ -7,13 +7,10 @@ import asyncio
 import pytest
 
 from percolator.errors import InvalidArgument, SnapshotTooOld, StoreUnusable, TabletMoved
-from percolator.formats.hidden_cells import acknowledgement_column
-from percolator.formats.records import RecordKind
+from percolator.formats.records import RecordKind, acknowledgement_column
 from percolator.tablet import keys, opening
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.memory.lock_mirror import LockMirror
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.memory import LockMirror
+from percolator.tablet.state import SafePoints, TabletIdentity, TimestampGuard
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
@@ -210,8 +207,8 @@ async def test_a_pushed_lock_is_passed_as_far_as_it_was_pushed() -> None:
 async def test_all_locks_are_looked_at_however_many_there_are(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("percolator.tablet.reading.change_scan.LOCKS_PER_SLICE", 3)
-    monkeypatch.setattr("percolator.tablet.reading.change_scan.LOCKS_REPORTED_MAX", 2)
+    monkeypatch.setattr("percolator.tablet.change_scan.LOCKS_PER_SLICE", 3)
+    monkeypatch.setattr("percolator.tablet.change_scan.LOCKS_REPORTED_MAX", 2)
     rig = await fed()
     await rig.apply(*(prewrite(b"row %d" % n, 19 - n) for n in range(9)))
     answer = await changes(rig, 0, 20)
@@ -221,8 +218,8 @@ async def test_all_locks_are_looked_at_however_many_there_are(
 async def test_of_the_locks_of_a_large_job_only_those_that_are_reported_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("percolator.tablet.reading.change_scan.LOCKS_PER_SLICE", 5)
-    monkeypatch.setattr("percolator.tablet.reading.change_scan.LOCKS_REPORTED_MAX", 3)
+    monkeypatch.setattr("percolator.tablet.change_scan.LOCKS_PER_SLICE", 5)
+    monkeypatch.setattr("percolator.tablet.change_scan.LOCKS_REPORTED_MAX", 3)
     storage = CountingStorage(DurableMemory())
     rig = await fed(storage=storage)
     await rig.apply(prewrite(b"a", 12), *(prewrite(b"b%d" % n, 11) for n in range(100)))

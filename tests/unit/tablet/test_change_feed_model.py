@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from percolator.errors import SnapshotTooOld
 from percolator.formats.records import RecordKind
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.state import SafePoints, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Random

@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from percolator.formats.hidden_cells import acknowledgement_column, observed_column
+from percolator.formats.records import acknowledgement_column, observed_column
 from percolator.observers.watched_cell import Acknowledgement
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.state import SafePoints
 from tests.unit.tablet.collecting import (
     DELETE,
     IN_DATA,
@@ -80,7 +80,7 @@ async def test_a_cell_rewritten_while_its_acknowledgement_waits_is_not_harmed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The walk yields after every entry, and just then the cell is written."""
-    monkeypatch.setattr("percolator.tablet.collection.sweep.SLICE_ENTRIES", 1)
+    monkeypatch.setattr("percolator.tablet.collection.SLICE_ENTRIES", 1)
     rig = await Rig(sweep_share=0.001).open()
     await rig.apply(noted(b"a", COLUMN, 12, Acknowledgement(11).encode()), written(b"b", 10, 11))
     await rig.tablet.raise_safe_points(SafePoints(20, 20))

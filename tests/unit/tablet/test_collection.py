@@ -8,12 +8,10 @@ import random
 import pytest
 
 from percolator.errors import InvariantViolation, NotReady, StoreUnusable, TabletMoved
-from percolator.formats.hidden_cells import acknowledgement_column
-from percolator.formats.records import RecordKind
+from percolator.formats.records import RecordKind, acknowledgement_column
 from percolator.observers.watched_cell import Acknowledgement
-from percolator.tablet.collection.sweep import Sweep
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.collection import Sweep
+from percolator.tablet.state import SafePoints, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -79,8 +77,8 @@ async def test_a_crash_between_two_writes_never_brings_back_what_was_deleted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After each write, the storage is checked as if the machine had stopped there."""
-    monkeypatch.setattr("percolator.tablet.collection.sweep.DELETIONS_PER_WRITE", 1)
-    monkeypatch.setattr("percolator.tablet.collection.sweep.SLICE_ENTRIES", 1)
+    monkeypatch.setattr("percolator.tablet.collection.DELETIONS_PER_WRITE", 1)
+    monkeypatch.setattr("percolator.tablet.collection.SLICE_ENTRIES", 1)
     disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     for row in (b"a", b"b"):
@@ -248,8 +246,8 @@ async def test_wherever_collection_stops_no_later_owner_lets_a_late_rollback_mar
     kept: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The disk fails at each write in turn, which may be durable or not; a half is opened there."""
-    monkeypatch.setattr("percolator.tablet.collection.sweep.DELETIONS_PER_WRITE", 1)
-    monkeypatch.setattr("percolator.tablet.collection.sweep.SLICE_ENTRIES", 1)
+    monkeypatch.setattr("percolator.tablet.collection.DELETIONS_PER_WRITE", 1)
+    monkeypatch.setattr("percolator.tablet.collection.SLICE_ENTRIES", 1)
     late = [roll_back(row, start) for row in (b"a", b"b") for start in (5, 7)]
     for step in late:
         step.not_below = 0
@@ -371,7 +369,7 @@ async def test_every_read_at_or_above_the_safe_point_is_answered_as_before(seed:
 async def test_what_was_deleted_is_compacted_once_it_is_as_much_as_is_stored_over_many_passes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("percolator.tablet.collection.compaction.HEAVY_DELETIONS", 20)
+    monkeypatch.setattr("percolator.tablet.collection.HEAVY_DELETIONS", 20)
     compacted: list[tuple[bytes, bytes]] = []
     rig = await Rig().open()
     storage = rig.tablet._state.storage

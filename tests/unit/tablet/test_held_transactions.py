@@ -8,7 +8,7 @@ import pytest
 
 from percolator.errors import Overloaded
 from percolator.formats.records import KIND_PUT_IN_DATA, WriteRecord
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.state import SafePoints
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     APPLIED,

@@ -12,7 +12,7 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
-from percolator.tablet.writing.judged_batch import JudgedBatch
+from percolator.tablet.judge import JudgedBatch
 from percolator.testing.memory_storage import MemoryBatch, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (

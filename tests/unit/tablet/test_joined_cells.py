@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from percolator.formats.records import RecordKind
 from percolator.routing.range_scan import joined_page
-from percolator.tablet.reading.joined_cells import join_cells
+from percolator.tablet.scans import join_cells
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     WRITE,

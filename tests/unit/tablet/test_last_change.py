@@ -9,8 +9,8 @@ import pytest
 
 from percolator.errors import TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
-from percolator.tablet.memory.last_change import STEPS_MAX
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.memory import STEPS_MAX
+from percolator.tablet.state import SafePoints
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.counting import CountingStorage

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, SchemaChanged
-from percolator.tablet.collection import collection
-from percolator.tablet.collection.sweep import Sweep
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet import collection
+from percolator.tablet.collection import Sweep
+from percolator.tablet.state import SafePoints
 from percolator.timestamps import NEWEST, SEQUENCE_BITS, expires_at, is_expired
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.change_feeds import before, changes

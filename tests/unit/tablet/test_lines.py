@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from percolator.errors import Unavailable
-from percolator.tablet.writing.held_transactions import HeldTransactions
-from percolator.tablet.writing.mutation_work import MutationWork
+from percolator.tablet.group_commit import HeldTransactions, MutationWork
 from tests.unit.tablet.counting import counted
 from tests.unit.tablet.tablets import (
     ABSENT,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from percolator.errors import InvalidArgument, TabletMoved
 from percolator.formats.records import RecordKind
-from percolator.tablet.reading import notification_scan
+from percolator.tablet import notification_scan
 from percolator.testing.memory_storage import MemoryBatch, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.simulation.virtual_time import run_virtually

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady
+from percolator.tablet import notification_watch
 from percolator.tablet.keys import cell_prefix, component, inverted
-from percolator.tablet.memory import notification_watch
-from percolator.tablet.memory.notification_watch import NotificationWatch
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.tablet.notification_watch import NotificationWatch
+from percolator.tablet.state import TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import MemoryOwnership, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb

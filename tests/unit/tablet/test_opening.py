@@ -9,8 +9,7 @@ import pytest
 
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.tablet import keys, opening
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet.state import SafePoints, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from tests.unit.tablet.read_lock_steps import read_lock
 from tests.unit.tablet.tablets import (

@@ -8,9 +8,8 @@ import pytest
 
 from percolator.errors import InvalidArgument
 from percolator.formats.records import KIND_READ_LOCK, RecordKind
-from percolator.tablet import keys
-from percolator.tablet.safe_points import SafePoints
-from percolator.tablet.writing import exclusion
+from percolator.tablet import judge, keys
+from percolator.tablet.state import SafePoints
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
@@ -246,7 +245,7 @@ async def test_a_new_owner_knows_the_read_locks_and_their_commits() -> None:
 async def test_an_old_transaction_comes_back_when_there_are_too_many_to_look_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exclusion, "LOOKED_AT_MAX", 3)
+    monkeypatch.setattr(judge, "LOOKED_AT_MAX", 3)
     disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     for start in range(10, 18, 2):

@@ -9,8 +9,8 @@ import pytest
 
 from percolator.errors import InvalidArgument, InvariantViolation, SnapshotTooOld, StoreUnusable
 from percolator.formats.records import RecordKind
-from percolator.tablet.reading import visible_cells
-from percolator.tablet.safe_points import SafePoints
+from percolator.tablet import visible_cells
+from percolator.tablet.state import SafePoints
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.timestamps import NEWEST
 from percolator.v1 import cells_pb2

@@ -9,9 +9,9 @@ import pytest
 
 from percolator.errors import CellAddress, InvalidArgument, SchemaChanged, TabletMoved
 from percolator.formats.records import LockRecord, RecordKind, timestamp_bytes, value_offset
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.writing import rolling_forward
-from percolator.tablet.writing.rolling_forward import AHEAD_SECONDS_MAX
+from percolator.tablet import rolling_forward
+from percolator.tablet.rolling_forward import AHEAD_SECONDS_MAX
+from percolator.tablet.state import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.change_feeds import Change, changes

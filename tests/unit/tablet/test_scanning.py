@@ -11,9 +11,9 @@ import pytest
 
 from percolator.errors import InvalidArgument
 from percolator.formats.records import RecordKind
+from percolator.tablet import visible_cells
 from percolator.tablet.keys import W, component, inverted
-from percolator.tablet.reading import visible_cells
-from percolator.tablet.reading.scans import CROWDED
+from percolator.tablet.scans import CROWDED
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb

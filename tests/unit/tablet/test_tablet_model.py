@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.services.chassis.files import DiskThreads
-from percolator.services.tabletserver.leveldb_storage import LevelDBStorage
+from percolator.services.tabletserver.storage import LevelDBStorage
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from percolator.errors import DeadlineExceeded, InvalidArgument, NotReady, TabletMoved
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
+from percolator.tablet.state import TimestampGuard
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.tablet.tablets import (

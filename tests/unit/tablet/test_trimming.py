@@ -6,8 +6,8 @@ import pytest
 
 from percolator.errors import StoreUnusable, TabletMoved
 from percolator.tablet import keys
-from percolator.tablet.collection.sweep import Sweep
-from percolator.tablet.identity import TabletIdentity
+from percolator.tablet.collection import Sweep
+from percolator.tablet.state import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory
 from tests.unit.tablet.tablets import (
     COLUMN,
@@ -131,8 +131,8 @@ class FailingDisk(DurableMemory):
 async def test_wherever_trimming_stops_the_next_owner_completes_it_with_true_counts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("percolator.tablet.collection.sweep.DELETIONS_PER_WRITE", 1)
-    monkeypatch.setattr("percolator.tablet.collection.sweep.SLICE_ENTRIES", 5)
+    monkeypatch.setattr("percolator.tablet.collection.DELETIONS_PER_WRITE", 1)
+    monkeypatch.setattr("percolator.tablet.collection.SLICE_ENTRIES", 5)
     whole = DurableMemory()
     await parent(whole)
     for writes in range(40):

@@ -10,12 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.errors import InvariantViolation
-from percolator.formats.hidden_cells import acknowledgement_column
-from percolator.formats.records import RecordKind
+from percolator.formats.records import RecordKind, acknowledgement_column
 from percolator.tablet.keys import D, W, cell_prefix, component, inverted
-from percolator.tablet.lifetimes import FOREVER, Lifetimes, Ttls
-from percolator.tablet.reading.visible_cells import VisibleCells, Walked
-from percolator.tablet.reading.visible_runs import RUN_VALUE_BYTES_MAX, VisibleRuns
+from percolator.tablet.state import FOREVER, Lifetimes, Ttls
+from percolator.tablet.visible_cells import RUN_VALUE_BYTES_MAX, VisibleCells, VisibleRuns, Walked
 from percolator.testing.memory_storage import DurableMemory
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import tabletserver_pb2 as pb

@@ -15,14 +15,10 @@ from percolator.errors import StoreFault, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.services.chassis.gate import Quota
 from percolator.services.tabletserver.collecting import Collecting
-from percolator.services.tabletserver.disk_space import DiskSpace
-from percolator.services.tabletserver.handler import RequestLimits, TabletServerHandler
-from percolator.services.tabletserver.tablet_store import Ancestry
+from percolator.services.tabletserver.handler import DiskSpace, RequestLimits, TabletServerHandler
+from percolator.services.tabletserver.storage import Ancestry
 from percolator.services.tabletserver.tablets import Tablets
-from percolator.tablet.identity import TabletIdentity
-from percolator.tablet.limits import TabletLimits
-from percolator.tablet.memory.timestamp_guard import TimestampGuard
-from percolator.tablet.ownership import Ownership
+from percolator.tablet.state import Ownership, TabletIdentity, TabletLimits, TimestampGuard
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb

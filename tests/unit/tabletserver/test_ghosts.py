@@ -9,9 +9,8 @@ import pytest
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.services.chassis.epoch_directory import Inheritance, remove_superseded, take_over
 from percolator.services.chassis.files import DiskThreads, RealFiles
-from percolator.services.tabletserver.leveldb_clone import clone_leveldb
-from percolator.services.tabletserver.tablet_store import Ancestry, SharedDirectoryStore
-from percolator.tablet.identity import TabletIdentity
+from percolator.services.tabletserver.storage import Ancestry, SharedDirectoryStore, clone_leveldb
+from percolator.tablet.state import TabletIdentity
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

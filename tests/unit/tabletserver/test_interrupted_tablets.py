@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from percolator.errors import StoreFault, StoreUnusable, TabletMoved
-from percolator.services.tabletserver.served_tablet import REOPEN_SECONDS_MAX
+from percolator.services.tabletserver.tablets import REOPEN_SECONDS_MAX
 from percolator.tablet import opening
-from percolator.tablet.memory.state import TabletState
-from percolator.tablet.ownership import Ownership
+from percolator.tablet.state import Ownership, TabletState
 from percolator.testing.memory_storage import MemoryStorage
 from tests.unit.tabletserver.memory_store import Machine, MemoryStore, disk_full, outcomes, put
 

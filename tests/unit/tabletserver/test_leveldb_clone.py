@@ -10,7 +10,7 @@ import pytest
 
 from percolator.services.chassis.epoch_directory import take_over
 from percolator.services.chassis.files import RealFiles
-from percolator.services.tabletserver.leveldb_clone import clone_leveldb, lacks_current, plan_clone
+from percolator.services.tabletserver.storage import clone_leveldb, lacks_current, plan_clone
 
 TAKEOVERS = 10
 WRITES_PER_EPOCH = 2_000

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator.services.tabletserver.order_turns import OrderTurns
+from percolator.services.tabletserver.tablets import OrderTurns
 
 
 async def test_orders_about_a_tablet_run_one_after_another_in_their_order() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from percolator.services.chassis.epoch_directory import remove_superseded, take_over
-from percolator.services.tabletserver.leveldb_clone import clone_leveldb
+from percolator.services.tabletserver.storage import clone_leveldb
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

@@ -10,7 +10,7 @@ import structlog
 
 from percolator.errors import InvalidArgument, WrongCluster
 from percolator.services.chassis.files import RealFiles
-from percolator.services.tabletserver import store_root
+from percolator.services.tabletserver import service
 from percolator.services.tabletserver.settings import TabletServerSettings
 
 pytestmark = pytest.mark.real_time
@@ -21,7 +21,7 @@ LOG = structlog.stdlib.get_logger("test")
 async def opened(settings: TabletServerSettings, cluster_id: str = "") -> Path:
     files = RealFiles()
     try:
-        return await store_root.open_store_root(files, settings, cluster_id, LOG)
+        return await service.open_store_root(files, settings, cluster_id, LOG)
     finally:
         files.close()
 

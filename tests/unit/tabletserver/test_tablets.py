@@ -9,9 +9,9 @@ import structlog
 
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, TabletMoved
 from percolator.services.chassis.epoch_directory import EPOCH_MAX
-from percolator.services.tabletserver.served_tablet import REOPEN_SECONDS_MAX
+from percolator.services.tabletserver.tablets import REOPEN_SECONDS_MAX
 from percolator.tablet import opening
-from percolator.tablet.memory.state import TabletState
+from percolator.tablet.state import TabletState
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tabletserver.memory_store import (
     Machine,

@@ -12,7 +12,7 @@ from percolator.formats.records import KIND_PUT
 from percolator.protocol import steps
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.tabletserver.handler import RequestLimits
-from percolator.tablet.limits import TabletLimits
+from percolator.tablet.state import TabletLimits
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
 from tests.unit.tablet.tablets import results_of

@@ -19,7 +19,7 @@ from percolator.services.chassis.epoch_directory import (
     take_over,
 )
 from percolator.services.chassis.files import Files
-from percolator.services.tabletserver.leveldb_clone import clone_leveldb
+from percolator.services.tabletserver.storage import clone_leveldb
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles
 

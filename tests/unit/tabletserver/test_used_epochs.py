@@ -8,7 +8,7 @@ import pytest
 
 from percolator.errors import TabletMoved
 from percolator.services.chassis.epoch_directory import EPOCH_MAX, take_over
-from percolator.services.tabletserver.leveldb_clone import clone_leveldb
+from percolator.services.tabletserver.storage import clone_leveldb
 from percolator.wire.status import from_detail, to_detail
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles

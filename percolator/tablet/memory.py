@@ -1,0 +1,545 @@
+"""The memory of an open tablet about its cells, so that most requests need no look at disk.
+
+It is rebuilt when the tablet is opened, and changed only when a batch is durable.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+from sortedcontainers import SortedList
+
+from percolator.formats.records import (
+    KIND_LOCK_ONLY,
+    LOCK_HEADER_BYTES,
+    START_TIMESTAMP_BYTES,
+    WRITE_KIND_OFFSET,
+    last_change,
+)
+from percolator.tablet.keys import READ_LOCK_MARK, W, inverted, locked_cell, timestamp_of
+from percolator.world import Clock, Cursor
+
+# A set of keys that is sorted only when its order is needed.
+#
+# Most locks live for milliseconds and no scan ever sees them: keeping them sorted would cost more
+# than judging their mutations. So a new key stays unsorted until the next iteration; a key that is
+# removed before that has cost only two set operations.
+
+UNSORTED_MAX = 1024
+"""Limits what the next iteration has to sort: about 3 ms."""
+
+
+class OrderedKeys:
+    """Distinct keys, iterated in byte order."""
+
+    def __init__(self) -> None:
+        self._sorted: SortedList = SortedList()
+        self._unsorted: set[bytes] = set()
+
+    def __len__(self) -> int:
+        return len(self._sorted) + len(self._unsorted)
+
+    def add(self, key: bytes) -> None:
+        """The key must not be in the set. Callers know that; checking it would cost a search."""
+        self._unsorted.add(key)
+        if len(self._unsorted) > UNSORTED_MAX:
+            self._sort()
+
+    def add_all(self, keys: Sequence[bytes]) -> None:
+        """As `add`, for distinct keys."""
+        self._unsorted.update(keys)
+        if len(self._unsorted) > UNSORTED_MAX:
+            self._sort()
+
+    def remove(self, key: bytes) -> None:
+        """The key must be in the set."""
+        if key in self._unsorted:
+            self._unsorted.remove(key)
+        else:
+            self._sorted.remove(key)
+
+    def between(
+        self, start: bytes, stop: bytes | None, *, reverse: bool = False
+    ) -> Iterator[bytes]:
+        """The keys with start <= key < stop (None: no limit). The set must not change meanwhile."""
+        if self._unsorted:
+            self._sort()
+        keys: Iterator[bytes] = self._sorted.irange(
+            start, stop, inclusive=(True, False), reverse=reverse
+        )
+        return keys
+
+    def _sort(self) -> None:
+        self._sorted.update(self._unsorted)
+        self._unsorted.clear()
+
+
+# Which cells were committed recently, so that most prewrites need not look into the storage.
+#
+# Nearly every transaction asks whether a cell was written since it began, a moment ago, and nearly
+# always it was not. The newest commit of each cell since some *horizon* fits into memory, and that
+# gives a bound for every cell: its own newest commit, or the horizon. A transaction that began
+# above the bound has its answer; any other has to look into the storage.
+#
+# Kept in two generations: when the younger one is full, the older one is forgotten, and the horizon
+# moves to the newest commit that the younger one may lack. For rollback markers, the newest one is
+# enough: they are few, and transactions that begin later cannot have one.
+#
+# Invariants, for everything that was published: no cell has a write record above its bound, and no
+# marker is above `newest_marker`. The two newest timestamps are stored with every batch that raises
+# them, so that they hold when the tablet is opened again (opening.py).
+
+NEWEST = struct.Struct(">QQ")
+"""How the bounds are stored: newest commit, newest marker."""
+
+
+class RecentWrites:
+    """Bounds of the write records and rollback markers of one tablet."""
+
+    def __init__(self, cells_max: int) -> None:
+        """`cells_max` is the number of cells remembered in each of the two generations."""
+        self._cells_max = cells_max
+        self._young: dict[bytes, int] = {}
+        self._old: dict[bytes, int] = {}
+        self._newest_before_young = 0
+        self._horizon = 0
+        self.newest_commit = 0
+        self.newest_marker = 0
+
+    def load(self, newest_commit: int, newest_marker: int) -> None:
+        """Starts with nothing remembered, at opening: any cell may have the newest commit."""
+        self.newest_commit = self._horizon = self._newest_before_young = newest_commit
+        self.newest_marker = newest_marker
+
+    def forget(self, newest_commit: int) -> None:
+        """Forgets all cells: any of them may have unpublished writes up to this timestamp."""
+        self._young, self._old = {}, {}
+        self.load(max(newest_commit, self.newest_commit), self.newest_marker)
+
+    def bound(self, cell: bytes) -> int:
+        """A timestamp above which the cell has no write record."""
+        found = self._young.get(cell)
+        return self._old.get(cell, self._horizon) if found is None else found
+
+    def publish(self, committed: dict[bytes, int], newest_commit: int, newest_marker: int) -> None:
+        """Records a durable batch: its commits by cell, and the newest timestamps it wrote."""
+        if min(committed.values(), default=0) >= self.newest_commit:
+            self._young.update(committed)  # above every bound, as nearly always
+        else:
+            bound = self.bound
+            self._young.update({cell: max(at, bound(cell)) for cell, at in committed.items()})
+        self.newest_marker = max(self.newest_marker, newest_marker)
+        self.newest_commit = max(self.newest_commit, newest_commit)
+        if len(self._young) > self._cells_max:
+            # Everything published before the young generation began is at or below this.
+            self._horizon = self._newest_before_young
+            self._old, self._young = self._young, {}
+            self._newest_before_young = self.newest_commit
+
+
+# Read locks, by the cells that they lock: which are set or held, and how new the last one is.
+#
+# A read lock is a lock-only write of a hidden column of its row (formats/records.py). Each
+# transaction has a column of its own, so read locks of a cell never meet each other, and everything
+# that deals with locks and lock-only records deals with them as well. Only this is different: a
+# read lock and a write of the cell that it locks exclude each other (judge.py). So the tablet has
+# to find the read locks of a cell, and that is what is kept here.
+#
+# * Nothing is kept, and nothing is looked up, in a tablet that has never had a read lock.
+# * A tablet that has had one has format 3. A release that does not know read locks would commit
+# writes beside them. So that release has to refuse the tablet.
+
+FORMAT_WITH_READ_LOCKS = b"3"
+
+
+class ReadLocks:
+    """The read locks of one tablet."""
+
+    def __init__(self, cells_max: int) -> None:
+        """`cells_max` is the number of cells remembered as in `RecentWrites`."""
+        self.used = False
+        """Whether there is, was, or is about to be any. Public, since the hottest paths ask."""
+        self.noted = False
+        """Whether the storage says so."""
+        self.live: dict[bytes, dict[bytes, None]] = {}
+        """The hidden cells that have a lock, by locked cell. No entry is empty."""
+        self.held: dict[bytes, int] = {}
+        """The number of transactions that hold a read lock while they commit, by locked cell."""
+        self.recent = RecentWrites(cells_max)
+        """A timestamp above which no read lock of a cell was committed, by locked cell."""
+
+    def load(self, newest_commit: int) -> None:
+        """Begins in a tablet that is being opened and has had read locks. `add` all of its locked
+        cells, too."""
+        self.used = self.noted = True
+        self.recent.load(newest_commit, 0)
+
+    def note(self, cell: bytes) -> None:
+        """Notes that a cell is about to be locked or written. From the first read lock on, all of
+        the tablet's mutations are judged by read locks, too."""
+        if not self.used and locked_cell(cell) is not None:
+            self.used = True
+
+    def hold(self, cells: Iterable[bytes]) -> None:
+        """Notes that a transaction holds read locks of these cells."""
+        for cell in cells:
+            self.held[cell] = self.held.get(cell, 0) + 1
+
+    def let_go(self, cells: Iterable[bytes]) -> None:
+        for cell in cells:
+            left = self.held.pop(cell) - 1
+            if left:
+                self.held[cell] = left
+
+    def may_exclude(self, cell: bytes, start: int) -> bool:
+        """Whether a transaction that began then may be excluded from this cell, which it wants to
+        write or, if it is a hidden one, to hold a read lock in."""
+        return cell in self.live or self.recent.bound(cell) >= start or READ_LOCK_MARK in cell
+
+    def publish(
+        self, put: Iterable[bytes], removed: Iterable[bytes], committed: Mapping[bytes, int]
+    ) -> None:
+        """Applies a durable batch: its locks, in the order in which it was judged, and commits."""
+        for cell in removed:
+            locked = locked_cell(cell)
+            if locked is not None and locked in self.live:
+                self.live[locked].pop(cell, None)
+                if not self.live[locked]:
+                    del self.live[locked]
+        self.add(put)
+        reads: dict[bytes, int] = {}
+        for cell, timestamp in committed.items():
+            locked = locked_cell(cell)
+            if locked is not None:
+                reads[locked] = max(timestamp, reads.get(locked, 0))
+        if reads:
+            self.recent.publish(reads, max(reads.values()), 0)
+
+    def add(self, cells: Iterable[bytes]) -> None:
+        """Notes those of these cells, which have locks, that are read locks."""
+        for cell in cells:
+            locked = locked_cell(cell)
+            if locked is not None:
+                self.live.setdefault(locked, {})[cell] = None
+
+
+def cells_locked_by(cells: Collection[bytes]) -> list[bytes]:
+    """The cells that are locked by the read locks among these hidden and other cells."""
+    return [locked for cell in cells if (locked := locked_cell(cell)) is not None]
+
+
+# Where the newest change of a cell is, so that readers need not walk over lock-only records.
+#
+# A lock-only commit changes nothing, and readers want what is below it. A cell that is locked two
+# hundred times a second collects 720,000 such records within an hour of history. So each of them
+# names the commit timestamp of the newest put or deletion below it, or 0 if there was none, and a
+# reader that meets one gets there with a single seek. (TiKV calls this last_change.)
+#
+# A record says that *no put or deletion of its cell lies between the two timestamps*. It does not
+# say that the record it names still exists. Collection may delete that record; a reader that seeks
+# there then finds the next one below it, which is correct.
+#
+# * The tablet fills in the timestamp when it stores the record. A client cannot know it.
+# * A record would become false if a put or deletion were later committed between the two
+# timestamps. Locks keep the commits of a cell in order, and the judge refuses anything that is out
+# of order.
+# * Records in the earlier format name nothing. Readers step over them, in slices.
+#
+# For cells that were locked or read recently, the tablet keeps the newest change in memory. Then a
+# read costs one seek, as for any other cell, and the next lock-only commit costs none. Memory
+# forgets a cell *before* its next commit is written. The storage shows that commit, and that its
+# lock is gone, before the writer hears that its write has ended; a reader in between would be sent
+# below a commit that it has to see.
+
+STEPS_MAX = 64
+"""How many records that name nothing are stepped over while a commit waits. If there are more, the
+new record names nothing either, until a read has found the change or they are collected."""
+
+
+class LastChanges:
+    """The newest change of some cells, as `RecentWrites` keeps the newest commit.
+
+    Invariant: the storage shows no put or deletion of a cell above the timestamp kept for it.
+    """
+
+    def __init__(self, cells_max: int) -> None:
+        self._cells_max = cells_max
+        self.inverted: dict[bytes, bytes] = {}
+        """Timestamps as encoded in keys, by cell. Public for lookups on the hottest path."""
+        self.published = 0
+        """The number of batches with commits. An older view lacks the commits of the last one."""
+        self._being_written: Collection[bytes] = ()
+        """The cells whose commits are on their way to the disk, and may show at any moment."""
+
+    def of(self, cell: bytes) -> int | None:
+        """The commit timestamp, or 0 if the cell was never changed; None if it is not known."""
+        found = self.inverted.get(cell)
+        return None if found is None else timestamp_of(found)
+
+    def learn(self, cell: bytes, timestamp: int) -> None:
+        """Records a change that was read in a view that shows everything published so far."""
+        if cell in self._being_written:
+            return
+        if len(self.inverted) >= self._cells_max:
+            self.inverted.clear()
+        self.inverted[cell] = inverted(timestamp)
+
+    def begin(self, committed: Collection[bytes]) -> None:
+        """Forgets the cells with commits in a batch that is about to be written."""
+        self._being_written = committed
+        if self.inverted:
+            for cell in committed:
+                self.inverted.pop(cell, None)
+
+    def publish(self, under_locks: Mapping[bytes, int]) -> None:
+        """Records that the batch is durable, and the changes below its lock-only commits."""
+        self.published += 1
+        self._being_written = ()
+        for cell, timestamp in under_locks.items():
+            self.learn(cell, timestamp)
+
+    def forget(self) -> None:
+        """Forgets everything, because cells may have been changed without being published."""
+        self.published += 1
+        self.inverted.clear()
+
+
+def newest_change_below(cursor: Cursor, cell: bytes, timestamp: int) -> int | None:
+    """The commit timestamp of the newest put or deletion below this one, or 0 if there is none;
+    None if too many records that name nothing are in the way."""
+    prefix = W + cell
+    cursor.seek(prefix + inverted(timestamp - 1))
+    for _ in range(STEPS_MAX):
+        key, record = cursor.item()
+        if not key.startswith(prefix):
+            return 0
+        if record[WRITE_KIND_OFFSET] != KIND_LOCK_ONLY:
+            return timestamp_of(key)
+        named = last_change(record)
+        if named is not None:
+            return named
+        cursor.next()
+    return None
+
+
+def lies_under_a_lock(cursor: Cursor, cell: bytes, timestamp: int) -> bool:
+    """Whether the next commit above this timestamp is lock-only and names what is below it."""
+    prefix = W + cell
+    cursor.seek(prefix + inverted(timestamp))
+    cursor.prev()
+    key, record = cursor.item()
+    if not key.startswith(prefix) or record[WRITE_KIND_OFFSET] != KIND_LOCK_ONLY:
+        return False
+    named = last_change(record)
+    return named is not None and named < timestamp
+
+
+# The live notifications of a tablet, in memory and in order, up to a limit.
+#
+# Like locks, notifications are deleted soon after they are written, so finding the live ones with
+# an iterator means walking over deleted ones. The index holds the first ones, up to a limit. Beyond
+# that, it is *incomplete* from a known key on: from there only the store has all of them, and a
+# search has to walk over it. Once enough of them are handled, the index is filled from that key on;
+# the deleted ones before it are not walked over again.
+
+
+class NotifyIndex:
+    """Keys of SPACE_NOTIFY, without their space byte."""
+
+    def __init__(self, entries_max: int) -> None:
+        self._entries_max = entries_max
+        self._keys: set[bytes] = set()
+        self._order = OrderedKeys()
+        self.missing_from: bytes | None = None
+        """Every live notification below this key is in the index. None: all of them are."""
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def complete(self) -> bool:
+        """Whether every live notification is in the index."""
+        return self.missing_from is None
+
+    @property
+    def worth_filling(self) -> bool:
+        """Whether the index has room for many more notifications from the store."""
+        return self.missing_from is not None and len(self._keys) <= self._entries_max // 2
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._keys
+
+    def put(self, key: bytes) -> bool:
+        """Adds a key. Returns False if there is no room for it."""
+        if key in self._keys:
+            return True
+        if len(self._keys) >= self._entries_max:
+            if self.missing_from is None or key < self.missing_from:
+                self.missing_from = key
+            return False
+        self._keys.add(key)
+        self._order.add(key)
+        return True
+
+    def remove(self, key: bytes) -> None:
+        if key in self._keys:
+            self._keys.remove(key)
+            self._order.remove(key)
+
+    def between(
+        self, start: bytes, stop: bytes | None, *, reverse: bool = False
+    ) -> Iterator[bytes]:
+        """The indexed keys with start <= key < stop, in order. They must not change meanwhile."""
+        return self._order.between(start, stop, reverse=reverse)
+
+
+# How much sweeps have deleted in a tablet since its last compaction, and where.
+
+_BOUNDARIES_MAX = 4_096
+
+
+class Tombstones:
+    """Deletions since the last compaction, or since the tablet was opened."""
+
+    def __init__(self) -> None:
+        self.deletions = 0
+        self.bytes = 0
+        self.boundaries: list[bytes] = []
+        """The first and last key that each write deleted; thinned out when there are many."""
+
+    def add(self, keys: Sequence[bytes], size: int) -> None:
+        """Records the keys that one write has deleted."""
+        self.deletions += len(keys)
+        self.bytes += size
+        self.boundaries += (min(keys), max(keys))
+        if len(self.boundaries) > _BOUNDARIES_MAX:
+            ordered = sorted(self.boundaries)
+            self.boundaries = [*ordered[::2], ordered[-1]]
+
+
+# Counts what a tablet does, cheaply enough to count everything.
+
+WINDOW_SECONDS = 10
+
+
+class Rate:
+    """Events per second over the last ten seconds, in buckets of one second."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since = clock.monotonic_seconds()
+        self._buckets: deque[list[int]] = deque(maxlen=WINDOW_SECONDS + 1)
+
+    def add(self, events: int) -> None:
+        second = int(self._clock.monotonic_seconds())
+        if self._buckets and self._buckets[-1][0] == second:
+            self._buckets[-1][1] += events
+        else:
+            self._buckets.append([second, events])
+
+    def per_second(self) -> float:
+        now = self._clock.monotonic_seconds()
+        oldest = now - WINDOW_SECONDS
+        events = sum(count for second, count in self._buckets if second > oldest)
+        return events / max(1.0, min(WINDOW_SECONDS, now - self._since))
+
+
+class TabletCounts:
+    """Counts since the tablet was opened, unless stated otherwise."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.mutation_rate = Rate(clock)
+        self.read_rate = Rate(clock)
+        self.cells = 0
+        """Stored cells except locks and notifications: an estimate that survives reopening."""
+        self.bytes = 0
+        """The size of the keys and values of these cells."""
+        self.foreign_cells = 0
+        self.foreign_bytes = 0
+        """The estimated part of both that belongs to other tablets' rows (trimming.py)."""
+        self.mutations_applied = 0
+        self.mutations_refused = 0
+        self.reads = 0
+        self.rows_scanned = 0
+        self.versions_skipped = 0
+        self.batches_synced = 0
+        self.notifications_written = 0
+        self.locks_written = 0
+        self.cells_collected = 0
+        self.bytes_collected = 0
+
+
+# All locks of a tablet, in memory: the header of each, found by cell or in order.
+#
+# Locks come and go with every transaction, and LevelDB keeps a tombstone for each one removed: an
+# iterator that seeks among them walks over all tombstones up to the next live key. So locks in
+# LevelDB are never iterated while serving; the mirror is filled once, when the tablet is opened.
+#
+# The order of use makes the mirror equivalent to one snapshot of locks and writes:
+# * a commit first becomes durable in LevelDB, and then removes its lock from the mirror;
+# * a reader first looks into the mirror, and then opens its cursor. So if a lock has already left
+# the mirror, its write record is in the cursor's view; and a lock that is added later will get a
+# commit timestamp above every timestamp issued so far.
+
+
+class LockMirror:
+    """Locked cells (`keys.cell_prefix`), each with the header of its lock."""
+
+    def __init__(self) -> None:
+        self.headers: dict[bytes, bytes] = {}
+        """Public for lookups on the hottest paths; changed only through `put` and `remove`."""
+        self._order = OrderedKeys()
+        self._starts: dict[bytes, int] = {}
+        """The number of locks by their transaction's start, as it is stored. One transaction may
+        hold millions, and this shows whether any is old without looking at each of them."""
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def put(self, cell: bytes, record: bytes) -> None:
+        self.put_all(((cell, record),))
+
+    def put_all(self, locks: Iterable[tuple[bytes, bytes]]) -> None:
+        """Puts the locks of a batch: cells, each at most once, and records."""
+        headers, starts, added = self.headers, self._starts, []
+        for cell, record in locks:
+            before = headers.get(cell)
+            if before is None:
+                added.append(cell)
+            else:
+                self._forget_start(before)
+            start = record[:START_TIMESTAMP_BYTES]
+            starts[start] = starts.get(start, 0) + 1
+            headers[cell] = record[:LOCK_HEADER_BYTES]
+        self._order.add_all(added)
+
+    def remove(self, cell: bytes) -> None:
+        header = self.headers.pop(cell, None)
+        if header is not None:
+            self._forget_start(header)
+            self._order.remove(cell)
+
+    def has_older(self, below: int) -> bool:
+        """Whether a transaction that began below this timestamp has a lock."""
+        before = below.to_bytes(START_TIMESTAMP_BYTES, "big")
+        # They may be a million, of as many clients, and no step of Python's is spent on each.
+        return min(self._starts, default=before) < before
+
+    def _forget_start(self, header: bytes) -> None:
+        start = header[:START_TIMESTAMP_BYTES]
+        left = self._starts[start] - 1
+        if left:
+            self._starts[start] = left
+        else:
+            del self._starts[start]
+
+    def between(
+        self, start: bytes, stop: bytes | None, *, reverse: bool = False
+    ) -> Iterator[tuple[bytes, bytes]]:
+        """Cells with start <= cell < stop, and their lock's header, in order. No lock may be added
+        or removed while this is iterated."""
+        headers = self.headers
+        for cell in self._order.between(start, stop, reverse=reverse):
+            yield cell, headers[cell]

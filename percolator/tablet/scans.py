@@ -1,0 +1,498 @@
+"""Scans: rows of a range as a timestamp sees them, page by page."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from array import array
+from collections.abc import AsyncGenerator, AsyncIterator, Container, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, islice
+
+from percolator.errors import InvalidArgument, InvariantViolation
+from percolator.formats.records import START_TIMESTAMP_BYTES, too_old
+from percolator.tablet import keys
+from percolator.tablet.keys import (
+    LOCK,
+    NOTIFY,
+    PREFIX_OF_SPACE,
+    ColumnEncoder,
+    W,
+    after_component,
+    component,
+    space_bounds,
+    split_component,
+)
+from percolator.tablet.opening import fill_index
+from percolator.tablet.reads import LockReader, chosen_columns, lock_cell
+from percolator.tablet.state import TabletState, closed
+from percolator.tablet.visible_cells import VisibleRuns, Walked
+from percolator.v1 import cells_pb2
+from percolator.v1 import tabletserver_pb2 as pb
+
+# Found cells column by column, joined to blocks of memory.
+#
+# For readers that make blocks of them anyway, this costs either side a fraction of lists: neither
+# has to make or read a field of a message for each value.
+
+
+def join_cells(
+    rows: list[bytes],
+    columns: list[bytes],
+    values: list[bytes],
+    found: pb.JoinedCells,
+) -> bool:
+    """Fills in the cells of a page, given row by row. Returns False, and does nothing, if not all
+    rows have the same columns."""
+    if not rows:
+        return False
+    width = next((at for at, row in enumerate(rows) if row != rows[0]), len(rows))
+    names = columns[:width]
+    distinct = rows[::width]
+    if columns != [*names] * len(distinct):
+        return False
+    if any(rows[at::width] != distinct for at in range(1, width)):
+        return False
+    _join(distinct, found.rows)
+    for at, name in enumerate(names):
+        _join(values[at::width], found.columns.add(name=name).values)
+    return True
+
+
+def _join(values: list[bytes], found: pb.JoinedBytes) -> None:
+    offsets = array("i", accumulate(map(len, values), initial=0))
+    if sys.byteorder == "big":
+        offsets.byteswap()
+    found.block = b"".join(values)
+    found.offsets = offsets.tobytes()
+
+
+# One page of a scan: rows of a range at one timestamp, with the locks in their way.
+#
+# Locks of the page's range are gathered first, then one cursor is created for the whole page
+# (memory.py says why). The page ends between two rows: at its limit of rows or bytes, where
+# the gathering of locks stopped, or after it has looked at very many entries.
+
+LOCKS_LOOKED_AT_MAX = 4096
+"""The limit before each page: about 2 ms."""
+
+
+@dataclass(frozen=True)
+class ScanPlan:
+    """The parameters of a scan."""
+
+    timestamp: int
+    passed: frozenset[int]
+    wanted: Container[bytes] | None
+    """Encoded columns; None for all but reserved ones."""
+    reverse: bool
+    report_deletes: bool
+    joined: bool
+    """Whether pages may have their cells joined."""
+    rows_max: int
+    """The limit of one page."""
+    bytes_max: int
+    """The limit of one page; the row that exceeds it is still part of the page."""
+
+
+class ScanPage:
+    """The first page of the rows in [start, end), or the last page if the scan is reversed."""
+
+    def __init__(
+        self, state: TabletState, plan: ScanPlan, start: bytes, end: bytes, rows_max: int
+    ) -> None:
+        self._state = state
+        self._plan = plan
+        self._start = start
+        self._end = end
+        self.rows_max = rows_max
+        self.bytes_max = plan.bytes_max
+        self.rows = 0
+        """Rows with a cell or a lock in the way."""
+        self.rest: tuple[bytes, bytes] | None = None
+        """The range that remains after the page."""
+        self._locks = LockReader(state.storage, state.mirror, plan.timestamp, plan.passed).in_rows(
+            start,
+            end,
+            wanted=plan.wanted,
+            reverse=plan.reverse,
+            rows_max=rows_max,
+            looked_at_max=LOCKS_LOOKED_AT_MAX,
+            bytes_max=plan.bytes_max,
+        )
+        self._lock_rows = list(dict.fromkeys(row for row, _, _ in self._locks.records))
+        self._locks_counted = 0
+        self._full_before = b""
+        # The mirror comes first, and there must be no await between it and the cursor.
+        self._cursor = state.storage.cursor()
+        self.lifetimes = state.lifetimes
+        self._cells = VisibleRuns(
+            self._cursor,
+            state.storage.get,
+            plan.timestamp,
+            wanted=plan.wanted,
+            hidden=self._locks.cells,
+            report_deletes=plan.report_deletes,
+            lifetimes=self.lifetimes,
+        )
+
+    async def read(self) -> pb.ScanResponse:
+        """Reads the page. Call it only once."""
+        start, end, beyond = self._start, self._end, self._locks.beyond
+        if beyond is not None:
+            self.rest = self._from(beyond)
+            start, end = (self.rest[1], end) if self._plan.reverse else (start, self.rest[0])
+        first, stop = space_bounds(W, start, end)
+        try:
+            await (self._backwards if self._plan.reverse else self._forwards)(first, stop)
+        finally:
+            self._cursor.close()
+        self._count_locks()
+        return self._response()
+
+    async def _forwards(self, first: bytes, stop: bytes) -> None:
+        cells, limits = self._cells, self._state.limits
+        cells.seek(first)
+        while (walked := self._walk(stop)) is Walked.SLICE:
+            await self._pause()
+            if cells.looked_at >= limits.page_entries_max:
+                # From now on, the walk stops after this row. This may run again, since slices need
+                # not add up to the limit; the row is then still the same.
+                stop = W + after_component(component(cells.row))
+                self.rest = self._after(cells.row)
+        if walked is Walked.FULL:
+            self.rest = self._from(self._full_before)
+
+    def _walk(self, stop: bytes) -> Walked:
+        entries = self._state.limits.slice_entries
+        if self._lock_rows:
+            return self._cells.walk(stop, entries, self.admit)
+        return self._cells.walk_in_runs(stop, entries, self)
+
+    async def _backwards(self, first: bytes, stop: bytes) -> None:
+        """Reads rows from the last one on: as runs, or one row after the other."""
+        cells, limits = self._cells, self._state.limits
+        rows, pause_at = 0, limits.slice_entries
+        while True:
+            begin = None if self._lock_rows else cells.take_before(first, stop, self)
+            if begin is None:
+                begin = await self._row_before(first, stop)
+                if begin is None:
+                    return
+                rows += 1
+            stop = begin
+            if cells.looked_at >= limits.page_entries_max:
+                self.rest = self._after(split_component(stop, 1)[0])
+                return
+            if rows == limits.slice_rows or cells.looked_at >= pause_at:
+                rows, pause_at = 0, cells.looked_at + limits.slice_entries
+                await self._pause()
+
+    async def _row_before(self, first: bytes, stop: bytes) -> bytes | None:
+        """Reads the last row below `stop`, forwards. Returns the key where it begins; None if there
+        is no row, or no room."""
+        cells, cursor, entries = self._cells, self._cursor, self._state.limits.slice_entries
+        cursor.seek(stop)
+        cursor.prev()
+        key = cursor.key()
+        if key < first:
+            return None
+        _, at = split_component(key, 1)
+        begin = key[:at]
+        cells.seek(begin)
+        while (walked := cells.walk(after_component(begin), entries, self.admit)) is Walked.SLICE:
+            await self._pause()
+        if walked is Walked.FULL:
+            self.rest = self._from(self._full_before)
+            return None
+        return begin
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(0)
+        self._state.require_open()
+
+    def admit(self, row: bytes) -> bool:
+        """Whether there is room for a row with visible cells, after the locked rows before it."""
+        if self._lock_rows and not self._admit_locked_before(row):
+            return False
+        if self.rows >= self.rows_max or self._cells.bytes >= self.bytes_max:
+            self._full_before = row
+            return False
+        self.rows += 1
+        if self._lock_rows and self._is_next_lock(row):
+            self._locks_counted += 1
+        return True
+
+    def _is_next_lock(self, row: bytes) -> bool:
+        return self._lock_rows[self._locks_counted : self._locks_counted + 1] == [row]
+
+    def _admit_locked_before(self, row: bytes) -> bool:
+        """Whether there is room for the locked rows before this row."""
+        lock_rows, reverse = self._lock_rows, self._plan.reverse
+        while self._locks_counted < len(lock_rows):
+            lock_row = lock_rows[self._locks_counted]
+            if lock_row == row or (lock_row > row) is not reverse:
+                break
+            if self.rows >= self.rows_max:
+                self._full_before = lock_row
+                return False
+            self.rows += 1
+            self._locks_counted += 1
+        return True
+
+    def _count_locks(self) -> None:
+        """Counts the locked rows after the last row with visible cells, as far as there is room."""
+        for lock_row in self._lock_rows[self._locks_counted :]:
+            if self.rest is not None and _contains(self.rest, lock_row):
+                return
+            if self.rows >= self.rows_max:
+                self.rest = self._from(lock_row)
+                return
+            self.rows += 1
+
+    def _from(self, row: bytes) -> tuple[bytes, bytes]:
+        """The remaining range if `row` is the first row that is not in the page."""
+        return (self._start, row + b"\0") if self._plan.reverse else (row, self._end)
+
+    def _after(self, row: bytes) -> tuple[bytes, bytes] | None:
+        """The remaining range if `row` is the last row in the page."""
+        if not self._plan.reverse:
+            return row + b"\0", self._end
+        # Before the empty row there is none: as an end, it would mean all rows.
+        return (self._start, row) if row else None
+
+    def _response(self) -> pb.ScanResponse:
+        if self.rest is not None and self.rest[1] and self.rest[0] >= self.rest[1]:
+            self.rest = None
+        response = pb.ScanResponse()
+        cells = self._cells
+        # Joined cells say nothing about locks and deletions.
+        is_plain = self._plan.joined and not self._lock_rows and not cells.deletes
+        if not is_plain or not join_cells(cells.rows, cells.columns, cells.values, response.joined):
+            found = response.found
+            found.rows.extend(cells.rows)
+            found.columns.extend(cells.columns)
+            found.commit_timestamps.extend(cells.commit_timestamps)
+            found.values.extend(cells.values)
+            found.deletes.extend(cells.deletes)
+        for row, column, record in self._locks.records:
+            if self.rest is None or not _contains(self.rest, row):
+                response.locks.add(lock=lock_cell(row, column, record, self.lifetimes))
+        if self.rest is not None:
+            response.rest.CopyFrom(cells_pb2.RowRange(start=self.rest[0], end=self.rest[1]))
+        counters = self._state.counters
+        counters.rows_scanned += self.rows
+        counters.read_rate.add(self.rows)
+        counters.versions_skipped += cells.skipped
+        return response
+
+
+def _contains(rows: tuple[bytes, bytes], row: bytes) -> bool:
+    start, end = rows
+    return start <= row and (not end or row < end)
+
+
+# Raw stored cells of one space, page by page: for audits, for finding work, for clean-up.
+#
+# Locks come from the mirror, and notifications from the index if it is complete: where cells are
+# deleted soon after they are written, an iterator would walk over the deleted ones. A page is read
+# without yielding to the event loop, and the next one continues after its last key.
+
+_NO_LIMIT = 2**63
+
+Entry = tuple[bytes, bytes | None]
+"""A key and its value, which is None if it has been deleted meanwhile."""
+
+
+async def stored_pages(
+    state: TabletState, request: pb.ScanCellsRequest
+) -> AsyncIterator[pb.ScanCellsResponse]:
+    """Yields pages. Raises `InvalidArgument` before the first one."""
+    if request.space not in PREFIX_OF_SPACE:
+        raise InvalidArgument("space", f"{request.space} is not a space")
+    if request.until_timestamp and request.until_timestamp <= request.from_timestamp:
+        raise InvalidArgument("until_timestamp", "not above from_timestamp: inverted")
+    start, end = clipped(state, request.range)
+    if request.space == NOTIFY and state.index.worth_filling:
+        await fill_index(state)
+    until = request.until_timestamp
+    if request.space == LOCK and until and not state.mirror.has_older(until):
+        state.require_open()
+        await state.require_ownership()
+        return
+    first: bytes | None
+    first, stop = keys.space_bounds(PREFIX_OF_SPACE[request.space], start, end)
+    cells_left = request.cell_limit or _NO_LIMIT
+    while first is not None and cells_left:
+        state.require_open()
+        response, first = _page(request, _entries(state, request, first, stop), cells_left, state)
+        if first is not None:
+            row, _ = keys.split_component(first, 1)
+            response.rest.CopyFrom(cells_pb2.RowRange(start=row, end=end))
+        await state.require_ownership()
+        yield response
+        cells_left -= len(response.cells)
+
+
+def _page(
+    request: pb.ScanCellsRequest, entries: Iterator[Entry], cells_max: int, state: TabletState
+) -> tuple[pb.ScanCellsResponse, bytes | None]:
+    """A page with as many entries as fit, and the key at which the next page begins."""
+    limits = state.limits
+    rows_max = min(request.page_rows_max or limits.page_rows_default, limits.page_rows_max)
+    response = pb.ScanCellsResponse()
+    row_prefix = b"\0"
+    rows = size = 0
+    for at, (key, value) in enumerate(entries):
+        full = at == limits.slice_entries or len(response.cells) == cells_max
+        if full or size >= limits.page_bytes_default:
+            return response, key
+        if value is None:
+            continue
+        cell = keys.decode(key)
+        if not key.startswith(row_prefix):
+            if rows == rows_max:
+                return response, key
+            rows += 1
+            row_prefix = key[:1] + keys.component(cell.row)
+        if not _in_time(request, cell, value):
+            continue
+        size += len(key) + len(value)
+        response.cells.add(
+            space=request.space,
+            row=cell.row,
+            column=cell.column,
+            timestamp=cell.timestamp,
+            value=value,
+            qualifier=cell.qualifier,
+        )
+    return response, None
+
+
+def _in_time(request: pb.ScanCellsRequest, cell: keys.CellKey, value: bytes) -> bool:
+    timestamp = cell.timestamp
+    if cell.space == LOCK:
+        timestamp = int.from_bytes(value[:START_TIMESTAMP_BYTES], "big")
+    until = request.until_timestamp
+    return request.from_timestamp <= timestamp and (not until or timestamp < until)
+
+
+def _entries(
+    state: TabletState, request: pb.ScanCellsRequest, first: bytes, stop: bytes
+) -> Iterator[Entry]:
+    """Entries from `first` on: one more than a page examines, so that it knows what follows.
+
+    They are read one by one, because each may hold megabytes, and then few fit into a page.
+    """
+    space, most = request.space, state.limits.slice_entries + 1
+    if space == LOCK:
+        locks = state.mirror.between(first[1:], _behind_space(stop))
+        return _locks(state, islice(locks, most), request.until_timestamp)
+    if space == NOTIFY and state.index.complete:
+        found = state.index.between(first[1:], _behind_space(stop))
+        return _present(state, keys.N, islice(found, most))
+    return islice(state.storage.iterate(first, stop), most)
+
+
+def _locks(state: TabletState, locks: Iterable[tuple[bytes, bytes]], until: int) -> Iterator[Entry]:
+    """The stored locks of these cells. Those of younger transactions are not read: beside one old
+    lock, there may be millions of a job that is under way."""
+    before = until.to_bytes(START_TIMESTAMP_BYTES, "big") if until else None
+    get = state.storage.get
+    for cell, header in locks:
+        key = keys.L + cell
+        is_asked_for = before is None or header[:START_TIMESTAMP_BYTES] < before
+        yield key, get(key) if is_asked_for else None
+
+
+def _behind_space(stop: bytes) -> bytes | None:
+    """The end of a range of keys, without its space byte; None if it is the end of the space."""
+    return stop[1:] or None
+
+
+def _present(state: TabletState, prefix: bytes, addresses: Iterable[bytes]) -> Iterator[Entry]:
+    """The stored entries for addresses known in memory. Those already deleted are not left out:
+    a page that saw fewer entries than it asked for would assume that nothing follows."""
+    get = state.storage.get
+    return ((prefix + address, get(prefix + address)) for address in addresses)
+
+
+def clipped(state: TabletState, asked: cells_pb2.RowRange) -> tuple[bytes, bytes]:
+    """The rows of a request that are in the tablet. Raises `InvalidArgument`."""
+    identity = state.identity
+    if asked.end and asked.start >= asked.end:
+        raise InvalidArgument("range", "the end is not above the start: inverted or empty")
+    start = max(asked.start, identity.start)
+    ends = [end for end in (asked.end, identity.end) if end]
+    end = min(ends) if ends else b""
+    if end and start >= end:
+        raise InvalidArgument("range", "does not overlap the tablet")
+    return start, end
+
+
+def plan_scan(state: TabletState, request: pb.ScanRequest, columns: ColumnEncoder) -> ScanPlan:
+    """Checks a request. Raises `InvalidArgument` and `UnheardTimestamp`."""
+    limits = state.limits
+    state.guard.check_read(request.timestamp, "timestamp")
+    if not (request.all_columns or request.columns or request.column_prefixes):
+        raise InvalidArgument("columns", "no columns and no prefixes, and not all_columns")
+    return ScanPlan(
+        timestamp=request.timestamp,
+        passed=frozenset(request.passing),
+        wanted=chosen_columns("", request, columns, limits),
+        reverse=request.reverse,
+        report_deletes=request.report_deletes,
+        joined=request.joined,
+        rows_max=min(request.page_rows_max or limits.page_rows_default, limits.page_rows_max),
+        bytes_max=min(request.page_bytes_max or limits.page_bytes_default, limits.page_bytes_max),
+    )
+
+
+CROWDED = 512
+"""Locks on one page after which a stream ends early. Whoever meets so many has them resolved before
+they go on, and the pages that were read in advance meanwhile, full of locks, would be for nobody.
+Clients end such a scan, too (`WHOLE_PAGE`), but only once they have the page."""
+
+
+async def pages(
+    state: TabletState, request: pb.ScanRequest, plan: ScanPlan
+) -> AsyncGenerator[pb.ScanResponse, None]:
+    """Yields the pages of a scan; checks the ownership after a page was read, before it leaves."""
+    rest: tuple[bytes, bytes] | None = clipped(state, request.range)
+    rows_left = request.row_limit or _NO_LIMIT
+    while rest is not None and rows_left:
+        # A commit at or below the timestamp may be on its way, and it has no lock to report. There
+        # must be no await between this and the page's view of the storage.
+        if state.held.holders:
+            look = partial(state.held.in_the_way_in_rows, *rest, plan.timestamp)
+            await state.held.let_pass(look)
+        state.require_open()
+        fence = state.load_fences.among(*rest)
+        if fence is not None:
+            raise closed(fence)
+        page = ScanPage(state, plan, *rest, min(plan.rows_max, rows_left))
+        try:
+            response = await page.read()
+        except InvariantViolation:
+            # A value that lies apart from its record may be gone.
+            _require_kept(state, plan)
+            state.require_lifetimes(page.lifetimes)
+            raise
+        # Check after reading, since versions may have been collected in the meantime.
+        _require_kept(state, plan)
+        await state.require_ownership()
+        locks = len(response.locks)
+        yield response
+        if locks >= CROWDED:
+            return
+        rest = page.rest
+        rows_left -= page.rows
+
+
+def _require_kept(state: TabletState, plan: ScanPlan) -> None:
+    if plan.timestamp < state.safe_points.reads:
+        raise too_old(plan.timestamp, state.safe_points.reads)
+
+
+_NO_LIMIT = 2**63
