@@ -109,11 +109,16 @@ class Connection:
         self, work: Callable[[aio.Database], Awaitable[T]], *, description: str = ""
     ) -> T:
         """`run_with_database`, within asynchronous work."""
+        async with await self.database(description=description) as database:
+            return await work(database)
+
+    async def database(self, *, description: str = "") -> aio.Database:
+        """A client of the cluster, for the caller to close."""
         world = World(
             clock=MachineClock(), network=GrpcNetwork(self.credentials), random=machine_random()
         )
         try:
-            database = await connect_to(
+            return await connect_to(
                 world,
                 self.addresses,
                 Limits(call_seconds=self.timeout_seconds),
@@ -124,8 +129,6 @@ class Connection:
         except BaseException:
             await world.network.close()
             raise
-        async with database:
-            return await work(database)
 
     def show(self, as_data: Any, as_text: object) -> None:  # noqa: ANN401 (anything JSON can hold)
         """Prints JSON if `--json` was given, otherwise text."""

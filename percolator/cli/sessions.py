@@ -23,7 +23,7 @@ from percolator.cli.values import (
     shown_column,
     stored_cells,
 )
-from percolator.errors import PercolatorError, Unavailable
+from percolator.errors import PercolatorError, SchemaError, Unavailable
 from percolator.formats.records import LockRecord
 from percolator.row_text import row_text
 from percolator.timestamps import Timestamp, in_json
@@ -166,16 +166,22 @@ async def _held(
         forms = Forms(info.codecs.names)
         start = forms.row("row", row) if row is not None else b""
         end = start + b"\0" if row is not None else b""
-        async with aclosing(
-            stored_cells(database, info, [Space.SPACE_LOCK], start, end, here.timeout_seconds)
-        ) as cells:
-            async for cell in cells:
-                lock = LockRecord.decode(cell.value)
-                began = Timestamp(lock.start_timestamp)
-                age = (now.physical_milliseconds - began.physical_milliseconds) / 1000
-                found.append(Held(info.name, forms, cell.row, cell.column, lock, max(age, 0.0)))
-                if len(found) >= limit:
-                    return found
+        try:
+            async with aclosing(
+                stored_cells(database, info, [Space.SPACE_LOCK], start, end, here.timeout_seconds)
+            ) as cells:
+                async for cell in cells:
+                    lock = LockRecord.decode(cell.value)
+                    began = Timestamp(lock.start_timestamp)
+                    age = (now.physical_milliseconds - began.physical_milliseconds) / 1000
+                    found.append(Held(info.name, forms, cell.row, cell.column, lock, max(age, 0.0)))
+                    if len(found) >= limit:
+                        return found
+        except SchemaError:
+            if table is not None:
+                raise
+            # It was dropped since the tables were listed, and its locks with it.
+            found = [one for one in found if one.table != info.name]
     return found
 
 

@@ -9,20 +9,20 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from percolator import aio
 from percolator.aio.connecting import this_process
-from percolator.cli.connection import connection, errors_console, fail, plain
-from percolator.errors import InvalidArgument
+from percolator.cli.connection import Connection, connection, errors_console, fail, plain
+from percolator.errors import ExecutionUnknown, InvalidArgument, NotExecuted
 from percolator.observers.definition import Observer, load
 from percolator.observers.trace import trace_to
 from percolator.observers.worker import DRAIN_SECONDS, WorkerLimits, start_when_ready
 
+_AGAIN_SECONDS = 0.25
 _LEAVE_SECONDS = 5.0
 """Time to disconnect and to end the interpreter, after the runs."""
 
@@ -49,8 +49,8 @@ def worker(
 ) -> None:
     """Run observers until Ctrl-C or SIGTERM.
 
-    While a table does not exist yet, it waits, and runs none of its observers. Runs in progress are
-    finished first; a second signal ends the program at once. Neither loses any work.
+    While no master answers, or a table does not exist yet, it waits, and runs no observers. Runs in
+    progress are finished first; a second signal ends the program at once. Neither loses any work.
     """
     here = connection(context)
     try:
@@ -65,10 +65,7 @@ def worker(
     limits = WorkerLimits(concurrency_max=concurrency, threads_max=threads)
 
     try:
-        ended = here.run_with_database(
-            partial(_run, chosen, limits, drain_seconds),
-            description=this_process("percolator worker"),
-        )
+        ended = here.run(lambda _: _run(here, chosen, limits, drain_seconds))
     except SystemExit:
         # It has stopped the event loop. Its code would say that all is well, or the options wrong.
         errors_console.print("error: an observer called sys.exit in a task", highlight=False)
@@ -89,13 +86,37 @@ def _log_in_utc() -> None:
 
 
 async def _run(
-    observers: Sequence[Observer],
-    limits: WorkerLimits,
-    drain_seconds: float,
-    database: aio.Database,
+    here: Connection, observers: Sequence[Observer], limits: WorkerLimits, drain_seconds: float
 ) -> bool:
     """Runs the observers until a signal. Returns whether all runs have finished."""
     stop = _set_by_signals()
+    connecting = asyncio.create_task(connected(here))
+    if not await _ends_before(connecting, stop):
+        return True
+    async with connecting.result() as database:
+        return await _run_on(database, observers, limits, drain_seconds, stop)
+
+
+async def connected(here: Connection) -> aio.Database:
+    """A client of the cluster, once a master answers. Says why it waits, each reason once."""
+    said = ""
+    while True:
+        try:
+            return await here.database(description=this_process("percolator worker"))
+        except (NotExecuted, ExecutionUnknown) as error:
+            if str(error) != said:
+                said = str(error)
+                _say_waiting(said)
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+
+async def _run_on(
+    database: aio.Database,
+    observers: Sequence[Observer],
+    limits: WorkerLimits,
+    drain_seconds: float,
+    stop: asyncio.Event,
+) -> bool:
     running = database.run_observers(observers, limits=limits, drain_seconds=drain_seconds)
     starting = asyncio.create_task(
         start_when_ready(running, database.internal.engine.world.clock, _say_waiting)
@@ -120,7 +141,7 @@ async def _run(
     return ended
 
 
-async def _ends_before(task: asyncio.Task[None], stop: asyncio.Event) -> bool:
+async def _ends_before(task: asyncio.Task[Any], stop: asyncio.Event) -> bool:
     """False if `stop` was set before the task ended: it is cancelled. Raises the task's error."""
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)

@@ -126,6 +126,16 @@ def with_report(
     return after
 
 
+def report_backfill(
+    table: pb.Table, request: pb.ReportBackfillRequest
+) -> pb.ReportBackfillResponse:
+    """Takes a report in, for doubles of a master, which keep tables as messages."""
+    reported = with_report(table.observers, request)
+    del table.observers[:]
+    table.observers.extend(reported)
+    return pb.ReportBackfillResponse(table=table)
+
+
 def _pause(
     table: str, observers: dict[str, pb.Observer], request: pb.ChangeObserversRequest
 ) -> None:

@@ -83,8 +83,11 @@ async def register(
                 in_advance.pop(table, None)
         watched += [Watched(observer, described.table_id) for observer in own]
         _note(described, [one for one in watched if one.table_id == described.table_id])
+        found[table] = described
     if absent is not None:
         raise absent
+    for table, own in by_table.items():
+        _tell_of_ignored_choices(found[table], own)
     # A worker may have a client's token, with which it could not create the table.
     await dead_letters_table(context)
     return watched
@@ -169,6 +172,24 @@ def _tell_of_registration(table: pb.Table, added: Sequence[pb.Observer]) -> None
                 if one.backfill
                 else "it handles only what is written from now on (backfill=False)",
             )
+
+
+def _tell_of_ignored_choices(table: pb.Table, observers: Sequence[Observer]) -> None:
+    """The first registration decides on the backfill: a changed `backfill=` has no effect."""
+    for observer in observers:
+        for there in table.observers:
+            if there.name == observer.name and there.backfill != observer.backfill:
+                _log.warning(
+                    "observer %s of table %s was registered with backfill=%s, and stays so; "
+                    "backfill=%s has no effect%s",
+                    observer.name,
+                    table.name,
+                    there.backfill,
+                    observer.backfill,
+                    ": `percolator observers backfill` notifies it of the cells that are there"
+                    if observer.backfill
+                    else "",
+                )
 
 
 def _note(table: pb.Table, watched: Sequence[Watched]) -> bool:

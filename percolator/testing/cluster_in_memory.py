@@ -16,7 +16,11 @@ from dataclasses import replace
 from percolator.codec_names import CodecNames
 from percolator.errors import CellAddress, PercolatorError, SchemaError, TabletMoved
 from percolator.formats.records import LockRecord
-from percolator.observers.observer_change import awaited_observers, changed_observers, with_report
+from percolator.observers.observer_change import (
+    awaited_observers,
+    changed_observers,
+    report_backfill,
+)
 from percolator.protocol.resolving.primaries import commits_of
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.routing.lanes import unapplied
@@ -180,11 +184,7 @@ class TablesInMemory(ABC):
     async def report_backfill(
         self, request: master_pb2.ReportBackfillRequest
     ) -> master_pb2.ReportBackfillResponse:
-        table = self._table("", request.table_id)
-        reported = with_report(table.observers, request)
-        del table.observers[:]
-        table.observers.extend(reported)
-        return master_pb2.ReportBackfillResponse(table=table)
+        return report_backfill(self._table("", request.table_id), request)
 
     async def set_change_feed(
         self, request: master_pb2.SetChangeFeedRequest

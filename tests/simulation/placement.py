@@ -18,7 +18,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 
 from percolator.codec_names import CodecNames
 from percolator.errors import PercolatorError, SchemaError
-from percolator.observers.observer_change import changed_observers, with_report
+from percolator.observers.observer_change import changed_observers, report_backfill
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
@@ -191,11 +191,7 @@ class _StandIn:
     async def report_backfill(
         self, request: master_pb2.ReportBackfillRequest
     ) -> master_pb2.ReportBackfillResponse:
-        table = self._table("", request.table_id)
-        reported = with_report(table.observers, request)
-        del table.observers[:]
-        table.observers.extend(reported)
-        return master_pb2.ReportBackfillResponse(table=table)
+        return report_backfill(self._table("", request.table_id), request)
 
     async def locate_tablets(
         self, request: master_pb2.LocateTabletsRequest

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import io
 from typing import cast
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from typer import Exit
 
 from percolator.cli.connection import Connection, answer_of_leader, confirm
-from percolator.errors import DeadlineExceeded, NotReady
+from percolator.cli.worker import connected
+from percolator.errors import DeadlineExceeded, NotReady, PermissionDenied, Unavailable
 from percolator.v1 import cluster_pb2
 from percolator.v1 import master_pb2 as pb
 from percolator.wire import methods
@@ -97,3 +99,19 @@ def test_a_question_that_no_terminal_answers_names_the_option(
     with pytest.raises(Exit):
         confirm("Clear 3 dead letters?")
     assert "Without a terminal, answer with --yes" in capsys.readouterr().err
+
+
+async def test_a_worker_waits_for_a_master_and_tells_each_reason_once(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    database = object()
+    answers = [Unavailable("refused"), Unavailable("refused"), NotReady("none leads"), database]
+    here = cast(Connection, Mock(database=AsyncMock(side_effect=answers)))
+    assert await connected(here) is database
+    assert capsys.readouterr().err == "waiting: refused\nwaiting: none leads\n"
+
+
+async def test_a_worker_that_may_not_connect_does_not_wait() -> None:
+    here = cast(Connection, Mock(database=AsyncMock(side_effect=PermissionDenied("no token"))))
+    with pytest.raises(PermissionDenied, match="no token"):
+        await connected(here)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from percolator import codecs
+from percolator.cli import sessions as command
 from percolator.cli import top
 from percolator.cli.app import app
 from percolator.cli.pins import released
@@ -17,8 +20,10 @@ from percolator.cli.status import Overview
 from percolator.cli.top import Activities, LostCell, Sample, cell_data, cell_text
 from percolator.cli.values import UNKNOWN, Forms, NamedTable
 from percolator.codec_names import CodecNames
-from percolator.errors import InvalidArgument, Unavailable
-from percolator.formats.records import acknowledgement_column, read_lock_column
+from percolator.errors import CellAddress, InvalidArgument, SchemaError, Unavailable
+from percolator.formats.records import LockRecord, RecordKind, acknowledgement_column, read_lock_column
+from percolator.timestamps import Timestamp
+from percolator.v1.cells_pb2 import Cell, Space
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.lockservice_pb2 import Activity, ContendedCell, ObserverActivity, Session
 from percolator.v1.master_pb2 import ListTablesResponse
@@ -196,3 +201,32 @@ async def test_a_pin_is_released_at_the_lock_service_that_knows_it() -> None:
         with pytest.raises(Unavailable):
             await released(calls, session, 5.0)
         await pin.close()
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_locks_of_all_tables_leave_out_a_table_that_is_dropped_meanwhile(
+    named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = LockRecord(1 << 18, 0, 3000, RecordKind.PUT, b"", CellAddress(1, b"r", b"c"), b"")
+    cell = Cell(row=b"r", column=b"c", space=Space.SPACE_LOCK, value=lock.encode())
+
+    async def cells(_: object, table: Any, *__: object) -> AsyncIterator[Cell]:
+        yield cell
+        if table.name == "gone":
+            raise SchemaError("there is no table 'gone'", table="gone")
+
+    monkeypatch.setattr(command, "stored_cells", cells)
+    infos = [Mock(codecs=Mock(names=CodecNames())) for _ in range(2)]
+    infos[0].name, infos[1].name = "gone", "kept"
+    catalog = Mock(tables=AsyncMock(return_value=infos), table=AsyncMock(return_value=infos[0]))
+    engine = Mock(catalog=catalog, now=lambda: 0.0)
+    database: Any = Mock(
+        internal=Mock(engine=engine), timestamp=AsyncMock(return_value=Timestamp(2 << 18))
+    )
+    here: Any = _Connection()
+    if named:
+        with pytest.raises(SchemaError, match="gone"):
+            await command._held(here, database, "gone", None, 10)
+    else:
+        found = await command._held(here, database, None, None, 10)
+        assert [one.table for one in found] == ["kept"]

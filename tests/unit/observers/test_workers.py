@@ -394,6 +394,26 @@ async def test_a_worker_that_waits_is_refused_if_another_one_means_something_els
             await start_in_advance(earlier)
 
 
+async def test_a_changed_choice_of_backfill_is_reported_and_has_no_effect(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @observes(source, name="late", backfill=False)
+    async def late(tx: Any, row: str) -> None: ...
+
+    @observes(source, name="late")
+    async def changed(tx: Any, row: str) -> None: ...
+
+    async with observed() as world:
+        for _ in range(2):
+            await world.db.register_observers([late])
+        assert "has no effect" not in caplog.text
+        await world.db.register_observers([changed])
+        assert "was registered with backfill=False, and stays so; backfill=True" in caplog.text
+        (there,) = (await world.context.describe("docs")).observers
+        assert not there.backfill
+        assert not there.HasField("owed")
+
+
 async def test_a_worker_that_is_stopped_finishes_its_runs_and_starts_no_more() -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
 
