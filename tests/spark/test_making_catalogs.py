@@ -10,8 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import percolator
-from percolator import InvalidArgument, SchemaError, Table, codecs
+from percolator import Table, codecs
 from percolator.codec_names import CodecNames
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.spark import spark_catalog, store_catalog
 from percolator.spark.bulk_load import bulk_load
 from percolator.spark.catalog import FrameCatalog, require_declared

@@ -14,7 +14,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
-from percolator import InvalidArgument, RowChanged, SchemaError, SnapshotTooOld, aio
+from percolator import aio
+from percolator.errors import InvalidArgument, RowChanged, SchemaError, SnapshotTooOld
 from percolator.spark import merge, timestamp_of
 from percolator.spark.options import WriteOptions
 from percolator.spark.transaction_writer import Transactions

@@ -15,7 +15,8 @@ from pyspark.sql import DataFrameReader, DataFrameWriter, SparkSession
 
 import percolator
 import percolator.spark
-from percolator import InvalidArgument, Limits, Transaction, observes
+from percolator import Limits, Transaction, observes
+from percolator.errors import InvalidArgument
 from percolator.services.local.cluster import LocalCluster
 from percolator.spark.bulk_load import abandon_load, bulk_load
 from percolator.spark.options import ReadOptions

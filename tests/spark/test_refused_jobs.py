@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 import percolator
 import percolator.spark
-from percolator import InvalidArgument, SchemaError, Table, Timestamp, UsageError
+from percolator import Table, Timestamp
+from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.services.local.cluster import LocalCluster
 from percolator.spark.bulk_load import bulk_load
 from percolator.spark.snapshots import SparkSnapshot

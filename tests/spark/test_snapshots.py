@@ -13,7 +13,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrameReader, SparkSession
 
 import percolator
-from percolator import InvalidArgument, Timestamp, UsageError
+from percolator import Timestamp
+from percolator.errors import InvalidArgument, UsageError
 from percolator.spark import snapshot, timestamp_of, view
 from tests.spark.tables import CATALOG, Pages
 

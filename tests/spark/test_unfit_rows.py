@@ -13,7 +13,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, StringType, StructField, StructType
 
 import percolator
-from percolator import InvalidArgument, SchemaError, codecs
+from percolator import codecs
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.limits import Limits
 from percolator.spark.catalog import FrameCatalog, parse_type
 from percolator.spark.change_rows import CellChanges

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from percolator import InvalidArgument, Table, UsageError, codecs, observes
+from percolator import Table, codecs, observes
+from percolator.errors import InvalidArgument, UsageError
 from percolator.observers.definition import Observer, checked, load
 
 docs = Table("docs")

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from percolator import ConflictError, UsageError, observes
-from percolator.errors import CellAddress
+from percolator import aio, observes
+from percolator.errors import CellAddress, ConflictError, InvalidArgument, UsageError
 from percolator.formats.records import acknowledgement_column
+from percolator.observers.definition import Observer
 from percolator.observers.registration import register
-from percolator.observers.runs import Deletions
+from percolator.observers.runs import Deletions, summary_of, traceback_of
 from percolator.observers.watched_cell import Acknowledgement
 from percolator.protocol import steps
 from percolator.routing.cells import CellMutation
+from percolator.testing import run_observers_async
 
-from .observed_cluster import Observed, copy, observed, source
+from .observed_cluster import Observed, copy, docs, observed, source, total
 
 
 @observes(source, name="first")
@@ -275,3 +279,506 @@ async def test_calls_that_are_awaited_later_are_no_failure() -> None:
         assert await later == 2
         await run.commit()
         assert await world.get("b") == 2
+
+
+BAD = 13
+
+
+def own_task() -> asyncio.Task[Any]:
+    task = asyncio.current_task()
+    assert task is not None
+    return task
+
+
+async def and_wait() -> None:
+    own_task().cancel()
+    await asyncio.sleep(1.0)
+
+
+async def and_return() -> None:
+    own_task().cancel()
+
+
+async def and_swallow_the_first() -> None:
+    own_task().cancel()
+    try:
+        await asyncio.sleep(1.0)
+    except asyncio.CancelledError:
+        own_task().cancel()
+
+
+async def during_the_commit() -> None:
+    asyncio.get_running_loop().call_soon(own_task().cancel)
+
+
+def cancelling(cancel: Callable[[], Awaitable[None]]) -> Observer:
+    @observes(source, name="cancelling", attempts=3, concurrency=1)
+    async def cancelled(tx: Any, row: str) -> None:
+        if await tx.get(row, source) == BAD:
+            await cancel()
+        await tx.set(row, copy, 1)
+
+    return cancelled
+
+
+async def test_an_observer_that_cancels_its_own_task_has_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL, "percolator")
+    observer = cancelling(and_wait)
+    async with observed() as world, world.db.run_observers([observer]) as worker:
+        await world.put("bad", BAD)
+        await world.put("good", 1)
+        await world.until_copied("good", 1)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert (letter.row, letter.error) == (
+            b"bad",
+            "RuntimeError: the task in which the observer runs was cancelled, as by itself",
+        )
+        counters = worker.counters["docs", "cancelling"]
+        assert (counters.failures, counters.dead_letters) == (3, 1)
+
+
+async def and_raise() -> None:
+    own_task().cancel()
+    raise ValueError("and that is all")
+
+
+async def test_one_that_raises_before_it_hears_of_it_becomes_a_dead_letter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Otherwise the cancellation would strike while the change is put aside, again and again."""
+    caplog.set_level(logging.CRITICAL, "percolator")
+    observer = cancelling(and_raise)
+    async with observed() as world, world.db.run_observers([observer]) as worker:
+        await world.put("bad", BAD)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert letter.error == "ValueError: and that is all"
+        assert worker.counters["docs", "cancelling"].failures == 3
+
+
+@pytest.mark.parametrize("cancel", [and_return, and_swallow_the_first, during_the_commit])
+async def test_one_that_returns_nevertheless_is_not_run_forever(
+    cancel: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its commit is cancelled. If that came too late, the next run finds the acknowledgement."""
+    caplog.set_level(logging.CRITICAL, "percolator")
+    observer = cancelling(cancel)
+    async with observed() as world, world.db.run_observers([observer]) as worker:
+        await world.put("bad", BAD)
+        await world.until_nothing_waits()
+        assert await world.get("bad") == 1 or await world.dead_letters()
+        assert worker.counters["docs", "cancelling"].runs <= 3
+        await world.put("bad", 1)
+        await world.until_copied("bad", 1)
+
+
+async def test_a_loop_that_cancels_all_of_its_tasks_at_its_end_is_not_kept_from_ending() -> None:
+    """As `asyncio.run` does when a program has not stopped its worker."""
+
+    @observes(source, name="waiting", concurrency=2)
+    async def waiting(tx: Any, row: str) -> None:
+        await asyncio.sleep(3600.0)
+
+    async with observed() as world:
+        worker = world.db.run_observers([waiting], drain_seconds=0.1)
+        await worker.start()
+        for number in range(5):
+            await world.put(f"{number}", number)
+        await asyncio.sleep(1.0)
+        assert worker._parts is not None
+        running = list(worker._parts.pool._runs._tasks)
+        assert len(running) == 2
+        for task in running:
+            task.cancel()
+        async with asyncio.timeout(1.0):
+            await asyncio.gather(*running, return_exceptions=True)
+        await worker.stop()
+
+
+async def test_what_such_a_loop_interrupts_has_not_failed() -> None:
+    """Nobody would run a dead letter again, and the observer has done nothing wrong."""
+
+    @observes(source, name="waiting", attempts=1)
+    async def waiting(tx: Any, row: str) -> None:
+        await asyncio.sleep(3600.0)
+
+    async with observed() as world:
+        worker = world.db.run_observers([waiting], drain_seconds=0.1)
+        await worker.start()
+        await world.put("a", 1)
+        await asyncio.sleep(1.0)
+        assert worker._parts is not None
+        running = [*worker._tasks._tasks, *worker._parts.pool._runs._tasks]
+        for task in running:
+            task.cancel()
+        await asyncio.wait(running)
+        assert worker.counters["docs", "waiting"].failures == 0
+        assert await world.dead_letters() == []
+        assert len(await world.waiting()) == 1
+        await worker.stop()
+
+
+runs: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def no_runs() -> None:
+    runs.clear()
+
+
+@observes(source, name="consuming", deletes=False)
+async def consuming(tx: Any, row: str) -> None:
+    runs.append(row)
+    await tx.set(row, copy, await tx.get(row, source))
+    await tx.delete(row, source)
+
+
+@observes(source, name="consuming", deletes=False)
+def consuming_in_a_thread(tx: Any, row: str) -> None:
+    runs.append(row)
+    tx.set(row, copy, tx.get(row, source))
+    tx.delete(row, source)
+
+
+@observes(source, name="weak", weak=True, deletes=False)
+async def weak(tx: Any, row: str) -> None:
+    runs.append(row)
+    await tx.delete(row, source)
+
+
+async def notify(world: Observed, row: str) -> None:
+    async with world.db.transaction() as tx:
+        await tx.notify(row, source)
+
+
+@pytest.mark.parametrize("observer", [consuming, consuming_in_a_thread])
+async def test_an_observer_that_deletes_its_trigger_runs_once_for_each_change(
+    observer: Observer,
+) -> None:
+    async with observed() as world, world.db.run_observers([observer]) as worker:
+        for value in (1, 2):
+            await world.put("a", value)
+            await world.until_copied("a", value)
+            await world.until_nothing_waits()
+        assert runs == ["a", "a"]
+        (counters,) = worker.counters.values()
+        assert (counters.runs, counters.commits) == (2, 2)
+
+
+async def test_a_change_that_was_deleted_before_its_run_wakes_nothing() -> None:
+    async with observed() as world:
+        await register(world.context, [consuming])
+        await world.put("a", 1)
+        await world.delete("a")
+        async with world.db.run_observers([consuming]):
+            await world.until_nothing_waits()
+        assert runs == []
+
+
+async def test_a_deleted_cell_that_is_written_again_wakes_it() -> None:
+    async with observed() as world:
+        await register(world.context, [consuming])
+        await world.put("a", 1)
+        await world.delete("a")
+        await world.put("a", 3)
+        async with world.db.run_observers([consuming]):
+            await world.until_nothing_waits()
+        assert runs == ["a"]
+        assert await world.get("a") == 3
+
+
+async def test_a_weak_observer_does_not_run_for_a_cell_without_a_value() -> None:
+    async with observed() as world:
+        await register(world.context, [weak])
+        await world.put("a", 1)
+        await notify(world, "a")
+        async with world.db.run_observers([weak]):
+            await world.until_nothing_waits()
+            await notify(world, "a")
+            await notify(world, "never written")
+            await world.until_nothing_waits()
+        assert runs == ["a"]
+
+
+async def test_a_cell_that_is_deleted_after_its_backfill_wakes_nothing() -> None:
+    async with observed() as world:
+        await world.put("kept", 1)
+        await world.put("deleted", 2)
+        await register(world.context, [consuming])
+        assert await world.db.backfill(consuming) == 2
+        await world.delete("deleted")
+        async with world.db.run_observers([consuming]):
+            await world.until_nothing_waits()
+        assert runs == ["kept"]
+        assert await world.db.backfill(consuming, again=True) == 0
+
+
+@observes(source, name="picky", deletes=False, attempts=1)
+async def picky(tx: Any, row: str) -> None:
+    runs.append(row)
+    raise ValueError(row)
+
+
+async def test_a_delete_takes_the_dead_letter_of_what_it_deleted_away_without_a_run() -> None:
+    async with observed() as world, world.db.run_observers([picky]):
+        await world.put("a", 1)
+        await world.until_nothing_waits()
+        assert len(await world.dead_letters()) == 1
+        await world.delete("a")
+        await world.until_nothing_waits()
+        assert await world.dead_letters() == []
+        assert runs == ["a"]
+        await world.put("a", 2)
+        await world.until_nothing_waits()
+        assert len(await world.dead_letters()) == 1
+
+
+async def test_run_observers_of_the_test_kit_leaves_deletes_out_too() -> None:
+    async with observed() as world:
+        await world.put("before", 1)
+        assert await run_observers_async(world.db, [consuming]) == 1
+        await world.put("a", 1)
+        await world.delete("a")
+        assert await run_observers_async(world.db, [consuming]) == 0
+        assert await world.waiting() == []
+        assert runs == ["before"]
+
+
+async def test_deletes_is_a_bool() -> None:
+    with pytest.raises(InvalidArgument, match="deletes"):
+        observes(source, deletes=0)  # type: ignore[arg-type]
+
+
+Read = Callable[[aio.Transaction, str], Awaitable[list[int | None]]]
+
+
+async def one_by_one(tx: aio.Transaction, row: str) -> list[int | None]:
+    return [await tx.get(row, copy), await tx.get(row, total)]
+
+
+async def as_cells(tx: aio.Transaction, row: str) -> list[int | None]:
+    return await tx.get_many([(row, copy), (row, total)])
+
+
+async def as_rows(tx: aio.Transaction, row: str) -> list[int | None]:
+    (found,) = await tx.get_many(docs, [row], [copy, total])
+    return [found.get(copy), found.get(total)]
+
+
+WAYS = [one_by_one, as_cells, as_rows]
+
+
+class Run:
+    """Runs of an observer that reads twice, with what it saw and how often it asked the cluster."""
+
+    def __init__(self, world: Observed, read: Read) -> None:
+        self._world = world
+        self._read = read
+        self.seen: list[list[int | None]] = []
+        self.round_trips = 0
+
+        @observes(source, name="reads")
+        async def reads(tx: aio.Transaction, row: str) -> None:
+            before = tx.statistics.round_trips
+            self.seen = [await self._read(tx, row), await self._read(tx, row)]
+            self.round_trips = tx.statistics.round_trips - before
+
+        self._observer = reads
+
+    async def prepare(self) -> None:
+        (self._watched,) = await register(self._world.context, [self._observer])
+
+    async def change(self, row: str) -> list[int | None]:
+        """Runs for a change of the row; returns what it saw."""
+        commit = await self._world.put(row, 1)
+        work = self._world.work_of_row(self._watched, row)
+        work.timestamps.add(commit)
+        run = self._world.run_of(work)
+        assert await run.begin()
+        await self._observer(run.transaction, row)
+        await run.commit()
+        assert self.seen[0] == self.seen[1]
+        return self.seen[0]
+
+
+async def put(world: Observed, row: str, **values: int) -> None:
+    async with world.db.transaction() as tx:
+        for name, value in values.items():
+            await tx.set(row, {"copy": copy, "total": total}[name], value)
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_the_second_run_asks_for_nothing_that_the_first_has_read(read: Read) -> None:
+    async with observed() as world:
+        run = Run(world, read)
+        await run.prepare()
+        await put(world, "a", copy=2)
+        await put(world, "b", copy=3, total=4)
+        assert await run.change("a") == [2, None]
+        assert run.round_trips > 0
+        assert await run.change("b") == [3, 4]
+        assert run.round_trips == 0
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_each_run_sees_the_cells_of_its_own_snapshot(read: Read) -> None:
+    async with observed() as world:
+        run = Run(world, read)
+        await run.prepare()
+        await put(world, "a", copy=2, total=3)
+        assert await run.change("a") == [2, 3]
+        await put(world, "a", copy=4)
+        async with world.db.transaction() as tx:
+            await tx.delete("a", total)
+        assert await run.change("a") == [4, None]
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_a_run_sees_its_own_writes_before_what_is_known_of_the_row(read: Read) -> None:
+    async def writes_and_reads(tx: aio.Transaction, row: str) -> list[int | None]:
+        await read(tx, row)
+        await tx.set(row, copy, 7)
+        await tx.delete(row, total)
+        return await read(tx, row)
+
+    async with observed() as world:
+        run = Run(world, writes_and_reads)
+        await run.prepare()
+        await put(world, "a", copy=2, total=3)
+        for _ in range(2):
+            assert await run.change("a") == [7, None]
+
+
+@pytest.mark.parametrize("read", WAYS)
+async def test_cells_of_other_rows_are_not_taken_for_those_of_the_change(read: Read) -> None:
+    async def reads_another(tx: aio.Transaction, row: str) -> list[int | None]:
+        await read(tx, row)
+        return await read(tx, "other")
+
+    async with observed() as world:
+        run = Run(world, reads_another)
+        await run.prepare()
+        await put(world, "a", copy=2, total=3)
+        await put(world, "other", copy=5, total=6)
+        for _ in range(2):
+            assert await run.change("a") == [5, 6]
+
+
+async def test_columns_that_are_no_longer_read_are_no_longer_fetched() -> None:
+    reading = True
+
+    async def reads_while_told(tx: Any, row: str) -> list[int | None]:
+        return await one_by_one(tx, row) if reading else []
+
+    async with observed() as world:
+        run = Run(world, reads_while_told)
+        await run.prepare()
+        await run.change("a")
+        assert list(run._watched.columns_read) == [copy.name, total.name]
+        reading = False
+        await run.change("a")
+        assert not run._watched.columns_read
+
+
+def _look_up() -> None:
+    try:
+        int("tea")
+    except ValueError as error:
+        raise LookupError("no such product") from error
+
+
+def _caught() -> BaseException:
+    with pytest.raises(LookupError, match="product") as caught:
+        _look_up()
+    return caught.value
+
+
+def test_the_cause_comes_first_and_each_error_has_its_lines() -> None:
+    lines = [line.strip() for line in traceback_of(_caught()).splitlines()]
+    shown = [line for line in lines if not line.startswith("File")]
+    assert shown[:2] == ['int("tea")', "ValueError: invalid literal for int() with base 10: 'tea'"]
+    assert shown[-2:] == [
+        'raise LookupError("no such product") from error',
+        "LookupError: no such product",
+    ]
+
+
+def test_an_error_that_is_its_own_cause_ends() -> None:
+    error = _caught()
+    assert error.__cause__ is not None
+    error.__cause__.__cause__ = error
+    assert traceback_of(error).count("LookupError: no such product") == 1
+
+
+def test_an_error_without_a_message_is_named() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("nothing to say")
+
+    assert traceback_of(Silent()).endswith("Silent: (it has no message)")
+
+
+def test_the_notes_of_an_error_follow_its_message() -> None:
+    error = _caught()
+    error.add_note("while reading the price list")
+    error.add_note("line 7")
+    lines = traceback_of(error).splitlines()
+    assert lines[-3:] == [
+        "LookupError: no such product",
+        "while reading the price list",
+        "line 7",
+    ]
+
+
+@pytest.mark.parametrize("notes", [None, 5, "one", [b"raw", "\ud800"]])
+def test_notes_that_are_none_do_not_hide_the_error(notes: object) -> None:
+    error = LookupError("no such product")
+    error.__notes__ = notes  # type: ignore[assignment]  # any program can do that
+    shown = traceback_of(error)
+    assert "LookupError: no such product" in shown
+    shown.encode()
+
+
+async def _grouped() -> ExceptionGroup[Exception]:
+    async def fail(text: str) -> None:
+        int(text)
+
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(fail("tea"))
+            tasks.create_task(fail("cup"))
+    except ExceptionGroup as errors:
+        return errors
+    raise AssertionError("nothing has failed")
+
+
+async def test_the_errors_of_a_group_come_before_it_each_with_its_lines() -> None:
+    shown = [line.strip() for line in traceback_of(await _grouped()).splitlines()]
+    errors = [line for line in shown if "Error: " in line or "Group: " in line]
+    assert errors == [
+        "ValueError: invalid literal for int() with base 10: 'tea'",
+        "ValueError: invalid literal for int() with base 10: 'cup'",
+        "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions)",
+    ]
+    assert shown.count("int(text)") == 2
+
+
+async def test_one_line_about_a_group_says_what_its_first_error_is() -> None:
+    nested = ExceptionGroup("both", [await _grouped(), KeyError("later")])
+    assert summary_of(nested) == (
+        "ExceptionGroup: both (2 sub-exceptions): "
+        "ExceptionGroup: unhandled errors in a TaskGroup (2 sub-exceptions): "
+        "ValueError: invalid literal for int() with base 10: 'tea'"
+    )
+    assert summary_of(KeyError("later")) == "KeyError: 'later'"
+
+
+def test_very_deep_groups_have_a_bounded_traceback_and_summary() -> None:
+    error: Exception = ValueError("the first")
+    for _ in range(5_000):
+        error = ExceptionGroup("again", [error])
+    assert traceback_of(error).count("again") == 10
+    assert summary_of(error).count("again") == 10

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 import percolator.testing
-from percolator import Limits, Table, UsageError, WorkerLimits, codecs, observes
+from percolator import Limits, Table, codecs, observes
 from percolator.aio import Database
+from percolator.errors import UsageError
 from percolator.observers.time_limits import Threads, TookTooLong
+from percolator.observers.worker import WorkerLimits
 from percolator.world import MachineClock
 
 pytestmark = pytest.mark.real_time

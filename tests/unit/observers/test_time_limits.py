@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from percolator import Limits, codecs, observes
+from percolator.errors import Unavailable
+from percolator.observers.registration import register
+from percolator.observers.runs import Deletions
 from percolator.observers.time_limits import (
     LATE_PARTS_MAX,
     TICK_SECONDS,
+    ClusterWaits,
     RunTime,
     TimeLimit,
     TimeLimits,
     TookTooLong,
 )
+from percolator.observers.worker import WorkerLimits
+from percolator.recipes import CombineQueue
+from percolator.v1 import tabletserver_pb2 as pb
 from tests.simulation.virtual_time import VirtualTimeLoop
+
+from .observed_cluster import Observed, copy, observed, source, total
 
 
 def nothing() -> float:
@@ -161,3 +175,301 @@ async def test_no_timer_is_left_when_nothing_runs() -> None:
     await limited(limits, 1.0, 0.5)
     await asyncio.sleep(1.0)
     assert limits._ticking is None
+
+
+LIMITS = Limits(call_seconds=100.0, attempt_seconds_max=50.0)
+
+
+class Slow:
+    """Reads of a cluster that take long from the time on that an observer says so."""
+
+    def __init__(self, world: Observed, seconds: float) -> None:
+        self._read = world.cluster.read
+        self._seconds = seconds
+        self.is_slow = False
+        world.cluster.read = self.read  # type: ignore[method-assign]
+
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
+        if self.is_slow:
+            await asyncio.sleep(self._seconds)
+        return await self._read(request)
+
+
+async def run(own: float, unanswered: float, reads: int = 1, limits: Limits = LIMITS) -> list[str]:
+    """Runs an observer that spends `own` seconds before and after these reads. Returns the errors
+    of its dead letters."""
+
+    @observes(source, name="slow", deadline=2.0, attempts=1)
+    async def slow(tx: Any, row: str) -> None:
+        cluster.is_slow = True
+        await asyncio.sleep(own)
+        for _ in range(reads):
+            await tx.get(row, total)
+        await asyncio.sleep(own)
+        cluster.is_slow = False
+        await tx.set(row, copy, 1)
+
+    async with observed(limits=limits) as world:
+        cluster = Slow(world, unanswered)
+        async with world.db.run_observers([slow]):
+            await world.put("a", 1)
+            async with asyncio.timeout(1_000.0):
+                while await world.waiting():
+                    cluster.is_slow = False
+                    await asyncio.sleep(10.0)
+            return [letter.error for letter in await world.dead_letters()]
+
+
+async def test_waiting_for_a_cluster_that_does_not_answer_is_no_time_of_the_observer() -> None:
+    assert await run(0.5, 9.0) == []
+
+
+async def test_nor_is_waiting_inside_a_recipe() -> None:
+    sums = CombineQueue("sums", key=codecs.text, value=codecs.integer, combine=sum)
+
+    @observes(source, name="adding", deadline=2.0, attempts=1)
+    async def adding(tx: Any, row: str) -> None:
+        await sums.add(tx, row, 1)
+
+    async with observed(limits=LIMITS) as world:
+        await sums.create(world.db)
+        declare = world.cluster.declare_codecs
+
+        async def declare_late(request: Any) -> Any:
+            await asyncio.sleep(9.0)
+            return await declare(request)
+
+        async with world.db.run_observers([adding]):
+            await world.put("a", 1)
+            world.cluster.declare_codecs = declare_late  # type: ignore[method-assign]
+            await world.until_nothing_waits()
+        assert await world.dead_letters() == []
+        async with world.db.snapshot() as snapshot:
+            assert await sums.get(snapshot, "a") == 1
+
+
+async def test_its_own_time_still_counts_before_and_after() -> None:
+    assert await run(1.5, 9.0) == ["TookTooLong: it did not return within 2 s"]
+
+
+async def test_a_cluster_that_answers_slowly_is_no_excuse() -> None:
+    assert await run(0.0, 0.2, reads=1_000) == ["TookTooLong: it did not return within 2 s"]
+
+
+async def test_a_call_that_fails_for_lack_of_an_answer_is_no_failure_whatever_it_becomes() -> None:
+    attempts = 0
+
+    @observes(source, name="wrapping", attempts=1)
+    async def wrapping(tx: Any, row: str) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise ExceptionGroup("of a group of tasks", [Unavailable("gone"), Unavailable("gone")])
+        if attempts == 2:
+            raise ValueError("its own error") from Unavailable("gone")
+        raise ExceptionGroup("of a group of tasks", [Unavailable("gone"), ValueError("a bug")])
+
+    async with observed() as world, world.db.run_observers([wrapping]):
+        await world.put("a", 1)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert (attempts, letter.attempts) == (3, 1)
+        assert letter.error.startswith("ExceptionGroup")
+
+
+def test_waits_that_overlap_count_once_and_short_ones_not_at_all() -> None:
+    now = 100.0
+    waits = ClusterWaits(lambda: now, 1.0)
+    first, second = waits.call(), waits.call()
+    first.__enter__()
+    now += 0.5
+    assert waits.seconds() == 0.5  # it may become a long one
+    second.__enter__()
+    now += 0.4
+    second.__exit__(None, None, None)
+    assert waits.seconds() == pytest.approx(0.9)
+    now += 3.1
+    first.__exit__(None, None, None)
+    assert waits.seconds() == pytest.approx(4.0)
+    with waits.call():
+        now += 0.9
+    assert waits.seconds() == pytest.approx(4.0)
+    first, second = waits.call(), waits.call()
+    first.__enter__()
+    now += 2.0
+    second.__enter__()
+    now += 0.5
+    second.__exit__(None, None, None)
+    assert waits.seconds() == pytest.approx(6.5)
+    now += 1.0
+    first.__exit__(None, None, None)
+    assert waits.seconds() == pytest.approx(7.5)
+
+
+async def test_a_slow_run_is_logged_with_its_observer_and_cell(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @observes(source, name="slow")
+    async def slow(tx: Any, row: str) -> None:
+        await tx.set(row, copy, 1)
+        await asyncio.sleep(1.5)
+
+    async with observed() as world, world.db.run_observers([slow]):
+        with caplog.at_level(logging.WARNING, "percolator.transactions"):
+            await world.put("a", 1)
+            await world.until_copied("a", 1)
+    (line,) = caplog.messages
+    assert "slow transaction: committed after 1.5" in line
+    assert "2 cells, observer 'slow' for row 'a', column 'source' of table 'docs', " in line
+
+
+@observes(source, name="copying")
+async def copying(tx: Any, row: str) -> None:
+    await tx.set(row, copy, await tx.get(row, source))
+
+
+@observes(source, name="hanging", deadline=3600.0, concurrency=1)
+async def hanging(tx: Any, row: str) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_an_observer_with_more_work_than_there_is_room_for_holds_up_no_other() -> None:
+    async with observed() as world:
+        await register(world.context, [hanging, copying])
+        for number in range(30):
+            await world.put(f"{number}", number)
+        limits = WorkerLimits(queue_rows_max=10)
+        async with world.db.run_observers([hanging, copying], limits=limits, drain_seconds=0.1):
+            for number in range(30):
+                await world.until_copied(f"{number}", number)
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise ValueError("not even that")
+
+
+def cancelled() -> None:
+    raise asyncio.CancelledError
+
+
+def silent() -> None:
+    raise Silent
+
+
+class Panic(BaseException):
+    """As extensions in Rust raise it, which is no `Exception`."""
+
+
+def panic() -> None:
+    raise Panic("index out of bounds")
+
+
+def several() -> None:
+    raise BaseExceptionGroup("both", [ValueError("one"), Panic("other")])
+
+
+def caused_by_itself() -> None:
+    first, second = ValueError("first"), ValueError("second")
+    first.__cause__ = second
+    raise second from first
+
+
+def not_text() -> None:
+    raise FileNotFoundError("caf\udce9.txt")
+
+
+@pytest.mark.parametrize(
+    ("fail", "said"),
+    [
+        (sys.exit, "RuntimeError: the observer tried to exit the process: "),
+        (cancelled, "RuntimeError: something that the observer awaited was cancelled"),
+        (silent, "Silent: (it has no message)"),
+        (panic, "RuntimeError: the observer raised Panic: index out of bounds"),
+        (
+            several,
+            "RuntimeError: the observer raised BaseExceptionGroup: both (2 sub-exceptions): "
+            "ValueError: one",
+        ),
+        (caused_by_itself, "ValueError: second"),
+        (not_text, "FileNotFoundError: caf\\udce9.txt"),
+    ],
+)
+async def test_whatever_ends_an_observer_is_its_own_failure_and_the_worker_continues(
+    fail: Callable[[], None], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    # A process of tests cannot tell the others of a log with half a surrogate pair, and ends.
+    caplog.set_level(logging.CRITICAL, "percolator")
+
+    @observes(source, name="failing", attempts=2, concurrency=1)
+    async def failing(tx: Any, row: str) -> None:
+        if await tx.get(row, source) == 13:
+            fail()
+        await tx.set(row, copy, 1)
+
+    async with observed() as world, world.db.run_observers([failing]):
+        await world.put("bad", 13)
+        await world.put("good", 1)
+        await world.until_copied("good", 1)
+        await world.until_nothing_waits()
+        (letter,) = await world.dead_letters()
+        assert (letter.row, letter.error) == (b"bad", said)
+
+
+async def test_the_log_line_of_the_last_failed_attempt_names_the_dead_letter(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    @observes(source, name="failing", attempts=2)
+    async def failing(tx: Any, row: str) -> None:
+        raise ValueError("no")
+
+    async with observed() as world, world.db.run_observers([failing]):
+        await world.put("bad", 13)
+        await world.until_nothing_waits()
+    said = [one.getMessage() for one in caplog.records]
+    first, last = [line for line in said if line.startswith("observer failing failed")]
+    assert first.endswith("attempt 1 of 2: ValueError: no")
+    assert last.endswith("attempt 2 of 2, and the change becomes a dead letter: ValueError: no")
+
+
+async def test_a_worker_stops_even_if_an_observer_ignores_cancellation() -> None:
+    may_end = asyncio.Event()
+
+    @observes(source, name="deaf")
+    async def deaf(tx: Any, row: str) -> None:
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with observed() as world:
+        worker = world.db.run_observers([deaf])
+        await worker.start()
+        await world.put("a", 1)
+        await asyncio.sleep(0.1)
+        async with asyncio.timeout(10.0):
+            assert not await worker.stop(drain_seconds=0.5)
+        may_end.set()
+        await asyncio.sleep(0.1)
+
+
+async def test_deletions_that_are_not_answered_do_not_hold_up_stopping() -> None:
+    async with observed() as world:
+        await register(world.context, [copying])
+        await world.put("a", 1)
+        work = await world.work_for(copying)
+        background = world.context.env.background
+
+        class NoAnswer:
+            async def forget(self, handled: Any, deadline: float) -> None:
+                await asyncio.sleep(10.0)
+
+        silent: Any = NoAnswer()
+        deletions = Deletions(replace(world.context, notifications=silent))
+        for _ in range(5_000):
+            deletions.add(work, sorted(work.timestamps))
+        async with asyncio.timeout(2.0):
+            await deletions.done(1.0)
+        await background.drain(11.0)
+        assert deletions._sending is None

@@ -3,31 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
-from unittest.mock import patch
+from typing import Any, cast
+from unittest.mock import Mock, patch
 
 import pytest
 
-from percolator import (
+from percolator import Limits, Table, aio, codecs, observes
+from percolator.aio import Transaction
+from percolator.errors import (
     ConflictError,
+    ExecutionUnknown,
     InvalidArgument,
-    Limits,
+    NotReady,
+    PermissionDenied,
     SchemaError,
     SnapshotTooOld,
-    Table,
-    codecs,
-    observes,
+    Unavailable,
 )
-from percolator.errors import Unavailable
 from percolator.observers.backfill import backfill_owed
 from percolator.observers.dead_letters import DEAD_LETTERS, DeadLetterBox
 from percolator.observers.quiet import wait_until_quiet
 from percolator.observers.registration import Registrations, register
 from percolator.observers.watched import Counters
-from percolator.observers.worker import Worker, WorkerLimits, start_in_advance
+from percolator.observers.worker import Worker, WorkerLimits, start_in_advance, start_when_ready
+from percolator.v1 import master_pb2
 from percolator.v1.master_pb2 import ChangeObserversRequest
+from tests.simulation.virtual_time import VirtualClock
+from tests.unit.connected import Cluster, balance, connected_to
 
-from .observed_cluster import copy, observed, source, total
+from .observed_cluster import Observed, copy, docs, observed, source, total
 
 
 @observes(source, name="copying")
@@ -636,3 +640,176 @@ async def test_a_backfill_goes_on_at_a_later_snapshot_if_history_is_collected() 
         assert scanned > 1
         assert {one.row for one in await world.waiting()} == {b"%d" % n for n in range(6)}
         assert watched.owed is None
+
+
+class Refused:
+    """A worker whose first attempts to start are refused with these errors."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.left = list(errors)
+
+    async def start(self, in_advance: dict[str, None] | None) -> None:
+        assert in_advance is not None
+        if self.left:
+            raise self.left.pop(0)
+
+
+async def _said(worker: Refused) -> list[str]:
+    said: list[str] = []
+    clock = VirtualClock(asyncio.get_running_loop())
+    await start_when_ready(
+        Mock(spec=[], _start=worker.start, _registered_in_advance={}), clock, said.append
+    )
+    return said
+
+
+async def test_what_may_come_is_waited_for_and_each_reason_is_told_once() -> None:
+    missing = SchemaError("there is no table 'notes'", table="notes")
+    worker = Refused(missing, missing, NotReady("no master leads"), ExecutionUnknown("?"), missing)
+    said = await _said(worker)
+    assert worker.left == []
+    assert [text.split(" (")[0] for text in said] == [
+        "there is no table 'notes'",
+        "no master leads",
+        "?",
+        "there is no table 'notes'",
+    ]
+
+
+async def test_what_no_waiting_mends_is_raised() -> None:
+    worker = Refused(InvalidArgument("observers", "another definition"), SchemaError("never"))
+    with pytest.raises(InvalidArgument, match="another definition"):
+        await _said(worker)
+
+
+class Guarded(Cluster):
+    """Refuses what needs the role `admin`, while a test wants it to."""
+
+    operator = True
+
+    def _require_operator(self) -> None:
+        if not self.operator:
+            raise PermissionDenied("the caller has the role CLIENT, but it needs ADMIN")
+
+    async def create_table(
+        self, request: master_pb2.CreateTableRequest
+    ) -> master_pb2.CreateTableResponse:
+        self._require_operator()
+        return await super().create_table(request)
+
+    async def change_observers(
+        self, request: master_pb2.ChangeObserversRequest
+    ) -> master_pb2.ChangeObserversResponse:
+        self._require_operator()
+        return await super().change_observers(request)
+
+
+@observes(balance)
+async def look(tx: aio.Transaction, row: str) -> None:
+    await tx.get(row, balance)
+
+
+async def test_the_first_worker_needs_no_operators_token_if_its_observers_are_registered() -> None:
+    async with connected_to(Guarded) as (db, cluster):
+        await db.register_observers([look])
+        cluster.operator = False
+        async with db.run_observers([look]) as worker:
+            assert worker.is_running
+
+
+async def test_observers_that_are_not_registered_are_refused_without_one() -> None:
+    async with connected_to(Guarded) as (db, cluster):
+        cluster.operator = False
+        with pytest.raises(PermissionDenied):
+            await db.register_observers([look])
+
+
+@observes(source, name="copies")
+async def copies(tx: Transaction, row: str) -> None:
+    await tx.set(row, copy, 1)
+
+
+async def _create_again(world: Observed) -> None:
+    await world.db.drop_table(docs)
+    await world.db.create_table(docs)
+
+
+async def test_what_a_run_writes_does_not_get_into_the_next_table() -> None:
+    """Its acknowledgement is in the table of the change, so what it writes there is, too."""
+    async with observed() as world:
+        await register(world.context, [copies])
+        async with world.db.transaction() as tx:
+            await tx.set("z", copy, 0)  # the cluster keeps its codec: nobody has to ask later
+        await world.put("a", 1)
+        run = world.run_of(await world.work_for(copies))
+        assert await run.begin()
+        await _create_again(world)
+        transaction = cast(Transaction, run.transaction)
+        await transaction.set("a", copy, 1)
+        with pytest.raises(SchemaError, match="was dropped"):
+            await transaction.get("b", copy)
+        with pytest.raises(SchemaError, match="was dropped"):
+            await run.commit()
+        async with world.db.snapshot() as snapshot:
+            assert [row.key async for row in snapshot.scan(docs)] == []
+
+
+async def test_a_change_in_a_table_that_is_gone_is_not_looked_for_in_the_next_one() -> None:
+    async with observed() as world:
+        await register(world.context, [copies])
+        await world.put("a", 1)
+        work = await world.work_for(copies)
+        await _create_again(world)
+        await world.put("a", 2)
+        with pytest.raises(SchemaError):
+            await world.run_of(work).begin()
+
+
+@pytest.mark.parametrize("is_created_again", [False, True])
+async def test_an_observer_that_stops_because_its_table_was_dropped_says_so_once(
+    caplog: pytest.LogCaptureFixture, *, is_created_again: bool
+) -> None:
+    async with observed() as world:
+        registrations = Registrations(world.context, await register(world.context, [copies]))
+        await world.db.drop_table(docs)
+        if is_created_again:
+            await world.db.create_table(docs)
+        await registrations.refresh()
+        await registrations.refresh()
+        said = [one.getMessage() for one in caplog.records if "copies" in one.getMessage()]
+        assert said == [
+            "observer copies of table docs has stopped: the table was dropped. For another table "
+            "of this name, restart the worker"
+        ]
+
+
+async def test_a_dead_letter_of_a_table_that_is_gone_is_not_retried_in_the_next_one() -> None:
+    """No run there would delete it, however often it was retried."""
+    broken = True
+
+    @observes(source, name="fixed", attempts=1)
+    async def fixed(tx: Transaction, row: str) -> None:
+        if broken:
+            raise ValueError("not yet")
+        await tx.set(row, copy, 1)
+
+    async with observed() as world:
+        box = DeadLetterBox(world.context)
+        async with world.db.run_observers([fixed]):
+            await world.put("a", 1)
+            await world.until_nothing_waits()
+        await _create_again(world)
+        async with world.db.run_observers([fixed]):
+            await world.put("b", 1)
+            await world.until_nothing_waits()
+            former, _ = sorted(await world.dead_letters(), key=lambda one: one.row)
+            broken = False
+            for _ in range(2):
+                with pytest.raises(
+                    SchemaError, match="put aside in a table 'docs' that was dropped"
+                ):
+                    await box.retry(await world.dead_letters())
+                await world.until_copied("b", 1)
+                assert await world.dead_letters() == [former]
+            assert await box.clear([former]) == 1
+            assert await world.dead_letters() == []

@@ -13,16 +13,8 @@ from typing import Any
 import pytest
 
 import percolator.testing
-from percolator import (
-    Database,
-    InvalidArgument,
-    SchemaError,
-    Transaction,
-    UsageError,
-    aio,
-    codecs,
-    transactional,
-)
+from percolator import Database, Transaction, aio, codecs, transactional
+from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.recipes import CombineQueue, KeyChange
 
 ROWS = 7

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import random
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
 from random import Random
 from typing import Any
 
 import pytest
 
 import percolator.testing
-from percolator import Database, InvalidArgument, Limits, SchemaError, Table, UsageError, codecs
-from percolator.recipes import Index
+from percolator import Database, Limits, RetryPolicy, Table, codecs
+from percolator.aio import Database as AsyncDatabase
+from percolator.aio.connecting import connect_to
+from percolator.errors import InvalidArgument, SchemaError, UsageError
+from percolator.recipes import CombineQueue, ExportQueue, Index, ShardedCounter
+from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
+from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.pytest_plugin import percolator_db
+from percolator.v1 import master_pb2
+from percolator.v1.master_pb2 import SetTtlsRequest
+from percolator.v1.tabletserver_pb2 import ColumnTtl
+from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
+from tests.unit.connected import DistantMaster, accounts, connected, connected_to
 
 __all__ = ["percolator_db"]
 
@@ -318,3 +333,134 @@ def test_a_plain_write_leaves_wrong_entries_as_the_guide_says_until_a_backfill(
     index.backfill(percolator_db)
     with percolator_db.snapshot() as snapshot:
         assert (index.find(snapshot, "Rome"), index.find(snapshot, "Oslo")) == ([], ["ann"])
+
+
+HOUR = 3_600.0
+DAY = timedelta(days=1)
+city_of_index_ttls = accounts.column("city", codecs.text)
+
+
+def _index(*, by_observer: bool) -> Index[str, str, str]:
+    return Index("by city", on=city_of_index_ttls, value=codecs.text, by_observer=by_observer)
+
+
+async def _set(db: AsyncDatabase, index: Index[str, str, str]) -> None:
+    async with db.transaction() as tx:
+        if not index.is_kept_by_observer:
+            return await index.set(tx, "ann", "Rome")
+        await tx.set("ann", city_of_index_ttls, "Rome")
+    async with db.run_observers([index.observer()]):
+        await db.wait_for_observers()
+
+
+async def _require_agreement(
+    db: AsyncDatabase, index: Index[str, str, str], found: list[str]
+) -> None:
+    async with db.snapshot() as snapshot:
+        assert await index.find(snapshot, "Rome") == found
+        assert await index.check(snapshot) == []
+
+
+@pytest.mark.parametrize("by_observer", [False, True])
+async def test_a_value_that_is_written_again_stays_in_the_index_as_long_as_it_lives(
+    by_observer: bool,
+) -> None:
+    index = _index(by_observer=by_observer)
+    async with connected() as (db, _):
+        await index.create(db)
+        await db.set_ttl(city_of_index_ttls, DAY)
+        for name in ("entry", "indexed"):
+            await db.set_ttl(index.table.column(name, codecs.raw), DAY)
+        for _ in range(3):
+            await _set(db, index)
+            await asyncio.sleep(18 * HOUR)
+            await _require_agreement(db, index, ["ann"])
+        await asyncio.sleep(18 * HOUR)
+        await _require_agreement(db, index, [])
+
+
+async def test_a_program_that_has_used_the_index_before_its_entries_expired_renews_them() -> None:
+    index = _index(by_observer=False)
+    async with connected_to(DistantMaster) as (db, cluster):
+        await index.create(db)
+        await _set(db, index)
+        await asyncio.sleep(1.0)
+        for table, name in (("accounts", b"city"), ("by city", b"entry"), ("by city", b"indexed")):
+            ttl = ColumnTtl(column=name, ttl_milliseconds=86_400_000)
+            await cluster.set_ttls(SetTtlsRequest(table=table, ttls=[ttl]))  # another program
+        await asyncio.sleep(18 * HOUR)
+        await _set(db, index)
+        await asyncio.sleep(18 * HOUR)
+        await _require_agreement(db, index, ["ann"])
+
+
+visits = people.column("visits", codecs.integer)
+sums = CombineQueue("sums", key=codecs.text, value=codecs.integer, combine=sum)
+out = ExportQueue("out", key=codecs.text, value=codecs.integer)
+counter = ShardedCounter("counter")
+by_city_of_gathered_calls: Index[str, str, str] = Index("by city", on=city, value=codecs.text)
+
+
+class SuspendingCluster(ClusterInMemory):
+    """Looks tables up with a suspension, as over a network."""
+
+    async def describe_table(
+        self, request: master_pb2.DescribeTableRequest
+    ) -> master_pb2.DescribeTableResponse:
+        await asyncio.sleep(0)
+        return await super().describe_table(request)
+
+
+@asynccontextmanager
+async def fresh_client() -> AsyncIterator[AsyncDatabase]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    world = World(clock, InProcessNetwork({ADDRESS: SuspendingCluster(clock)}), random.Random(1))
+    async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as first:
+        await first.create_table(people)
+        for recipe in (sums, out, counter, by_city_of_gathered_calls):
+            await recipe.create(first)
+        async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as fresh:
+            yield fresh
+
+
+async def test_gathered_additions_to_a_queue_all_count() -> None:
+    async with fresh_client() as db:
+        async with db.transaction() as tx:
+            await asyncio.gather(*(sums.add(tx, "home", 1) for _ in range(10)))
+        async with db.snapshot() as snapshot:
+            assert await sums.get(snapshot, "home") == 10
+
+
+async def test_gathered_exports_are_all_put() -> None:
+    async with fresh_client() as db:
+        async with db.transaction() as tx:
+            await asyncio.gather(*(out.put(tx, "home", number) for number in range(10)))
+        async with db.snapshot() as snapshot:
+            assert await out.pending(snapshot) == 10
+
+
+async def test_gathered_additions_to_a_sharded_counter_all_count() -> None:
+    async with fresh_client() as db:
+        async with db.transaction() as tx:
+            await asyncio.gather(*(counter.add(tx, "home", 1) for _ in range(10)))
+        async with db.snapshot() as snapshot:
+            assert await counter.value(snapshot, "home") == 10
+
+
+async def test_gathered_increments_of_a_cell_all_count() -> None:
+    async with fresh_client() as db:
+        async with db.transaction() as tx:
+            sums_seen = await asyncio.gather(*(tx.increment("ann", visits) for _ in range(10)))
+        assert sums_seen == list(range(1, 11))
+        assert await db.get("ann", visits) == 10
+
+
+async def test_an_index_agrees_with_the_last_of_gathered_writes_of_a_row() -> None:
+    async with fresh_client() as db:
+        async with db.transaction() as tx:
+            await asyncio.gather(
+                *(by_city_of_gathered_calls.set(tx, "ann", one) for one in ("Rome", "Bern", "Oslo"))
+            )
+        async with db.snapshot() as snapshot:
+            assert await by_city_of_gathered_calls.range(snapshot) == [("Oslo", "ann")]
+            assert await by_city_of_gathered_calls.check(snapshot) == []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import percolator.testing
-from percolator import Database, InvalidArgument, SchemaError, Timestamp, codecs
+from percolator import Database, Timestamp, codecs
+from percolator.errors import InvalidArgument, SchemaError
 from percolator.recipes import ShardedCounter
 from percolator.testing.pytest_plugin import percolator_db
 

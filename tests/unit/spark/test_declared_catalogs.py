@@ -7,7 +7,8 @@ import json
 import pytest
 
 from percolator.codec_names import CodecNames
-from percolator.spark.catalog import FrameCatalog, declared_catalog
+from percolator.errors import InvalidArgument, SchemaError
+from percolator.spark.catalog import FrameCatalog, declared_catalog, require_declared
 
 NAMES = (
     "raw",
@@ -83,3 +84,67 @@ def test_a_column_may_have_the_name_of_the_key(
     found = FrameCatalog.parse(made)
     assert [field.name for field in found.key] == fields
     assert [field.name for field in found.values] == columns
+
+
+def _catalogue(kind: str, key: str = "text") -> FrameCatalog:
+    document = {"key": {"name": "id", "type": key}, "columns": {"price": {"type": kind}}}
+    return FrameCatalog.parse(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [
+        ("integer", "integer"),
+        ("int", "integer"),
+        ("raw", "integer"),
+        ("raw", "uuid"),
+        ("json", "model(Price)"),
+        ("decimal(10,2)", "decimal(10,2)"),
+        ("text", ""),
+    ],
+)
+def test_the_same_codec_or_none_or_bytes_are_written(kind: str, codec: str) -> None:
+    names = CodecNames(key="text", columns={b"price": codec} if codec else {})
+    require_declared("goods", names, _catalogue(kind))
+    require_declared("goods", CodecNames(), _catalogue(kind, "ordered_integer"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "codec"),
+    [("text", "integer"), ("int", "float"), ("decimal(10,3)", "decimal(10,2)"), ("text", "uuid")],
+)
+def test_another_codec_is_refused_with_both_names(kind: str, codec: str) -> None:
+    names = CodecNames(key="text", columns={b"price": codec})
+    with pytest.raises(SchemaError, match="table 'goods', column 'price': the program declares"):
+        require_declared("goods", names, _catalogue(kind))
+
+
+def test_another_key_is_refused() -> None:
+    with pytest.raises(SchemaError, match=r"row keys: .* ordered_integer, but the table has text"):
+        require_declared("goods", CodecNames(key="text"), _catalogue("text", "ordered_integer"))
+    require_declared("goods", CodecNames(key="text"), _catalogue("text", "raw"))
+
+
+CATALOGUE = FrameCatalog.parse(
+    """{"key": {"name": "url", "type": "text"},
+        "columns": {"title": {"type": "text"}, "Visits": {"type": "integer"}}}"""
+)
+
+
+def test_names_ignore_case() -> None:
+    found = CATALOGUE.chosen(("VISITS", "Title"))
+    assert [field.name for field in found] == ["Visits", "title"]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("TITEL",), "no column 'TITEL'; did you mean 'title'"),
+        (("visit",), "did you mean 'Visits'"),
+        (("Url",), "'Url' is the key, which every row has"),
+        (("title", "TITLE"), "names a column twice: title, TITLE"),
+    ],
+)
+def test_a_wrong_name_is_refused(names: tuple[str, ...], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        CATALOGUE.chosen(names)

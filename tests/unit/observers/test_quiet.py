@@ -10,11 +10,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from percolator import DeadlineExceeded, InvalidArgument, Limits, RetryPolicy, Table
+from percolator import Limits, RetryPolicy, Table
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.aio.observing import worker_context
-from percolator.errors import NotReady, TabletMoved
+from percolator.errors import DeadlineExceeded, InvalidArgument, NotReady, TabletMoved
 from percolator.observers.dead_letters import dead_letters_table
 from percolator.observers.quiet import Quiet, Remaining, wait_until_quiet
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
