@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.unit.backup.test_between_engines import export
+from tests.unit.backup.test_exports import export
 
 import percolator.testing
 from percolator import codecs
