@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
-from tests.unit.backup.test_exports import export
 
 import percolator.testing
 from percolator import codecs
 from percolator.backup import importer
 from percolator.recipes import Export, ExportFile, ExportQueue, export_queue
+from tests.unit.backup.test_exports import export
 from tests.unit.rowstore.loading_cluster import loading
 
 pytestmark = pytest.mark.real_time

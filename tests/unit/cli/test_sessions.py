@@ -21,7 +21,12 @@ from percolator.cli.top import Activities, LostCell, Sample, cell_data, cell_tex
 from percolator.cli.values import UNKNOWN, Forms, NamedTable
 from percolator.codec_names import CodecNames
 from percolator.errors import CellAddress, InvalidArgument, SchemaError, Unavailable
-from percolator.formats.records import LockRecord, RecordKind, acknowledgement_column, read_lock_column
+from percolator.formats.records import (
+    LockRecord,
+    RecordKind,
+    acknowledgement_column,
+    read_lock_column,
+)
 from percolator.timestamps import Timestamp
 from percolator.v1.cells_pb2 import Cell, Space
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind

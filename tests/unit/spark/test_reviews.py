@@ -15,7 +15,7 @@ from percolator import Receipt, Table, Timestamp, codecs
 from percolator.aio import SharedTransaction
 from percolator.errors import CellAddress, ConflictError, OutcomeUnknown, RowChanged
 from percolator.formats.records import KIND_DELETE, KIND_PUT
-from percolator.protocol.write_steps import Write
+from percolator.protocol.write_set import Write
 from percolator.routing.cells import FoundCell
 from percolator.spark.atomic_writer import commit_or_roll_back
 from percolator.spark.transaction_writer import (
