@@ -287,9 +287,10 @@ def pushes_are_passed(patch: Patch) -> None:
 
 def the_end_is_not_asked_for(patch: Patch) -> None:
     """What was given up is committed by a late message."""
+    correct = mutations.grouped
 
     def wrong(steps_: Sequence[Step], ranges_max: int, times: Times) -> mutations.Group:
-        group = mutations.grouped(steps_, ranges_max, times)
+        group = correct(steps_, ranges_max, times)
         if not group.check.found:
             return group
         locks = tuple(one for one in group.check.selections if one.family == LOCKS)
