@@ -90,22 +90,23 @@ PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
 # Keep the order of tests/conftest.py: xdist would run files with few tests, the slowest, last.
 BY_FILE = -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 # These have their own targets.
-ELSEWHERE := --ignore=tests/spark --ignore=tests/rust --ignore=tests/packaging --ignore=tests/release
+ELSEWHERE := --ignore=tests/spark --ignore=tests/unit/spark --ignore=tests/rust --ignore=tests/packaging --ignore=tests/release
 
 .PHONY: test
 # Tests that start processes wait for them; a third worker uses the cores meanwhile.
 test: TEST_WORKERS := 3
 test: $(READY) $(PROTOS_READY) ## Run everything that needs neither Java, Rust nor Docker (several minutes)
-	$(PYTEST) $(BY_FILE) -m "not chaos and not bigtable" $(ELSEWHERE) tests
+	$(PYTEST) $(BY_FILE) -m "not chaos and not bigtable and not spark" $(ELSEWHERE) tests
 
 .PHONY: test-fast
 test-fast: $(READY) $(PROTOS_READY) ## Run only what runs inside one process (a few minutes)
-	$(PYTEST) $(BY_FILE) -m "not integration and not chaos and not bigtable" $(ELSEWHERE) tests
+	$(PYTEST) $(BY_FILE) -m "not integration and not chaos and not bigtable and not spark" $(ELSEWHERE) tests
 
 .PHONY: test-spark
 test-spark: $(SPARK_CLASSES) ## Test the library inside Spark executors (needs Java 17)
 	@tests/spark/ensure-java
-	$(PYTEST) $(BY_FILE) -m "spark and not bigtable" tests/spark
+	$(PYTEST) $(BY_FILE) -m "spark and not bigtable" tests/spark tests/integration/test_history.py
+	$(PYTEST) tests/unit/spark
 
 RUST_TARGET ?= $(CURDIR)/var/rust
 

@@ -19,8 +19,6 @@ from percolator.errors import SchemaError, SessionExpired
 from percolator.formats.records import acknowledgement_column
 from percolator.services.local.authority import files_in, make_all
 from percolator.services.local.cluster import LocalCluster
-from percolator.spark.options import ReadOptions
-from percolator.spark.reader import pinned_timestamp
 from percolator.timestamps import SEQUENCE_BITS
 from tests.integration.command_line import CommandLine
 
@@ -253,11 +251,15 @@ def test_acknowledgements_are_not_part_of_a_rows_history_unless_they_are_named(
     assert [one["column"] for one in shown] == ["balance"]
 
 
+@pytest.mark.spark
 def test_a_spark_read_is_pinned_or_refused_if_its_history_is_gone(
     cluster: LocalCluster,
     command: CommandLine,
     db: percolator.Database,
 ) -> None:
+    from percolator.spark.options import ReadOptions
+    from percolator.spark.reader import pinned_timestamp
+
     before = db.timestamp()
     until_refused(db, "sue", before)
 

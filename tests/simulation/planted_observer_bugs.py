@@ -511,7 +511,7 @@ def low_water_mark_moved_too_far(patch: Patch) -> None:
         return undecided
 
     patch.setattr(IntentNotifications, "_look_into", wrong)
-    patch.setattr(finding, "_WHOLE_SECONDS", inf)
+    patch.setattr(finding, "_FULL_PASS_SECONDS", inf)
 
 
 def commits_without_a_look_at_the_epoch(patch: Patch) -> None:
