@@ -263,8 +263,8 @@ class Commit:
         self._out_before, self._unanswered_before = self.is_out, self.is_unanswered
         self.is_out = self.is_unanswered = True
 
-    def _heard(self, answer: Answer | CommitAnswer) -> None:
-        """Notes what the answer says about that message, and about copies of it."""
+    def _heard(self, answer: CommitAnswer) -> None:
+        """Notes what the answer to the one message says about it, and about copies of it."""
         if isinstance(answer, _NO_COPY_IS_READ):
             self.is_out = self._out_before
         elif isinstance(answer, _NO_COPY_IS_EXECUTED):
@@ -505,7 +505,10 @@ class Commit:
                 if env.now() >= deadline:
                     raise _out_of_time()
                 continue
-            self._heard(answer)
+            # A call may send the step several times. What refuses its last copy says nothing of the
+            # others, so it stays out, whatever the answer is.
+            if answer.retry is not Retry.UNKNOWN:
+                self.is_unanswered = self._unanswered_before
             if isinstance(answer, SchemaChanged):
                 # The step is rebuilt, with the notifications that the newer schema asks for.
                 await env.schemas.refresh(table_id, deadline)

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from percolator.errors import ConflictError, NotReady, OutcomeUnknown, PercolatorError
+from percolator.errors import (
+    ConflictError,
+    NotReady,
+    OutcomeUnknown,
+    PercolatorError,
+    PermissionDenied,
+)
 from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.protocol.commit import Commit
 from percolator.routing.cells import APPLIED, CellMutation
@@ -89,8 +95,16 @@ async def test_a_lone_committer_reports_the_conflict_without_its_marker() -> Non
         await commit.run(client.deadline(1.0))
 
 
-async def test_a_commit_that_was_refused_may_arrive_late_so_only_its_marker_tells() -> None:
-    """A server that has no tablet refuses one copy; another copy finds the tablet there."""
+@pytest.mark.parametrize(
+    "refusal",
+    [NotReady("the tablet is not served here"), PermissionDenied("the token was withdrawn")],
+    ids=lambda refusal: type(refusal).__name__,
+)
+async def test_a_commit_that_was_refused_may_arrive_late_so_only_its_marker_tells(
+    refusal: PercolatorError,
+) -> None:
+    """A server refuses one copy; another copy finds the tablet there, or was sent before the token
+    was withdrawn."""
     here = world()
     client = here.client(PATIENT)
     commits: list[CellMutation] = []
@@ -99,7 +113,7 @@ async def test_a_commit_that_was_refused_may_arrive_late_so_only_its_marker_tell
         if puts(step, WRITE):
             commits.append(step)
         is_final = puts(step, WRITE) or puts(step, ROLLBACK)
-        return NotReady("the tablet is not served here") if is_final else None
+        return refusal if is_final else None
 
     client.network.refuses = refused
     commit = client.commit(await client.start_timestamp(), WRITES, alone=True)
