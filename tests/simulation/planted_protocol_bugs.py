@@ -310,7 +310,7 @@ def unapplied_steps_taken_for_applied(patch: Patch) -> None:
             entry.pending.answer(entry.index, APPLIED)
         return []
 
-    patch.setattr(lanes, "_answer", wrong)
+    patch.setattr(lanes, "_answer_mutations", wrong)
 
 
 STEP_BUGS = (
