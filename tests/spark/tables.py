@@ -55,7 +55,7 @@ class Pages:
         with self.db.snapshot() as snapshot:
             return {
                 row.key: (row.get(self.title), row.get(self.visits))
-                for row in snapshot.scan(self.table)
+                for row in snapshot.scan(self.table, columns=[self.title, self.visits])
             }
 
     def observe(self, master: str) -> None:
