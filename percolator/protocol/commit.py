@@ -272,6 +272,15 @@ class Commit:
         if not isinstance(answer, PercolatorError) or answer.retry is not Retry.UNKNOWN:
             self.is_unanswered = self._unanswered_before
 
+    def _heard_of_primary(self, error: PercolatorError) -> None:
+        """Notes what the answer to the commit of the primary says about it.
+
+        A call may send the step several times. What refuses its last copy says nothing of the
+        others, so it stays out, whatever the error is.
+        """
+        if error.retry is not Retry.UNKNOWN:
+            self.is_unanswered = self._unanswered_before
+
     def _end(self, state: State) -> None:
         """The outcome is final: late copies can no longer change it."""
         self.state = state
@@ -505,10 +514,7 @@ class Commit:
                 if env.now() >= deadline:
                     raise _out_of_time()
                 continue
-            # A call may send the step several times. What refuses its last copy says nothing of the
-            # others, so it stays out, whatever the answer is.
-            if answer.retry is not Retry.UNKNOWN:
-                self.is_unanswered = self._unanswered_before
+            self._heard_of_primary(answer)
             if isinstance(answer, SchemaChanged):
                 # The step is rebuilt, with the notifications that the newer schema asks for.
                 await env.schemas.refresh(table_id, deadline)

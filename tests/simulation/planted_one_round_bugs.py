@@ -16,7 +16,7 @@ from percolator.errors import (
 from percolator.protocol.commit import Commit, State
 from percolator.protocol.contention import Baton, HotCells, Turn
 from percolator.protocol.write_set import Write
-from percolator.routing.cells import Answer, CommitAnswer, FollowedCommit, NotSent
+from percolator.routing.cells import CommitAnswer, FollowedCommit, NotSent
 from percolator.routing.lanes import PendingCommit
 from percolator.tablet import change_scan, group_commit
 from percolator.tablet import group_commit as server
@@ -104,7 +104,7 @@ def two_phases_after_a_message_without_an_answer(patch: Patch) -> None:
     """They give up what the message commits."""
     correct = Commit._heard
 
-    def wrong(self: Commit, answer: Answer | CommitAnswer) -> None:
+    def wrong(self: Commit, answer: CommitAnswer) -> None:
         correct(self, answer)
         if self.state is State.ONE_ROUND and getattr(answer, "retry", None) is Retry.UNKNOWN:
             self.is_out = self.is_unanswered = False
@@ -117,10 +117,10 @@ def refusal_speaks_for_an_unanswered_message(patch: Patch) -> None:
     """The message before it may have committed what is given up then."""
     correct = Commit._heard
 
-    def wrong(self: Commit, answer: Answer | CommitAnswer) -> None:
+    def wrong(self: Commit, answer: CommitAnswer) -> None:
         correct(self, answer)
         is_refusal = isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN
-        if self.state is State.ONE_ROUND and is_refusal:
+        if is_refusal:
             self.is_out = self.is_unanswered = False
 
     patch.setattr(Commit, "_heard", wrong)
@@ -243,7 +243,7 @@ ONE_ROUND_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | Non
     (marker_not_checked, (Kind.SLOW_LINKS,), "registers", False),
     (own_commit_not_looked_for, (), None, True),
     (two_phases_after_a_message_without_an_answer, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
-    (refusal_speaks_for_an_unanswered_message, (Kind.PAUSE, Kind.SLOW_LINKS), None, False),
+    (refusal_speaks_for_an_unanswered_message, (Kind.CRASH,), None, False),
     (message_is_not_noted_when_it_leaves, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (executed_counts_as_not_sent, (Kind.PAUSE, Kind.SLOW_LINKS), None, True),
     (answered_before_the_batch_is_durable, (Kind.POWER, Kind.SLOW_DISK), None, False),

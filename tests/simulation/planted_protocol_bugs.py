@@ -20,9 +20,7 @@ from percolator.protocol.write_set import WriteSteps
 from percolator.routing import lanes
 from percolator.routing.cells import (
     APPLIED,
-    Answer,
     CellMutation,
-    CommitAnswer,
     CommonStep,
     FoundCell,
     Refused,
@@ -83,14 +81,14 @@ def commit_leaves_out_writes_whose_table_is_not_known_yet(patch: Patch) -> None:
 
 def no_copy_of_a_refused_commit_is_expected(patch: Patch) -> None:
     """A copy arrives when the server has the tablet; the transaction was reported as aborted."""
-    correct = commit.Commit._heard
+    correct = commit.Commit._heard_of_primary
 
-    def wrong(self: commit.Commit, answer: Answer | CommitAnswer) -> None:
-        correct(self, answer)
-        if self.state is commit.State.COMMITTING and not self.is_unanswered:
+    def wrong(self: commit.Commit, error: PercolatorError) -> None:
+        correct(self, error)
+        if not self.is_unanswered:
             self.is_out = False
 
-    patch.setattr(commit.Commit, "_heard", wrong)
+    patch.setattr(commit.Commit, "_heard_of_primary", wrong)
 
 
 def no_rollback_marker(patch: Patch) -> None:
