@@ -244,7 +244,9 @@ class Proxy:
         assert self.asked[-1] == f"CONNECT {self._there} HTTP/1.1"
         answers, requests = await asyncio.open_connection(self._host, int(self._port))
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await asyncio.gather(_copy(reader, requests), _copy(answers, writer))
+        # Python 3.11 reports a connection's task that is cancelled at the end of its loop.
+        with suppress(asyncio.CancelledError):
+            await asyncio.gather(_copy(reader, requests), _copy(answers, writer))
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
