@@ -250,11 +250,14 @@ class Proxy:
 
 
 async def _copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):  # both sides may hang up
+    try:
         while data := await source.read(65_536):
             target.write(data)
             await target.drain()
-    target.close()
+    except ConnectionError:
+        pass  # both sides may hang up
+    finally:
+        target.close()  # also at the end of the loop: nothing else would
 
 
 @pytest.fixture(name="proxies")
