@@ -243,7 +243,7 @@ class Awaits:
     _prune_at = _PRUNE_FROM
 
     def _is_over(self) -> bool:
-        """Whether it has ended, so that no commit would leave a call out."""
+        """True once it has ended, so that no commit would leave a call out."""
         return False
 
     def _note_call(self, call: Any, frame: FrameType, name: str = "") -> None:  # noqa: ANN401 - a coroutine

@@ -30,7 +30,7 @@ WAITS = (
 
 
 class ChangePages(Generic[K]):
-    """What `Changes.pages` returns: an iterator over pages, which ends when it is closed."""
+    """The iterator over pages that `Changes.pages` returns. It ends when it is closed."""
 
     # What `following` generates must not refer to this: a circle would keep history until it is
     # collected.
@@ -42,7 +42,7 @@ class ChangePages(Generic[K]):
         self._closing = asyncio.Lock()
         self._was_cancelled = False
         self.is_read_singly = False
-        """Whether the program reads single changes, and so cannot read pages."""
+        """True if the program reads single changes, and so cannot read pages."""
 
     def require_whole(self) -> None:
         """Refuses to yield pages of which single changes may have been read."""
@@ -167,7 +167,7 @@ class Following(Generic[K]):
         return self._reached
 
     def has_ended(self) -> bool:
-        """Whether it has come to `until`, or was closed."""
+        """True once it has come to `until`, or was closed."""
         return self._ended
 
     def has_handled(self, change: Change[K]) -> None:

@@ -101,7 +101,7 @@ class DatabaseInternals:
         before: bool,
         timeout: float | None,
     ) -> Following[K]:
-        """What `Database.changes` goes through. In the event loop only."""
+        """The changes that `Database.changes` reads. In the event loop only."""
         return Following(self.engine, table, after, until, before=before, timeout=timeout)
 
     def pin(

@@ -63,7 +63,7 @@ _REFUSED_SECONDS = 1.0
 
 
 class NewerSchemas:
-    """What one client is told of newer schemas. Belongs to the event loop in which it was made."""
+    """News of schemas for one client. Belongs to the event loop in which it was made."""
 
     def __init__(self, catalog: Catalog, world: World, limits: Limits) -> None:
         self._catalog = catalog
@@ -72,7 +72,7 @@ class NewerSchemas:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._named: dict[int, int] = {}
-        """Of tables whose schemas are being fetched: the newest version that was named."""
+        """The newest version that was named, of each table whose schema is being fetched."""
         self._asked_at: dict[int, float] = {}
         self._tasks = Tasks()
         self._closed = False

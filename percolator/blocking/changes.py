@@ -19,7 +19,7 @@ R = TypeVar("R")
 
 
 class ChangePages(Generic[K]):
-    """What `Changes.pages` returns: an iterator over pages, which ends when it is closed."""
+    """The iterator over pages that `Changes.pages` returns. It ends when it is closed."""
 
     def __init__(self, loop_thread: LoopCalls, following: Following[K]) -> None:
         self._loop_thread = loop_thread
