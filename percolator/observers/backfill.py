@@ -142,8 +142,10 @@ async def backfill_owed(
         nonlocal reported, logged
         request.row, request.cells = progress.row, progress.cells
         if context.now() >= reported + _REPORT_SECONDS:
-            await report()
+            watched.owed = owed_by(await report(), observer)
             reported = context.now()
+            if watched.owed is None or watched.owed.version != request.version:
+                return False  # the lock was lost, and another worker has done the rest
         if context.now() >= logged + _LOG_SECONDS:
             _log.info(
                 "observer %s of table %s: backfill has notified it of %s so far",

@@ -22,7 +22,7 @@ from tests.simulation.rows import (
     WHOLLY_ON_ROWS,
 )
 from tests.simulation.run import IN_ONE_ROUND, Verdict, simulate
-from tests.simulation.scenario import Kind, Scenario, scenario_of
+from tests.simulation.scenario import Kind, Scenario, needs_master, scenario_of
 from tests.simulation.strikes import CLIENT_STEPS, FAR_AHEAD, FAR_BEHIND, far_off
 from tests.simulation.workloads.drops import DROP_REPEATED, DROPPED
 from tests.simulation.workloads.expiring import ENTRIES_STAY, RENEWED
@@ -153,7 +153,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, strikes=())
     if scenario.network is not PERFECT:
         yield replace(scenario, network=PERFECT)
-    if scenario.with_master:
+    if scenario.with_master and not needs_master(scenario):
         yield replace(scenario, with_master=False)
     strikes = scenario.strikes
     middle = len(strikes) // 2

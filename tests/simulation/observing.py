@@ -27,7 +27,7 @@ from percolator.v1 import master_pb2
 from percolator.world import World
 from tests.isolation.checker import WatchedColumns
 from tests.isolation.history import CellKey, History, RecordedTransaction, Recorder
-from tests.isolation.stored_cells import StoredCells
+from tests.isolation.stored_cells import StoredCells, StoredCommit
 from tests.simulation.recorded_tx import table_names
 
 WORKER_LIMITS = WorkerLimits(
@@ -54,6 +54,7 @@ def left_to_run(
     notifications: Mapping[CellKey, Sequence[tuple[str, int]]],
     history: History,
     observers: Iterable[WatchedColumns],
+    commits: Mapping[CellKey, Sequence[StoredCommit]],
     *,
     on_rows: bool = False,
 ) -> set[str]:
@@ -63,6 +64,10 @@ def left_to_run(
     changes in a row store. So a late copy of it writes it again. Nothing is left to do for it if a
     run began after its timestamp: a commit takes that timestamp when it holds all its locks, so the
     run has seen the commit's outcome.
+
+    A notification at a timestamp at which its cell was not changed is a backfill's. A worker that
+    has lost its lock, but does not know it yet, writes it again when another worker has completed
+    the backfill. Nothing is left to do for it if a run began after the newest change of the cell.
     """
     rewritten = {one.observer for one in observers if one.weak or on_rows}
     last_run: dict[tuple[str, CellKey], int] = {}
@@ -70,11 +75,19 @@ def left_to_run(
         if record.trigger is not None and record.committed:
             run = (record.observer, record.trigger)
             last_run[run] = max(last_run.get(run, 0), record.start_ts)
+
+    def is_left(key: CellKey, name: str, timestamp: int) -> bool:
+        began = last_run.get((name, key), 0)
+        if name in rewritten:
+            return began <= timestamp
+        changes = [commit.commit_ts for commit in commits.get(key, ())]
+        return timestamp in changes or began <= max(changes, default=timestamp)
+
     return {
         name
         for key, found in notifications.items()
         for name, timestamp in found
-        if name not in rewritten or last_run.get((name, key), 0) <= timestamp
+        if is_left(key, name, timestamp)
     }
 
 

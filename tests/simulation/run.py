@@ -412,8 +412,13 @@ class _Run:
             left_out=[one.table_id for one in reading.catalogue.tables.values() if one.deleting],
         )
         yield from map(str, found.report.violations)
-        on_rows = self._verdict.scenario.on_rows
-        left = left_to_run(found.stored.notifications, history, watched, on_rows=on_rows) - {NAME}
+        left = left_to_run(
+            found.stored.notifications,
+            history,
+            watched,
+            found.stored.commits,
+            on_rows=self._verdict.scenario.on_rows,
+        ) - {NAME}
         if self._observers_rest and left:
             yield f"waiting for observers has overlooked work of {sorted(left)}"
         if self._late is not None:

@@ -192,10 +192,8 @@ def scenario_of(
         if with_master is None:
             with_master = rows.random() < _ROWS_MASTER_SHARE
         found = replace(found, on_rows=True, with_master=with_master)
-    if found.workload == "successors":
-        found = replace(found, with_master=True)  # the stand-in does not drop tables
-    if found.workload == "newcomers" and not found.on_rows:
-        found = replace(found, with_master=True)  # on tablets, the stand-in registers nothing
+    if needs_master(found):
+        found = replace(found, with_master=True)
     if found.workload in _ON_SCHEMAS and not found.on_rows:
         found = _with_servers_unheard(found)
     if found.workload == "crowd":
@@ -210,6 +208,13 @@ def scenario_of(
     if chance.random() < _BURSTS_SHARE:
         return in_bursts(found)
     return found
+
+
+def needs_master(scenario: Scenario) -> bool:
+    """The stand-in does not drop tables and, on tablets, registers no observers."""
+    return scenario.workload == "successors" or (
+        scenario.workload == "newcomers" and not scenario.on_rows
+    )
 
 
 def _with_servers_unheard(scenario: Scenario) -> Scenario:

@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import pytest
 
+from percolator.formats.records import RecordKind, WriteRecord
 from percolator.protocol import steps
 from percolator.v1.tabletserver_pb2 import MutateRequest, Mutation, StepList
 from percolator.wire.methods import MUTATE
 from tests.isolation.checker import WatchedColumns
 from tests.isolation.history import History, Outcome, TransactionRecord
+from tests.isolation.stored_cells import StoredCommit
 from tests.simulation import __main__ as program
 from tests.simulation.campaign import EXPECTED, SEEDS_FOR_EVERYTHING, minimised
 from tests.simulation.network import PERFECT, Envelope
@@ -112,11 +114,17 @@ def _run(start: int, outcome: Outcome = Outcome.COMMITTED) -> TransactionRecord:
 
 
 def _left(
-    timestamp: int, *runs: TransactionRecord, weak: bool = True, on_rows: bool = False
+    timestamp: int,
+    *runs: TransactionRecord,
+    weak: bool = True,
+    on_rows: bool = False,
+    changed_at: int = 5,
 ) -> set[str]:
     watched = WatchedColumns("tend", frozenset({("table", b"column")}), weak=weak)
     found = {_CELL: [("tend", timestamp)]}
-    return left_to_run(found, History(list(runs)), [watched], on_rows=on_rows)
+    change = StoredCommit(_CELL, changed_at, WriteRecord(changed_at - 1, RecordKind.PUT))
+    commits = {_CELL: [change]}
+    return left_to_run(found, History(list(runs)), [watched], commits, on_rows=on_rows)
 
 
 WITHOUT_CONDITION = pytest.mark.parametrize(("weak", "on_rows"), [(True, False), (False, True)])
@@ -139,6 +147,14 @@ def test_a_late_copy_of_it_is_not_left_once_a_run_began_after_it(weak: bool, on_
 def test_a_notification_of_a_change_is_always_left(start: int) -> None:
     """It is written together with the change, under a condition: no copy of it can come late."""
     assert _left(5, _run(start), weak=False) == {"tend"}
+
+
+def test_a_backfill_that_is_written_again_is_left_only_if_nobody_ran_since_the_change() -> None:
+    assert _left(9, weak=False) == {"tend"}
+    assert _left(9, _run(4), weak=False) == {"tend"}
+    assert _left(9, _run(6, Outcome.ABORTED), weak=False) == {"tend"}
+    assert _left(9, _run(6), weak=False) == set()
+    assert _left(9, _run(6), weak=False, changed_at=7) == {"tend"}
 
 
 # A run of many seeds goes on while a kind of fault has not struck, and fails if none ever does.

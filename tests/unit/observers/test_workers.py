@@ -617,6 +617,30 @@ async def test_a_backfill_ends_with_its_table_or_its_observer() -> None:
             await backfill_owed(world.context, watched)
 
 
+async def test_a_worker_that_lost_its_lock_ends_a_backfill_that_another_has_completed() -> None:
+    @observes(source, name="copying")
+    async def unused(tx: Any, row: str) -> None: ...
+
+    steps = 0
+
+    async def go_on(progress: Any) -> bool:
+        nonlocal steps
+        steps += 1
+        if steps == 1:
+            (other,) = await register(world.context, [unused])
+            await backfill_owed(world.context, other)
+        await asyncio.sleep(0.6)
+        return True
+
+    async with observed() as world:
+        for number in range(6):
+            await world.put(f"{number}", number)
+        (watched,) = await register(world.context, [unused])
+        await backfill_owed(world.context, watched, rows_at_once=1, go_on=go_on)
+        assert watched.owed is None
+        assert steps <= 2
+
+
 async def test_a_backfill_goes_on_at_a_later_snapshot_if_history_is_collected() -> None:
     @observes(source, name="copying")
     async def unused(tx: Any, row: str) -> None: ...
