@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from percolator.blocking.snapshot import Snapshot
     from percolator.blocking.transaction import Transaction
     from percolator.changes import Change, ChangeKind, ChangePage
-    from percolator.decorators import observes, transactional
-    from percolator.either import both_kinds
+    from percolator.decorators import both_kinds, observes, transactional
     from percolator.errors import (
         ConflictError,
         DeadlineExceeded,
@@ -54,10 +53,10 @@ if TYPE_CHECKING:
         UsageError,
         WrittenTwice,
     )
-    from percolator.garbage_collector import tune_garbage_collector
     from percolator.limits import Limits
     from percolator.observers.definition import Observer
     from percolator.observers.worker import WorkerLimits
+    from percolator.process import tune_garbage_collector
     from percolator.retries import RetryPolicy
     from percolator.schema import Column, Family, Row, Table
     from percolator.timestamps import Timestamp
@@ -102,11 +101,11 @@ _HOMES = {
     "UsageError": "errors",
     "WorkerLimits": "observers.worker",
     "WrittenTwice": "errors",
-    "both_kinds": "either",
+    "both_kinds": "decorators",
     "connect": "blocking.database",
     "observes": "decorators",
     "transactional": "decorators",
-    "tune_garbage_collector": "garbage_collector",
+    "tune_garbage_collector": "process",
 }
 _MODULES = ("aio", "codecs", "errors", "recipes")
 

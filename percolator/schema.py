@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from percolator import codecs
 from percolator.codecs import Codec, KeyCodec
+from percolator.codecs.keys import require_key_codec
+from percolator.codecs.names import COLUMN_BYTES_MAX
 from percolator.errors import SchemaError, UsageError
-from percolator.key_codec import require_key_codec
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -33,7 +34,6 @@ else:
 
 ROW_BYTES_MAX = 64 << 10
 """The longest row that a tablet server stores, however it is configured."""
-COLUMN_BYTES_MAX = 255
 OBSERVER_BYTES_MAX = 64
 TABLE_BYTES_MAX = 255
 INTERNAL_PREFIX = "percolator."

@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 from percolator import codecs
 from percolator.aio.database import Database
+from percolator.codecs.readable import quoted
 from percolator.errors import InvalidArgument, SchemaChanged, TabletLocation, UsageError
 from percolator.routing.tablet_walk import TabletWalk
-from percolator.row_text import quoted
 from percolator.schema import Table
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb

@@ -50,6 +50,7 @@ from percolator.arguments import (
     require_table,
     retention_milliseconds,
 )
+from percolator.codecs.keys import SplitPoint, name_of
 from percolator.errors import (
     InvalidArgument,
     OutcomeUnknown,
@@ -58,8 +59,6 @@ from percolator.errors import (
     UsageError,
     not_picklable,
 )
-from percolator.hashed_keys import SplitPoint
-from percolator.key_codec import name_of
 from percolator.observers.backfill import backfill
 from percolator.observers.definition import Observer, checked
 from percolator.observers.quiet import Quiet, wait_until_quiet

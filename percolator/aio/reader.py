@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequen
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from percolator import codecs
 from percolator.aio.awaiting import LateWrites
 from percolator.aio.engine import Engine
 from percolator.arguments import (
@@ -29,6 +28,7 @@ from percolator.arguments import (
     require_table,
     require_whole,
 )
+from percolator.codecs.keys import after_prefix
 from percolator.errors import (
     CellAddress,
     InvalidArgument,
@@ -86,7 +86,7 @@ def stored_range(table: Table[K], start: K | None, end: K | None, prefix: K | No
     last = b"" if end is None else _end(encoded_key(table, end, field="end"))
     if prefix is not None:
         begin = encoded_prefix(table, prefix)
-        after = codecs.after_prefix(begin)
+        after = after_prefix(begin)
         first = max(first, begin)
         last = min(last, after) if last and after else last or after
     return first, last

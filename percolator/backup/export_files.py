@@ -29,10 +29,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from percolator import private_files
+from percolator.codecs.models import Unfit, model_form
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
-from percolator.model_fields import model_form
-from percolator.model_values import Unfit
+from percolator.process import PRIVATE_DIRECTORY_MODE, PRIVATE_FILE_MODE
 
 _NAME_BYTES_MAX = 255
 """The longest name in a directory that file systems accept."""
@@ -261,10 +260,10 @@ def durable(path: Path) -> Iterator[Path]:
 def being_written(path: Path) -> Iterator[Path]:
     """As `durable`, but the block has to `publish` the file, which may take long."""
     try:
-        path.parent.mkdir(mode=private_files.DIRECTORY_MODE, exist_ok=True)
+        path.parent.mkdir(mode=PRIVATE_DIRECTORY_MODE, exist_ok=True)
         partial = unfinished(path)
         partial.unlink(missing_ok=True)
-        partial.touch(mode=private_files.FILE_MODE)
+        partial.touch(mode=PRIVATE_FILE_MODE)
         yield partial
     except OSError as error:
         raise InvalidArgument("directory", f"{path} cannot be written: {error}") from error

@@ -18,7 +18,7 @@ from datetime import datetime
 from functools import partial
 from pathlib import Path
 
-from percolator import codecs, private_files
+from percolator import codecs
 from percolator.aio.database import Database
 from percolator.aio.pin import Pin
 from percolator.arguments import as_timestamp
@@ -34,6 +34,7 @@ from percolator.backup.export_files import (
 )
 from percolator.backup.part_files import Piece
 from percolator.errors import InvalidArgument, SchemaError
+from percolator.process import PRIVATE_DIRECTORY_MODE
 from percolator.schema import INTERNAL_PREFIX, Table
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
@@ -109,7 +110,7 @@ def _check_directory(directory: Path) -> None:
     if export_files.is_there(directory / export_files.MANIFEST):
         raise InvalidArgument("directory", f"{directory} already contains a complete export")
     try:
-        directory.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
+        directory.mkdir(mode=PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
         names = {path.name for path in directory.iterdir()}
     except OSError as error:
         raise InvalidArgument("directory", f"{directory} cannot be used: {error}") from error

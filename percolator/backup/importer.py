@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from percolator import private_files
 from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadPlan, LoadTimestamps, NotEmpty
 from percolator.aio.database import Database
 from percolator.aio.row_load import RowLoad, finish_together
@@ -28,6 +27,7 @@ from percolator.backup import export_files, part_files
 from percolator.backup.export_files import DamagedExport, Export, ExportedTable, ExportPart
 from percolator.errors import InvalidArgument, PercolatorError, SchemaError, UsageError
 from percolator.observers.observer_change import changed_observers, notified_alike
+from percolator.process import private_opener
 from percolator.v1.master_pb2 import (
     ChangeObserversRequest,
     Codecs,
@@ -501,7 +501,7 @@ def open_log(directory: Path) -> Iterator[ImportLog]:
     path = directory / NAME
     try:
         # Unbuffered, so that what could not be written is not tried again when it is closed.
-        file = open(path, "a+b", buffering=0, opener=private_files.opener)  # noqa: SIM115
+        file = open(path, "a+b", buffering=0, opener=private_opener)  # noqa: SIM115
     except OSError as error:
         _log.warning(
             "the import's progress cannot be written down, so it cannot be resumed if it is "

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from percolator import codecs, named_codecs
+from percolator import codecs
 from percolator.aio.bulk_load import LoadedCell
 from percolator.backup.export_files import (
     DamagedExport,
@@ -32,11 +32,10 @@ from percolator.backup.export_files import (
     ExportFormat,
     ExportPart,
 )
-from percolator.codecs import Codec
-from percolator.counts import counted
+from percolator.codecs import Codec, readable
+from percolator.codecs.readable import HEX, counted, row_bytes, row_text
 from percolator.errors import InvalidArgument, UsageError
 from percolator.routing.cells import CellPage
-from percolator.row_text import HEX, row_bytes, row_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -232,16 +231,14 @@ class RecordForms:
     def __init__(self, kept: ExportedCodecs | None) -> None:
         kept = ExportedCodecs("", ()) if kept is None else kept
         self._key_name = kept.key
-        self._key = named_codecs.key_codec(kept.key)
+        self._key = readable.key_codec(kept.key)
         self._names = {bytes.fromhex(column): codec for column, codec in kept.columns}
-        self._codecs = {
-            column: named_codecs.value_codec(name) for column, name in self._names.items()
-        }
+        self._codecs = {column: readable.value_codec(name) for column, name in self._names.items()}
 
     def row_data(self, row: bytes) -> object:
         if self._key is None and self._key_name:
             return HEX + row.hex()
-        shown = named_codecs.key_data(self._key, row)
+        shown = readable.key_data(self._key, row)
         return shown if self._is_read_as(row, shown) else HEX + row.hex()
 
     def _is_read_as(self, row: bytes, shown: object) -> bool:
@@ -256,7 +253,7 @@ class RecordForms:
             return row_bytes("row", written)
         if self._key is None and self._key_name:
             raise _expected("row", HEX, written)
-        return named_codecs.key_from_data("row", self._key, written)
+        return readable.key_from_data("row", self._key, written)
 
     def value_data(self, column: bytes, value: bytes) -> object:
         codec = self._codecs.get(column)
@@ -278,7 +275,7 @@ class RecordForms:
         codec = self._codecs.get(column)
         if codec is None and column in self._names:
             raise _expected(field, HEX, written)
-        return column, named_codecs.value_from_data(field, codec, written)
+        return column, readable.value_from_data(field, codec, written)
 
 
 def _shown(codec: Codec[Any] | None, value: bytes) -> object:
@@ -288,7 +285,7 @@ def _shown(codec: Codec[Any] | None, value: bytes) -> object:
             return value.decode()
         except UnicodeDecodeError:
             return HEX + value.hex()
-    return named_codecs.value_data(codec, value)
+    return readable.value_data(codec, value)
 
 
 def _is_deeper(shown: object, levels: int) -> bool:
@@ -305,7 +302,7 @@ def _is_read_as(codec: Codec[Any] | None, value: bytes, shown: object) -> bool:
     try:
         if isinstance(shown, str) and shown.startswith(HEX):
             return row_bytes("value", shown) == value
-        return named_codecs.value_from_data("value", codec, shown) == value
+        return readable.value_from_data("value", codec, shown) == value
     except InvalidArgument:
         return False
 

@@ -24,8 +24,8 @@ from percolator.blocking.shared import Share, SharedTransaction
 from percolator.blocking.snapshot import Snapshot
 from percolator.blocking.transaction import Transaction
 from percolator.blocking.worker import Worker
+from percolator.codecs.keys import SplitPoint
 from percolator.errors import OutcomeUnknown, PercolatorError, not_picklable
-from percolator.hashed_keys import SplitPoint
 from percolator.limits import Limits
 from percolator.observers import worker as asynchronous
 from percolator.observers.definition import Observer

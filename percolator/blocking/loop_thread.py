@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 from percolator.aio.engine import Closes
 from percolator.blocking.rounds import Caller, Rounds
 from percolator.errors import UsageError
-from percolator.event_loop import new_event_loop
+from percolator.process import new_event_loop
 
 R = TypeVar("R")
 C = TypeVar("C", bound=Closes)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from percolator.backup.export_files import Export, ExportFormat
 from percolator.cli.connection import connection, errors_console, fail, plain
 from percolator.cli.options import At, PinTtl, not_empty, timestamp_of
-from percolator.counts import counted
+from percolator.codecs.readable import counted
 from percolator.errors import InvalidArgument, PercolatorError, UsageError
 from percolator.timestamps import Timestamp, in_json
 

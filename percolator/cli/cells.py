@@ -29,9 +29,10 @@ from percolator.cli.values import (
     table_info,
     value_of,
 )
+from percolator.codecs.keys import after_prefix
+from percolator.codecs.readable import row_text
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.formats.records import RecordKind, WriteRecord, locked_column
-from percolator.row_text import row_text
 from percolator.schema import Column, Family, Row, Table
 from percolator.tasks import Tasks
 from percolator.timestamps import Timestamp, in_json
@@ -191,7 +192,7 @@ def scan(
     def bounds(forms: Forms) -> Bounds:
         if prefix:
             begin = forms.prefix("--prefix", prefix)
-            return begin, codecs.after_prefix(begin)
+            return begin, after_prefix(begin)
         return forms.end_of_range("--start", start), forms.end_of_range("--end", end)
 
     if raw:

@@ -28,13 +28,12 @@ from percolator.cli.connection import (
 )
 from percolator.cli.options import ObserverOption, TableOption, bytes_of
 from percolator.cli.values import Forms, forms_of, named_tables
-from percolator.codec_names import CodecNames
-from percolator.counts import counted
+from percolator.codecs.names import CodecNames
+from percolator.codecs.readable import counted, row_text
 from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.observers.context import WorkRequest
 from percolator.observers.dead_letters import DeadLetter, DeadLetterBox, as_data
 from percolator.observers.quiet import Quiet, Remaining, wait_until_quiet
-from percolator.row_text import row_text
 from percolator.timestamps import Timestamp, in_json
 
 Count = tuple[str, str]

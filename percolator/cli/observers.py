@@ -20,7 +20,7 @@ from percolator.cli.options import ObserverOption, TableOption, bytes_of
 from percolator.cli.sessions import list_sessions
 from percolator.cli.top import Activities, ObserverFigures, cell_data, cell_text
 from percolator.cli.values import NamedTable, forms_of, named_tables
-from percolator.counts import counted
+from percolator.codecs.readable import counted
 from percolator.errors import InvalidArgument, PercolatorError
 from percolator.observers.backfill import Backfilled, backfill
 from percolator.observers.quiet import count_dead_letters

@@ -15,8 +15,8 @@ import typer
 
 from percolator.cli.connection import fail
 from percolator.cli.values import ValueType
+from percolator.codecs.readable import row_bytes
 from percolator.errors import InvalidArgument
-from percolator.row_text import row_bytes
 from percolator.timestamps import Timestamp
 
 T = TypeVar("T")

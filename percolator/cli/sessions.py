@@ -23,9 +23,9 @@ from percolator.cli.values import (
     shown_column,
     stored_cells,
 )
+from percolator.codecs.readable import row_text
 from percolator.errors import PercolatorError, SchemaError, Unavailable
 from percolator.formats.records import LockRecord
-from percolator.row_text import row_text
 from percolator.timestamps import Timestamp, in_json
 from percolator.v1.cells_pb2 import Space
 from percolator.v1.cluster_pb2 import ServiceKind

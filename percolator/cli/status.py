@@ -32,7 +32,7 @@ from percolator.cli.connection import (
 from percolator.cli.sessions import list_sessions
 from percolator.cli.tablets import remarks
 from percolator.cli.top import workers_of
-from percolator.counts import counted
+from percolator.codecs.readable import counted
 from percolator.errors import (
     NotReady,
     Overloaded,

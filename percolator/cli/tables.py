@@ -10,15 +10,15 @@ import typer
 from rich.table import Table as Screen
 from rich.text import Text
 
-from percolator import aio, named_codecs
+from percolator import aio
 from percolator.arguments import require_no_internal_name
 from percolator.cli.connection import ask_master, confirm, connection, fail, plain
 from percolator.cli.options import duration_seconds
-from percolator.counts import counted
+from percolator.codecs import readable
+from percolator.codecs.readable import counted, row_bytes, row_text
 from percolator.errors import InvalidArgument
 from percolator.observers.definition import named
 from percolator.recipes import Index
-from percolator.row_text import row_bytes, row_text
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
@@ -96,8 +96,8 @@ def create(
         require_no_internal_name(name)
         codecs = pb.Codecs(key=_key_codec(key) or "", columns=_column_codecs(column))
         ttls = column_ttls(ttl)
-        keys = named_codecs.key_codec(codecs.key)
-        splits = [named_codecs.key_bytes("--split", keys, text) for text in split or []]
+        keys = readable.key_codec(codecs.key)
+        splits = [readable.key_bytes("--split", keys, text) for text in split or []]
     except InvalidArgument as error:
         fail(error)
     request = pb.CreateTableRequest(
@@ -266,7 +266,7 @@ def delete(
 
 def _key_codec(name: str | None) -> str | None:
     if name:
-        named_codecs.require_key_name("--key", name)
+        readable.require_key_name("--key", name)
     return name
 
 
@@ -277,7 +277,7 @@ def _column_codecs(given: list[str] | None, *, may_be_empty: bool = False) -> li
         if not column or not equals:
             raise InvalidArgument("--column", f"expected NAME=CODEC, found {text[:80]!r}")
         if codec or not may_be_empty:
-            named_codecs.require_value_name("--column", codec)
+            readable.require_value_name("--column", codec)
         found.append(pb.ColumnCodec(column=row_bytes("--column", column), codec=codec))
     return found
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from percolator import private_files
 from percolator.cli.connection import connection, fail
 from percolator.errors import InvalidArgument
+from percolator.process import private_opener
 from percolator.wire.tokens import ROLES, new_token, token_entry
 
 
@@ -48,7 +48,7 @@ def new(
 
 def _write_secret(path: Path, token: str) -> None:
     try:
-        file = open(path, "x", encoding="ascii", opener=private_files.opener)  # noqa: SIM115
+        file = open(path, "x", encoding="ascii", opener=private_opener)  # noqa: SIM115
     except OSError as error:
         raise InvalidArgument("--file", f"{path}: {error.strerror}") from None
     with file:

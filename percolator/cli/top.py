@@ -20,8 +20,8 @@ from rich.text import Text
 from percolator.cli.connection import answer_of_leader, connection, keep_showing, plain
 from percolator.cli.sessions import list_sessions
 from percolator.cli.values import UNKNOWN, NamedTable, column_text, named_tables
+from percolator.codecs.readable import row_text
 from percolator.errors import Unavailable
-from percolator.row_text import row_text
 from percolator.v1.lockservice_pb2 import ContendedCell, Session
 from percolator.v1.master_pb2 import ListTablesRequest
 from percolator.wire import methods

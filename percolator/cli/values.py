@@ -10,10 +10,11 @@ from contextlib import aclosing
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from percolator import aio, codecs, named_codecs
+from percolator import aio, codecs
 from percolator.aio.database import Database
-from percolator.codec_names import CodecNames
-from percolator.codecs import Codec
+from percolator.codecs import Codec, readable
+from percolator.codecs.names import CodecNames
+from percolator.codecs.readable import row_bytes, row_text
 from percolator.errors import CellAddress, InvalidArgument, SchemaError
 from percolator.formats.records import (
     LockRecord,
@@ -24,7 +25,6 @@ from percolator.formats.records import (
     observed_column,
 )
 from percolator.routing.catalog import TableInfo
-from percolator.row_text import row_bytes, row_text
 from percolator.schema import Column, Table
 from percolator.timestamps import in_json
 from percolator.v1 import master_pb2 as pb
@@ -52,12 +52,12 @@ class Forms:
         """`kind`: the type of all values; None if each column has its own."""
         self._names = names
         self._kind = kind
-        self._key = named_codecs.key_codec(names.key)
+        self._key = readable.key_codec(names.key)
 
     def codec(self, column: bytes) -> Codec[Any] | None:
         """The codec of the column's values; None if they are text or unknown."""
         name = self._names.columns.get(column, "") if self._kind is None else self._kind.value
-        return named_codecs.value_codec(name)
+        return readable.value_codec(name)
 
     def to_write(self, table: Table[bytes], column: bytes) -> Column[bytes]:
         """The column, for writing bytes. A type that was named is declared with it, and refused if
@@ -67,7 +67,7 @@ class Forms:
 
     def row(self, field: str, text: str) -> bytes:
         """The row that a person means. Raises `InvalidArgument`."""
-        return named_codecs.key_bytes(field, self._key, text)
+        return readable.key_bytes(field, self._key, text)
 
     def end_of_range(self, field: str, text: str) -> bytes:
         """The row of an option that may be left out: the range has no such end."""
@@ -75,25 +75,25 @@ class Forms:
 
     def prefix(self, field: str, text: str) -> bytes:
         """The beginning of rows that a person means. Raises `InvalidArgument`."""
-        return named_codecs.prefix_bytes(field, self._key, text)
+        return readable.prefix_bytes(field, self._key, text)
 
     def row_text(self, row: bytes) -> str:
         """A row on one line. An end of a range need not be a key: such bytes are shown as hex."""
-        return named_codecs.key_text(self._key, row)
+        return readable.key_text(self._key, row)
 
     def row_data(self, row: bytes) -> object:
-        return named_codecs.key_data(self._key, row)
+        return readable.key_data(self._key, row)
 
     def value(self, column: str, text: str) -> bytes:
         """The stored bytes of a value. Raises `InvalidArgument` about the column."""
         codec = self.codec(row_bytes("cells", column))
-        return named_codecs.value_bytes(column, codec, text)
+        return readable.value_bytes(column, codec, text)
 
     def value_text(self, column: bytes, value: bytes) -> str:
-        return named_codecs.value_text(self.codec(column), value)
+        return readable.value_text(self.codec(column), value)
 
     def value_data(self, column: bytes, value: bytes) -> object:
-        return named_codecs.value_data(self.codec(column), value)
+        return readable.value_data(self.codec(column), value)
 
 
 UNKNOWN = Forms(CodecNames())

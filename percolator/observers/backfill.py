@@ -23,7 +23,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from percolator.counts import counted
+from percolator.codecs.readable import counted
 from percolator.errors import (
     CellAddress,
     InvalidArgument,

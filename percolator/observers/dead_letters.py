@@ -21,6 +21,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from percolator import codecs
+from percolator.codecs.readable import quoted
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -36,7 +37,6 @@ from percolator.protocol.environment import Statistics
 from percolator.protocol.read import read_rows
 from percolator.protocol.scan import scan_pages
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
-from percolator.row_text import quoted
 from percolator.schema import DEAD_LETTERS_NAME, Table
 from percolator.timestamps import in_json
 from percolator.v1 import master_pb2

@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from percolator.codecs.names import COLUMN_BYTES_MAX
+from percolator.codecs.readable import quoted
 from percolator.errors import InvalidArgument
-from percolator.row_text import quoted
-from percolator.schema import COLUMN_BYTES_MAX, OBSERVER_BYTES_MAX
+from percolator.schema import OBSERVER_BYTES_MAX
 from percolator.v1 import master_pb2 as pb
 
 OBSERVERS_MAX = 1_000

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from percolator.arguments import require_seconds
-from percolator.counts import counted
+from percolator.codecs.readable import counted
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, replace
 from math import inf
 
+from percolator.codecs.readable import quoted
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
@@ -25,7 +26,6 @@ from percolator.protocol.environment import Environment
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.catalog import Catalog, TabletMap
 from percolator.routing.cells import CellMutation
-from percolator.row_text import quoted
 from percolator.tasks import Tasks
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import tabletserver_pb2 as pb

@@ -20,12 +20,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from percolator import private_files
+from percolator.codecs.readable import row_text
 from percolator.errors import InvalidArgument
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.observers.context import RunTransaction
 from percolator.observers.work_queue import Work
-from percolator.row_text import row_text
+from percolator.process import PRIVATE_FILE_MODE
 
 _RESERVED = b"\x00"
 """Hidden cells, such as acknowledgements, begin with it."""
@@ -75,7 +75,7 @@ def note(transaction: RunTransaction, work: Work, start: int, ended: Ended, seco
 
 def trace_to(path: Path) -> None:
     """Appends the trace of all workers of this process to a file. Raises `OSError`."""
-    path.touch(mode=private_files.FILE_MODE)
+    path.touch(mode=PRIVATE_FILE_MODE)
     handler = logging.FileHandler(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger.addHandler(handler)

@@ -18,9 +18,9 @@ from functools import partial
 from heapq import heappop, heappush
 from typing import NamedTuple
 
+from percolator.codecs.readable import quoted
 from percolator.observers.watched import Watched
 from percolator.protocol.contention import Contender, HotCells
-from percolator.row_text import quoted
 
 TIMESTAMPS_MAX = 2_048
 """The most timestamps kept for one work item. Those above it are found again by scans, a few at a

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from percolator import named_codecs
+from percolator.codecs import readable
 from percolator.errors import CellAddress, InvariantViolation, PercolatorError, SchemaChanged
 from percolator.limits import Limits
 from percolator.protocol.contention import HotCells, Loss, Rivals
@@ -265,8 +265,8 @@ class Environment:
     def described(self, cell: CellAddress) -> str:
         """The cell, for errors: by name, and its row as the table's programs know it."""
         schema = self.schemas.get(cell.table_id)
-        codec = None if schema is None else named_codecs.key_codec(schema.codecs.names.key)
-        key = None if codec is None else named_codecs.key_data(codec, cell.row)
+        codec = None if schema is None else readable.key_codec(schema.codecs.names.key)
+        key = None if codec is None else readable.key_data(codec, cell.row)
         return cell.described(self.table_names(cell.table_id), key)
 
     def is_contended(self, cell: CellAddress) -> bool:

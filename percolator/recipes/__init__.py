@@ -1,7 +1,7 @@
 """Recipes: what pipelines need beyond observers, made of transactions and observers only.
 
-Each method is written once, as a private coroutine; `percolator/either.py` runs it for both APIs.
-Read that first.
+Each method is written once, as a private coroutine; `percolator/decorators.py` runs it for both
+APIs. Read that first.
 
     combine_queue.py      values that many writers combine, without conflicts
     sharded_counter.py    counters without a worker, with few conflicts

@@ -24,12 +24,7 @@ from percolator import aio
 from percolator.arguments import require_function
 from percolator.blocking.transaction import Transaction
 from percolator.codecs import Codec, KeyCodec
-from percolator.either import (
-    AsyncReads,
-    BlockingReads,
-    on_reads,
-    on_transaction,
-)
+from percolator.decorators import AsyncReads, BlockingReads, on_reads, on_transaction
 from percolator.observers.definition import ATTEMPTS, DEADLINE_SECONDS, Observer
 from percolator.recipes.queue import BATCH_BYTES, Queue, require_batch
 from percolator.schema import Column, Row, encoded_value

@@ -24,18 +24,14 @@ from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, BinaryIO, Generic, NamedTuple, Protocol, TypeVar, overload
 
-from percolator import aio, private_files
+from percolator import aio
 from percolator.arguments import require_function
 from percolator.blocking.transaction import Transaction
 from percolator.codecs import Codec, KeyCodec
-from percolator.either import (
-    AsyncReads,
-    BlockingReads,
-    on_reads,
-    on_transaction,
-)
+from percolator.decorators import AsyncReads, BlockingReads, on_reads, on_transaction
 from percolator.errors import InvalidArgument, UsageError
 from percolator.observers.definition import ATTEMPTS, DEADLINE_SECONDS, Observer
+from percolator.process import private_opener
 from percolator.recipes.queue import BATCH_BYTES, Queue, require_batch
 from percolator.schema import decoded_value
 
@@ -379,7 +375,7 @@ class ExportFile:
     @contextmanager
     def _locked(self) -> Iterator[BinaryIO]:
         """The file, while no other process appends to it."""
-        with open(self._path, "ab+", opener=private_files.opener) as file:
+        with open(self._path, "ab+", opener=private_opener) as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield file
 

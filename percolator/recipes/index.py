@@ -27,16 +27,16 @@ from percolator.arguments import require_function
 from percolator.blocking.database import Database
 from percolator.blocking.transaction import Transaction
 from percolator.codecs import KeyCodec
-from percolator.decorators import observes
-from percolator.either import (
+from percolator.codecs.keys import after_prefix, is_key_codec
+from percolator.decorators import (
     AsyncReads,
     BlockingReads,
+    observes,
     on_database,
     on_reads,
     on_transaction,
 )
 from percolator.errors import InvalidArgument, SchemaError, UsageError
-from percolator.key_codec import is_key_codec
 from percolator.limits import Limits
 from percolator.observers.definition import Observer
 from percolator.schema import OBSERVER_BYTES_MAX, Column, Row, Table
@@ -221,7 +221,7 @@ class Index(Generic[K, T, W]):
     ) -> Any:
         """Values from `start` (inclusive) to `end` (exclusive) with the keys of their rows."""
         first = ENTRY if start is None else ENTRY + self._entries.value_part(start)
-        last = codecs.after_prefix(ENTRY) if end is None else ENTRY + self._entries.value_part(end)
+        last = after_prefix(ENTRY) if end is None else ENTRY + self._entries.value_part(end)
         return on_reads(reads, self._range, first, last, reverse=reverse, limit=limit)
 
     async def _range(

@@ -19,12 +19,10 @@ from typing import Any, Generic, TypeVar, overload
 from percolator import aio
 from percolator.arguments import require_whole
 from percolator.blocking.database import Database
-from percolator.codecs import Codec, KeyCodec, after_prefix, raw
-from percolator.decorators import observes
-from percolator.either import on_database
+from percolator.codecs import Codec, KeyCodec, raw
+from percolator.codecs.keys import HASH_BYTES, HASHES, after_prefix, is_key_codec, row_hash
+from percolator.decorators import observes, on_database
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.hashed_keys import HASH_BYTES, HASHES, row_hash
-from percolator.key_codec import is_key_codec
 from percolator.observers.definition import ATTEMPTS, DEADLINE_SECONDS, Observer
 from percolator.schema import Table
 

@@ -20,13 +20,7 @@ from percolator.arguments import require_whole
 from percolator.blocking.database import Database
 from percolator.blocking.transaction import Transaction
 from percolator.codecs import KeyCodec
-from percolator.either import (
-    AsyncReads,
-    BlockingReads,
-    on_database,
-    on_reads,
-    on_transaction,
-)
+from percolator.decorators import AsyncReads, BlockingReads, on_database, on_reads, on_transaction
 from percolator.errors import InvalidArgument
 from percolator.recipes.queue import HashedParts
 from percolator.schema import Table

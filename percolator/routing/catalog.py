@@ -14,7 +14,8 @@ from functools import partial
 from math import inf
 from typing import Any, NamedTuple
 
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
+from percolator.codecs.readable import quoted
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
@@ -29,7 +30,6 @@ from percolator.errors import (
 )
 from percolator.routing.lanes import SchemaVersions
 from percolator.routing.table_codecs import TableCodecs
-from percolator.row_text import quoted
 from percolator.schema import Readable
 from percolator.tasks import Tasks, outlasting
 from percolator.timestamps import Timestamp

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from typing import Protocol
 
+from percolator.codecs.readable import quoted
 from percolator.errors import NotReady, TabletLocation
 from percolator.routing.catalog import Catalog, TableInfo
-from percolator.row_text import quoted
 from percolator.v1.cells_pb2 import Cell, Space
 from percolator.v1.tabletserver_pb2 import ScanCellsRequest, TabletTarget
 from percolator.wire.methods import SCAN_CELLS

@@ -14,6 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from percolator.codecs.readable import quoted
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
@@ -66,7 +67,6 @@ from percolator.routing.lanes import (
 from percolator.routing.range_scan import RangeScan, SentPage
 from percolator.routing.rolling_forward import RollForwardOrders
 from percolator.routing.together import MutationGroups
-from percolator.row_text import quoted
 from percolator.tasks import Tasks
 from percolator.v1.tabletserver_pb2 import Mutation
 from percolator.wire.backoff import Backoff, asked_pause_seconds, pause_seconds

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from contextlib import aclosing
 from typing import Final
 
+from percolator.codecs.readable import quoted
 from percolator.errors import InvariantViolation, PercolatorError
 from percolator.limits import Limits
 from percolator.routing.catalog import TableInfo
@@ -24,7 +25,6 @@ from percolator.routing.cells import (
 )
 from percolator.routing.lanes import CellAnswer
 from percolator.routing.ranges import TableRange
-from percolator.row_text import quoted
 from percolator.rowstore.intents import Intents
 from percolator.rowstore.layout import (
     DATA,

@@ -23,8 +23,8 @@ from collections.abc import Iterable
 from functools import partial
 from typing import Final, Protocol
 
+from percolator.codecs.readable import quoted
 from percolator.errors import InvalidArgument, InvariantViolation
-from percolator.row_text import quoted
 from percolator.rowstore.port import TIME_UNIT, DeleteCell, Selection, SetCell, StoredCell
 from percolator.timestamps import SEQUENCE_BITS
 
@@ -91,12 +91,6 @@ def column_bounds(column: bytes) -> tuple[bytes, bytes]:
     """The stored name of a column, and the first name behind it."""
     stored = stored_column(column)
     return stored, stored + _ZERO
-
-
-def after_prefix(prefix: bytes) -> bytes:
-    """The first name or value behind all that begin with the prefix; empty if there is none."""
-    kept = prefix.rstrip(b"\xff")
-    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
 
 
 # Timestamps of the oracle as times of a row store, and the other way round.

@@ -31,6 +31,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from percolator.codecs.keys import after_prefix
 from percolator.errors import InvalidArgument
 from percolator.formats.records import (
     KIND_LOCK_ONLY,
@@ -48,7 +49,6 @@ from percolator.rowstore.layout import (
     ROLLBACKS,
     WRITES,
     Times,
-    after_prefix,
     column_bounds,
     no_proof,
     stored_column,

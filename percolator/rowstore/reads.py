@@ -13,6 +13,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Final, NamedTuple
 
+from percolator.codecs.keys import after_prefix
+from percolator.codecs.readable import quoted
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
@@ -41,7 +43,6 @@ from percolator.routing.cells import (
     wants,
 )
 from percolator.routing.lanes import CellAnswer
-from percolator.row_text import quoted
 from percolator.rowstore.layout import (
     ALL_COLUMNS,
     COLLECTED,
@@ -50,7 +51,6 @@ from percolator.rowstore.layout import (
     LOCKS,
     WRITES,
     Times,
-    after_prefix,
     column_bounds,
     column_of,
     newest_note,

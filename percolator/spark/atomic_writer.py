@@ -27,7 +27,7 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
-from percolator import aio, codecs, private_files
+from percolator import aio, codecs
 from percolator.aio.replacing import rest_deleted
 from percolator.aio.shared import FLUSH_BYTES, FLUSH_CELLS, Receipt, Ticket
 from percolator.arguments import require_seconds
@@ -43,6 +43,7 @@ from percolator.errors import (
     WrittenTwice,
 )
 from percolator.formats.records import KIND_DELETE, KIND_PUT
+from percolator.process import private_opener
 from percolator.protocol.shared.rolling_back import roll_back_all
 from percolator.protocol.write_set import Write
 from percolator.schema import Table
@@ -160,7 +161,7 @@ class PartOfJob:
                 "job has to run on the driver's machine, and be in its block"
             )
         made = directory / f"{self.name}.new"
-        with open(made, "wb", opener=private_files.opener) as file:
+        with open(made, "wb", opener=private_opener) as file:
             pickle.dump(list(receipts), file)
         made.rename(directory / f"{self.name}{_SUFFIX}")
 

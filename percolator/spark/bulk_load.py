@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, cast
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from percolator.aio.bulk_load import BulkLoad, LoadComplete, LoadedCell, LoadPlan
+from percolator.codecs.readable import quoted
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.row_text import quoted
 from percolator.spark.connections import Connection, checked, with_stored_catalog
 from percolator.spark.options import BULK_LOAD, WriteOptions
 from percolator.spark.shapes import COLUMN, Cell, shape_of

@@ -52,11 +52,10 @@ from pyspark.sql.types import (
 )
 
 from percolator import codecs
-from percolator.codec_names import CodecNames, other_codec
-from percolator.codecs import TupleCodec
+from percolator.codecs.keys import TupleCodec, name_of
+from percolator.codecs.names import CodecNames, other_codec
+from percolator.codecs.readable import key_codec
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.key_codec import name_of
-from percolator.named_codecs import key_codec
 from percolator.schema import Column, Table
 
 if TYPE_CHECKING:

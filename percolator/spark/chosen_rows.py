@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from percolator import codecs
-from percolator.codecs import after_prefix
+from percolator.codecs.keys import after_prefix
+from percolator.codecs.readable import row_bytes
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.limits import Limits
-from percolator.row_text import row_bytes
 from percolator.spark import catalog
 from percolator.spark.catalog import FrameCatalog
 from percolator.timestamps import Timestamp

@@ -17,7 +17,7 @@ from percolator import aio, codecs
 from percolator.blocking import loop_thread
 from percolator.blocking.database import Database
 from percolator.blocking.loop_thread import LoopThread
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import (
     DeadlineExceeded,
     InvalidArgument,

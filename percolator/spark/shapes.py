@@ -26,12 +26,11 @@ from pyspark.sql.types import (
 )
 
 from percolator import codecs
-from percolator.counts import counted
+from percolator.codecs.readable import counted, quoted
 from percolator.errors import InvalidArgument, InvariantViolation, SchemaError
 from percolator.limits import Limits
 from percolator.routing.cells import CellPage
 from percolator.routing.range_scan import JoinedBytes, JoinedPage, SentPage
-from percolator.row_text import quoted
 from percolator.schema import Column, Table
 from percolator.spark.catalog import FrameCatalog, ValueField, may_be_null_throughout
 from percolator.spark.values import (

@@ -35,7 +35,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from percolator import aio, codecs
 from percolator.blocking.loop_thread import Pending
-from percolator.counts import counted
+from percolator.codecs.readable import counted, quoted
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -49,12 +49,11 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.formats.records import KIND_DELETE, KIND_PUT
-from percolator.garbage_collector import MIDDLE_COLLECTIONS, NEW_OBJECTS, YOUNG_COLLECTIONS
 from percolator.limits import Limits
+from percolator.process import MIDDLE_COLLECTIONS, NEW_OBJECTS, YOUNG_COLLECTIONS
 from percolator.protocol.write_set import Write
 from percolator.retries import Attempts, RetryPolicy
 from percolator.routing.cells import FoundCell
-from percolator.row_text import quoted
 from percolator.schema import Table
 from percolator.spark.connections import BATCH_ROWS_MAX, DRAIN_SECONDS, Connection, checked
 from percolator.spark.options import MERGE, WriteOptions

@@ -44,8 +44,8 @@ from pyspark.sql.types import (
 )
 
 from percolator import codecs
+from percolator.codecs.values import days_of, microseconds_of
 from percolator.errors import SchemaError
-from percolator.moments import days_of, microseconds_of
 from percolator.routing.range_scan import JoinedBytes
 from percolator.spark.catalog import DECIMAL, KEY_CODECS
 

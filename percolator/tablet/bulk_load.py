@@ -42,6 +42,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 
+from percolator.codecs.readable import quoted
 from percolator.errors import InvalidArgument
 from percolator.formats.records import (
     KIND_PUT,
@@ -49,7 +50,6 @@ from percolator.formats.records import (
     WRITE_HEADER,
     WRITE_HEADER_BYTES,
 )
-from percolator.row_text import quoted
 from percolator.tablet import keys, opening
 from percolator.tablet.held_cells import WriteLatch
 from percolator.tablet.keys import (

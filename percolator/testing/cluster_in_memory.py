@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import CellAddress, PercolatorError, SchemaError, TabletMoved
 from percolator.formats.records import LockRecord
 from percolator.observers.observer_change import (

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from percolator.codecs.names import COLUMN_BYTES_MAX
+from percolator.codecs.readable import quoted
 from percolator.errors import InvalidArgument
-from percolator.row_text import quoted
 from percolator.schema import INTERNAL_PREFIX, INTERNAL_TABLES, TABLE_BYTES_MAX
 from percolator.v1.master_pb2 import TableOptions
 from percolator.v1.tabletserver_pb2 import ColumnTtl
@@ -22,7 +23,6 @@ SPLIT_ROW_BYTES_MAX = 4_096
 """The longest row at which a tablet may begin."""
 REQUEST_ID_BYTES = 16
 """Random, so that no two requests to create or delete a table have the same id."""
-_COLUMN_BYTES_MAX = 255
 
 
 def require_table_name(field: str, name: str) -> None:
@@ -124,9 +124,9 @@ def require_ttls(field: str, ttls: Sequence[ColumnTtl], *, may_be_zero: bool = F
     seen: set[bytes] = set()
     for index, one in enumerate(ttls):
         where = f"{field}[{index}]"
-        if not 1 <= len(one.column) <= _COLUMN_BYTES_MAX or one.column[0] == 0:
+        if not 1 <= len(one.column) <= COLUMN_BYTES_MAX or one.column[0] == 0:
             raise InvalidArgument(
-                f"{where}.column", f"expected 1 to {_COLUMN_BYTES_MAX} bytes, the first not 00"
+                f"{where}.column", f"expected 1 to {COLUMN_BYTES_MAX} bytes, the first not 00"
             )
         if one.column in seen:
             raise InvalidArgument(f"{where}.column", f"{quoted(one.column)} is named twice")

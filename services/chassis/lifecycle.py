@@ -37,7 +37,6 @@ from prometheus_client import CollectorRegistry
 from structlog.stdlib import BoundLogger
 from structlog.types import EventDict, Processor
 
-from percolator import private_files
 from percolator.errors import (
     InvalidArgument,
     InvariantViolation,
@@ -48,8 +47,13 @@ from percolator.errors import (
     StoreUnusable,
     WrongCluster,
 )
-from percolator.event_loop import new_event_loop
-from percolator.garbage_collector import tune_garbage_collector
+from percolator.process import (
+    make_private,
+    new_event_loop,
+    private_opener,
+    tune_garbage_collector,
+    umask_below,
+)
 from percolator.services.chassis import metrics
 from percolator.services.chassis.cluster_store import STORE_FORMAT
 from percolator.services.chassis.files import RealFiles
@@ -191,7 +195,7 @@ class ReadyFile:
             "pid": os.getpid(),
         }
         temporary = self._path.with_name(self._path.name + ".new")
-        with open(temporary, "w", encoding="utf-8", opener=private_files.opener) as file:
+        with open(temporary, "w", encoding="utf-8", opener=private_opener) as file:
             file.write(json.dumps(content) + "\n")
         temporary.replace(self._path)
 
@@ -304,7 +308,7 @@ def _nearest(name: str, among: Sequence[str], likeness: float) -> str:
 def limit_new_files(root: Path) -> None:
     """Sets the umask of the process: LevelDB has no other way to choose the mode of its files."""
     try:
-        os.umask(private_files.umask_below(root))
+        os.umask(umask_below(root))
     except OSError:
         os.umask(0o077)  # it is made with this, or opening it says what is wrong
 
@@ -313,7 +317,7 @@ def close_root(root: Path, log: BoundLogger) -> None:
     """Takes the access of others from a root that an earlier release has made, once it is known to
     be that of this cluster."""
     try:
-        if private_files.tighten(root):
+        if make_private(root):
             log.warning("other users could read the store, and no longer can", store=str(root))
     except OSError as error:
         log.warning(

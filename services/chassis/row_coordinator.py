@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import structlog
 
+from percolator.codecs.keys import after_prefix
 from percolator.errors import (
     InvalidArgument,
     NotReady,
@@ -26,7 +27,7 @@ from percolator.errors import (
     StoreUnusable,
 )
 from percolator.rowstore.identity import TABLE_ID
-from percolator.rowstore.layout import DATA, after_prefix
+from percolator.rowstore.layout import DATA
 from percolator.rowstore.port import (
     TIME_UNIT,
     Change,

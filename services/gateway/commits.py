@@ -20,6 +20,7 @@ import structlog
 from percolator.aio.database import Database
 from percolator.aio.engine import Engine
 from percolator.arguments import FAMILIES_MAX
+from percolator.codecs.readable import quoted
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -40,7 +41,6 @@ from percolator.protocol.environment import ROLLED_BACK
 from percolator.protocol.write_set import WriteSet, WriteSteps, locked_cell, read_lock_of
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import RangeRequest
-from percolator.row_text import quoted
 from percolator.services.chassis.gate import Quota
 from percolator.services.chassis.rpc import caller_identity
 from percolator.tasks import Tasks

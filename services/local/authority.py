@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from percolator import private_files
+from percolator.process import PRIVATE_DIRECTORY_MODE, private_opener
 from percolator.wire.credentials import TLS_VARIABLES, TOKEN_VARIABLE
 from percolator.wire.roles import Role
 from percolator.wire.tls import CLUSTER_NAME, Tls
@@ -87,7 +87,7 @@ class Authority:
 
 def make_all(directory: Path) -> None:
     """Writes everything that a cluster and its clients need."""
-    directory.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
+    directory.mkdir(mode=PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
     authority, client = Authority(), directory / "client"
     contents = {
         **authority.signed(directory / "cluster", CLUSTER_NAME),
@@ -156,11 +156,11 @@ def _write(contents: dict[Path, bytes]) -> None:
     written: list[tuple[Path, Path]] = []
     try:
         for path, content in contents.items():
-            path.parent.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
+            path.parent.mkdir(mode=PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
             new = path.with_name(f"{path.name}.new")
             new.unlink(missing_ok=True)
             written.append((new, path))
-            with open(new, "xb", opener=private_files.opener) as file:
+            with open(new, "xb", opener=private_opener) as file:
                 file.write(content)
         for new, path in written:
             os.replace(new, path)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from percolator import private_files
+from percolator.process import PRIVATE_DIRECTORY_MODE, make_private, private_opener
 from percolator.services.local.process import STOP_SECONDS, LocalClusterError
 
 State = dict[str, Any]
@@ -197,13 +197,13 @@ def make_data_directory(data: Path) -> None:
         _make_directory(data / part)
         # Earlier releases made them for everybody. One of another user is used as it is.
         with suppress(OSError):
-            private_files.tighten(data / part)
+            make_private(data / part)
     _open_lock(data / "run" / "lock").close()
 
 
 def _make_directory(path: Path) -> None:
     try:
-        path.mkdir(mode=private_files.DIRECTORY_MODE, parents=True, exist_ok=True)
+        path.mkdir(mode=PRIVATE_DIRECTORY_MODE, parents=True, exist_ok=True)
     except OSError as error:
         raise LocalClusterError(
             f"--data: cannot make {path}: {error.strerror}; pass a directory that you may write to"
@@ -211,13 +211,13 @@ def _make_directory(path: Path) -> None:
 
 
 def _write(path: Path, text: str) -> None:
-    with open(path, "w", encoding="utf-8", opener=private_files.opener) as file:
+    with open(path, "w", encoding="utf-8", opener=private_opener) as file:
         file.write(text)
 
 
 def _open_lock(path: Path) -> IO[str]:
     try:
-        return open(path, "a+", opener=private_files.opener)
+        return open(path, "a+", opener=private_opener)
     except OSError as error:
         raise LocalClusterError(
             f"--data: cannot open {path}: {error.strerror}; pass a directory that you may write to"

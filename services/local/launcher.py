@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from percolator import private_files
+from percolator.process import private_opener
 from percolator.services.local import directory
 from percolator.services.local.cluster import START_SECONDS, LocalCluster
 from percolator.services.local.directory import data_option, running
@@ -407,7 +407,7 @@ def detach(data: Path, plan: Plan, say: Callable[[str], None]) -> directory.Stat
         str(data),
         *plan.options(),
     ]
-    with open(log_file, "wb", opener=private_files.opener) as log:
+    with open(log_file, "wb", opener=private_opener) as log:
         launcher = subprocess.Popen(  # noqa: S603 - our own module, and no shell
             command,
             stdin=subprocess.DEVNULL,

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from percolator import private_files
 from percolator.errors import PercolatorError
+from percolator.process import private_opener
 from percolator.services.serve import SERVICES
 
 _HOST = "127.0.0.1"
@@ -150,7 +150,7 @@ class ServiceProcess:
         command += ["--ready-file", str(self._ready_file), "--stop-with-stdin", "--log-format=json"]
         # Last, because the last value of a flag wins.
         command += self._arguments
-        with open(self.log, "ab", opener=private_files.opener) as log:
+        with open(self.log, "ab", opener=private_opener) as log:
             # The pipe to stdin closes when this launcher dies, however it dies: no orphans.
             # In a separate process group, so that Ctrl-C in a terminal does not reach it: it would
             # be told to stop twice, by the terminal and by the launcher, and not drain.

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import structlog
 
-from percolator.counts import counted
+from percolator.codecs.readable import counted
 from percolator.errors import (
     DeadlineExceeded,
     NotReady,

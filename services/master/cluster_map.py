@@ -16,7 +16,7 @@ from typing import Self
 
 from google.protobuf.message import DecodeError
 
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import (
     InvalidArgument,
     InvariantViolation,

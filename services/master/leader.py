@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import InvalidArgument, PercolatorError, StoreFault, StoreUnusable
 from percolator.formats.records import LockRecord
 from percolator.services.chassis.coordinator import Leadership, Trouble

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import structlog
 
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import (
     DeadlineExceeded,
     InvalidArgument,

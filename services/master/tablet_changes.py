@@ -16,13 +16,13 @@ from functools import partial
 
 import structlog
 
+from percolator.codecs.readable import quoted
 from percolator.errors import (
     InvalidArgument,
     NotReady,
     PercolatorError,
     StoreUnusable,
 )
-from percolator.row_text import quoted
 from percolator.services.master.assignment import Assignment
 from percolator.services.master.cluster_map import ClusterMap, Tablet
 from percolator.services.master.map_store import MapStore

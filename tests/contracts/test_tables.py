@@ -27,7 +27,7 @@ from percolator import (
     codecs,
 )
 from percolator.arguments import COLUMNS_MAX
-from percolator.codec_names import COLUMNS_KEPT_MAX
+from percolator.codecs.names import COLUMNS_KEPT_MAX
 from percolator.v1 import master_pb2
 from tests.contracts.conftest import Accounts, needs_backward_scans, needs_tablets
 

@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from google.protobuf.descriptor import ServiceDescriptor
 
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import PercolatorError, SchemaError
 from percolator.observers.observer_change import changed_observers, report_backfill
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2

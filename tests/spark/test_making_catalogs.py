@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 import percolator
 from percolator import Table, codecs
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.spark import spark_catalog, store_catalog
 from percolator.spark.bulk_load import bulk_load

@@ -11,12 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from percolator import (
-    Limits,
-    RetryPolicy,
-    Table,
-    codecs,
-)
+from percolator import Limits, RetryPolicy, Table, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.aio.engine import Rows

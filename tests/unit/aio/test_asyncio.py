@@ -11,13 +11,7 @@ from typing import Any
 
 import pytest
 
-from percolator import (
-    InvalidArgument,
-    Limits,
-    RetryPolicy,
-    UsageError,
-    codecs,
-)
+from percolator import InvalidArgument, Limits, RetryPolicy, UsageError, codecs
 from percolator.aio import Database, Transaction
 from percolator.decorators import transactional
 from percolator.errors import ConflictError, SchemaError

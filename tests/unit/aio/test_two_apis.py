@@ -22,7 +22,7 @@ INTERNAL = {
     "scan_cells",
     "scan_joined",
     "get_cells",
-    # What is written once for asyncio, and called by both kinds (percolator/either.py).
+    # What is written once for asyncio, and called by both kinds (percolator/decorators.py).
     "call_inside",
 }
 

@@ -28,8 +28,8 @@ from percolator.backup.export_files import (
     file_of,
 )
 from percolator.backup.part_files import CellsFile, Piece
+from percolator.codecs.keys import TupleCodec, name_of
 from percolator.errors import InvalidArgument, UsageError
-from percolator.key_codec import name_of
 from percolator.routing.cells import CellPage
 
 FILE = "t/part-00000.jsonl"
@@ -128,7 +128,7 @@ def _cells(key: Any, chance: random.Random) -> list[LoadedCell]:
     }
 
     def made(codec: Any) -> Any:
-        if isinstance(codec, codecs.TupleCodec):
+        if isinstance(codec, TupleCodec):
             return tuple(made(part) for part in codec.parts)
         return made(codec.keys) if name_of(codec).startswith("hashed") else keys[name_of(codec)]()
 

@@ -22,7 +22,7 @@ from percolator import Database, SchemaError, Table, UsageError, aio, codecs
 from percolator.aio import Outcome, Transaction
 from percolator.blocking.database import ROWS_PER_PORTION
 from percolator.blocking.loop_thread import LoopThread, shared
-from percolator.event_loop import new_event_loop
+from percolator.process import new_event_loop
 from percolator.protocol.commit import Commit
 
 ROOT = Path(__file__).parents[3]

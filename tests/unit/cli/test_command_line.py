@@ -22,7 +22,7 @@ from percolator.cli.connection import plain
 from percolator.cli.options import timestamp_of
 from percolator.cli.sessions import _as_table
 from percolator.cli.status import Overview, _as_text
-from percolator.row_text import row_bytes, row_text
+from percolator.codecs.readable import row_bytes, row_text
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.v1.lockservice_pb2 import Session, SessionInfo

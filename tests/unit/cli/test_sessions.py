@@ -19,7 +19,7 @@ from percolator.cli.sessions import list_sessions
 from percolator.cli.status import Overview
 from percolator.cli.top import Activities, LostCell, Sample, cell_data, cell_text
 from percolator.cli.values import UNKNOWN, Forms, NamedTable
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import CellAddress, InvalidArgument, SchemaError, Unavailable
 from percolator.formats.records import (
     LockRecord,

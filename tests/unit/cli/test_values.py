@@ -15,7 +15,7 @@ from percolator.cli.notifications import Shown, _changed, _data, _is_of
 from percolator.cli.sessions import as_data
 from percolator.cli.tables import column_ttls
 from percolator.cli.values import UNKNOWN, Forms, ValueType, described
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import CellAddress, InvalidArgument
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
 from percolator.observers import dead_letters

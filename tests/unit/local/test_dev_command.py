@@ -9,14 +9,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import Result
 
-from percolator import private_files
 from percolator.cli import app
+from percolator.process import private_opener
 from percolator.services import serve
 from percolator.services.local import command, launcher
 from percolator.services.local.directory import Ownership, delete, running, write_state
@@ -327,12 +326,9 @@ def test_certs_that_cannot_all_be_written_leave_the_former_ones(
     def out_of_space(path: str, flags: int) -> int:
         if "client.env" in path:
             raise full
-        return private_files.opener(path, flags)
+        return private_opener(path, flags)
 
-    monkeypatch.setattr(
-        "percolator.services.local.authority.private_files",
-        SimpleNamespace(opener=out_of_space, DIRECTORY_MODE=private_files.DIRECTORY_MODE),
-    )
+    monkeypatch.setattr("percolator.services.local.authority.private_opener", out_of_space)
     result = certs("made", "--yes")
     assert (result.exit_code, result.stderr) == (
         2,

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator import Database, InvalidArgument, Table, codecs, named_codecs
+from percolator import Database, InvalidArgument, Table, codecs
+from percolator.codecs import readable
+from percolator.codecs.keys import name_of
+from percolator.codecs.values import INTEGER_MAX, INTEGER_MIN
 from percolator.errors import SchemaError
-from percolator.fixed_keys import INTEGER_MAX, INTEGER_MIN
-from percolator.key_codec import name_of
 from percolator.testing.pytest_plugin import percolator_db
 from percolator.v1.cells_pb2 import Cell, RowRange
 
@@ -447,10 +448,10 @@ VALUES: list[tuple[codecs.Codec[Any], Any, str]] = [
 def test_a_value_is_shown_by_the_name_of_its_codec_and_read_back(
     codec: codecs.Codec[Any], value: object, shown: str
 ) -> None:
-    named = named_codecs.value_codec(codec.name)
+    named = readable.value_codec(codec.name)
     data = codec.encode(value)
-    assert named_codecs.value_text(named, data) == shown
-    assert codec.decode(named_codecs.value_bytes("cells", named, shown)) == value
+    assert readable.value_text(named, data) == shown
+    assert codec.decode(readable.value_bytes("cells", named, shown)) == value
 
 
 KEYS: list[tuple[Any, Any, str]] = [
@@ -475,24 +476,24 @@ KEYS: list[tuple[Any, Any, str]] = [
 def test_a_row_key_is_shown_by_the_name_of_its_codec_and_read_back(
     codec: Any, key: object, shown: str
 ) -> None:
-    named = named_codecs.key_codec(name_of(codec))
+    named = readable.key_codec(name_of(codec))
     row = codec.encode(key)
-    assert named_codecs.key_text(named, row) == shown
-    assert named_codecs.key_bytes("row", named, shown) == row
-    assert named_codecs.key_bytes("row", named, f"hex:{row.hex()}") == row
+    assert readable.key_text(named, row) == shown
+    assert readable.key_bytes("row", named, shown) == row
+    assert readable.key_bytes("row", named, f"hex:{row.hex()}") == row
 
 
 def test_a_prefix_of_a_tuple_is_its_first_parts() -> None:
     codec = codecs.tuple_of(codecs.text, codecs.ordered_integer)
-    assert named_codecs.prefix_bytes("--prefix", codec, '["a"]') == codec.encode_prefix(("a",))
+    assert readable.prefix_bytes("--prefix", codec, '["a"]') == codec.encode_prefix(("a",))
 
 
 @given(st.binary(max_size=20), st.sampled_from(VALUES), st.sampled_from(KEYS))
 def test_any_stored_bytes_can_be_shown(
     data: bytes, value: tuple[codecs.Codec[Any], Any, str], key: tuple[Any, Any, str]
 ) -> None:
-    assert isinstance(named_codecs.value_text(named_codecs.value_codec(value[0].name), data), str)
-    assert isinstance(named_codecs.key_text(named_codecs.key_codec(name_of(key[0])), data), str)
+    assert isinstance(readable.value_text(readable.value_codec(value[0].name), data), str)
+    assert isinstance(readable.key_text(readable.key_codec(name_of(key[0])), data), str)
 
 
 @pytest.mark.parametrize(
@@ -514,14 +515,14 @@ def test_a_value_of_another_type_is_refused_with_its_column(
     codec: codecs.Codec[Any], text: str
 ) -> None:
     with pytest.raises(InvalidArgument, match=r"stock.*expected"):
-        named_codecs.value_bytes("stock", named_codecs.value_codec(codec.name), text)
+        readable.value_bytes("stock", readable.value_codec(codec.name), text)
 
 
 @pytest.mark.parametrize("text", ["a", '"a"', "[17]", '["a", 1, 2]', '["a"]', '["a", "b"]'])
 def test_a_row_key_of_another_type_is_refused(text: str) -> None:
-    codec = named_codecs.key_codec("tuple_of(text, ordered_integer)")
+    codec = readable.key_codec("tuple_of(text, ordered_integer)")
     with pytest.raises(InvalidArgument, match=r'row.*expected tuple_of.*\["a", 17\]'):
-        named_codecs.key_bytes("row", codec, text)
+        readable.key_bytes("row", codec, text)
 
 
 @pytest.mark.parametrize(
@@ -539,9 +540,9 @@ def test_a_row_key_of_another_type_is_refused(text: str) -> None:
     ],
 )
 def test_a_name_that_is_no_codec_is_none(name: str) -> None:
-    assert named_codecs.value_codec(name) is None
-    assert named_codecs.key_codec(name) is None
+    assert readable.value_codec(name) is None
+    assert readable.key_codec(name) is None
     with pytest.raises(InvalidArgument, match="--key"):
-        named_codecs.require_key_name("--key", name)
+        readable.require_key_name("--key", name)
     with pytest.raises(InvalidArgument, match="--column"):
-        named_codecs.require_value_name("--column", name)
+        readable.require_value_name("--column", name)

@@ -11,9 +11,9 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from percolator import private_files
 from percolator.backup import export_files
 from percolator.observers import trace
+from percolator.process import private_opener
 from percolator.recipes.export_queue import ExportFile
 from percolator.services.chassis.lifecycle import ReadyFile, close_root, limit_new_files
 from percolator.services.local import directory
@@ -168,7 +168,7 @@ def wider_than_private(root: Path) -> dict[str, str]:
 def test_a_file_that_is_there_keeps_its_mode(tmp_path: Path) -> None:
     path = tmp_path / "queue"
     path.touch(mode=0o640)
-    with open(path, "ab", opener=private_files.opener):
+    with open(path, "ab", opener=private_opener):
         assert mode(path) == 0o640
 
 

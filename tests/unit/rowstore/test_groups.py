@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from percolator.codecs.keys import after_prefix
 from percolator.errors import (
     CellAddress,
     DeadlineExceeded,
@@ -24,7 +25,7 @@ from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 from percolator.rowstore import mapping, mutations
 from percolator.rowstore.cells import stored_cells
 from percolator.rowstore.collection import Bounds, collectable, no_older_lock, planned
-from percolator.rowstore.layout import LOCKS, Times, after_prefix
+from percolator.rowstore.layout import LOCKS, Times
 from percolator.rowstore.mapping import Step
 from percolator.rowstore.mutations import RowGroups
 from percolator.rowstore.port import TIME_UNIT, Change, Check, DeleteCell, Selection

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from percolator.codecs.keys import after_prefix
 from percolator.rowstore.layout import (
     ALL_COLUMNS,
-    after_prefix,
     column_bounds,
     column_of,
     row_key,

@@ -12,7 +12,7 @@ from contextvars import Context
 import pytest
 
 from percolator.errors import InvariantViolation
-from percolator.event_loop import new_event_loop
+from percolator.process import new_event_loop
 from tests import loop_reports
 from tests.simulation.loop import CURRENT_LIFE, Life, SimulationLoop, run_simulation
 from tests.simulation.virtual_time import NothingLeftToHappen, run_virtually

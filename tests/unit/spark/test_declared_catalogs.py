@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from percolator.codec_names import CodecNames
+from percolator.codecs.names import CodecNames
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.spark.catalog import FrameCatalog, declared_catalog, require_declared
 

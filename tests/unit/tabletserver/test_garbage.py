@@ -1,4 +1,4 @@
-"""Requests leave nothing for the garbage collector, which rarely runs (garbage_collector.py)."""
+"""Requests leave nothing for the garbage collector, which rarely runs (process.py)."""
 
 from __future__ import annotations
 

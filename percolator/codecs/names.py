@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
+from percolator.codecs.readable import quoted
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.row_text import quoted
-from percolator.schema import COLUMN_BYTES_MAX
 from percolator.v1 import master_pb2 as pb
 
 CODEC_BYTES_MAX = 255
+COLUMN_BYTES_MAX = 255
+"""The longest name of a column."""
 COLUMNS_KEPT_MAX = 1_000
 """The most columns whose codecs are kept, in one table. Names of columns may be data, so there may
 be any number of them, and every client learns those that are kept."""

@@ -1,7 +1,7 @@
-"""Codecs by the names that tables' schemas keep, and their values and keys as people write them.
+"""Values and row keys as people read and write them, and codecs by the names that schemas keep.
 
-A program's own types are not known here: a model is shown as the JSON that it is stored as, and a
-message as bytes.
+A row key is shown as text, or as `hex:00ff`. A program's own types are not known here: a model is
+shown as the JSON that it is stored as, and a message as bytes.
 """
 
 from __future__ import annotations
@@ -11,15 +11,53 @@ import decimal
 import json
 import math
 import re
+import string
 import uuid
 from typing import Any
 
 from percolator import codecs
-from percolator.codecs import Codec, TupleCodec
+from percolator.codecs.keys import HashedCodec, KeyCodec, TupleCodec
+from percolator.codecs.values import Codec
 from percolator.errors import InvalidArgument, SchemaError
-from percolator.hashed_keys import HashedCodec
-from percolator.key_codec import KeyCodec
-from percolator.row_text import HEX, row_bytes, row_text
+
+HEX = "hex:"
+
+
+def row_bytes(field: str, text: str) -> bytes:
+    """The row that `text` stands for: its UTF-8 bytes, or the bytes after "hex:"."""
+    if not text.startswith(HEX):
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            raise InvalidArgument(
+                field, f"{text!r} cannot be encoded as UTF-8; write bytes as hex:00ff"
+            ) from None
+    digits = text.removeprefix(HEX)
+    if len(digits) % 2 or not set(digits) <= set(string.hexdigits):
+        raise InvalidArgument(field, f"expected pairs of hexadecimal digits, found {digits[:40]!r}")
+    return bytes.fromhex(digits)
+
+
+def row_text(row: bytes) -> str:
+    """The text that `row_bytes` turns into this row."""
+    try:
+        text = row.decode()
+    except UnicodeDecodeError:
+        return HEX + row.hex()
+    return text if text.isprintable() and not text.startswith(HEX) else HEX + row.hex()
+
+
+def quoted(name: bytes) -> str:
+    """A row key or a column name in an error message: 'o4', or 'hex:00ff'; never b'o4'."""
+    return repr(row_text(name))
+
+
+def counted(number: float, noun: str, plural: str = "") -> str:
+    """A number with its noun: "1 table", "2,048 tables". The default plural adds an s."""
+    return f"{number:,.0f} {noun if number == 1 else plural or noun + 's'}"
+
+
+# ---------------------------------------------------------------------------- codecs by name
 
 _VALUES: dict[str, Codec[Any]] = {
     codec.name: codec
