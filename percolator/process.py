@@ -67,8 +67,8 @@ def private_opener(path: str, flags: int) -> int:
 
 
 def make_private(directory: Path) -> bool:
-    """Closes a directory that earlier releases have made for everybody. Returns whether it was
-    open. Raises `OSError`, for instance if it belongs to another user."""
+    """Closes a directory that others can read, as `mkdir` makes it by default. Returns whether it
+    was open. Raises `OSError`, for instance if it belongs to another user."""
     mode, closed = _modes(directory)
     if mode == closed:
         return False

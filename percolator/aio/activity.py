@@ -53,8 +53,8 @@ class ProcessActivity:
     async def running_observers(self) -> set[tuple[str, str]] | None:
         """The observers, by table and name, that run in any process of the cluster.
 
-        None if that cannot be known: no answer, or a process of an earlier release, which says
-        nothing. Without a lock service, such as in memory, there is only this process.
+        None if that cannot be known: no answer, or a client that does not report its activity.
+        Without a lock service, such as in memory, there is only this process.
         """
         found = {(one.table, one.observer) for one in self._observers()}
         if self.lock_services is None or not self.lock_services.addresses:

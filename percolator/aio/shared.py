@@ -89,10 +89,6 @@ class Receipt:
     tables: tuple[int, ...] = ()
     """The tables in which it has locked cells."""
 
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Unpickles it. One of an earlier release lacks what was added since."""
-        self.__dict__.update({"announced": {}, "tables": (), **state})
-
 
 # A task's share of a shared transaction: what one attempt at it writes. `shared.py` says how.
 

@@ -143,7 +143,7 @@ class Export:
     tables: tuple[ExportedTable, ...]
     form: ExportFormat = ExportFormat.PARQUET
     cluster: str = ""
-    """The id of the cluster. Empty in exports of earlier releases."""
+    """The id of the cluster."""
 
     def __post_init__(self) -> None:
         _require_numbers(self.at)
@@ -196,7 +196,7 @@ MANIFEST = "manifest.json"
 PLAN = "plan.json"
 _CHUNK_BYTES = 1 << 20
 _FORMS = {1: ExportFormat.PARQUET, 2: ExportFormat.JSONL, 3: ExportFormat.PARQUET}
-"""By the `format` of plans and manifests. Earlier releases know 1, and name the one they refuse."""
+"""By the `format` of plans and manifests."""
 _EXPORT, _PART = model_form(Export, {}), model_form(ExportPart, {})
 
 
@@ -300,7 +300,7 @@ def write_export(path: Path, export: Export) -> None:
     del content["form"]
     for table in content["tables"]:
         if not table["change_feed"]:
-            # Releases that know no feeds can read the export of a table without one.
+            # A release without feeds could read the export of a table without one.
             del table["change_feed"]
         if table["codecs"] is None:
             del table["codecs"]  # likewise
@@ -315,7 +315,7 @@ def write_export(path: Path, export: Export) -> None:
 def _number_of(export: Export) -> int:
     if export.form is ExportFormat.JSONL:
         return 2
-    # Releases that know no times to live would take the export for a damaged one.
+    # A release without times to live would take the export for a damaged one.
     return 3 if any(table.ttls for table in export.tables) else 1
 
 
@@ -387,7 +387,7 @@ def read_manifest(directory: Path) -> Export:
 
 def read_part(directory: Path, planned: ExportPart, at: int) -> ExportPart | None:
     """The part as an earlier run of the export at this timestamp has finished it; None if it has
-    not. Records of earlier releases do not say of which export they are."""
+    not."""
     record = (directory / planned.file).with_suffix(".json")
     if not is_there(record):
         return None

@@ -227,7 +227,7 @@ async def _cluster_id(database: Database) -> str:
 async def _require_same_cluster(database: Database, directory: Path, planned: Export) -> None:
     """Raises `InvalidArgument` if it is another one: its tables may have the same names and ids."""
     here = await _cluster_id(database)
-    if planned.cluster not in ("", here):
+    if planned.cluster != here:
         raise InvalidArgument(
             "directory",
             f"the export in {directory} is of cluster {planned.cluster}, and this is {here}: "

@@ -70,7 +70,7 @@ class DeadLetter:
     parked_at: int
     """The timestamp at which it was put aside. The name is stored, and the CLI prints it."""
     traceback: str = ""
-    """The traceback of the last attempt; empty if an earlier release has written the letter."""
+    """The traceback of the last attempt."""
 
     @property
     def key(self) -> tuple[str, str, bytes, bytes]:
@@ -99,7 +99,7 @@ class DeadLetter:
             stored["error"],
             stored["attempts"],
             stored["parked_at"],
-            stored.get("traceback", ""),
+            stored["traceback"],
         )
 
 

@@ -253,8 +253,7 @@ class NewestReads:
         except InvalidArgument as refused:
             if not refused.field.endswith(".timestamp"):
                 raise
-            # The server runs an older release, or values of the column expire and this client does
-            # not know it yet.
+            # Values of the column expire, and this client does not know it yet.
             self._timestamps_until = self._now() + TIMESTAMPS_SECONDS
             return NOT_NOW
         return NOT_NOW if isinstance(found, RowResult) else found

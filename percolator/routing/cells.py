@@ -60,7 +60,7 @@ class CommonStep:
         return len(self.row) + len(self.column) + len(self.value) + _OTHER_BYTES
 
     def mutation(self) -> Mutation:
-        """The same as a message, for servers that do not know such lists."""
+        """The step as a mutation of its own, as row stores and the memory take it."""
         raise InvariantViolation(f"{type(self).__name__} is not a kind of step")
 
 

@@ -347,8 +347,8 @@ def _notified(given: Given) -> str:
         raise InvalidArgument(
             "notify",
             "none is not possible: after the commit, whoever meets a lock of the job writes the "
-            "notification, and clients of an earlier release would do so anyway. Bulk load the "
-            "rows into a new table, or register the observers after the job, without a backfill",
+            "notification. Bulk load the rows into a new table, or register the observers after "
+            "the job, without a backfill",
         )
     return choice
 

@@ -6,12 +6,9 @@ Each batch of a stream is one shared transaction, and is written exactly once:
     row      the id of the query, which its checkpoint keeps
     batch    the newest batch that is committed, as an integer
     table    the id of the table that it was written into, as an integer
-    earlier  the newest batch of earlier releases, as an integer, if they have written any
 
 A copy of a checkpoint has the same id: a query that writes into another table with it has a row of
-its own, whose key goes on with a slash and the id of that table. Earlier releases know only the
-first row, and do not say into which table they write. So that row stays the one of a query that has
-only one table: then a driver of such a release, before or after, knows what was written.
+its own, whose key goes on with a slash and the id of that table.
 
 Spark repeats a batch if the query ended after the batch was committed and before the checkpoint
 said so. The number of the batch is committed with its rows, so a batch that is repeated is seen to
@@ -127,7 +124,6 @@ def _without_flag(schema: StructType, options: WriteOptions) -> StructType:
 SINKS = Table(SINKS_NAME)
 BATCH = SINKS.column("batch", codecs.integer)
 OWNER = SINKS.column("table", codecs.integer)
-EARLIER = SINKS.column("earlier", codecs.integer)
 TASK = "batch"
 """The task that locks the number of the batch. Other tasks are named by numbers."""
 
@@ -216,20 +212,18 @@ class Sink(DataSourceStreamArrowWriter):
             catalog, deadline = here.database.internal.engine.catalog, here.deadline(target)
             await self._ensure_table(here)
             table_id = (await catalog.table(target.table, deadline)).table_id
-            own, columns = f"{query}/{table_id}", [BATCH, OWNER, EARLIER]
+            own, columns = f"{query}/{table_id}", [BATCH, OWNER]
             async with here.database.snapshot() as snapshot:
                 first, ours = await snapshot.get_many(SINKS, [query, own], columns)
                 seen = await snapshot.timestamp()
             if BATCH in ours:
                 return Marks(ours[BATCH], own, {}, seen)
-            newest, owner = first.get(BATCH, -1), first.get(OWNER)
-            if owner not in (None, table_id):
-                return Marks(first.get(EARLIER, -1), own, {}, seen)
-            more = {} if owner == table_id else {OWNER: table_id}
-            if owner is None and newest >= 0:
-                # Of an earlier release, and perhaps in another table: then that query needs it.
-                more[EARLIER] = newest
-            return Marks(newest, query, more, seen)
+            owner = first.get(OWNER)
+            if owner == table_id:
+                return Marks(first[BATCH], query, {}, seen)
+            if owner is not None:
+                return Marks(-1, own, {}, seen)
+            return Marks(-1, query, {OWNER: table_id}, seen)
 
         target = self._options.target
         return here.call(look)

@@ -245,7 +245,7 @@ def cells_locked_by(cells: Collection[bytes]) -> list[bytes]:
 # * A record would become false if a put or deletion were later committed between the two
 # timestamps. Locks keep the commits of a cell in order, and the judge refuses anything that is out
 # of order.
-# * Records in the earlier format name nothing. Readers step over them, in slices.
+# * Some records name nothing (see STEPS_MAX). Readers step over them, in slices.
 #
 # For cells that were locked or read recently, the tablet keeps the newest change in memory. Then a
 # read costs one seek, as for any other cell, and the next lock-only commit costs none. Memory

@@ -33,7 +33,7 @@ ROUTE_DIRECT: Route
 ROUTE_THROUGH: Route
 
 class Server(_message.Message):
-    __slots__ = ("kind", "server_id", "address", "metrics_address", "version", "uptime_milliseconds", "silence_milliseconds", "clock_lead_milliseconds", "leaving", "store_format")
+    __slots__ = ("kind", "server_id", "address", "metrics_address", "version", "uptime_milliseconds", "silence_milliseconds", "clock_lead_milliseconds", "leaving")
     KIND_FIELD_NUMBER: _ClassVar[int]
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
@@ -43,7 +43,6 @@ class Server(_message.Message):
     SILENCE_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     CLOCK_LEAD_MILLISECONDS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
-    STORE_FORMAT_FIELD_NUMBER: _ClassVar[int]
     kind: ServiceKind
     server_id: str
     address: str
@@ -53,8 +52,7 @@ class Server(_message.Message):
     silence_milliseconds: int
     clock_lead_milliseconds: int
     leaving: bool
-    store_format: int
-    def __init__(self, kind: _Optional[_Union[ServiceKind, str]] = ..., server_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., version: _Optional[str] = ..., uptime_milliseconds: _Optional[int] = ..., silence_milliseconds: _Optional[int] = ..., clock_lead_milliseconds: _Optional[int] = ..., leaving: bool = ..., store_format: _Optional[int] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[ServiceKind, str]] = ..., server_id: _Optional[str] = ..., address: _Optional[str] = ..., metrics_address: _Optional[str] = ..., version: _Optional[str] = ..., uptime_milliseconds: _Optional[int] = ..., silence_milliseconds: _Optional[int] = ..., clock_lead_milliseconds: _Optional[int] = ..., leaving: bool = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

@@ -26,7 +26,7 @@ took long to arrive."""
 def clocks_of(described: DescribeResponse) -> dict[str, int]:
     """The servers' wall clocks when the master answered, by address, in milliseconds.
 
-    Servers whose clock the master does not know are missing. An older master knows none.
+    Servers whose clock the master does not know are missing.
     """
     if not described.wall_milliseconds:
         return {}

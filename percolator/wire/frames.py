@@ -2,8 +2,8 @@
 
 Nothing waits for frames. Once a server was called a few times, it is asked over gRPC whether it
 offers them, and connected to in the background; until that has succeeded, and whenever the
-connection has ended, calls go over gRPC. So an older server, a closed port, or one that leads to
-another server, costs nothing but speed.
+connection has ended, calls go over gRPC. So a server without frames, a closed port, or one that
+leads to another server, costs nothing but speed.
 
 Large requests always go over gRPC. A call is repeated over gRPC only if it was not executed: it did
 not leave, or its token is no longer valid. gRPC reads the token again.

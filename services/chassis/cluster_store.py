@@ -116,12 +116,10 @@ class RowStoreWatch:
 
 
 FILE_NAME = "cluster.json"
-FIRST_FORMAT = 1
-"""That of a new store."""
-EXPIRING_FORMAT = 2
-"""That of a store in which values expire."""
-STORE_FORMAT = EXPIRING_FORMAT
-"""The highest one that this release opens; it opens all older ones, too."""
+STORE_FORMAT = 1
+"""The format of the stores that this release makes."""
+_FORMATS = (STORE_FORMAT, 2)
+"""The formats that it opens. 2 was written where values expire, and differs in nothing else."""
 
 _BYTES_MAX = 4_096
 _CLUSTER_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -134,19 +132,15 @@ _IN_NEW_FILE_SYSTEMS = frozenset({"lost+found"})
 class ClusterIdentity:
     """The cluster that a store root belongs to: the file `cluster.json` in it.
 
-        {"cluster_id": "9f…", "format": 1, "created_by": "0.1.0"}
-
-    Format 2 says that values expire somewhere: older releases would show them, and their masters
-    would forget which. All other clusters keep format 1, so that one can go back to the release
-    before.
+        {"cluster_id": "9f…", "format": 1, "created_by": "0.3.0"}
 
     Invariants:
     - The file appears at once with its whole, durable content, or not at all. If several masters
-      start at once on an empty root, exactly one writes it; all read the same. After that, only its
-      format is ever changed, and only raised.
+      start at once on an empty root, exactly one writes it; all read the same. It is never
+      changed.
     - A root that holds anything but has no identity is refused: it is used for something else, or
       its file was lost, and data of two clusters in one root could never be told apart again.
-    - A root of a newer format is refused: an old release would damage what it does not understand.
+    - A root of another format is refused: this release would damage what it does not understand.
     """
 
     cluster_id: str
@@ -162,7 +156,7 @@ async def establish_identity(files: Files, root: Path, random: Random) -> Cluste
     unfinished = root / f"{_UNFINISHED}{random.getrandbits(64):016x}"
     content = {
         "cluster_id": f"{random.getrandbits(128):032x}",
-        "format": FIRST_FORMAT,
+        "format": STORE_FORMAT,
         "created_by": version(),
     }
     await _write(files, unfinished, content)
@@ -174,19 +168,6 @@ async def establish_identity(files: Files, root: Path, random: Random) -> Cluste
     await files.unlink(unfinished)
     await files.fsync_directory(root)
     return await read_identity(files, root)
-
-
-async def raise_format(files: Files, root: Path, number: int, random: Random) -> None:
-    """Has releases that do not know this format refuse the store. Several may do so at once."""
-    known = await read_identity(files, root)
-    if known.format >= number:
-        return
-    unfinished = root / f"{_UNFINISHED}{random.getrandbits(64):016x}"
-    # `created_by` is what the refusal advises to use.
-    content = {"cluster_id": known.cluster_id, "format": number, "created_by": version()}
-    await _write(files, unfinished, content)
-    await files.rename(unfinished, root / FILE_NAME)
-    await files.fsync_directory(root)
 
 
 async def read_identity(files: Files, root: Path) -> ClusterIdentity:
@@ -212,11 +193,11 @@ def parse_identity(data: bytes, where: str, store: str) -> ClusterIdentity:
         raise _damaged(where, f"cluster_id is {str(cluster_id)[:64]!r}")
     if type(number) is not int or number < 1:
         raise _damaged(where, f"format is {number!r}")
-    if number > STORE_FORMAT:
+    if number not in _FORMATS:
         raise WrongCluster(
             f"{store} has format {number}, written by release "
-            f"{content.get('created_by', 'unknown')}; this release, {version()}, knows formats up "
-            f"to {STORE_FORMAT}: use that release or a later one",
+            f"{content.get('created_by', 'unknown')}; this release, {version()}, opens format "
+            f"{STORE_FORMAT}: use a release that opens format {number}",
             expected=f"format {STORE_FORMAT}",
             found=f"format {number}",
         )
@@ -240,7 +221,7 @@ def require_same_cluster(found: ClusterIdentity, store: str, cluster_id: str) ->
 
 
 async def refuse_other_cluster(files: Files, root: Path, cluster_id: str) -> None:
-    """Refuses a root whose identity names another cluster or a newer format.
+    """Refuses a root whose identity names another cluster or an unknown format.
 
     For a service that may have its own disk, where no master ever wrote an identity.
     """
@@ -315,7 +296,7 @@ async def establish(records: Records, name: str, world: World) -> RowIdentity:
     epoch = max(world.clock.wall_milliseconds() - EPOCH_BEFORE_MILLISECONDS, 0)
     content = {
         "cluster_id": f"{world.random.getrandbits(128):032x}",
-        "format": FIRST_FORMAT,
+        "format": STORE_FORMAT,
         "created_by": version(),
         "epoch_milliseconds": epoch,
     }

@@ -422,8 +422,7 @@ class Access:
 
 def _machine_before_gateway(value: str | bytes) -> str:
     """The machine whose call a gateway forwards; empty if the gateway does not name it."""
-    # Earlier gateways send a 1.
-    return "" if value == "1" or isinstance(value, bytes) else value
+    return "" if isinstance(value, bytes) else value
 
 
 LOOKAHEAD_BYTES = 16 * 1024

@@ -55,7 +55,6 @@ from percolator.process import (
     umask_below,
 )
 from percolator.services.chassis import metrics
-from percolator.services.chassis.cluster_store import STORE_FORMAT
 from percolator.services.chassis.files import RealFiles
 from percolator.services.chassis.gate import Gate, Quotas, Tokens
 from percolator.services.chassis.host import Build, Host, SettingsT
@@ -314,8 +313,8 @@ def limit_new_files(root: Path) -> None:
 
 
 def close_root(root: Path, log: BoundLogger) -> None:
-    """Takes the access of others from a root that an earlier release has made, once it is known to
-    be that of this cluster."""
+    """Takes the access of others from a root that was made for everybody, once it is known to be
+    that of this cluster."""
     try:
         if make_private(root):
             log.warning("other users could read the store, and no longer can", store=str(root))
@@ -508,7 +507,6 @@ class _Process(Generic[SettingsT]):
             address=str(self._settings.advertised(bound)),
             metrics_address=str(metrics_bound.dialable()) if metrics_bound else "",
             version=version(),
-            store_format=STORE_FORMAT,
         )
 
     def _host(

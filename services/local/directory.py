@@ -195,7 +195,7 @@ def make_data_directory(data: Path) -> None:
             )
     for part in _PARTS:
         _make_directory(data / part)
-        # Earlier releases made them for everybody. One of another user is used as it is.
+        # One that was made for everybody is closed. One of another user is used as it is.
         with suppress(OSError):
             make_private(data / part)
     _open_lock(data / "run" / "lock").close()

@@ -57,7 +57,7 @@ class Observer:
     paused: bool = False
     """Not run for now, though notifications are still written for it."""
     backfill: bool = False
-    """It was registered to handle older cells, too. Earlier releases knew no such observers."""
+    """It was registered to handle older cells, too."""
     owed: OwedBackfill | None = None
     """The backfill that is not finished yet."""
 
@@ -85,13 +85,12 @@ class Table:
     observers: tuple[Observer, ...] = ()
     deleting: bool = False
     created_at: int = 0
-    """A timestamp of the oracle: no snapshot below it may use the table. 0 if an earlier release
-    created it."""
+    """A timestamp of the oracle: no snapshot below it may use the table."""
     change_feed: bool = False
     ttls: tuple[tuple[bytes, int], ...] = ()
     """The columns whose values expire, by name, with their milliseconds."""
     codecs: CodecNames = field(default_factory=CodecNames)
-    """Those that programs have declared. An earlier release kept none."""
+    """The codecs that programs have declared."""
     load: TableLoad | None = None
     """Only in a cluster on a row store."""
     created_by: bytes = b""
@@ -339,7 +338,7 @@ def _load_message(table: Table) -> master_pb2.TableLoad | None:
 
 
 def codecs_message(table: Table) -> master_pb2.Codecs | None:
-    """The codecs that were declared; absent if none were, as in the maps of earlier releases."""
+    """The codecs that were declared; absent if none were."""
     return table.codecs.message() if table.codecs else None
 
 

@@ -352,11 +352,6 @@ class Members(Protocol):
         """How far the oracle's timestamps are ahead of this master's wall clock, if it knows."""
         ...
 
-    @property
-    def store_format(self) -> int:
-        """The format that the leading master has given to the store; 1 on any other."""
-        ...
-
     async def servers(self) -> Sequence[cluster_pb2.Server]:
         """All other servers."""
         ...
@@ -401,7 +396,7 @@ class ClusterHandler:
         return cluster_pb2.DescribeResponse(
             cluster_id=self._identity.cluster_id,
             version=self._own.version,
-            format=self._format,
+            format=self._identity.format,
             route=cluster_pb2.ROUTE_DIRECT,
             servers=servers,
             wall_milliseconds=self._clock.wall_milliseconds(),
@@ -417,14 +412,9 @@ class ClusterHandler:
         await self._members.registered(request.server, request.wall_milliseconds)
         return cluster_pb2.RegisterResponse(
             cluster_id=self._identity.cluster_id,
-            format=self._format,
+            format=self._identity.format,
             interval_milliseconds=REPORT_INTERVAL_MILLISECONDS,
         )
-
-    @property
-    def _format(self) -> int:
-        """It may have been raised since this process read it."""
-        return max(self._identity.format, self._members.store_format)
 
     async def watch_forever(self) -> None:
         """Runs until cancelled."""

@@ -19,14 +19,13 @@ from percolator.services.chassis.files import Files, fault_of
 from percolator.services.master.assignment import Assignment
 from percolator.services.master.cluster_map import ClusterMap, Table, Tablet, ttls_of
 from percolator.services.master.collection import Collection, CollectionTimes, OracleTime
-from percolator.services.master.map_store import MapStore, StoreFormat, decoded
+from percolator.services.master.map_store import MapStore, decoded
 from percolator.services.master.registry import Registry
 from percolator.services.master.server_watch import ServerWatch, WatchTimes
 from percolator.services.master.table_changes import Creation, TableChanges
 from percolator.services.master.tablet_changes import Balance, BalanceLimits, TabletChanges
 from percolator.services.master.tablet_collection import TabletCollecting, scan_locks
 from percolator.services.master.term import Term
-from percolator.v1 import master_pb2
 from percolator.v1.cluster_pb2 import Server, ServiceKind
 from percolator.world import Clock, World
 
@@ -40,26 +39,13 @@ class Tables(TableChanges[ClusterMap]):
         store: MapStore,
         assignment: Assignment,
         oracle_time: OracleTime,
-        store_format: StoreFormat,
         *,
         tablets_max: int,
         retention_min_seconds: float,
     ) -> None:
         super().__init__(clock, store, oracle_time, retention_min_seconds=retention_min_seconds)
         self._assignment = assignment
-        self._store_format = store_format
         self._tablets_max = tablets_max
-
-    async def set_ttls(self, request: master_pb2.SetTtlsRequest, deadline: float) -> Table:
-        if any(one.ttl_milliseconds for one in request.ttls):
-            self._store.current.table(request.table)  # raises if there is none
-            await self._store_format.require_expiry("ttls")
-        return await super().set_ttls(request, deadline)
-
-    async def _prepared(self, request: master_pb2.CreateTableRequest, deadline: float) -> Creation:
-        if request.options.ttls:
-            await self._store_format.require_expiry("options.ttls")
-        return await super()._prepared(request, deadline)
 
     def _with_new_table(self, current: ClusterMap, creation: Creation) -> tuple[ClusterMap, Table]:
         request = creation.request
@@ -270,13 +256,11 @@ class Leader(Term[ClusterMap]):
         self.assignment = Assignment(
             world, store, self.watch, self.start, gather_seconds=times.gather_seconds
         )
-        self._store_format = StoreFormat(world, files, root, registry, store.current)
         self._tables = Tables(
             world.clock,
             store,
             self.assignment,
             self.oracle_time,
-            self._store_format,
             tablets_max=tablets_max,
             retention_min_seconds=times.collection.retention_min_seconds,
         )
@@ -300,13 +284,6 @@ class Leader(Term[ClusterMap]):
     @property
     def tables(self) -> Tables:
         return self._tables
-
-    @property
-    def store_format(self) -> int:
-        return self._store_format.needed
-
-    def require_opens(self, server: Server) -> None:
-        self._store_format.require_opens(server)
 
     def _start_work(self) -> None:
         for tablet in self.store.current.tablets.values():

@@ -13,7 +13,6 @@ from typing import Any, Generic, Protocol, TypeVar
 import structlog
 
 from percolator.errors import NotReady, PercolatorError, Retry, StoreUnusable
-from percolator.services.chassis.cluster_store import FIRST_FORMAT
 from percolator.services.chassis.coordinator import (
     Candidacy,
     Coordinator,
@@ -132,11 +131,6 @@ class Master(Generic[MapT, TermT]):
         """How far timestamps are ahead of this master's wall clock; None on a standby."""
         return None if self.leader is None else self.leader.oracle_time.lead_milliseconds
 
-    @property
-    def store_format(self) -> int:
-        """The format of the store, as the leader needs it; the first one on a standby."""
-        return FIRST_FORMAT if self.leader is None else self.leader.store_format
-
     async def servers(self) -> list[Server]:
         """The servers that report to the leader."""
         if self.leader is not None and self.leader.knows_servers:
@@ -159,7 +153,6 @@ class Master(Generic[MapT, TermT]):
         if others or masters:
             await self._kinds.require(server, [*others, *masters])
             self.registry.forget(others)
-        leader.require_opens(server)
         self.registry.report(server, wall_milliseconds=wall_milliseconds)
         leader.registered(server)
         if server.leaving:

@@ -15,7 +15,6 @@ from typing import Any, Generic
 import structlog
 
 from percolator.errors import NotReady, Overloaded, StoreUnusable
-from percolator.services.chassis.cluster_store import FIRST_FORMAT
 from percolator.services.chassis.coordinator import ASK_SECONDS, Leadership, Trouble
 from percolator.services.master.collection import Collection, OracleTime
 from percolator.services.master.map_store import MapT, StoredMap
@@ -107,15 +106,6 @@ class Term(ABC, Generic[MapT]):
 
     async def _close(self) -> None:
         """Called when all background work has ended."""
-
-    @property
-    def store_format(self) -> int:
-        """The format that the store must have."""
-        return FIRST_FORMAT
-
-    def require_opens(self, server: Server) -> None:
-        """Raises `WrongCluster` if the release of a server that reports does not know what this
-        cluster stores."""
 
     def registered(self, server: Server) -> None:
         """A server has reported to the registry."""

@@ -170,7 +170,7 @@ class Allocator:
 
 
 FORMAT = 2
-"""A mark without an epoch is written in format 1, which every release reads."""
+"""The format of a mark with an epoch; a mark without one has format 1."""
 
 _CLUSTER_ID = re.compile(r"[\x21-\x7e]{0,128}")
 _FIRST_LINE = re.compile(rb"percolator-oracle-mark ([0-9]{1,9})\n")

@@ -43,8 +43,7 @@ class TabletServerSettings(FramedSettings):
     )
     """Mutations of one tablet waiting for their group commit; above it, Overloaded."""
 
-    # Neither may be below what clients allow by default: commits would fail, and earlier clients
-    # leave locks that nobody can settle.
+    # Neither may be below what clients allow by default: commits would fail.
     row_bytes_max: Annotated[int, Field(ge=_DEFAULTS.row_bytes_max, le=ROW_BYTES_MAX)] = (
         _DEFAULTS.row_bytes_max
     )

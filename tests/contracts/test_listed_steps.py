@@ -1,4 +1,4 @@
-"""A step in a list means what its mutation means, which an older release sends or gets."""
+"""A step in a list means what its mutation means, which row stores apply."""
 
 from __future__ import annotations
 

@@ -205,4 +205,4 @@ def test_a_store_of_a_later_release_names_the_releases_that_can_read_it(here: Pa
     assert launcher.process.wait(60) == 2
     (line,) = (line for line in launcher.said().splitlines() if line.startswith("error: "))
     assert "has format 99, written by release 9.9.9" in line
-    assert line.endswith("use that release or a later one")
+    assert line.endswith("use a release that opens format 99")

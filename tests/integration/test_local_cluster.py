@@ -82,7 +82,7 @@ def test_whatever_the_umask_a_cluster_and_its_exports_are_for_their_owner_only(
             operator.run("set", "notes", "row", "column=value")
             operator.run("export", str(out))
             assert wider_than_private(tmp_path) == {}
-        # As an earlier release made it, and then with a group for somebody who copies the store.
+        # As `mkdir` makes it, and then with a group for somebody who copies the store.
         for given, kept in ((0o755, 0o700), (0o750, 0o750)):
             (data / "store").chmod(given)
             with LocalCluster(data, tablet_servers=1) as cluster:

@@ -103,8 +103,7 @@ def all_parts_are_committed(patch: Patch) -> None:
         if self._whole is None:
             engine, job = self._engine, self.ticket.job
             deadline = engine.now() + 1.0
-            now = await engine.env.timestamps.get(timeout_seconds=1.0)
-            found = await locks_of(engine.env, job, now, deadline)
+            found = await locks_of(engine.env, job, deadline)
             keys = {PartKey(one.start_timestamp, one.primary.column) for one in found}
             named = {part for receipt in receipts for part in receipt.parts}
             self._named = tuple(sorted(keys | named))
@@ -283,7 +282,7 @@ def tablets_are_told_of_what_was_not_chosen(patch: Patch) -> None:
 
     async def wrong(self: SharedTransaction, commit: int) -> None:
         env, job = self._engine.env, self.ticket.job
-        found = await locks_of(env, job, TIMESTAMP_MAX >> 2, env.now() + 1.0)
+        found = await locks_of(env, job, env.now() + 1.0)
         others = (PartKey(one.start_timestamp, one.primary.column) for one in found)
         self._named = (*self._named, *others)
         await correct(self, commit)

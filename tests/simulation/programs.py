@@ -17,7 +17,6 @@ from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvariantViolation, PercolatorError, StoreFault, StoreUnusable
 from percolator.services.chassis.cluster_store import (
-    STORE_FORMAT,
     DirectoryStore,
     establish_identity,
 )
@@ -220,7 +219,6 @@ def _server(incarnation: Incarnation, kind: cluster_pb2.ServiceKind) -> cluster_
         server_id=incarnation.world.random.randbytes(8).hex(),
         address=incarnation.address,
         version=version(),
-        store_format=STORE_FORMAT,
     )
 
 
@@ -249,7 +247,6 @@ class Masters:
             server_id=world.random.randbytes(8).hex(),
             address=incarnation.address,
             version=version(),
-            store_format=STORE_FORMAT,
         )
         registry = Registry(
             clock, LivedTime(clock), silence_milliseconds=_SILENCE_MILLISECONDS, servers_max=100

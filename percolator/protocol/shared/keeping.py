@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from percolator.errors import InvalidArgument
 from percolator.formats.records import LockRecord, timestamp_bytes
 from percolator.protocol.environment import Environment
 from percolator.protocol.heartbeats import Lead, raised, raising
@@ -35,7 +34,7 @@ class Keeper:
         now = await _now(env, deadline)
         full = int(self._job.ttl_seconds * 1000)
         due: dict[LockRecord, int] = {}
-        for lock in await locks_of(env, self._job, now, deadline):
+        for lock in await locks_of(env, self._job, deadline):
             ttl = max((now >> SEQUENCE_BITS) - (lock.start_timestamp >> SEQUENCE_BITS), 0) + full
             if lock.value == FINISHED and lock.ttl_milliseconds < ttl - full // 3:
                 due[lock] = ttl
@@ -68,25 +67,11 @@ def _there(lock: LockRecord, answer: Answer) -> LockRecord | None:
     return LockRecord.decode(there.value)
 
 
-async def locks_of(env: Environment, job: Job, now: int, deadline: float) -> Sequence[LockRecord]:
+async def locks_of(env: Environment, job: Job, deadline: float) -> Sequence[LockRecord]:
     """The locks on the primaries of all parts. They are read without a timestamp: readers push
     parts a little ahead of all timestamps, and no snapshot has the lock of such a part in its way.
-
-    A server of an older release has no such reads. It reports the parts that were begun before
-    `now`, but not those that were pushed above it.
     """
-    try:
-        return await _locks_at(NEWEST, env, job, deadline)
-    except InvalidArgument as refused:
-        if not refused.field.endswith(".timestamp"):
-            raise
-        return await _locks_at(now, env, job, deadline)
-
-
-async def _locks_at(
-    timestamp: int, env: Environment, job: Job, deadline: float
-) -> Sequence[LockRecord]:
-    read = RowRead(row=job.row, all_columns=True, timestamp=timestamp)
+    read = RowRead(row=job.row, all_columns=True, timestamp=NEWEST)
     (answer,) = await env.cells.read((RowRequest(job.table_id, read),), deadline)
     return [LockRecord.decode(cell.value) for cell in answer.locks]
 

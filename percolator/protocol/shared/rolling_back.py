@@ -104,10 +104,7 @@ async def require_committed(
 async def roll_back_left(env: Environment, job: Job, deadline: float) -> None:
     """Rolls back the parts of a closed transaction that the driver has not chosen."""
     while True:
-        left = max(deadline - env.now(), 0.001)
-        # Above the start of every part: none can begin once the transaction is closed.
-        now = await env.timestamps.get(timeout_seconds=left)
-        found = await locks_of(env, job, now, deadline)
+        found = await locks_of(env, job, deadline)
         if not found:
             return
         parts = [(lock.primary, lock.start_timestamp) for lock in found]

@@ -21,7 +21,6 @@ from percolator.protocol.shared.names import Job
 from percolator.protocol.shared.rolling_back import roll_back_part
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.testing.cluster_in_memory import ADDRESS
-from percolator.timestamps import NEWEST
 from percolator.v1.tabletserver_pb2 import Mutation
 from tests.unit.aio.shared_attempts import (
     TTL_SECONDS,
@@ -248,4 +247,4 @@ async def test_a_part_that_was_rolled_back_does_not_keep_the_others_from_living_
 
 async def _locks(db: Database, job: Job) -> Sequence[LockRecord]:
     env = db.internal.engine.env
-    return await locks_of(env, job, NEWEST, env.now() + 1.0)
+    return await locks_of(env, job, env.now() + 1.0)

@@ -420,7 +420,7 @@ async def test_the_record_of_another_part_does_not_say_that_this_one_is_done(
         export_files.read_part(tmp_path, PART, AT)
 
 
-@pytest.mark.parametrize("other", [{"at": 6}, {}], ids=["another", "one of an earlier release"])
+@pytest.mark.parametrize("other", [{"at": 6}, {}], ids=["another", "no export"])
 async def test_the_record_of_another_export_with_the_same_ranges_does_not_say_so_either(
     other: dict[str, int], tmp_path: Path
 ) -> None:

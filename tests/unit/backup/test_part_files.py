@@ -419,7 +419,7 @@ def test_a_malformed_manifest_is_damaged_and_another_format_is_named(
         ((("61", 5),), ExportFormat.JSONL, 2),
     ],
 )
-def test_what_an_earlier_release_cannot_import_is_named_by_its_format_and_is_not_damaged(
+def test_an_export_has_the_format_that_its_contents_need(
     ttls: tuple[tuple[str, int], ...], form: ExportFormat, number: int, tmp_path: Path
 ) -> None:
     part = ExportPart(file_of("t", 0, form), "", "")

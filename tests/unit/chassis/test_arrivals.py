@@ -592,9 +592,5 @@ def test_only_a_gateway_is_believed_which_machine_is_behind_it() -> None:
     assert through_gateway.client == (digest, "198.51.100.9")
     pretending = identified(bearer("shop"), *relayed, names=("a client",))
     assert pretending.client == (digest, "192.0.2.1")
-    by_earlier_gateway = identified(
-        bearer("shop"), (FORWARDED_METADATA, "1"), names=(CLUSTER_NAME,)
-    )
-    assert by_earlier_gateway.client == (digest, "192.0.2.1")
     with pytest.raises(PercolatorError):
         identified(*relayed, names=(CLUSTER_NAME,))

@@ -24,15 +24,12 @@ from percolator.errors import (
 )
 from percolator.rowstore.identity import CLUSTER, IDENTITY, TABLE_ID
 from percolator.services.chassis.cluster_store import (
-    EXPIRING_FORMAT,
     FILE_NAME,
-    FIRST_FORMAT,
     STORE_FORMAT,
     ClusterIdentity,
     RowClusterStore,
     check_identity,
     establish_identity,
-    raise_format,
     read_identity,
     refuse_other_cluster,
 )
@@ -68,7 +65,7 @@ async def establish(disk: MemoryDisk, seed: int) -> ClusterIdentity:
 async def test_the_first_master_makes_the_identity_and_all_later_ones_find_it() -> None:
     disk = empty_disk()
     made = await establish(disk, 1)
-    assert made.format == FIRST_FORMAT
+    assert made.format == STORE_FORMAT
     assert len(made.cluster_id) == 32
     disk.cut_power()
     assert await establish(disk, 2) == made
@@ -131,12 +128,20 @@ async def test_a_root_that_holds_something_else_is_refused_and_left_alone() -> N
     assert await MemoryFiles(disk).list(ROOT) == ["holiday.jpg"]
 
 
-async def test_a_root_of_a_newer_release_is_refused_by_name() -> None:
+async def test_a_root_of_another_format_is_refused_by_its_number() -> None:
     disk = empty_disk()
-    newer = {"cluster_id": "abc", "format": STORE_FORMAT + 1, "created_by": "7.0.0"}
+    newer = {"cluster_id": "abc", "format": 3, "created_by": "7.0.0"}
     await put(disk, FILE_NAME, json.dumps(newer).encode())
-    with pytest.raises(WrongCluster, match=r"format 3, written by release 7\.0\.0"):
+    says = r"format 3, written by release 7\.0\.0; .* opens format 1: use a release"
+    with pytest.raises(WrongCluster, match=says):
         await establish(disk, 1)
+
+
+async def test_a_root_that_was_marked_because_values_expire_is_opened() -> None:
+    disk = empty_disk()
+    content = {"cluster_id": "abc", "format": 2, "created_by": "0.3.0"}
+    await put(disk, FILE_NAME, json.dumps(content).encode())
+    assert await establish(disk, 1) == ClusterIdentity("abc", 2)
 
 
 @pytest.mark.parametrize(
@@ -258,32 +263,6 @@ def test_releases_one_minor_version_apart_work_together(
 ) -> None:
     assert are_compatible(one, other) is compatible
     assert are_compatible(other, one) is compatible
-
-
-async def test_the_format_is_raised_once_and_the_cluster_stays_the_same() -> None:
-    disk = empty_disk()
-    made = found = await establish(disk, 1)
-    for number in (EXPIRING_FORMAT, FIRST_FORMAT, EXPIRING_FORMAT):
-        await raise_format(MemoryFiles(disk), ROOT, number, random.Random(number))
-        disk.cut_power()
-        files = MemoryFiles(disk)
-        found = await read_identity(files, ROOT)
-        assert found == ClusterIdentity(made.cluster_id, EXPIRING_FORMAT)
-        assert await files.list(ROOT) == [FILE_NAME]
-    assert await establish(disk, 2) == found
-
-
-async def test_a_format_that_is_raised_while_the_power_fails_is_the_old_or_the_new_one() -> None:
-    for calls in range(1, 12):
-        disk = empty_disk()
-        made = await establish(disk, 1)
-        files = MemoryFiles(disk)
-        files.faults.kill_at(calls)
-        await run_until_killed(files, raise_format(files, ROOT, EXPIRING_FORMAT, random.Random(1)))
-        disk.cut_power()
-        found = await read_identity(MemoryFiles(disk), ROOT)
-        assert found.cluster_id == made.cluster_id
-        assert found.format in (FIRST_FORMAT, EXPIRING_FORMAT)
 
 
 class Instance:

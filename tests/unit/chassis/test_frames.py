@@ -501,7 +501,6 @@ async def test_without_frames_a_short_scan_gets_all_its_pages() -> None:
 
 
 async def test_a_server_whose_frames_have_no_scans_is_asked_over_grpc() -> None:
-    """As one of an earlier release."""
     pages = Pages()
     async with framed(echo, pages.exposed, framed_paths=FRAMED - {SCAN.path}) as edge:
         await edge.until_connected()

@@ -131,7 +131,7 @@ def test_the_documented_lock_record_is_the_real_one() -> None:
             "start 3, lock only: nothing changed since 2",
             WriteRecord(3, RecordKind.LOCK_ONLY, last_change=2),
         ),
-        ("start 3, lock only, in the earlier format", WriteRecord(3, RecordKind.LOCK_ONLY)),
+        ("start 3, lock only, newest change unknown", WriteRecord(3, RecordKind.LOCK_ONLY)),
     ],
 )
 def test_the_documented_write_records_are_the_real_ones(example: str, record: WriteRecord) -> None:

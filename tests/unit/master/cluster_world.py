@@ -24,7 +24,7 @@ from percolator.errors import (
     Unavailable,
     WrongCluster,
 )
-from percolator.services.chassis.cluster_store import STORE_FORMAT, establish_identity
+from percolator.services.chassis.cluster_store import establish_identity
 from percolator.services.chassis.coordinator import LivedTime
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.master.cluster_map import ClusterMap
@@ -166,15 +166,12 @@ class ModelCluster:
 
     # ------------------------------------------------------------------------- processes
 
-    def start_master(
-        self, store_format: int = STORE_FORMAT, *, servers_max: int = 100
-    ) -> MasterProcess:
+    def start_master(self, *, servers_max: int = 100) -> MasterProcess:
         self._count += 1
         address = f"master-{self._count}:7100"
         own = cluster_pb2.Server(
             kind=cluster_pb2.SERVICE_KIND_MASTER, server_id=f"{self._count:04x}", address=address
         )
-        own.store_format = store_format
         files = MemoryFiles(self.disk)
         registry = Registry(
             self.clock, LivedTime(self.clock), silence_milliseconds=5_000, servers_max=servers_max
@@ -233,7 +230,6 @@ class ModelCluster:
                     server_id=server.server_id,
                     address=address,
                     version="0.1.0",
-                    store_format=server.store_format,
                 )
                 for address, server in self.servers.items()
             ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from percolator.errors import NotReady
-from percolator.services.chassis.cluster_store import STORE_FORMAT
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2
 from percolator.v1 import oracle_pb2 as oracle
@@ -16,7 +15,6 @@ SERVER = cluster_pb2.Server(
     server_id=ORACLE,
     address=ORACLE,
     version="0.1.0",
-    store_format=STORE_FORMAT,
 )
 
 

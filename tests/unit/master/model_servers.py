@@ -15,7 +15,6 @@ from percolator.errors import (
     StoreUnusable,
     TabletMoved,
 )
-from percolator.services.chassis.cluster_store import STORE_FORMAT
 from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.wire.status import to_detail
@@ -75,7 +74,6 @@ class ModelServer:
 
     def __init__(self, store: ModelStore, server_id: str) -> None:
         self.server_id = server_id
-        self.store_format = STORE_FORMAT
         self.open: dict[int, tablets.OpenTabletRequest] = {}
         self.opens_nothing = False
         self._store = store

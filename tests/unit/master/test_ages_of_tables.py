@@ -7,8 +7,6 @@ import asyncio
 import pytest
 
 from percolator.errors import NotReady, SchemaError
-from percolator.services.master import cluster_map
-from percolator.services.master.cluster_map import ClusterMap
 from percolator.v1 import master_pb2 as pb
 from percolator.v1 import oracle_pb2
 from percolator.wire import methods
@@ -87,9 +85,3 @@ async def test_without_an_oracle_no_table_is_created_but_an_existing_one_is_foun
             await world.network.unary(world.masters[0].address, methods.CREATE_TABLE)(request, 5.0)
         with pytest.raises(SchemaError):
             await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
-
-
-def test_tables_of_earlier_releases_are_older_than_any_snapshot() -> None:
-    old, _ = ClusterMap().with_new_table("t", [], 0, 0)
-    (table,) = cluster_map.decode(cluster_map.encode(old)).tables.values()
-    assert table.created_at == 0

@@ -28,9 +28,7 @@ from percolator.services.master import cluster_map, table_changes
 from percolator.services.master.cluster_map import ClusterMap
 from percolator.services.master.map_store import StoredMap
 from percolator.v1 import master_pb2 as pb
-from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import TabletLocation
-from percolator.v1.master_records_pb2 import MapRecord, TabletRecord
 from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.wire import methods
 from percolator.wire.table_options import by_column
@@ -241,15 +239,6 @@ async def test_a_declaration_that_makes_no_sense_is_refused_by_its_field(
         with pytest.raises(InvalidArgument, match=field):
             await world.ask(methods.CREATE_TABLE, created)
         assert not (await world.ask(methods.DESCRIBE_TABLE, _T)).table.codecs.columns
-
-
-def test_a_map_of_an_earlier_release_has_tables_without_codecs() -> None:
-    table = pb.Table(table_id=1, name="t", schema_version=4)
-    tablet = TabletRecord(table_id=1, tablet_id=2, range=RowRange())
-    stored = MapRecord(next_id=3, tables=[table], tablets=[tablet]).SerializeToString()
-    assert not cluster_map.decode(stored).tables[1].codecs
-    again = MapRecord.FromString(cluster_map.encode(cluster_map.decode(stored)))
-    assert not again.tables[0].HasField("codecs")  # an older master can take over again
 
 
 _T = pb.DescribeTableRequest(name="t")

@@ -49,7 +49,6 @@ class Alone:
     def __init__(self, registry: Registry) -> None:
         self.masters: list[pb.Server] = []
         self.timestamp_lead_milliseconds: int | None = None
-        self.store_format = 1
         self.registry = registry
 
     async def servers(self) -> list[pb.Server]:

@@ -52,7 +52,6 @@ async def test_a_master_without_an_oracle_names_each_of_two_once() -> None:
     async with cluster("a:1") as world:
         other = cluster_pb2.Server(server_id="oracle:2", address="oracle:2")
         other.MergeFrom(cluster_pb2.Server(kind=SERVER.kind, version=SERVER.version))
-        other.store_format = SERVER.store_format
         world.parts.append(other)
         await asyncio.sleep(3)
         del world.network.handlers[ORACLE]

@@ -112,7 +112,7 @@ def test_a_request_cannot_say_what_is_owed() -> None:
 
 
 def test_a_registered_observer_owes_nothing_because_a_program_adds_it_again() -> None:
-    """An earlier release registered it, or it has said that it wants no backfill."""
+    """It was registered without a backfill."""
     before = registered()
     again = Observer(name="index", columns=[b"body"], backfill=True)
     for replace in (False, True):

@@ -714,7 +714,7 @@ def test_garbage_is_damage(data: bytes) -> None:
     assert refused.value.fault is StoreFault.DAMAGED
 
 
-def test_an_epoch_is_kept_and_a_mark_without_one_is_as_in_older_releases() -> None:
+def test_an_epoch_is_kept_and_a_mark_without_one_has_the_first_format() -> None:
     raised = replace(MARK, epoch=7)
     assert Mark.decode(raised.encode(), "mark") == raised
     assert raised.encode().startswith(b"percolator-oracle-mark 2\n")

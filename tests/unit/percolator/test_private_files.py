@@ -57,7 +57,7 @@ def made(root: Path, with_mode: int) -> Path:
 
 
 MODES = [
-    # What earlier releases made, with the usual umasks.
+    # What `mkdir` makes, with the usual umasks.
     (0o755, OWN_GROUP, 0o700, 0o077),
     (0o775, OWN_GROUP, 0o700, 0o077),
     # Others have no access: somebody has chosen this.

@@ -52,7 +52,7 @@ async def named(rig: Rig) -> list[int | None]:
 
 
 async def without_names(disk: DurableMemory) -> None:
-    """Records in the earlier format, which name nothing."""
+    """Makes all lock-only records name nothing."""
     for key, value in disk.durable.items():
         if key.startswith(b"W") and value[8] == RecordKind.LOCK_ONLY:
             disk.durable[key] = value[:9]

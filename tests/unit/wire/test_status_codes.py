@@ -97,7 +97,7 @@ def failed_call(
 @pytest.mark.parametrize(
     ("needed", "expected"),
     [
-        ("no role may call it", errors.UsageError),  # in the words of 0.1.0 and 0.2.0
+        ("no role may call it", errors.UsageError),
         ("it needs ADMIN", errors.PermissionDenied),
     ],
 )
