@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Sequence, Set
+from collections.abc import AsyncGenerator, Sequence, Set
 from contextlib import aclosing
 from datetime import datetime
 from types import TracebackType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, cast
 
-from percolator.aio.awaiting import Awaits, must_be_awaited
 from percolator.aio.engine import Engine
-from percolator.aio.reader import Columns, Reader, rows_in
+from percolator.aio.reader import Reader, Reads
 from percolator.arguments import as_timestamp
 from percolator.errors import CellAddress
-from percolator.protocol.environment import Statistics
 from percolator.protocol.read import LockResolver, NotNow, read_rows
 from percolator.protocol.scan import pages_past_locks, resolved_page, without_locks_of
 from percolator.routing.cells import CellPage, RangeRequest, RowRequest
 from percolator.routing.range_scan import SentPage
-from percolator.schema import Readable, Row, Table, decoded_value
+from percolator.schema import Readable, Table, decoded_value
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 
@@ -28,7 +26,7 @@ T = TypeVar("T")
 D = TypeVar("D")
 
 
-class Snapshot(Awaits):
+class Snapshot(Reads):
     """Shows the store as it was at one timestamp, whatever is written meanwhile: that of its first
     read, or the one it was given. Entering the block reads nothing; `timestamp` counts as a read.
 
@@ -42,137 +40,9 @@ class Snapshot(Awaits):
     def __init__(
         self, engine: Engine, at: Timestamp | datetime | None, timeout_seconds: float | None
     ) -> None:
+        super().__init__(Reader(engine, timeout_seconds, "snapshot"))
         self._engine = engine
-        self._reader = Reader(engine, timeout_seconds, "snapshot")
         self._reader.at = None if at is None else as_timestamp(at, "at")
-
-    @property
-    def statistics(self) -> Statistics:
-        """The cost so far: round trips, retries, and the locks waited for, with their owners."""
-        return self._reader.statistics
-
-    def _is_over(self) -> bool:
-        return bool(self._reader.ended)
-
-    def require_not_ended(self) -> None:
-        """Raises `UsageError` if it has ended, or the database was closed. Works in any thread."""
-        self._reader.require_not_ended()
-
-    @must_be_awaited
-    def timestamp(self) -> Coroutine[Any, Any, Timestamp]:
-        """The timestamp at which it reads. It is fetched now if nothing was read yet."""
-        return self._reader.timestamp()
-
-    @overload
-    async def get(
-        self, row: K, column: Readable[T, K], *, timeout: float | None = None
-    ) -> T | None: ...
-    @overload
-    async def get(
-        self, row: K, column: Readable[T, K], default: D, *, timeout: float | None = None
-    ) -> T | D: ...
-    @must_be_awaited
-    def get(
-        self, row: K, column: Readable[T, K], default: Any = None, *, timeout: float | None = None
-    ) -> Coroutine[Any, Any, Any]:
-        """The value of one cell, or `default` if it has none.
-
-        >>> await tx.get("bob", balance, default=0)
-        """
-        return self._reader.get(row, column, default, timeout)
-
-    @overload
-    async def get_many(
-        self, table: Iterable[tuple[object, Readable[T]]], /, *, timeout: float | None = None
-    ) -> list[T | None]: ...
-    @overload
-    async def get_many(
-        self, table: Iterable[tuple[object, Readable[Any]]], /, *, timeout: float | None = None
-    ) -> list[Any]: ...
-    @overload
-    async def get_many(
-        self,
-        table: Table[K],
-        rows: Iterable[K],
-        columns: Columns | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> list[Row[K]]: ...
-    @must_be_awaited
-    def get_many(
-        self,
-        table: Table[Any] | Iterable[tuple[object, Readable[Any]]],
-        rows: Iterable[Any] | None = None,
-        columns: Columns | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Coroutine[Any, Any, list[Any]]:
-        """Reads many rows of a table in one round trip: one `Row` for each key, in the same order.
-
-        Without `columns`, it reads all columns; a row that does not exist is empty, and false. With
-        an empty list, it reads none, and all rows are empty. Given pairs of a row and a column
-        instead, of any tables, it returns their values, in the same order; None if there is none.
-
-        >>> bob, joe = await tx.get_many(accounts, ["bob", "joe"], [balance])
-        >>> left, state = await tx.get_many([("bob", balance), (17, order_state)])
-        """
-        return self._reader.get_many(table, rows, columns, timeout)
-
-    def scan(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        columns: Columns | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncIterator[Row[K]]:
-        """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
-
-        With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
-        The time-out applies to each page. Rows without a value in `columns` are left out.
-
-        >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
-        ...     print(row.key, row[balance])
-        """
-        pages = self.scan_pages(
-            table,
-            start=start,
-            end=end,
-            prefix=prefix,
-            columns=columns,
-            reverse=reverse,
-            limit=limit,
-            timeout=timeout,
-        )
-        return rows_in(pages, self._reader)
-
-    def scan_pages(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        columns: Columns | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncGenerator[list[Row[K]], None]:
-        """As `scan`, but yields the pages in which the rows arrive."""
-        return self._reader.scan_pages(
-            table,
-            start=start,
-            end=end,
-            prefix=prefix,
-            columns=columns,
-            reverse=reverse,
-            limit=limit,
-            timeout=timeout,
-        )
 
     async def scan_cells(
         self,

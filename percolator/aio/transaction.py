@@ -11,7 +11,6 @@ import asyncio
 import warnings
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Awaitable,
     Callable,
     Coroutine,
@@ -19,15 +18,15 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from contextlib import aclosing, nullcontext
+from contextlib import aclosing
 from enum import Enum
 from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, overload
 
-from percolator.aio.awaiting import DONE, Awaits, LateWrites, Written, must_be_awaited
+from percolator.aio.awaiting import DONE, LateWrites, Written, must_be_awaited
 from percolator.aio.engine import Engine
-from percolator.aio.reader import Columns, Reader, rows_in
+from percolator.aio.reader import Reader, Reads
 from percolator.arguments import require_bool, require_seconds
 from percolator.errors import (
     CellAddress,
@@ -45,13 +44,13 @@ from percolator.observers.time_limits import ClusterWaits
 from percolator.protocol.announcing import notify_weak_observers
 from percolator.protocol.commit import Commit, mark_primary
 from percolator.protocol.contention import Baton
-from percolator.protocol.environment import Environment, Statistics
+from percolator.protocol.environment import Environment
 from percolator.protocol.scan import FoundRow
 from percolator.protocol.write_set import KnownRow, WriteSet, WriteSteps
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
 from percolator.routing.cells import FoundCell
-from percolator.schema import Column, Readable, Row, Table, encoded_value
+from percolator.schema import Column, Readable, Table, encoded_value
 from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
@@ -296,7 +295,7 @@ class WriteBuffer:
         self.weak.add(address)
 
 
-class Transaction(Awaits):
+class Transaction(Reads):
     """Reads from one snapshot, and writes that take effect all at once.
 
     It reads the store as of its first read, not as of entering the block; `timestamp` counts as a
@@ -312,7 +311,8 @@ class Transaction(Awaits):
     joins_transactions = True
     """A `@transactional` function that is called with this transaction joins it."""
 
-    outcome = Outcome.OPEN
+    outcome: Outcome = Outcome.OPEN
+    """Open, committed, aborted or unknown."""
     commit_timestamp: Timestamp | None = None
     """Set by a commit that wrote something."""
     _only_two_phases = False
@@ -325,10 +325,10 @@ class Transaction(Awaits):
         self, engine: Engine, timeout_seconds: float | None, attempts: Attempts | None = None
     ) -> None:
         """`attempts`: it is one of these, and the last one if it commits."""
+        writes = WriteSet(engine.limits)
+        super().__init__(Reader(engine, timeout_seconds, "transaction", writes))
         self._engine = engine
         self._env = engine.env
-        writes = WriteSet(engine.limits)
-        self._reader = Reader(engine, timeout_seconds, "transaction", writes)
         self._reader.attempts = self._attempts = attempts
         self._buffer = WriteBuffer(self._reader, writes)
         self._begun_seconds = engine.now()
@@ -343,151 +343,14 @@ class Transaction(Awaits):
         return Timestamp(start) if start else None
 
     @property
-    def statistics(self) -> Statistics:
-        """The cost so far: round trips, retries, and the locks waited for, with their owners."""
-        return self._reader.statistics
-
-    @property
     def ended(self) -> bool:
         """Whether it has ended, or begun to end."""
         return bool(self._reader.ended)
-
-    def _is_over(self) -> bool:
-        return bool(self._reader.ended)
-
-    def require_not_ended(self) -> None:
-        """Raises `UsageError` if it has ended, or the database was closed. Works in any thread."""
-        self._reader.require_not_ended()
 
     @property
     def internal(self) -> TransactionInternals:
         """For other parts of the library: programs do not need it, and it may change any time."""
         return TransactionInternals(self)
-
-    # ------------------------------------------------------------------ reads
-
-    @must_be_awaited
-    def timestamp(self) -> Coroutine[Any, Any, Timestamp]:
-        """The timestamp at which it reads. It is fetched now if nothing was read yet."""
-        return self._reader.timestamp()
-
-    @overload
-    async def get(
-        self, row: K, column: Readable[T, K], *, timeout: float | None = None
-    ) -> T | None: ...
-    @overload
-    async def get(
-        self, row: K, column: Readable[T, K], default: D, *, timeout: float | None = None
-    ) -> T | D: ...
-    @must_be_awaited
-    def get(
-        self, row: K, column: Readable[T, K], default: Any = None, *, timeout: float | None = None
-    ) -> Coroutine[Any, Any, Any]:
-        """The value of one cell, or `default` if it has none.
-
-        >>> await tx.get("bob", balance, default=0)
-        """
-        return self._reader.get(row, column, default, timeout)
-
-    @overload
-    async def get_many(
-        self, table: Iterable[tuple[object, Readable[T]]], /, *, timeout: float | None = None
-    ) -> list[T | None]: ...
-    @overload
-    async def get_many(
-        self, table: Iterable[tuple[object, Readable[Any]]], /, *, timeout: float | None = None
-    ) -> list[Any]: ...
-    @overload
-    async def get_many(
-        self,
-        table: Table[K],
-        rows: Iterable[K],
-        columns: Columns | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> list[Row[K]]: ...
-    @must_be_awaited
-    def get_many(
-        self,
-        table: Table[Any] | Iterable[tuple[object, Readable[Any]]],
-        rows: Iterable[Any] | None = None,
-        columns: Columns | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> Coroutine[Any, Any, list[Any]]:
-        """Reads many rows of a table in one round trip: one `Row` for each key, in the same order.
-
-        Without `columns`, it reads all columns; a row that does not exist is empty, and false. With
-        an empty list, it reads none, and all rows are empty. Given pairs of a row and a column
-        instead, of any tables, it returns their values, in the same order; None if there is none.
-
-        >>> bob, joe = await tx.get_many(accounts, ["bob", "joe"], [balance])
-        >>> left, state = await tx.get_many([("bob", balance), (17, order_state)])
-        """
-        return self._reader.get_many(table, rows, columns, timeout)
-
-    def scan(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        columns: Columns | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncIterator[Row[K]]:
-        """Yields the rows from `start` (inclusive) to `end` (exclusive), in order or in reverse.
-
-        With a `prefix`, only rows whose keys begin with it: `start` says where to continue in them.
-        The time-out applies to each page. Rows without a value in `columns` are left out.
-
-        >>> async for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
-        ...     print(row.key, row[balance])
-        """
-        pages = self.scan_pages(
-            table,
-            start=start,
-            end=end,
-            prefix=prefix,
-            columns=columns,
-            reverse=reverse,
-            limit=limit,
-            timeout=timeout,
-        )
-        return rows_in(pages, self._reader)
-
-    async def scan_pages(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        columns: Columns | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncGenerator[list[Row[K]], None]:
-        """As `scan`, but yields the pages in which the rows arrive."""
-        pages = self._reader.scan_pages(
-            table,
-            start=start,
-            end=end,
-            prefix=prefix,
-            columns=columns,
-            reverse=reverse,
-            limit=limit,
-            timeout=timeout,
-        )
-        async with aclosing(pages):
-            while True:
-                with nullcontext() if self._waits is None else self._waits.call():
-                    page = await anext(pages, None)
-                if page is None:
-                    return
-                yield page
 
     # ------------------------------------------------------------------ writes
 
