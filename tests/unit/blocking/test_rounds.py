@@ -19,9 +19,8 @@ import pytest
 import percolator.testing
 from percolator import Database, Table, Transaction, aio, codecs, observes, transactional
 from percolator.aio import shared
-from percolator.blocking import loop_thread, rounds
-from percolator.blocking.loop_thread import LoopCalls, Pending
-from percolator.blocking.rounds import Caller, Rounds
+from percolator.blocking import loop_thread
+from percolator.blocking.loop_thread import Caller, LoopCalls, Pending, Rounds
 from percolator.observers.worker import Worker
 from percolator.protocol.contention import TURN_SECONDS, HotCells
 from tests.simulation.virtual_time import run_virtually
@@ -44,7 +43,7 @@ class _Rounds:
     def caller(self) -> Caller:
         """A thread that has always called again at once."""
         caller = Caller()
-        for _ in range(rounds.TRUSTED_AFTER):
+        for _ in range(loop_thread.TRUSTED_AFTER):
             assert not self.is_waited_for(caller)
             self.rounds.back(caller)
         return caller
@@ -93,7 +92,7 @@ def test_calls_are_started_when_the_time_of_the_round_is_over() -> None:
     async def work(it: _Rounds) -> None:
         it.rounds.begin(it.callers(10), 0)
         await asyncio.sleep(LONG)
-        assert it.started == [rounds.ROUND_SECONDS + 10 * rounds.ROUND_SECONDS_PER_THREAD]
+        assert it.started == [loop_thread.ROUND_SECONDS + 10 * loop_thread.ROUND_SECONDS_PER_THREAD]
         assert not it.rounds.missing
 
     _virtually(work)
@@ -105,10 +104,10 @@ def test_a_thread_woken_during_a_round_prolongs_it_only_by_its_own_turn() -> Non
     async def work(it: _Rounds) -> None:
         it.rounds.begin(it.callers(2), 0)
         for caller in it.callers(3):
-            await asyncio.sleep(rounds.ROUND_SECONDS / 4)
+            await asyncio.sleep(loop_thread.ROUND_SECONDS / 4)
             it.rounds.begin([caller], 0)
         await asyncio.sleep(LONG)
-        expected = rounds.ROUND_SECONDS + 5 * rounds.ROUND_SECONDS_PER_THREAD
+        expected = loop_thread.ROUND_SECONDS + 5 * loop_thread.ROUND_SECONDS_PER_THREAD
         assert it.started == [pytest.approx(expected)]
 
     _virtually(work)
@@ -133,10 +132,10 @@ def test_the_time_of_a_round_does_not_depend_on_the_one_before(former: int) -> N
         it.rounds.begin(callers, 0)
         for caller in callers:
             it.rounds.back(caller)
-        await asyncio.sleep(rounds.ROUND_SECONDS / 2)
+        await asyncio.sleep(loop_thread.ROUND_SECONDS / 2)
         it.rounds.begin(callers[:2], 0)
         await asyncio.sleep(LONG)
-        expected = 1.5 * rounds.ROUND_SECONDS + 2 * rounds.ROUND_SECONDS_PER_THREAD
+        expected = 1.5 * loop_thread.ROUND_SECONDS + 2 * loop_thread.ROUND_SECONDS_PER_THREAD
         assert it.started == [pytest.approx(expected)]
 
     _virtually(work)
@@ -148,7 +147,7 @@ def test_the_loop_waits_for_a_late_thread_again_after_several_calls_in_time() ->
         assert it.is_waited_for(caller)
         await asyncio.sleep(LONG)
         it.rounds.back(caller)
-        for _ in range(rounds.TRUSTED_AFTER):
+        for _ in range(loop_thread.TRUSTED_AFTER):
             assert not it.is_waited_for(caller)
             it.rounds.back(caller)
         assert it.is_waited_for(caller)
@@ -260,7 +259,7 @@ class _Threads:
     def are_woken_together(self) -> None:
         """Called in each of the threads."""
         with self._one_by_one:
-            for _ in range(rounds.TRUSTED_AFTER + 1):
+            for _ in range(loop_thread.TRUSTED_AFTER + 1):
                 self._calls.call(_nothing)
         self._all_trusted.wait(30.0)
         self._calls.call(self._gate.pass_through)
@@ -273,7 +272,7 @@ async def _nothing() -> None:
 def test_threads_woken_in_one_turn_have_their_next_calls_started_in_one_turn(
     loop: asyncio.AbstractEventLoop, calls: LoopCalls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rounds, "ROUND_SECONDS", 60.0)
+    monkeypatch.setattr(loop_thread, "ROUND_SECONDS", 60.0)
     count = 4
     threads, turns = _Threads(calls, count), _Turns()
     called = [threading.Event() for _ in range(count + 1)]
@@ -602,14 +601,14 @@ def test_an_interrupt_while_a_pin_is_released_releases_it_all_the_same(
 @contextmanager
 def _interrupted_once_sent(database: Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An interrupt comes when the next call has been sent to the loop, and before it waits."""
-    rounds = database._loop_thread._rounds
+    loop_thread = database._loop_thread._rounds
 
     def interrupted(caller: Caller) -> None:
         patch.undo()
         signal.raise_signal(signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rounds, "back", interrupted)
+        patch.setattr(loop_thread, "back", interrupted)
         yield
 
 
