@@ -60,9 +60,13 @@ lock: $(READY) ## Resolve the dependencies into requirements/
 protos: $(PROTOS_READY) ## Generate percolator/v1 from protos/
 	$(PROTOS_VENV)/bin/python -m grpc_tools.protoc -Iprotos --python_out=. --pyi_out=. protos/percolator/v1/*.proto
 
+.PHONY: blocking
+blocking: $(READY) ## Generate percolator/blocking/api.py from percolator/aio
+	$(BIN)/python -m tools.blocking_api
+
 # ------------------------------------------------------------------------------ checks
 
-SOURCES := percolator pyspark_percolator tests benchmarks examples
+SOURCES := percolator pyspark_percolator tests benchmarks examples tools
 
 .PHONY: format
 format: $(READY) ## Format the code

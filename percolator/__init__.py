@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from percolator import aio, codecs, errors, recipes
     from percolator.aio.shared import Receipt, Ticket
     from percolator.aio.transaction import Outcome
-    from percolator.blocking.changes import Changes
-    from percolator.blocking.database import Database, connect
-    from percolator.blocking.pin import Pin
-    from percolator.blocking.shared import Share, SharedTransaction
-    from percolator.blocking.snapshot import Snapshot
-    from percolator.blocking.transaction import Transaction
+    from percolator.blocking.api import (
+        Changes,
+        Database,
+        Pin,
+        Share,
+        SharedTransaction,
+        Snapshot,
+        Transaction,
+        connect,
+    )
     from percolator.changes import Change, ChangeKind, ChangePage
     from percolator.decorators import both_kinds, observes, transactional
     from percolator.errors import (
@@ -66,10 +70,10 @@ _HOMES = {
     "Change": "changes",
     "ChangeKind": "changes",
     "ChangePage": "changes",
-    "Changes": "blocking.changes",
+    "Changes": "blocking.api",
     "Column": "schema",
     "ConflictError": "errors",
-    "Database": "blocking.database",
+    "Database": "blocking.api",
     "DeadlineExceeded": "errors",
     "Family": "schema",
     "InvalidArgument": "errors",
@@ -80,29 +84,29 @@ _HOMES = {
     "OutcomeLost": "errors",
     "OutcomeUnknown": "errors",
     "PercolatorError": "errors",
-    "Pin": "blocking.pin",
+    "Pin": "blocking.api",
     "Receipt": "aio.shared",
     "Retry": "errors",
     "RetryPolicy": "retries",
     "Row": "schema",
     "SchemaError": "errors",
-    "Share": "blocking.shared",
-    "SharedTransaction": "blocking.shared",
-    "Snapshot": "blocking.snapshot",
+    "Share": "blocking.api",
+    "SharedTransaction": "blocking.api",
+    "Snapshot": "blocking.api",
     "RowChanged": "errors",
     "SnapshotTooOld": "errors",
     "Table": "schema",
     "Ticket": "aio.shared",
     "Timestamp": "timestamps",
     "Tls": "wire.tls",
-    "Transaction": "blocking.transaction",
+    "Transaction": "blocking.api",
     "TransactionTooLarge": "errors",
     "Unavailable": "errors",
     "UsageError": "errors",
     "WorkerLimits": "observers.worker",
     "WrittenTwice": "errors",
     "both_kinds": "decorators",
-    "connect": "blocking.database",
+    "connect": "blocking.api",
     "observes": "decorators",
     "transactional": "decorators",
     "tune_garbage_collector": "process",

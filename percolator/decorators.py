@@ -31,10 +31,8 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overloa
 
 from percolator import aio
 from percolator.arguments import require_function
-from percolator.blocking.database import Database
+from percolator.blocking.api import Database, Snapshot, Transaction
 from percolator.blocking.loop_thread import LoopCalls
-from percolator.blocking.snapshot import Snapshot
-from percolator.blocking.transaction import Transaction
 from percolator.errors import UsageError
 from percolator.observers.definition import (
     ATTEMPTS,

@@ -353,17 +353,28 @@ class Changes(Generic[K]):
 
     async def __anext__(self) -> Change[K]:
         self._pages.is_read_singly = True
+        change = await self._next()
+        if change is None:
+            raise StopAsyncIteration
+        return change
+
+    async def _next(self) -> Change[K] | None:
+        """The next change; None at the end."""
         while not self._following.has_ended():
-            given, self._given = self._given, None
-            if given is not None:
-                self._following.has_handled(given)
-            change = next(self._unread, None)
+            change = self._next_of_page()
             if change is not None:
-                self._given = change
                 return change
             page = await self._pages.next()
             self._unread = iter(page.changes if page is not None else ())
-        raise StopAsyncIteration
+        return None
+
+    def _next_of_page(self) -> Change[K] | None:
+        """The next change of the page that was read last. In any one thread at a time."""
+        given, self._given = self._given, None
+        if given is not None:
+            self._following.has_handled(given)
+        self._given = next(self._unread, None)
+        return self._given
 
     async def close(self) -> None:
         """Ends it: from now on, the history that it needed may be collected.

@@ -244,6 +244,8 @@ class Database:
         value of a column is visible. With `exist_ok`, a table that exists stays as it is. It is
         refused if it lacks the `change_feed`, since what was committed so far would be missing, or
         if a `retention` or `ttl` is given and it has another one. Only admins may create tables.
+
+        >>> await db.create_table(sessions, ttl={token: timedelta(hours=12)})
         """
         deadline = self.internal.deadline(timeout)
         require_table(table)
@@ -358,8 +360,9 @@ class Database:
         They begin above `after`, by default at this call, and end at `until`; without it they never
         end. The changes of a commit follow each other, and the last one says that it is the last.
         `before` also returns the values before the changes. The time-out applies to each answer of
-        the cluster. What only the cluster knows is checked on entering the block, or with the first
-        change. A moment older than the history or the feed is refused (`SnapshotTooOld`).
+        the cluster. What only the cluster knows is checked on entering the block, or where the
+        first change is awaited. A moment older than the history or the feed is refused
+        (`SnapshotTooOld`).
 
         History is kept until the block ends, or the changes do.
 
@@ -581,8 +584,8 @@ class Database:
 
         At its end, runs in progress have `drain_seconds` to finish. Nothing is lost if they do not.
 
-        >>> async with db.run_observers([index]):
-        ...     await asyncio.Event().wait()
+        >>> async with db.run_observers([index]) as worker:
+        ...     await worker.wait()
         """
         self._engine.require_usable()
         worker = new_worker(self._engine, observers, limits, drain_seconds)

@@ -37,10 +37,9 @@ configured to allow less."""
 
 
 class Pin:
-    """Keeps history for the duration of its block.
+    """Keeps history for the duration of its block: what is readable at its timestamp stays so.
 
-    >>> async with db.pin(at=yesterday) as pin:
-    ...     async with db.snapshot(at=pin.at) as snapshot: ...
+    >>> async with db.pin(at=yesterday) as pin, db.snapshot(at=pin.at) as snapshot: ...
     """
 
     def __init__(
@@ -89,7 +88,7 @@ class Pin:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it was released by someone else, became too old, or was not renewed in time."""
+        """True if it was released by someone else, became too old, or was not renewed in time."""
         return self._lost
 
     def check(self) -> None:

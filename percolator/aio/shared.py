@@ -102,7 +102,12 @@ FLUSH_BYTES = 4 << 20
 
 
 class Share(Awaits):
-    """What one attempt at one task writes. Leaving its block without `finish` rolls it back."""
+    """Writes of one attempt at one task. Leaving its block without `finish` rolls it back.
+
+    >>> async with db.share(ticket, task="7") as share:
+    ...     await share.set("bob", balance, 10)
+    ...     receipt = await share.finish()
+    """
 
     _called = "share"
 
@@ -165,8 +170,8 @@ class Share(Awaits):
     def set(self, row: K, column: Column[T, K], value: T) -> Written:
         """Writes a value. It is locked now or later, and visible when the driver has committed.
 
-        It takes effect at the call. Whoever writes much should await it: when much is waiting to be
-        locked, it is locked then, and otherwise stays in memory until `finish`.
+        It takes effect at the call, awaited or not. Whoever writes much should await it: when much
+        is waiting to be locked, it is locked then, and otherwise stays in memory until `finish`.
         """
         _require_column(column)
         data = encoded_value(column, row, value)
@@ -177,7 +182,10 @@ class Share(Awaits):
         return self._write(row, column, (KIND_PUT, data))
 
     def delete(self, row: K, column: Column[Any, K]) -> Written:
-        """Deletes the cell, if it exists. It takes effect at the call, as `set` does."""
+        """Deletes the cell, if it exists.
+
+        It takes effect at the call, awaited or not, as `set` does.
+        """
         _require_column(column)
         return self._write(row, column, (KIND_DELETE, b""))
 
@@ -346,9 +354,16 @@ _BY_ANOTHER = "was committed by another driver"
 
 
 class SharedTransaction(Awaits):
-    """The driver's side of a shared transaction. Leaving its block without a commit aborts it."""
+    """The driver's side of a shared transaction. Leaving its block without a commit aborts it.
+
+    >>> async with db.shared_transaction() as whole:
+    ...     receipts = [await write(whole.ticket, n) for n in range(10)]
+    ...     await whole.commit(receipts)
+    """
 
     _called = "shared_transaction"
+    commit_timestamp: Timestamp | None = None
+    """Set by a commit that wrote something."""
 
     def __init__(
         self,
@@ -378,7 +393,6 @@ class SharedTransaction(Awaits):
         self._ended = ""
         self._deciding = ""
         """What the call under way does. Two at a time might decide differently."""
-        self.commit_timestamp: Timestamp | None = None
 
     @property
     def ticket(self) -> Ticket:

@@ -50,7 +50,7 @@ from percolator.protocol.write_set import KnownRow, WriteSet, WriteSteps
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
 from percolator.routing.cells import FoundCell
-from percolator.schema import Column, Readable, Table, encoded_value
+from percolator.schema import Column, Table, encoded_value
 from percolator.timestamps import Timestamp
 
 K = TypeVar("K")
@@ -130,8 +130,11 @@ class WriteBuffer:
 
     # ------------------------------------------------------------------ cells
 
-    def set(self, row: object, column: Column[Any], value: object) -> Written:
-        """Writes a value."""
+    def set(self, row: object, column: Any, value: object) -> Written:  # noqa: ANN401 - or a mapping
+        """Writes a value, or all values of a mapping from columns. In any one thread at a time, as
+        all writes here."""
+        if value is ...:
+            return self._set_row(row, column)
         address = self.known_target(row, column)
         if address is not None and not self._reader.late:
             self.put(address, row, column, value)
@@ -139,7 +142,7 @@ class WriteBuffer:
         write = partial(self.cells.put, value=self._encoded(row, column, value))
         return self._write(address, partial(self.target, row, column), write)
 
-    def set_row(self, row: object, values: object) -> Written:
+    def _set_row(self, row: object, values: object) -> Written:
         """Sets all the values, or none if one of them is refused."""
         if not isinstance(values, Mapping):
             raise InvalidArgument(
@@ -168,6 +171,7 @@ class WriteBuffer:
 
     def lock(self, row: object, column: Column[Any], *, shared: bool) -> Written:
         """Locks a cell without changing it."""
+        require_bool(shared, "shared")
         return self._write_plainly(row, column, self.cells.read_lock if shared else self.cells.lock)
 
     def _write_plainly(
@@ -365,12 +369,13 @@ class Transaction(Reads):
         is no such table, is raised where it is awaited, or else by the next read or the commit.
         """
         self._reader.require_open()
-        if value is ...:
-            return self._buffer.set_row(row, column)
         return self._buffer.set(row, column, value)
 
     def delete(self, row: K, column: Column[Any, K]) -> Written:
-        """Deletes the cell, if it exists. It takes effect at the call, as `set` does."""
+        """Deletes the cell, if it exists.
+
+        It takes effect at the call, awaited or not, as `set` does.
+        """
         self._reader.require_open()
         return self._buffer.delete(row, column)
 
@@ -381,10 +386,9 @@ class Transaction(Reads):
         commit. Locking the cells that a decision is based on rules it out. With `shared`, it is a
         read lock: any number of transactions may hold one on the same cell.
 
-        The commit takes the lock. So this takes effect at the call, as `set` does.
+        The commit takes the lock. So this takes effect at the call, awaited or not, as `set` does.
         """
         self._reader.require_open()
-        require_bool(shared, "shared")
         return self._buffer.lock(row, column, shared=shared)
 
     @must_be_awaited
@@ -458,8 +462,8 @@ class Transaction(Reads):
     def notify(self, row: K, column: Column[Any, K]) -> Written:
         """Notifies the column's weak observers of the row, once this transaction has committed.
 
-        It takes effect at the call. Whoever awaits it is told if there is no weak observer; else
-        the commit is refused.
+        It takes effect at the call, awaited or not. Whoever awaits it is told if there is no weak
+        observer; else the commit is refused.
         """
         self._reader.require_open()
         return self._buffer.notify(row, column)
@@ -471,8 +475,8 @@ class Transaction(Reads):
         """Makes all writes visible at once. Returns when they are durable.
 
         Returns the commit timestamp, or None if there was nothing to write: then nothing is sent.
-        Raises `ConflictError` if another transaction was first, `OutcomeUnknown` if it cannot find
-        out whether it committed, and `UsageError` if a call was not awaited that must be.
+        Raises `ConflictError` if another transaction was first, and `OutcomeUnknown` if it cannot
+        find out whether it committed. Raises `UsageError` if a call was not awaited that must be.
         """
         reader, buffer = self._reader, self._buffer
         deadline = reader.deadline(timeout)
@@ -656,35 +660,17 @@ class TransactionInternals:
     cycle for the garbage collector to find.
     """
 
-    __slots__ = ("_buffer", "_reader", "_transaction", "writes")
+    __slots__ = ("_reader", "_transaction", "buffer", "writes")
 
     def __init__(self, transaction: Transaction) -> None:
         self._transaction = transaction
         self._reader = transaction._reader
-        self._buffer = transaction._buffer
+        self.buffer = transaction._buffer
         self.writes = transaction._buffer.cells
-
-    def known_address(self, row: object, column: Readable[Any]) -> CellAddress | None:
-        """The cell's address, if its table was used before, and no earlier write waits for a table.
-        Works in any thread."""
-        if self._reader.late:
-            return None
-        return self._reader.known_address(row, column)
-
-    def known_target(self, row: object, column: Column[Any]) -> CellAddress | None:
-        """As `known_address`, for a cell that is to be set: None also if the column's codec has to
-        be declared first."""
-        if self._reader.late:
-            return None
-        return self._buffer.known_target(row, column)
-
-    def put(self, address: CellAddress, row: object, column: Column[T], value: T) -> None:
-        """As `set`, for a cell whose table is known. Works in any one thread at a time."""
-        self._buffer.put(address, row, column, value)
 
     def updating(self) -> asyncio.Lock:
         """To be held from a read to the write that depends on it: calls may be gathered."""
-        return self._buffer.updating()
+        return self.buffer.updating()
 
     async def write_together(
         self,
@@ -705,7 +691,7 @@ class TransactionInternals:
 
     def notify_cell(self, address: CellAddress) -> None:
         """As `notify`, for a column that is known to have a weak observer."""
-        self._buffer.notify_cell(address)
+        self.buffer.notify_cell(address)
 
     def found_pages(
         self, table: Table[K], start: K, end: K, columns: Sequence[Column[Any]]

@@ -20,7 +20,9 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from contextvars import copy_context
-from typing import Any, Generic, TypeVar
+from functools import partial
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from percolator.aio.engine import Closes
 from percolator.errors import UsageError
@@ -29,11 +31,11 @@ from percolator.process import new_event_loop
 # ------------------------------------------------------------------ rounds of threads
 # The event loop handles the calls of threads that it woke together in one go.
 #
-# A thread that gets its result often calls again at once: for a commit, or for the next transaction.
-# Threads take turns at the interpreter, so their calls arrive one after another. If the loop looked
-# at once, it would find one call, or three, and send them; their answers would wake just as few
-# threads; and a call to a server costs as much as thirty rows. So the loop does not look before the
-# threads that it has woken have called, or the time of the round is over.
+# A thread that gets its result often calls again at once: for a commit, or for the next
+# transaction. Threads take turns at the interpreter, so their calls arrive one after another. If
+# the loop looked at once, it would find one call, or three, and send them; their answers would wake
+# just as few threads; and a call to a server costs as much as thirty rows. So the loop does not
+# look before the threads that it has woken have called, or the time of the round is over.
 #
 # It only waits for threads that usually call in time: waiting for a thread that does something else
 # first would cost the others that time again and again.
@@ -382,6 +384,58 @@ class LoopCalls:
     def _is_alive(self) -> bool:
         """Whether a call would run."""
         return not self._loop.is_closed()
+
+
+class Leaves(Protocol):
+    """An object of the asyncio API, which is used as a block."""
+
+    def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> Awaitable[object]: ...
+
+
+A = TypeVar("A", bound=Leaves)
+
+
+class Wrapper(Generic[A]):
+    """An object of the asyncio API, for threads."""
+
+    def __init__(self, loop_thread: LoopCalls, asynchronous: A) -> None:
+        self._loop_thread = loop_thread
+        self._asynchronous = asynchronous
+
+    def _check(self) -> None:
+        """Checks a call before it is made: some never reach the event loop and its checks."""
+        self._loop_thread.require_usable()
+
+    def _call(self, function: Callable[[], Awaitable[R]]) -> R:
+        self._check()
+        return self._loop_thread.call(function)
+
+    def call_inside(
+        self,
+        body: Callable[..., Awaitable[R]],
+        *arguments: Any,  # noqa: ANN401 - the body's
+        **keywords: Any,  # noqa: ANN401 - the body's
+    ) -> R:
+        """Runs a coroutine function with the asynchronous namesake of this, in one trip to the
+        loop. For other parts of the library: the body must not block."""
+        return self._call(partial(body, self._asynchronous, *arguments, **keywords))
+
+    def __enter__(self) -> Self:
+        self._check()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._loop_thread.call(partial(self._asynchronous.__aexit__, kind, error, traceback))
 
 
 class LoopThread(LoopCalls):

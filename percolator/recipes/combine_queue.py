@@ -22,7 +22,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, overload
 
 from percolator import aio
 from percolator.arguments import require_function
-from percolator.blocking.transaction import Transaction
+from percolator.blocking.api import Transaction
 from percolator.codecs import Codec, KeyCodec
 from percolator.decorators import AsyncReads, BlockingReads, on_reads, on_transaction
 from percolator.observers.definition import ATTEMPTS, DEADLINE_SECONDS, Observer

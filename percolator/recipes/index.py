@@ -24,8 +24,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from percolator import aio, codecs
 from percolator.arguments import require_function
-from percolator.blocking.database import Database
-from percolator.blocking.transaction import Transaction
+from percolator.blocking.api import Database, Transaction
 from percolator.codecs import KeyCodec
 from percolator.codecs.keys import after_prefix, is_key_codec
 from percolator.decorators import (

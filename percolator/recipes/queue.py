@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from percolator import aio
 from percolator.arguments import require_whole
-from percolator.blocking.database import Database
+from percolator.blocking.api import Database
 from percolator.codecs import Codec, KeyCodec, raw
 from percolator.codecs.keys import HASH_BYTES, HASHES, after_prefix, is_key_codec, row_hash
 from percolator.decorators import observes, on_database

@@ -17,8 +17,7 @@ from typing import Any, Generic, TypeVar, overload
 
 from percolator import aio, codecs
 from percolator.arguments import require_whole
-from percolator.blocking.database import Database
-from percolator.blocking.transaction import Transaction
+from percolator.blocking.api import Database, Transaction
 from percolator.codecs import KeyCodec
 from percolator.decorators import AsyncReads, BlockingReads, on_database, on_reads, on_transaction
 from percolator.errors import InvalidArgument

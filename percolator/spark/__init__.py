@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from percolator.blocking.database import Database
+    from percolator.blocking.api import Database
     from percolator.schema import Column, Table
     from percolator.spark.atomic_writer import Together
     from percolator.spark.snapshots import SnapshotView, SparkSnapshot

@@ -31,8 +31,8 @@ from percolator import aio, codecs
 from percolator.aio.replacing import rest_deleted
 from percolator.aio.shared import FLUSH_BYTES, FLUSH_CELLS, Receipt, Ticket
 from percolator.arguments import require_seconds
+from percolator.blocking.api import SharedTransaction
 from percolator.blocking.loop_thread import Pending
-from percolator.blocking.shared import SharedTransaction
 from percolator.errors import (
     CellAddress,
     ConflictError,

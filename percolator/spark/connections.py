@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from percolator import aio, codecs
 from percolator.blocking import loop_thread
-from percolator.blocking.database import Database
+from percolator.blocking.api import Database
 from percolator.blocking.loop_thread import LoopThread
 from percolator.codecs.names import CodecNames
 from percolator.errors import (

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.types import StructField, StructType
 
 from percolator.arguments import as_timestamp, require_text
-from percolator.blocking.pin import Pin
+from percolator.blocking.api import Pin
 from percolator.errors import InvalidArgument, SchemaError, UsageError
 from percolator.schema import Table
 from percolator.spark.connections import shared_database

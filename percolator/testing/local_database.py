@@ -16,7 +16,7 @@ from typing import Any
 
 from percolator import aio
 from percolator.aio.connecting import Connecting, connect_to
-from percolator.blocking.database import Database
+from percolator.blocking.api import Database
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory

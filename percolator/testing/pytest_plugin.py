@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from percolator.blocking.database import Database
+from percolator.blocking.api import Database
 from percolator.testing.local_database import connect
 
 

@@ -14,7 +14,7 @@ from percolator.aio.engine import Rows
 from percolator.bigtable.admin import create_table
 from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
-from percolator.blocking.database import Database
+from percolator.blocking.api import Database
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
 from percolator.rowstore.intents import INTENTS_TABLE

@@ -18,8 +18,7 @@ from types import TracebackType
 
 from percolator import aio
 from percolator.aio.observing import ObserverTransaction, worker_context
-from percolator.blocking.database import Database
-from percolator.blocking.transaction import Transaction
+from percolator.blocking.api import Database, Transaction
 from percolator.errors import CellAddress, ConflictError, UsageError
 from percolator.observers.backfill import backfill_owed
 from percolator.observers.context import LOCKS_OF_ANY_AGE, FoundWork, WorkerContext, WorkRequest
@@ -51,7 +50,7 @@ def run_observers(
     loop = database._loop_thread
 
     async def begin() -> _UntilQuiet:
-        return await _UntilQuiet.over(database._database, observers, runs_max)
+        return await _UntilQuiet.over(database._asynchronous, observers, runs_max)
 
     quiet = loop.call(begin)
     while (run := loop.call(quiet.next)) is not None:

@@ -28,7 +28,7 @@ Use = Callable[[Transaction, Accounts, Any], object]
 
 def in_asyncio(db: Database, function: Callable[[aio.Database], Any]) -> object:
     """Runs a coroutine function with the database that the blocking one wraps."""
-    return db._loop_thread.call(lambda: function(db._database))
+    return db._loop_thread.call(lambda: function(db._asynchronous))
 
 
 # ---------------------------------------------------------------------------- values and keys
@@ -191,7 +191,7 @@ def test_the_last_error_says_how_often_and_how_long_it_was_tried(
 def test_the_same_in_asyncio(db: Database, accounts: Accounts) -> None:
     async def too_late(tx: aio.Transaction) -> None:
         await tx.get("a", accounts.balance)
-        async with db._database.transaction() as other:
+        async with db._asynchronous.transaction() as other:
             await other.set("a", accounts.balance, 0)
         await tx.set("a", accounts.balance, 1)
 
@@ -250,7 +250,7 @@ def test_a_bare_number_is_no_moment(db: Database, at: Any) -> None:
     with pytest.raises(InvalidArgument, match=said):
         db.pin(at=at)
     with pytest.raises(InvalidArgument, match=said):
-        db._database.internal.snapshot(at, None)
+        db._asynchronous.internal.snapshot(at, None)
 
 
 def test_a_generator_function_is_refused(db: Database, accounts: Accounts) -> None:

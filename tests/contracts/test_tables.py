@@ -295,12 +295,12 @@ def test_the_last_of_several_writes_to_a_cell_counts(db: Database, accounts: Acc
 
 def test_what_has_ended_has_no_timestamp_to_ask_for(db: Database, accounts: Accounts) -> None:
     async def after_the_end() -> None:
-        async with db._database.transaction() as tx:
+        async with db._asynchronous.transaction() as tx:
             await tx.get("bob", accounts.balance)
             await tx.set("bob", accounts.balance, 1)
         with pytest.raises(UsageError, match="has committed"):
             await tx.timestamp()
-        async with db._database.snapshot() as snapshot:
+        async with db._asynchronous.snapshot() as snapshot:
             await snapshot.timestamp()
         with pytest.raises(UsageError, match="is closed"):
             await snapshot.timestamp()
@@ -469,7 +469,7 @@ def test_what_is_no_family_of_the_table_is_refused(
 
 def described(db: Database, table: Table[Any]) -> master_pb2.Table:
     async def describe() -> master_pb2.Table:
-        engine = db._database.internal.engine
+        engine = db._asynchronous.internal.engine
         return await engine.catalog.describe(table.name, engine.now() + 10.0)
 
     return db._loop_thread.call(describe)
@@ -477,7 +477,7 @@ def described(db: Database, table: Table[Any]) -> master_pb2.Table:
 
 def alter(db: Database, table: Table[Any], **columns: str) -> master_pb2.Table:
     async def change() -> master_pb2.Table:
-        engine = db._database.internal.engine
+        engine = db._asynchronous.internal.engine
         changed = [
             master_pb2.ColumnCodec(column=name.encode(), codec=codec)
             for name, codec in columns.items()
@@ -604,7 +604,7 @@ def test_of_two_programs_that_begin_with_different_codecs_one_is_refused(
     text = accounts.table.column("balance", codecs.text)
 
     async def both() -> Sequence[BaseException | None]:
-        database = db._database
+        database = db._asynchronous
 
         async def one(column: Column[Any], value: object) -> None:
             async with database.transaction() as tx:

@@ -127,7 +127,7 @@ def test_a_client_that_does_not_know_of_the_ttl_yet_reads_as_the_others(db: Data
     """It still asks for the newest value, and is told to take a timestamp."""
     sessions = Sessions(db, BRIEF)
     _write(db, sessions, "kim", "t1")
-    catalog = db._database._engine.catalog
+    catalog = db._asynchronous._engine.catalog
     info = catalog.known(sessions.table.name)
     assert info is not None
     assert info.schema.expiring == {b"token"}

@@ -136,7 +136,7 @@ class Pages:
         """A function of the observers' runtime, on this database's connection."""
 
         async def run() -> Any:
-            context = worker_context(self.db._database.internal.engine)
+            context = worker_context(self.db._asynchronous.internal.engine)
             return await function(context, self.table.name, *arguments, **keywords)
 
         return self.db._loop_thread.call(run)
@@ -465,7 +465,7 @@ def test_observers_run_for_what_a_shared_transaction_has_written(
 def test_a_shared_transaction_is_not_committed_into_a_table_that_is_gone_from_the_rows(
     db: Database,
 ) -> None:
-    if db._database.internal.engine.intents is None:
+    if db._asynchronous.internal.engine.intents is None:
         pytest.skip("tablets refuse by themselves")
     gone, stays = Pages(db), Pages(db)
     with db.shared_transaction() as whole:

@@ -268,7 +268,7 @@ def test_an_import_is_one_commit_of_a_table_with_a_feed(
 
 def _created(db: percolator.Database) -> Timestamp:
     """The creation of the table, before which its feed cannot be asked."""
-    catalog = db._database.internal.engine.catalog
+    catalog = db._asynchronous.internal.engine.catalog
     info = catalog.known(orders.name)
     if info is None:
         db.newest_change(orders, after=db.timestamp())

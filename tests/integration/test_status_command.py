@@ -13,7 +13,7 @@ import pytest
 
 import percolator
 from percolator import Table, codecs
-from percolator.blocking.database import Database
+from percolator.blocking.api import Database
 from percolator.cli.app import app
 from percolator.errors import OutcomeUnknown
 from percolator.limits import Limits

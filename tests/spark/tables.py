@@ -62,7 +62,7 @@ class Pages:
         """Registers an observer of titles."""
         observer = master_pb2.Observer(name="indexer", columns=[b"meta:title"])
         request = master_pb2.ChangeObserversRequest(table=self.name, add=[observer])
-        network = self.db._database.internal.engine.world.network
+        network = self.db._asynchronous.internal.engine.world.network
 
         async def change() -> None:
             await network.unary(master, methods.CHANGE_OBSERVERS)(request, 10.0)
@@ -71,7 +71,7 @@ class Pages:
 
     def split(self, master: str, row: bytes) -> None:
         """Splits the tablet that has the row; the second half begins with it."""
-        engine = self.db._database.internal.engine
+        engine = self.db._asynchronous.internal.engine
 
         async def split() -> None:
             info = await engine.catalog.table(self.name, engine.now() + 10)
@@ -84,7 +84,7 @@ class Pages:
 
     def flush(self, master: str) -> None:
         """Moves each tablet to where it is already, which writes its rows to files."""
-        engine = self.db._database.internal.engine
+        engine = self.db._asynchronous.internal.engine
 
         async def move() -> None:
             info = await engine.catalog.table(self.name, engine.now() + 10)
@@ -96,7 +96,7 @@ class Pages:
 
     def notifications(self) -> int:
         """The number of pending notifications in all tablets."""
-        engine = self.db._database.internal.engine
+        engine = self.db._asynchronous.internal.engine
 
         async def count() -> int:
             info = await engine.catalog.table(self.name, engine.now() + 10)

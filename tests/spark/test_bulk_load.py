@@ -62,7 +62,7 @@ def _left_behind(
 ) -> tuple[BulkLoad, LoadTimestamps]:
     """What a driver that died left behind: the first half of the rows."""
     plan = LoadPlan(pages.name, name, b"", b"", notify=False)
-    load = BulkLoad(db._database, plan)
+    load = BulkLoad(db._asynchronous, plan)
     loop = loop_thread.shared()
     timestamps = loop.call(load.begin)
     loop.call(lambda: load.load(_cells(_rows()[: ROWS // 2]), timestamps))
@@ -219,7 +219,7 @@ def test_tablets_may_split_and_move_under_a_load(
 ) -> None:
     pages = Pages(db)
     load, timestamps = _left_behind(db, pages, "moving")
-    engine = db._database.internal.engine
+    engine = db._asynchronous.internal.engine
 
     async def split_and_move() -> None:
         info = await engine.catalog.table(pages.name, engine.now() + 10)

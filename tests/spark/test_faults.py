@@ -79,7 +79,7 @@ def test_a_job_that_fails_leaves_whole_transactions_and_can_be_run_again(
 def test_reads_settle_abandoned_locks(read: Read, db: percolator.Database) -> None:
     """They belong to a client that died after it had committed the primary."""
     pages = Pages(db, 40)
-    engine = db._database.internal.engine
+    engine = db._asynchronous.internal.engine
 
     async def leave_behind() -> None:
         deadline = engine.now() + 10
@@ -109,7 +109,7 @@ def test_reads_follow_tablets_that_split_or_moved_after_planning(
     pages = Pages(db, ROWS)
     frame = read(pages.name, catalog=CATALOG).load()
     assert frame._jdf.queryExecution().executedPlan() is not None  # the plan is made here
-    engine = db._database.internal.engine
+    engine = db._asynchronous.internal.engine
     master = engine.world.network
 
     async def move() -> None:

@@ -174,7 +174,7 @@ def test_a_read_keeps_its_snapshot_from_being_collected(
 
     frame = read(pages.name, catalog=CATALOG).load()
     frame.count()
-    engine = db._database.internal.engine
+    engine = db._asynchronous.internal.engine
 
     async def pins() -> list[int]:
         owners: Any = engine.env.owners

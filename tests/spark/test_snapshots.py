@@ -70,7 +70,7 @@ def test_a_snapshot_holds_one_pin_until_its_block_ends(
         assert s._pin is not None
         s._pin.check()
         pin = s._pin
-    assert pin._pin._session is None
+    assert pin._asynchronous._session is None
     with pytest.raises(UsageError, match="the snapshot has ended"):
         s.table(two[0].name)
 

@@ -308,7 +308,7 @@ def test_a_running_query_holds_history_by_a_pin(stream: Any, db: percolator.Data
 
 
 def _pins(db: percolator.Database) -> list[str]:
-    owners = db._database.internal.engine.env.owners
+    owners = db._asynchronous.internal.engine.env.owners
     assert isinstance(owners, Sessions)
 
     async def listed() -> list[str]:

@@ -48,7 +48,7 @@ def waiting(cluster: LocalCluster) -> int:
 
 def server_of(db: percolator.Database, cluster: LocalCluster, table: Table[Any]) -> str:
     """The name of the process that serves the first tablet of the table."""
-    engine = db._database.internal.engine
+    engine = db._asynchronous.internal.engine
 
     async def find() -> str:
         deadline = engine.now() + 10.0
@@ -67,7 +67,7 @@ def server_of(db: percolator.Database, cluster: LocalCluster, table: Table[Any])
 def stored_cells(db: percolator.Database, table: Table[Any]) -> Cells:
     async def read() -> Cells:
         found: Cells = {}
-        async with db._database.snapshot() as snapshot:
+        async with db._asynchronous.snapshot() as snapshot:
             async for page in snapshot.scan_cells(table):
                 cells = zip(page.rows, page.columns, page.values, strict=True)
                 found |= {(row, name): value for row, name, value in cells if name not in CAUSES}

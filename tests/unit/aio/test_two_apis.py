@@ -8,7 +8,7 @@ import pytest
 
 import percolator
 from percolator import aio
-from percolator.blocking import worker as blocking_worker
+from percolator.blocking import api as blocking_worker
 from percolator.observers import worker as asynchronous_worker
 
 INTERNAL = {

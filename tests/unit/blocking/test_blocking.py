@@ -20,7 +20,7 @@ import percolator
 import percolator.testing
 from percolator import Database, SchemaError, Table, UsageError, aio, codecs
 from percolator.aio import Outcome, Transaction
-from percolator.blocking.database import ROWS_PER_PORTION
+from percolator.blocking.api import ROWS_PER_PORTION
 from percolator.blocking.loop_thread import LoopThread, shared
 from percolator.process import new_event_loop
 from percolator.protocol.commit import Commit
@@ -363,7 +363,7 @@ def test_an_interrupted_close_leaves_nothing_open(monkeypatch: pytest.MonkeyPatc
     """A session that stays open would make others wait for locks that will never be released."""
     db = percolator.testing.connect()
     closed = threading.Event()
-    inner = db._database.internal.engine
+    inner = db._asynchronous.internal.engine
 
     class Part:
         async def close(self) -> None:
@@ -468,7 +468,7 @@ def test_what_is_refused_in_the_programs_thread_is_asked_in_the_loops(
         threads.append(threading.get_ident())
         asked.set()
 
-    monkeypatch.setattr(db._database.internal.engine._newer_schemas, "_fetch", refresh)
+    monkeypatch.setattr(db._asynchronous.internal.engine._newer_schemas, "_fetch", refresh)
     with db.snapshot() as snapshot:
         (row,) = snapshot.get_many(pages, ["a"])
         with pytest.raises(SchemaError, match="declares the codec text"):

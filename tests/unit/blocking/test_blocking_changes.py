@@ -47,7 +47,7 @@ def put(db: Database, row: str, value: int) -> None:
 
 
 def oldest(db: Database) -> int:
-    return db._database.internal.engine.open_starts.oldest()
+    return db._asynchronous.internal.engine.open_starts.oldest()
 
 
 def test_without_a_position_they_begin_at_the_call(db: Database) -> None:

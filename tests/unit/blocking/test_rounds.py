@@ -338,7 +338,7 @@ _SECONDS = 5.0
 
 
 def hot_cells(db: Database) -> HotCells:
-    return db._database.internal.engine.env.hot_cells
+    return db._asynchronous.internal.engine.env.hot_cells
 
 
 def until_none_is_hot(db: Database) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import percolator
+from tools import blocking_api
 
 ROOT = Path(__file__).parents[3]
 
@@ -145,6 +146,26 @@ def test_generated_stubs_are_fresh(tmp_path: Path) -> None:
     assert sorted(generated) == sorted(checked_in)
     stale = [name for name in generated if generated[name] != checked_in[name]]
     assert stale == []
+
+
+def test_the_blocking_api_is_up_to_date() -> None:
+    """After a change to the asyncio API, run `make blocking`."""
+    text = blocking_api.TARGET.read_text()
+    assert blocking_api.generated(text) == text
+
+
+def test_an_edit_of_a_generated_body_or_docstring_is_undone() -> None:
+    text = blocking_api.TARGET.read_text()
+    edited = text.replace("return self._call(self._asynchronous.timestamp)", "raise KeyError")
+    edited = edited.replace("Reads many rows of a table", "Reads many rows")
+    assert edited.count("raise KeyError") == 1
+    assert blocking_api.generated(edited) == text
+
+
+@pytest.mark.parametrize("old", blocking_api.PROSE)
+def test_text_that_differs_between_the_apis_is_in_the_docstrings(old: str) -> None:
+    sources = {_text(ROOT / name) for name in blocking_api.SOURCES.values()}
+    assert any(old in " ".join(text.split()) for text in sources)
 
 
 # --------------------------------------------------------------------- version

@@ -136,4 +136,4 @@ def test_a_job_that_gets_no_directory_keeps_nothing_alive(
     monkeypatch.setattr(atomic_writer, "TemporaryDirectory", full)
     with pytest.raises(OSError, match="No space left"), percolator.spark.together():
         pass
-    assert percolator_db._database.internal.engine.open_starts.oldest() == 0
+    assert percolator_db._asynchronous.internal.engine.open_starts.oldest() == 0

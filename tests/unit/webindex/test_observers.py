@@ -235,7 +235,7 @@ def test_a_member_changes_its_keys_while_the_best_member_of_its_group_goes(
     write_at_17("http://a", None)
 
     async def overlapping() -> None:
-        opened = db._database
+        opened = db._asynchronous
         member, best = opened.transaction(), opened.transaction()
         await parse.function(member, "http://bb")
         await parse.function(best, "http://a")
@@ -268,7 +268,7 @@ def test_a_link_is_placed_while_another_url_becomes_canonical(
         pipeline.crawled[one.url] = one
 
     async def overlapping() -> None:
-        opened = db._database
+        opened = db._asynchronous
         (second,) = {LINKING, BETTER} - {first}
         winner, loser = opened.transaction(), opened.transaction()
         await parse.function(winner, first.url)
@@ -300,7 +300,7 @@ def test_links_to_a_popular_page_do_not_keep_its_canonical_url_from_being_writte
         pipeline.crawled[one.url] = one
 
     async def overlapping() -> None:
-        opened = db._database
+        opened = db._asynchronous
         await opened.run(parse.function, "http://a")  # announces it
         moving, placing = opened.transaction(), opened.transaction()
         await settle.function(moving, "http://bb")
@@ -324,7 +324,7 @@ def test_an_announcement_conflicts_with_whoever_writes_the_canonical_url_without
     pipeline.crawled[BETTER.url] = BETTER
 
     async def overlapping() -> None:
-        opened = db._database
+        opened = db._asynchronous
         await opened.run(parse.function, "http://a")  # notifies http://bb
         writing, announcing = opened.transaction(), opened.transaction()
         await settle.function(writing, "http://bb")
