@@ -30,7 +30,7 @@ from percolator.timestamps import Timestamp
 
 
 class RecordKind(IntEnum):
-    """What a lock will do to its cell when it is committed, and what a write record did."""
+    """The change that a lock will make to its cell, or that a write record made."""
 
     PUT = 1
     PUT_IN_DATA = 2
@@ -253,7 +253,7 @@ def acknowledging_observer(acknowledgement: bytes) -> bytes:
 
 
 def tells_of_a_dead_letter(acknowledged: bytes) -> bool:
-    """Whether the value of such a cell says that a change was put aside."""
+    """True if the value of such a cell says that a change was put aside."""
     return acknowledged[ACKNOWLEDGED_BYTES:] == PUT_ASIDE
 
 
@@ -292,7 +292,7 @@ def locked_column(read_lock: bytes) -> bytes | None:
 
 
 class Fate(Enum):
-    """What collection does with a version."""
+    """Decision of collection about one version."""
 
     NEWER = auto()
     """It stays: it lies above the safe point."""
@@ -314,7 +314,7 @@ class Reach:
         self._below = below
         self._ended_below = max(below, ended_below)
         self._hidden = False
-        """Whether the newest put or deletion at or below the safe point was found: everything
+        """True once the newest put or deletion at or below the safe point was found: everything
         after it in this cell is out of reach."""
 
     def next_cell(self) -> None:
@@ -331,7 +331,8 @@ class Reach:
         return Fate.GOES_LAST if kind == KIND_DELETE else Fate.STAYS
 
     def drops_marker(self, start_timestamp: int) -> bool:
-        """Whether a rollback marker goes: it stops late prewrites, which are refused anyway."""
+        """True if a rollback marker is dropped: it stops late prewrites, which are refused
+        anyway."""
         return start_timestamp < self._ended_below
 
 

@@ -97,14 +97,14 @@ class Bounds:
 
 @dataclass
 class Plan:
-    """What is to be deleted in a row."""
+    """Deletions in one row."""
 
     versions: list[DeleteCell] = field(default_factory=list)
-    """What older reads could have seen, with its values."""
+    """Versions that older reads could have seen, with its values."""
     evidence: list[DeleteCell] = field(default_factory=list)
     """Lock-only records and rollback markers."""
     last: list[list[DeleteCell]] = field(default_factory=list)
-    """What goes after all else: in each case all of it or nothing."""
+    """Deletions that come after all others: in each case all of it or nothing."""
     old_notes: list[DeleteCell] = field(default_factory=list)
 
     @property
@@ -129,13 +129,13 @@ class Plan:
 
 
 def no_older_lock(bounds: Bounds, times: Times) -> Check:
-    """What the row must not hold when it is changed."""
+    """Check that the row holds no older lock when it is changed."""
     return Check((Selection(LOCKS, until_time=times.at_or_above(bounds.ended_below)),), found=False)
 
 
 def collectable(bounds: Bounds, times: Times) -> tuple[Selection, ...]:
-    """What `planned` has to know of a row: locks, records up to the safe points and the newest of
-    each cell, markers, and notes."""
+    """Selections of all that `planned` needs of a row: locks, records up to the safe points and the
+    newest of each cell, markers, and notes."""
     below = times.at_or_above(bounds.below + 1)
     ended = times.at_or_above(bounds.ended_below)
     return (
@@ -150,7 +150,7 @@ def collectable(bounds: Bounds, times: Times) -> tuple[Selection, ...]:
 
 
 def planned(cells: Iterable[StoredCell], bounds: Bounds, times: Times) -> Plan | None:
-    """What to delete of a row with these cells. None if it holds a lock below the safe points."""
+    """Deletions in a row with these cells. None if it holds a lock below the safe points."""
     row = _Row(cells, bounds, times)
     return None if row.has_older_lock else row.plan()
 
@@ -265,7 +265,7 @@ _SLICE_SECONDS = 30.0
 
 @dataclass
 class Collected:
-    """What one pass over a table has done so far."""
+    """Progress of one pass over a table."""
 
     rows: int = 0
     """How many rows were looked at."""

@@ -37,7 +37,7 @@ _NOTHING, _SOMETHING = Check(_ANYTHING, found=False), Check(_ANYTHING, found=Tru
 
 
 class Verdict(NamedTuple):
-    """What became of one promise."""
+    """Result of the check of one promise."""
 
     promise: str
     broken: str
@@ -239,14 +239,14 @@ def _time(number: int) -> int:
 
 _KEYS = 1_000
 CALLS_OF_A_TRANSFER = 6
-"""Of a transaction that reads and writes two rows: two reads, two prewrites, two commits."""
+"""Calls of a transaction that reads and writes two rows: two reads, two prewrites, two commits."""
 _LOAD_MAX = 0.7
 """The share of a node's capacity that Google advises to use at most, in a single cluster."""
 _HOURS_OF_A_MONTH = 730
 
 
 class Measured(NamedTuple):
-    """What was measured, by one client."""
+    """Measurements by one client."""
 
     calls: int
     seconds: float
@@ -260,7 +260,7 @@ class Measured(NamedTuple):
 
 
 class CapacityVerdict(NamedTuple):
-    """What a number of transactions needs."""
+    """Nodes and cells that a number of transactions needs."""
 
     nodes: int
     cost_per_month: float
@@ -306,7 +306,7 @@ async def measured(
 def verdict(
     found: Measured, nodes: int, transfers_per_second: float, price_per_node_hour: float
 ) -> CapacityVerdict:
-    """What it would need to carry so many transfers, if `nodes` nodes carry what was measured."""
+    """Needs of that many transfers, if `nodes` nodes carry what was measured."""
     per_node = found.per_second / nodes * _LOAD_MAX
     needed = max(math.ceil(transfers_per_second * CALLS_OF_A_TRANSFER / per_node), 1)
     return CapacityVerdict(needed, needed * price_per_node_hour * _HOURS_OF_A_MONTH)

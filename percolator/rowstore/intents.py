@@ -98,13 +98,13 @@ class _Call:
         """Only if somebody follows: many calls are made by one for itself."""
 
     def admits(self, rows: Sequence[RowChange], deadline: float) -> bool:
-        """Whether these rows can be added. No call changes a row twice."""
+        """True if these rows can be added. No call changes a row twice."""
         is_early = self._deadline <= deadline
         has_room = len(self.rows) + len(rows) <= ROWS_MAX
         return is_early and has_room and all(self.rows.get(row.key, row) == row for row in rows)
 
     async def follow(self, rows: Sequence[RowChange]) -> bool:
-        """Whether the call, which also has these rows, was answered."""
+        """Waits for the call, which includes these rows; true if it was answered."""
         self.rows.update((row.key, row) for row in rows)
         if self._answer is None:
             self._answer = asyncio.get_running_loop().create_future()
@@ -161,7 +161,7 @@ def key_from(bucket: int, timestamp: int = 0) -> bytes:
 
 
 def column_of(table_id: int, observer: bytes = b"") -> bytes:
-    """Of an observer's intents; without an observer, the beginning of all those of the table."""
+    """Column of an observer's intents; without observer, the prefix of all those of the table."""
     return table_id.to_bytes(_TABLE_BYTES, "big") + observer
 
 
@@ -190,8 +190,8 @@ class Intents:
         starts: Collection[int],
         deadline: float,
     ) -> None:
-        """The same for all cells of a table that the transactions that began then have locked, in
-        these columns, each with an observer."""
+        """As `announce`, for all cells in these observed columns that the transactions with these
+        starts have locked in a table."""
         observers: defaultdict[bytes, list[bytes]] = defaultdict(list)
         for column, observer in sorted(observed):  # as they are sent: in every process alike
             observers[column].append(observer)

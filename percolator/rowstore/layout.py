@@ -45,9 +45,9 @@ _PROOF = b"p"
 _ZERO = b"\0"
 
 ALL_COLUMNS: Final = (_COLUMN, b"d")
-"""The first stored name of the columns that are not hidden, and the first one behind them."""
+"""Bounds of all columns that are not hidden: the first stored name, and the end."""
 EVERY_COLUMN: Final = (b"", b"")
-"""The same for all columns, with the hidden ones."""
+"""Bounds of all columns, hidden ones included."""
 
 
 def row_key(row: bytes) -> bytes:

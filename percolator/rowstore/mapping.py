@@ -87,8 +87,7 @@ class OtherSide(NamedTuple):
 
 
 def other_sides(step: Mutation) -> Iterator[OtherSide]:
-    """What the conditions of a step mean for other cells of its row: nothing if it is no
-    prewrite."""
+    """Conditions of a prewrite as they apply to other cells of its row; none for other steps."""
     bounds = other_columns(step.column)
     for index, condition in _naming_nobody(step.conditions):
         yield OtherSide(index, condition.space, condition.from_timestamp, *bounds)
@@ -130,7 +129,7 @@ class Step(NamedTuple):
     """The start timestamp of the transaction that it is about."""
     expects_lock: bool
     selections: tuple[Selection, ...]
-    """What must not be found; or, with `expects_lock`, the one cell that must be."""
+    """Cells that must not be found; or, with `expects_lock`, the one cell that must be."""
     changes: tuple[Change, ...]
 
     @property
@@ -348,8 +347,9 @@ def _prewrite(asked: CommonStep, times: Times) -> Step:
 
 @lru_cache(_REMEMBERED)
 def prewrite_obstacles(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
-    """What a prewrite must not find: its marker, any lock, a commit at or above its start, the same
-    on the other side of a read lock, and a note of collection above its start."""
+    """Selections that must find nothing before a prewrite: its marker, any lock, a commit at or
+    above its start, the same on the other side of a read lock, and a note of collection above its
+    start."""
     own, others = column_bounds(column), other_columns(column)
     since, after = times.at_or_above(start), times.at_or_above(start + 1)
     return (
@@ -399,14 +399,14 @@ class Joined:
     steps: dict[int, Step] = field(default_factory=dict)
     columns: set[bytes] = field(default_factory=set)
     _size_bytes: int = 0
-    """Of the checks; added up only if a second step joins: most calls make one."""
+    """Size of the checks; added up only if a second step joins: most calls make one."""
 
     def add(self, place: int, step: Step) -> None:
         self.steps[place] = step
         self.columns.add(step.asked.column)
 
     def has_room(self, step: Step, check_bytes_max: int) -> bool:
-        """Whether the step may join. Then it has to be added."""
+        """True if the step may join. Then it has to be added."""
         if step.asked.column in self.columns:
             return False
         if not self._size_bytes:

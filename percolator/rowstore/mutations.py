@@ -129,7 +129,7 @@ def refusal(
 
 
 def _is_about_the_transaction(condition: Condition) -> bool:
-    """Whether the condition fails on the transaction's own commit or marker."""
+    """True if the condition fails on the transaction's own commit or marker."""
     names_one = bool(condition.prefix) or condition.space == SPACE_ROLLBACK
     return condition.expectation == Condition.EXPECTATION_ABSENT and names_one
 
@@ -168,7 +168,8 @@ def _versions(
 
 
 def _judged(condition: Condition, versions: list[_Version]) -> tuple[bool, _Version | None]:
-    """Whether a condition holds for these versions, and the version that fails it, if one does."""
+    """Judges whether a condition holds for these versions, and the version that fails it, if one
+    does."""
     selected = [one for one in versions if one.value.startswith(condition.prefix)]
     match condition.expectation:
         case Condition.EXPECTATION_ABSENT:
@@ -349,7 +350,7 @@ async def _all_of(works: Sequence[Coroutine[None, None, None]]) -> None:
 
 
 def _certain(table_id: int, mutation: Mutation) -> list[Intent]:
-    """What a mutation without conditions says: it notifies, and does nothing else."""
+    """Intents of a mutation without conditions: it only notifies."""
     notifies = [
         change.space == SPACE_NOTIFY and change.kind == WireChange.KIND_PUT
         for change in mutation.changes

@@ -1,4 +1,4 @@
-"""What a row store has to do: the narrow port on which all else in this room stands.
+"""The narrow interface of a row store, on which the rest of this package depends.
 
 A table has rows, a row has cells, and a cell has a family, a column, a time and a value. What is
 done to one row is atomic: a check together with its changes, and the reading of the row. Nothing is
@@ -33,7 +33,7 @@ class Selection(NamedTuple):
     end_value: bytes = b""
     """Exclusive; empty: no end."""
     newest: bool = False
-    """Of each column, only the newest of these cells."""
+    """Select only the newest of these cells in each column."""
     any_of: tuple[tuple[bytes, bytes], ...] = ()
     """Unless empty: only cells whose values are in one of these ranges, of each the first and the
     exclusive end. A cell counts for each range that it is in."""
@@ -50,7 +50,7 @@ class Selection(NamedTuple):
 _OTHER_BYTES = 64
 """The size of a selection besides names and values, generously."""
 _RANGE_BYTES = 8
-"""The same for one of several ranges of values."""
+"""The size of one of several ranges of values besides its ends."""
 
 
 def in_calls(
@@ -74,7 +74,7 @@ def in_calls(
 
 
 def can_be_named(selections: Iterable[Selection], bytes_max: int) -> bool:
-    """Whether one call may describe all of these."""
+    """True if one call may describe all of these."""
     return sum(one.size_bytes for one in selections) <= bytes_max
 
 
@@ -84,7 +84,7 @@ class Check(NamedTuple):
 
     selections: tuple[Selection, ...]
     found: bool
-    """Whether the changes are made if more than `more_than` are found, or if no more are."""
+    """If true, the changes are made if more than `more_than` are found, or if no more are."""
     more_than: int = 0
 
 
@@ -118,7 +118,7 @@ class StoredCell(NamedTuple):
 
 
 class StoredRow(NamedTuple):
-    """What was selected of one row, all of it as it was at one moment."""
+    """Selected cells of one row, all read at once."""
 
     key: bytes
     cells: list[StoredCell]
@@ -144,11 +144,11 @@ class RowStore(Protocol):
     """A store of rows."""
 
     name_of: Callable[[int], str]
-    """What programs call a table, for errors; empty if that is not known."""
+    """Name of a table, for errors; empty if unknown."""
 
     @property
     def scans_backwards(self) -> bool:
-        """Whether `scan` can go from the end of a range to its start."""
+        """True if `scan` can go from the end of a range to its start."""
         ...
 
     @property

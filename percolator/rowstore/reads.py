@@ -90,7 +90,7 @@ ROWS_MAX: Final = 32
 """Larger calls would hardly save more, and everybody waits for the slowest row."""
 
 Cells = dict[bytes, list[StoredCell]]
-"""What was found, by the key of its row."""
+"""Cells that were found, by the key of their row."""
 
 
 class Gathering:
@@ -145,7 +145,7 @@ class Wanted:
     def selections(
         self, times: Times, bytes_max: int, *, earliest: int | None = None
     ) -> tuple[Selection, ...]:
-        """What to select. More columns than a call can name are selected with all others.
+        """Selections of the read. More columns than a call can name are selected with all others.
         `earliest` is the earliest timestamp of all who share the reading."""
         until = times.at_or_above(self.timestamp + 1)
         if self.columns is None:
@@ -161,7 +161,7 @@ class Wanted:
         return (*found, reads_collected_above(since, times)) if found else ()
 
     def wants(self, column: bytes) -> bool:
-        """Whether the column is wanted, by its stored name."""
+        """True if the column is wanted, by its stored name."""
         if self.columns is None:
             return ALL_COLUMNS[0] <= column < ALL_COLUMNS[1]
         return wants(column_of(column), self.columns, self.prefixes)
@@ -180,7 +180,7 @@ def _selections(bounds: Iterable[tuple[bytes, bytes]], until: int) -> tuple[Sele
 
 @dataclass
 class Seen:
-    """What a read sees of one row."""
+    """One row as a read sees it."""
 
     found: dict[bytes, FoundCell] = field(default_factory=dict)
     locks: list[Cell] = field(default_factory=list)
@@ -200,8 +200,8 @@ def seen(
     passing: Container[int],
     times: Times,
 ) -> Seen:
-    """What a read sees in the cells that its selections have found. Raises `SnapshotTooOld` if
-    something that it should see may have been collected."""
+    """Row as a read sees it, from the cells that its selections have found. Raises `SnapshotTooOld`
+    if something that it should see may have been collected."""
     result = Seen()
     found = sorted(dict.fromkeys(cells))
     _require_kept(found, wanted, times)
@@ -225,14 +225,14 @@ def seen(
 
 
 def hides_earlier(cells: Iterable[StoredCell], timestamp: int, times: Times) -> bool:
-    """Whether a reading for a later timestamp has found a version above this one: which version is
+    """True if a reading for a later timestamp has found a version above this one: which version is
     the newest at or below it, is not known then."""
     until = times.at_or_above(timestamp + 1)
     return any(cell.family == WRITES and cell.time >= until for cell in cells)
 
 
 def _is_in_the_way(record: bytes, timestamp: int, passing: Container[int]) -> bool:
-    """Whether the lock's transaction may commit, at or below the timestamp, what the read has to
+    """True if the lock's transaction may commit, at or below the timestamp, what the read has to
     see: it writes, has not been pushed above, and is not known to be passable."""
     start, min_commit, _, kind = LOCK_HEADER.unpack_from(record)
     is_early = start <= timestamp and min_commit <= timestamp
@@ -498,7 +498,7 @@ def _result(read: Seen, size: ReadSize | None = None) -> RowResult:
 def cells_by_row(
     rows: Iterable[tuple[bytes, Seen]],
 ) -> dict[bytes, dict[bytes, FoundCell]]:
-    """What was found, by row; rows in which nothing was found are left out."""
+    """Cells that were found, by row, without empty rows."""
     return {row: result.found for row, result in rows if result.found}
 
 
@@ -538,12 +538,12 @@ class RowScan:
             request.timestamp, request.columns, request.report_deletes, request.prefixes
         )
         self._start, self._end = request.start, request.end
-        """What is left of the range."""
+        """Rest of the range."""
         self._rows_left = request.row_limit
         self._asked_seconds = 0.0
         """The pause that the store has asked for where the last page broke off."""
         self._left: _Part | None = None
-        """What was found, and is not in a page yet."""
+        """Rows that were found and are in no page yet."""
 
     async def pages(self) -> AsyncGenerator[RangePage, None]:
         """Pages without gaps, from one end of the range to the other."""
@@ -636,6 +636,6 @@ class _Part(NamedTuple):
     """A part of the range, from the end of it where the scan is."""
 
     rows: list[tuple[bytes, Seen]]
-    """Those in which anything was found."""
+    """Rows in which anything was found."""
     boundary: bytes | None
     """Where it ends, and the rest begins; None at the other end of the range."""

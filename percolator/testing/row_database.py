@@ -64,7 +64,7 @@ class ClusterOverRows(ClusterInMemory):
         return response
 
     def raise_epoch(self) -> None:
-        """Whoever gets a timestamp from now on asks for schemas again before it commits."""
+        """Makes transactions with later timestamps ask for schemas again before they commit."""
         self._epoch += 1
 
     async def create_table(
@@ -99,8 +99,8 @@ def connect_over_model(
 def connect_over(
     network: Callable[[], Network], place: Place, limits: Limits | None = None
 ) -> Database:
-    """The same over an emulator at that place, where nothing may be yet: a new cluster counts its
-    tables from one. `network` is called in the database's event loop."""
+    """Connects to an emulator at that address, which may be empty: a new cluster counts its tables
+    from one. `network` is called in the database's event loop."""
 
     async def start() -> aio.Database:
         return await _connected(network(), place, limits)

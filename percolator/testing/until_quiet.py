@@ -119,7 +119,7 @@ class _Begun:
 
 
 class _UntilQuiet:
-    """What is left to do."""
+    """Work that is left."""
 
     def __init__(self, database: aio.Database, runs_max: int) -> None:
         self._engine = database.internal.engine

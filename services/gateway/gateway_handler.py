@@ -29,8 +29,8 @@ from percolator.v1.tabletserver_pb2 import RowRead
 CALL_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2
 _ANSWER_SHARE = 0.1
-"""What is reserved of the caller's deadline for the answer: learning that the outcome is unknown is
-better than no answer."""
+"""Fraction of the caller's deadline reserved for the response: learning that the outcome is unknown
+is better than no answer."""
 _LOOKS_PER_SECOND = 250
 """Looks of all followers of changes of one client together, while nothing changes."""
 _READ = re.compile(r"(?:batches\[\d+\]\.)?reads\[\d+\]\.?(.*)")

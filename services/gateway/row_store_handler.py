@@ -270,9 +270,8 @@ def _seconds() -> float:
 
 @asynccontextmanager
 async def _own_account(store: _Store) -> AsyncIterator[None]:
-    """What the store refuses to this gateway's account says nothing of the caller's token: it would
-    be replaced in vain, or taken for one without the role. And only this account can ask which
-    family a table lacks."""
+    """Reports a refusal of this gateway's own account as such: the caller would otherwise replace
+    its token, or believe that it lacks a role. Only this account can ask which family is missing."""
     try:
         yield
     except FamilyMissing as error:

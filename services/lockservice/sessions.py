@@ -185,7 +185,7 @@ class SessionInfo:
     oldest_start_timestamp: int
     pin: bool
     activity: bytes | None = None
-    """What the process does, as it was sent; None if it says nothing, or above the limit."""
+    """Activity report of the process, as sent; None if it says nothing, or above the limit."""
 
 
 @dataclass(slots=True, eq=False)

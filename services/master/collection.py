@@ -297,7 +297,7 @@ class CollectionTimes:
     """How much older than the longest retention the history is that a session or pin may hold
     back. Also for those of servers, which act for clients."""
     admin_held_seconds_max: float = 0.0
-    """The same for those of administrators; 0 means without limit."""
+    """As `client_held_seconds_max`, for administrators; 0 means no limit."""
 
 
 class Collection:

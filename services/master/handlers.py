@@ -75,7 +75,7 @@ def _history(collection: Collection, table: Table) -> pb.TableHistory:
 
 WAIT_SECONDS_MAX = 60.0
 _ANSWER_SECONDS = 0.2
-"""What is reserved of the caller's deadline for the answer."""
+"""Time reserved of the caller's deadline for the response."""
 
 
 class TableHandler(Generic[MapT, TermT]):

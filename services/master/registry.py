@@ -45,8 +45,8 @@ class _Entry:
     server: Server
     heard_tick: int
     clock_origin: float | None
-    """What its wall clock said when this process's monotonic clock was 0, in milliseconds. Both go
-    on at the same speed, so this holds even if this process's own wall clock is set."""
+    """Wall-clock time when this process's monotonic clock was 0, in milliseconds. Both go on at the
+    same speed, so this holds even if this process's own wall clock is set."""
     heard_at: float
     """When it last reported, in monotonic milliseconds."""
 
@@ -63,7 +63,7 @@ class Registry:
         self._servers_max = servers_max
         self._entries: dict[tuple[int, str], _Entry] = {}
         self._missed: dict[tuple[int, str], _Entry] = {}
-        """Those that fell silent unexpectedly, in this order."""
+        """Processes that fell silent unexpectedly, in that order."""
         self.masters: list[Server] = []
         """All living masters. They do not report: each lists itself in the cluster's store."""
 

@@ -308,7 +308,7 @@ class RowTables(TableChanges[Catalogue]):
         return bool(self._untold(name))
 
     async def _until_out_of_use(self, name: str, deadline: float) -> None:
-        """Whoever gets a timestamp from then on learns that they are gone before it commits."""
+        """Makes every transaction learn, before it commits, that these tables are gone."""
         untold = self._untold(name)
         if not untold:
             return

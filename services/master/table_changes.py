@@ -285,10 +285,10 @@ class TableChanges(ABC, Generic[MapT]):
         return table
 
     async def declare_codecs(self, request: pb.DeclareCodecsRequest) -> Table:
-        """Whoever declares first is right: a later program with another codec is refused.
+        """Records codecs. The first declaration wins: a program with another codec is refused.
 
-        It does not raise the version of the schema. Whoever writes a column, and does not know its
-        codec, asks first.
+        The version of the schema stays: a program that does not know the codec of a column asks
+        before it writes there.
         """
 
         def decide(current: MapT) -> tuple[MapT, Table]:

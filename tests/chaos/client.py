@@ -57,7 +57,7 @@ class Life:
 
     @property
     def claims(self) -> Path:
-        """What the library eventually said about transactions of unknown outcome."""
+        """File of the outcomes that the library later reported for unknown transactions."""
         return self.history.with_suffix(".claims")
 
     @property
@@ -152,7 +152,7 @@ async def _work(
 
 
 def life_of_this_process() -> Life:
-    """What this process was started to do, on its host."""
+    """Task of this process, as its command line says. Sets the clock of its host."""
     life = Life(**json.loads(sys.argv[1]))
     if life.host_clock:
         host_clock.live_by(Path(life.host_clock))

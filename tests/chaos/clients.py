@@ -64,7 +64,7 @@ class Client:
         self.life = life
         self.lives = [life]
         self.struck = False
-        """Whether something is being done to it, so that no one can expect it to work."""
+        """True while a fault is active, so that it cannot be expected to work."""
         self._process = self._start()
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -183,7 +183,7 @@ class Clients:
             client.kill()
 
     def history(self) -> History:
-        """What the clients recorded that run a workload for the library's checker."""
+        """History recorded by the clients whose workload the isolation checker judges."""
         return read_histories(self.logs_of("tests.chaos.client"))
 
     def logs_of(self, program: str) -> list[Path]:
@@ -192,7 +192,7 @@ class Clients:
         return [life.history for life in lives if life.history.exists()]
 
     def claims(self) -> dict[tuple[str, int], bool]:
-        """Whether the library said that a transaction committed, by session and number."""
+        """Outcomes that the library later reported, by session and number: true if committed."""
         claims: dict[tuple[str, int], bool] = {}
         for life in self._lives():
             if life.claims.exists():

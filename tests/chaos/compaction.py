@@ -122,7 +122,7 @@ def directory_of(store: Path, tablet: TabletLocation) -> Path:
 
 
 def is_compacting(directory: Path) -> bool:
-    """Whether it is compacting, by LevelDB's own log; only for a stopped process."""
+    """True if it is compacting, by LevelDB's own log; only for a stopped process."""
     begun = False
     try:
         log = (directory / "LOG").read_text(errors="replace")

@@ -62,7 +62,7 @@ class Fault(ABC):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Those of which nothing else may be struck meanwhile."""
+        """The roles that no other fault may affect meanwhile."""
         return (self._role,)
 
     @abstractmethod
@@ -322,7 +322,7 @@ async def require_known(scene: Scene, host: int, wrong: int) -> None:
 
 
 async def _known_clocks(scene: Scene) -> dict[str, int]:
-    """Those that the leading master knows: a standby, which may answer first, knows its own."""
+    """Clocks that the leading master knows: a standby, which may answer first, knows its own."""
     known: dict[str, int] = {}
     for master in scene.cluster.address.split(","):
         try:

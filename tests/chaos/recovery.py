@@ -72,7 +72,7 @@ def write_run(name: str, struck: Sequence[Struck], directory: Path = RUNS) -> Pa
 
 
 def record_of(path: Path = RECORDED) -> list[Figure]:
-    """What is recorded, or waits, in a file."""
+    """Figures recorded in a file, or not yet recorded."""
     return [Figure(**one) for one in json.loads(path.read_text())] if path.exists() else []
 
 

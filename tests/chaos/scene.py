@@ -125,8 +125,8 @@ class Scene:
         return await _told(self.filler.tablets_of(server.address))
 
     async def taken_over(self, tablets: Sequence[TabletLocation]) -> list[TabletLocation]:
-        """Those of the tablets that others serve at a later epoch. Until then, the former owner
-        still owns what it has, whatever the master has decided: the new one may lack a disk."""
+        """The tablets among these that are served at a later epoch. Until then, the former owner
+        keeps them, whatever the master has decided: the new one may lack a disk."""
         request = master_pb2.ListTabletsRequest(limit=1_000)
         now_served = {
             one.location.tablet_id: one.location.epoch

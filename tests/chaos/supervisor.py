@@ -149,7 +149,7 @@ class Supervisor:
         return Verdict(history, list(self._wrong(found, rows, history, clients)))
 
     async def _audited(self, clients: Clients) -> tuple[History, Audit]:
-        """What everybody has done, and what is stored of it."""
+        """History of all clients, and the audit of the store."""
         stored = await self._stored()
         timestamp = await self.database.timestamp()
         history = clients.history().merged_with([self._chronicle.recorder.history])

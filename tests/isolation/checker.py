@@ -169,7 +169,7 @@ def _settled(record: TransactionRecord, resolve: Resolver | None) -> Transaction
 # Check it only after the observers had time to finish (`percolator wait`).
 
 Commits = dict[int, TransactionRecord]
-"""What has changed one cell, by commit timestamp."""
+"""Transactions that changed one cell, by commit timestamp."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What a check found: violations as data, each with an explanation for people.
+"""Findings of a check: violations as data, each with an explanation for people.
 
 A faulty run may fail ten thousand times in the same way, so a report keeps the first violations
 and counts the rest by kind.
@@ -66,7 +66,7 @@ class Violation:
 
 @dataclass
 class Report:
-    """What a check looked at and what it found. True if it found no violation."""
+    """Scope and findings of a check. True if there are no violations."""
 
     violations_max: int = 100
     violations: list[Violation] = field(default_factory=list)

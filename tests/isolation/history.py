@@ -1,4 +1,4 @@
-"""What a run of transactions did and saw: the input of the checker.
+"""History of a run: the operations and results of its transactions, as input of the checker.
 
 A `Recorder` runs beside the client and writes down, for every transaction, its timestamps, what
 every operation returned, how it ended, and the instants between which each timestamp was fetched.
@@ -123,7 +123,7 @@ class TransactionRecord:
     outcome: Outcome = Outcome.ABORTED
     operations: list[Operation] = field(default_factory=list)
     historic: bool = False
-    """Whether it read a past snapshot chosen by timestamp, or one shared with other readers."""
+    """True if it read a past snapshot chosen by timestamp, or one shared with other readers."""
     observer: str = ""
     """The observer whose run this is, if it is one."""
     trigger: CellKey | None = None
@@ -143,7 +143,7 @@ class TransactionRecord:
         return f"transaction {self.start_ts} ({self.session} #{self.number})"
 
     def has_read_others(self) -> bool:
-        """Whether it has read more than what it has written itself: only that needs a snapshot."""
+        """True if it has read more than its own writes: only that needs a snapshot."""
         written: set[CellKey] = set()
         for operation in self.operations:
             match operation:

@@ -75,7 +75,8 @@ class Blame:
     def wrong_own_read(
         self, reader: TransactionRecord, key: CellKey, found: bytes | None, written: bytes | None
     ) -> tuple[ViolationKind, str, TransactionRecord | None]:
-        """The same for a cell that the reader had written itself and then read otherwise."""
+        """As `wrong_read`, for a cell that the reader had written itself and then read
+        otherwise."""
         origin, writer = _described(*self._source(reader, key, found))
         left = "deleted it" if written is None else f"written {shown_value(written)} there"
         text = (

@@ -423,7 +423,7 @@ __all__ = ["Audit", "Cell", "Invariant", "StoredCells", "StoredTable", "audit"]
 
 
 class Audit(NamedTuple):
-    """What the audit found, and what is stored."""
+    """Findings of the audit, and the stored contents."""
 
     report: Report
     stored: StoredCells

@@ -41,7 +41,7 @@ class Bug:
     seeds_max: int = 100
     with_master: bool = False
     on_rows: bool = False
-    """Whether it is a bug of the way to a row store."""
+    """True if it is in the code for row stores."""
     after_seconds: float = 0.0
     """Strikes wait this long, and there is work for as long: history has to be collected first. If
     it is negative, they come so much earlier."""
@@ -53,12 +53,12 @@ class Bug:
     aim: str | None = None
     """If given, all clients that are killed are killed at this step."""
     in_bursts: bool = False
-    """Whether each client has many sessions that begin together: then its death leaves many
+    """True if each client has many sessions that begin together: then its death leaves many
     transactions at the same step."""
     sessions_per_client: int = 0
     """If not 0, each client has so many, and they begin at their own times: they form lines."""
     is_quickly_caught: bool = False
-    """Whether it is caught in seconds: then it is part of every test run."""
+    """True if it is caught in seconds: then it is part of every test run."""
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class PerSeed(Generic[T]):
         self._of_loops: WeakKeyDictionary[AbstractEventLoop, T] = WeakKeyDictionary()
 
     def now(self) -> T:
-        """What belongs to the seed that is running."""
+        """Value for the seed that is running."""
         loop = get_running_loop()
         if loop not in self._of_loops:
             self._of_loops[loop] = self._make()

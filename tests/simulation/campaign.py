@@ -115,7 +115,7 @@ EXPECTED = (
 
 
 def missing(struck: Counter[str], seeds: int) -> list[str]:
-    """What never struck, if there were enough seeds for it."""
+    """Faults that never occurred in enough seeds to expect them."""
     if seeds < SEEDS_FOR_EVERYTHING:
         return []
     return [name for name in EXPECTED if not struck[name]]

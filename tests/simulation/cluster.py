@@ -105,7 +105,7 @@ class Cluster:
         self.processes: dict[str, SimulatedProcess] = {}
         self.row_store = RowStoreProgram(self.root.collected) if scenario.on_rows else None
         self.tablet_servers = [f"tablets-{n}:7003" for n in range(scenario.tablet_servers)]
-        """What has the cells: the favourite targets of strikes."""
+        """Servers of the cells: the favourite targets of faults."""
         if self.row_store is not None:
             self.tablet_servers = [ROW_STORE]
             self.struck[ON_ROWS] += 1

@@ -58,7 +58,7 @@ class SimulatedFiles(MemoryFiles):
         super().__init__(disk)
         self._store_answers = store_answers
         self.is_full = False
-        """Whether appends find no space; the process also sees it as free bytes."""
+        """True if appends find no space; the process also sees it as free bytes."""
         self._loop = loop
         self._random = random
         self._struck = struck

@@ -450,7 +450,7 @@ def _register_of_tasks() -> Any:  # a weak set, one of whose methods is replaced
 
 
 def _is_unheard(task: asyncio.Task[Any]) -> bool:
-    """Whether it has failed, and its exception has not been retrieved. asyncio would report that
+    """True if it has failed, and its exception has not been retrieved. asyncio would report that
     when the task is collected, and a simulation runs without a garbage collector."""
     return task._log_traceback
 

@@ -126,7 +126,7 @@ class NetworkFaults:
         )
 
     def fate(self, random: Random, *, is_reply: bool) -> Fault | None:
-        """What happens to a message; None if it arrives once, as it should."""
+        """Fault for one message; None if it arrives exactly once."""
         limits = self._reply_limits if is_reply else self._request_limits
         if not limits:
             return None
@@ -174,7 +174,7 @@ class Links:
         self._cut: set[Link] = set()
         self._extra_seconds: dict[Link, float] = {}
         self.whole = True
-        """Whether nothing is cut or slow: the fast check that every message makes."""
+        """True if nothing is cut or slow: the fast check that every message makes."""
 
     def is_cut(self, source: str, target: str) -> bool:
         return (source, target) in self._cut
@@ -418,7 +418,7 @@ class CallingProcess(NamedTuple):
 
 
 class CallInFlight(ABC, Generic[RequestT, ResponseT]):
-    """What unary and streaming calls have in common: everything but the response."""
+    """State common to unary and streaming calls: everything but the response."""
 
     def __init__(
         self,

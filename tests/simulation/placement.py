@@ -47,7 +47,7 @@ class Placed:
 
 @dataclass
 class Placements:
-    """What survives every crash of the stand-in."""
+    """State that survives every crash of the stand-in."""
 
     servers: Sequence[str]
     tables: dict[str, master_pb2.Table] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Placements:
     epoch: int = 0
     """The catalogue's."""
     loaded: LoadedTables = field(default_factory=LoadedTables)
-    """Those that bulk loads into a row store have created."""
+    """Tables that bulk loads into a row store have created."""
     moves: list[int] = field(default_factory=list)
     """Indexes in `tablets` of those that shall get another owner."""
 
@@ -89,7 +89,7 @@ class Placements:
             self.tablets.append(Placed(location))
 
     def all_tables(self) -> list[master_pb2.Table]:
-        """Those that clients can use."""
+        """Tables that clients can use."""
         return [*self.tables.values(), *self.loaded.published()]
 
     async def serve(self, incarnation: Incarnation) -> None:

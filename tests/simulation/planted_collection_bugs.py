@@ -110,7 +110,7 @@ def acknowledgement_collected_although_its_cell_is_there(patch: Patch) -> None:
 
 
 def old_locks_rolled_back_when_collecting(patch: Patch) -> None:
-    """The same, where tablets do not refuse it either."""
+    """Masters roll back old locks too early, and tablets do not refuse it either."""
     old_locks_rolled_back_without_their_primary(patch)
     patch.setattr(group_commit, "marked_below", lambda collected, changes: 0)
     collect_eagerly(patch)
@@ -214,7 +214,7 @@ def kept_cells_are_judged_by_the_clients_own_schema(patch: Patch) -> None:
 
 
 def readers_do_not_notice_that_a_ttl_has_become_shorter(patch: Patch) -> None:
-    """What they have seen under the longer one is collected before they have read it."""
+    """Values that they have seen under the longer one are collected before they have read them."""
     patch.setattr(TabletState, "require_lifetimes", lambda self, lifetimes: None)
     _read_slowly(patch)
 

@@ -130,7 +130,7 @@ def the_judge_does_not_learn_of_loads(patch: Patch) -> None:
 
 
 def loads_keep_all_transactions_out(patch: Patch) -> None:
-    """Of several loaders one always waits, and no transaction of other rows holds cells."""
+    """One of several loaders always waits, and no transaction of other rows holds cells."""
 
     @asynccontextmanager
     async def wrong(self: WriteLatch) -> AsyncIterator[None]:
@@ -142,7 +142,7 @@ def loads_keep_all_transactions_out(patch: Patch) -> None:
 
 
 def transactions_have_no_turn(patch: Patch) -> None:
-    """Whoever needs all cells to be let go follows the one before at once."""
+    """A caller that needs all cells released follows the one before at once."""
 
     def wrong(self: WriteLatch) -> None:
         self._wanted -= 1
@@ -208,7 +208,7 @@ BESIDE_TRANSACTIONS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool
     (transactions_hold_rows_while_their_range_is_being_closed, (Kind.SLOW_DISK,), True),
     (a_range_is_cleared_by_a_run_that_has_lost_it, (Kind.CLIENT_STEP,), True),
 )
-"""The same, for the workload in which loaders and transactions meet."""
+"""Bugs for the workload in which loaders and transactions meet."""
 
 LOAD_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
     (scans_pass_the_fence, (), True),
@@ -312,7 +312,7 @@ def entries_of_the_feed_are_written_with_the_next_batch(patch: Patch) -> None:
 
 
 def readers_of_changes_ignore_locks(patch: Patch) -> None:
-    """What is committed below them later is never read."""
+    """Changes that are committed below them later are never read."""
     correct = change_scan.find_settled
 
     async def wrong(state: TabletState, plan: ChangePlan) -> Settled:
@@ -396,7 +396,7 @@ def a_half_of_a_split_loses_what_was_in_the_feed(patch: Patch) -> None:
 
 
 def readers_of_changes_are_let_in_below_the_safe_point(patch: Patch) -> None:
-    """What they ask for was collected."""
+    """The changes that they ask for were collected."""
     correct = change_scan.require_complete
 
     def wrong(state: TabletState, after: int) -> None:

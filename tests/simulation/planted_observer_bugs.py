@@ -241,8 +241,8 @@ def notification_deleted_before_the_run(patch: Patch) -> None:
 
 
 def backfill_at_a_snapshot_from_before_the_registration(patch: Patch) -> None:
-    """What a tablet that has not heard of it commits after that notifies nobody, and is not in the
-    snapshot. The next snapshot, if one is needed, is a new one."""
+    """A commit after that on a tablet that does not know the observer yet notifies nobody, and is
+    not in the snapshot. The next snapshot, if one is needed, is a new one."""
     early = ContextVar("early", default=0)
     correct, snapshot = backfill.backfill_owed, backfill._Backfill._snapshot
 
@@ -339,7 +339,8 @@ def entry_after_a_batch_is_deleted(patch: Patch) -> None:
 
 
 def exports_numbered_by_start_timestamp(patch: Patch) -> None:
-    """What began before a number that has arrived, and commits after it, is left out forever."""
+    """An export that began before a number that has arrived, and commits after it, is left out
+    forever."""
 
     def wrong(self: Any, row: bytes, commit_timestamp: int) -> int:
         return int.from_bytes(row[-12:], "big")
@@ -360,7 +361,7 @@ def shards_of_the_present_number_only(patch: Patch) -> None:
 
 
 def former_words_stay_in_the_index(patch: Patch) -> None:
-    """What a row is indexed for is not read in the transaction that replaces it."""
+    """The entries of a row are not read in the transaction that replaces it."""
 
     async def wrong(self: Any, tx: aio.Transaction, row: Any) -> frozenset[bytes]:
         return frozenset()
@@ -447,7 +448,7 @@ def intents_that_join_a_sent_call_taken_for_written(patch: Patch) -> None:
 
 
 def intent_cleared_while_its_cell_is_locked(patch: Patch) -> None:
-    """Whether its transaction commits is not known yet."""
+    """Its transaction may still commit."""
     _judged(patch, lambda judged: [intent for intent, _ in judged.locked])
 
 
@@ -502,7 +503,7 @@ class _MarkersOfLaterStarts:
 
 
 def low_water_mark_moved_too_far(patch: Patch) -> None:
-    """What begins early and is announced late is never looked for."""
+    """Transactions that begin early and are announced late are never looked for."""
     correct = IntentNotifications._look_into
 
     async def wrong(self: IntentNotifications, bucket: int, admission: Admission, now: int) -> int:

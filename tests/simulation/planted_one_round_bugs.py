@@ -138,7 +138,7 @@ def message_is_not_noted_when_it_leaves(patch: Patch) -> None:
 
 
 def executed_counts_as_not_sent(patch: Patch) -> None:
-    """What the message has committed, or still will, is reported as aborted."""
+    """A transaction that the message has committed, or still will, is reported as aborted."""
     fail = PendingCommit.fail
 
     def wrong(self: PendingCommit, index: int, error: PercolatorError) -> None:
@@ -218,7 +218,8 @@ def judged_while_a_batch_changes_the_cell(patch: Patch) -> None:
 
 
 def the_first_in_line_does_not_wait_for_the_cell(patch: Patch) -> None:
-    """What is called too early is judged against what is neither durable nor held."""
+    """A transaction that is called too early is judged while its rival is neither durable nor
+    held."""
     patch.setattr(Lines, "_is_free", lambda self, cell, place: True)
 
 
@@ -324,7 +325,7 @@ def read_locks_pass_live_locks(patch: Patch) -> None:
 
 
 def read_locks_pass_newer_commits(patch: Patch) -> None:
-    """What the transaction has read is not there any more when it commits."""
+    """The value that the transaction has read is gone when it commits."""
     patch.setattr(Exclusion, "_newer", lambda self, locked, since, cursor: None)
 
 
@@ -334,7 +335,7 @@ def writers_do_not_wait_for_read_locks_on_their_way(patch: Patch) -> None:
 
 
 def read_locks_do_not_wait_for_writers_on_their_way(patch: Patch) -> None:
-    """The same, the other way round."""
+    """A read lock is taken while the commit of a writer is under way."""
     patch.setattr(group_commit, "cells_locked_by", lambda cells: ())
 
 

@@ -285,7 +285,7 @@ def listed_steps_ignore_markers(patch: Patch) -> None:
 
 
 def _without_marker(conditions: list[CheckedCondition]) -> list[CheckedCondition]:
-    """The same number of them, since the client reads their indexes."""
+    """Conditions without the marker, as many as before, since the client reads their indexes."""
     holds: CheckedCondition = (SPACE_ROLLBACK, ABSENT, 1, 2, b"", b"", b"")
     return [holds if one[0] == SPACE_ROLLBACK else one for one in conditions]
 
@@ -387,7 +387,7 @@ LOCK_ONLY_BUGS: tuple[Callable[[Patch], None], ...] = (
 
 
 def locks_are_not_in_the_way_of_now(patch: Patch) -> None:
-    """What was acknowledged when its primary was committed is not shown."""
+    """A transaction that was acknowledged when its primary was committed is not visible."""
     correct = LockReader.on_cell
 
     def wrong(self: LockReader, cell: bytes) -> bytes | None:

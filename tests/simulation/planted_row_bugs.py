@@ -77,7 +77,7 @@ def prewrite_passes_newer_puts(patch: Patch) -> None:
 
 
 def prewrite_passes_newer_lock_only_commits(patch: Patch) -> None:
-    """What was locked against changes has changed."""
+    """A cell that was locked against changes has changed."""
     _keep(patch, lambda step, one: not _is_prewrite(step) or one.family != LOCK_ONLY)
 
 
@@ -169,7 +169,7 @@ def refusals_in_another_order(patch: Patch) -> None:
 
 
 def one_refusal_for_all_joined_steps(patch: Patch) -> None:
-    """What is possible is answered as made, although the call has changed nothing."""
+    """Possible steps are answered as made, although the call has changed nothing."""
     correct = mutations.RowMutations._judge
 
     async def wrong(
@@ -199,8 +199,8 @@ def no_answer_is_taken_for_not_executed(patch: Patch) -> None:
 
 
 def an_unexplained_refusal_was_not_executed(patch: Patch) -> None:
-    """Of a call that arrived twice, the second copy is refused because of what the first has made:
-    the transaction is reported as aborted, and is committed."""
+    """If a call arrives twice, the second copy is refused because of the changes of the first: the
+    transaction is reported as aborted, and is committed."""
     protocol_bugs.no_copy_of_a_refused_commit_is_expected(patch)  # it would keep the outcome open
     correct = mutations.RowMutations._look
 
@@ -246,7 +246,7 @@ def commits_are_read_before_locks(patch: Patch) -> None:
 
 
 def writers_pass_read_locks(patch: Patch) -> None:
-    """What was read under a lock is changed before the reader commits."""
+    """A value read under a lock is changed before the reader commits."""
     _other_sides(patch, lambda step: locked_column(step.column) is not None)
 
 
@@ -261,7 +261,7 @@ def a_hidden_version_taken_for_none(patch: Patch) -> None:
 
 
 def shared_reads_as_of_whoever_leads(patch: Patch) -> None:
-    """Those who follow, and began later, miss versions and locks."""
+    """Readers that join later, with a later timestamp, miss versions and locks."""
     correct = Gathering.follow
 
     async def wrong(self: Gathering, key: bytes, timestamp: int) -> Any:
@@ -271,7 +271,7 @@ def shared_reads_as_of_whoever_leads(patch: Patch) -> None:
 
 
 def calls_joined_after_they_were_sent(patch: Patch) -> None:
-    """What they find may be older than the timestamp of whoever joins."""
+    """The cells they find may be older than the timestamp of the reader that joins."""
     correct = RowReads._together
     calls = PerSeed(dict[tuple[object, ...], asyncio.Task[Any]])
 
@@ -400,7 +400,7 @@ within seconds."""
 
 
 def prewrite_passes_the_note(patch: Patch) -> None:
-    """What it would have conflicted with was collected: a lost update."""
+    """The commit with which it conflicts was collected: a lost update."""
     correct = mapping.oldest_admitted
 
     def wrong(step: Mutation) -> int:
@@ -446,7 +446,7 @@ def read_passes_the_note(patch: Patch) -> None:
 
 
 def deletes_without_a_note(patch: Patch) -> None:
-    """Nobody is refused what was collected."""
+    """Reads below collected versions are not refused."""
     correct = Plan.changes
 
     def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
@@ -474,7 +474,7 @@ def collects_beside_an_older_lock(patch: Patch) -> None:
 
 
 def deletion_goes_first(patch: Patch) -> None:
-    """What was deleted is back."""
+    """Deleted values reappear."""
     correct = Plan.changes
 
     def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
@@ -568,7 +568,7 @@ def oracle_on_rows_answers_without_a_look(patch: Patch) -> None:
 
 
 def master_on_rows_writes_after_it_was_replaced(patch: Patch) -> None:
-    """What its successor has changed in the catalogue is lost."""
+    """Changes of the catalogue by its successor are lost."""
     correct = RoleRow.change
 
     async def wrong(
@@ -631,7 +631,7 @@ def dropped_table_deleted_at_once(patch: Patch) -> None:
 
 
 def locks_resolved_below_any_timestamp_are_enough(patch: Patch) -> None:
-    """Those that came after it, and before the epoch was raised, are still there."""
+    """Locks that came after it, and before the epoch was raised, are still there."""
     correct = RowDrops.finish
 
     async def wrong(self: RowDrops, resolved_below: int) -> None:

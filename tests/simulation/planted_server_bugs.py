@@ -142,7 +142,7 @@ STORE_BUGS = (
 """The bugs, and whether they are caught in seconds."""
 
 KINDS = (Kind.STALL, Kind.TAKEOVER)
-"""What brings them to light: the store stalls for the owner, and another process takes over."""
+"""Faults that reveal them: the store stalls for the owner, and another process takes over."""
 
 
 # Bugs that report or show something before it is durable.

@@ -50,7 +50,7 @@ Patch = pytest.MonkeyPatch
 
 
 def attempts_at_a_task_share_a_part(patch: Patch) -> None:
-    """What a late attempt locks after the commit is committed with the rest."""
+    """Cells that a late attempt locks after the commit are committed with the rest."""
     correct = Attempt._current
     shared = PerSeed(dict[tuple[bytes, str], Part])
 
@@ -94,7 +94,7 @@ def a_failed_attempt_goes_on(patch: Patch) -> None:
 
 
 def all_parts_are_committed(patch: Patch) -> None:
-    """What attempts have locked whose receipts never reached the driver is committed, too."""
+    """Cells locked by attempts whose receipts never reached the driver are committed, too."""
     correct = SharedTransaction.commit
 
     async def wrong(

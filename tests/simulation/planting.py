@@ -42,7 +42,7 @@ def main() -> int:
 
 
 def _planted(place: int) -> tuple[bool, str]:
-    """Whether it was caught, and the line that says so."""
+    """Runs one planted bug. Returns whether it was caught, and the line to print."""
     bug = BUGS[place]
     began = time.process_time()
     seeds, verdict = seeds_until_caught(bug)

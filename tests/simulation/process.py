@@ -29,7 +29,7 @@ from tests.simulation.virtual_time import VirtualClock
 
 @dataclass(frozen=True)
 class Incarnation:
-    """What the code of a process knows of its environment, from one start to its end."""
+    """One run of a process, from its start to its end: the environment that its code sees."""
 
     address: str
     number: int

@@ -199,7 +199,7 @@ def host_for(
     kind: cluster_pb2.ServiceKind,
     cluster_id: str,
 ) -> Host[SettingsT]:
-    """What a process offers to its service."""
+    """Host that a process offers to its service."""
     server = _server(incarnation, kind)
     return Host(
         settings,

@@ -186,7 +186,7 @@ class JoinedScans:
         self._struck = struck
 
     def is_due(self) -> bool:
-        """Whether the next scan is made with joined pages, too."""
+        """True if the next scan is made with joined pages, too."""
         return self._share > 0 and self._random.random() < self._share
 
     async def scan(

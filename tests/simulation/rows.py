@@ -84,7 +84,7 @@ ON_ROWS = "run on a row store"
 WHOLLY_ON_ROWS = "run whose masters and oracles are on a row store, too"
 PLACE = Place(ROW_STORE, "simulated", "simulated")
 _RECORDS = PLACE.table(TABLE_ID)
-"""What a cluster knows about itself: no cells of its tables."""
+"""Table of the cluster's own records, without cells of its tables."""
 EPOCH_MILLISECONDS = WALL_MILLISECONDS - 60_000
 _TIMES = Times(EPOCH_MILLISECONDS)
 _CHUNK_BYTES = 40
@@ -101,7 +101,8 @@ class _Method(NamedTuple):
 
 @dataclass(frozen=True)
 class _Service:
-    """What the simulated wire needs to know of a service: of Google's, we have only messages."""
+    """Description of a service for the simulated network: only the messages of Google's API are
+    installed."""
 
     full_name: str
     methods: list[_Method]
@@ -146,7 +147,7 @@ class RowStoreProgram:
 
     @property
     def times(self) -> Times:
-        """Those of the cluster whose cells it has."""
+        """Times of the cluster whose cells it has."""
         return self._model.times
 
     @times.setter
@@ -243,7 +244,7 @@ def row_step(payload: bytes) -> str:
 
 
 def _sees_min_commit(request: pb.BigtableCheckAndMutateRowRequest) -> bool:
-    """Whether the lock has to be as it was seen: only the commit point asks for more than whose it
+    """True if the lock has to be as it was seen: only the commit point asks for more than whose it
     is."""
     return any(
         len(one.value_range_filter.start_value_closed) > START_TIMESTAMP_BYTES
@@ -346,7 +347,7 @@ class RowCluster:
     # ------------------------------------------------------------------ looks from outside
 
     async def learn_times(self, world: World) -> None:
-        """What times are counted from, which the first master has written. Waits for it."""
+        """Waits for the origin of times, which the first master writes."""
         while True:
             found = await cluster_store.read(Records(self._seen(world).store, world), str(PLACE))
             if found is not None:
@@ -462,7 +463,7 @@ _CALL_SECONDS = 3.0
 
 @dataclass
 class LoadedTables:
-    """What survives every crash of the stand-in."""
+    """Tables of bulk loads, which survive every crash of the stand-in."""
 
     current: Catalogue = field(default_factory=lambda: Catalogue(_FIRST_ID))
 
@@ -531,4 +532,4 @@ class Loading:
         await make_table(self._world.network, table_id)
 
     async def require_empty(self, table_id: int) -> None:
-        """Nobody else makes tables here."""
+        """Does nothing: no one else creates tables here."""

@@ -98,8 +98,8 @@ class LastReading:
         await database.close()
 
     def _has_missed_a_commit(self) -> bool:
-        """Whether cells show a commit that the rows do not: one of which no client has an answer
-        may still arrive between the two readings, on a slow link."""
+        """True if cells show a commit that the rows do not: a commit without a response to its
+        client may still arrive between the two readings, on a slow link."""
         return any(
             cell.space == SPACE_WRITE and cell.timestamp > self._read_at
             for table in self.stored
@@ -228,7 +228,7 @@ class _Run:
             else None
         )
         self._observers_rest = False
-        """Whether a client has waited until the observers had nothing left to do."""
+        """True once a client has waited until the observers had nothing left to do."""
 
     async def run(self) -> None:
         cluster, verdict = self._cluster, self._verdict

@@ -1,4 +1,4 @@
-"""What a seed means: a workload, a cluster, a network, a list of strikes, all decided beforehand.
+"""Meaning of a seed: a workload, a cluster, a network and a list of faults, all drawn in advance.
 
 Everything is drawn here, and every process has its own random numbers, so that leaving out one
 strike or some transactions leaves the rest as it was: this allows a failing seed to be minimised.
@@ -50,7 +50,7 @@ FEW_ROWS = 4
 
 
 class Kind(Enum):
-    """What is done to the cluster; the value is the name under which it is counted."""
+    """Kind of fault; the value is the name under which it is counted."""
 
     CRASH = "kill -9"
     CRASH_ORACLE = "kill -9 of the oracle"
@@ -115,8 +115,8 @@ class Scenario:
     page_rows_max: int = PAGE_ROWS_MAX
     """The most rows in one page of a scan."""
     with_master: bool = False
-    """Whether the real masters run instead of the stand-in: on tablets with splits and moves, on a
-    row store with leaders that are rows, as the oracles' are then, too."""
+    """True if real masters run instead of the stand-in: on tablets with splits and moves, on a row
+    store with leaders that are rows, as the oracles' are then, too."""
     transactions: int = TRANSACTIONS
     sessions_per_client: int = _FEW_SESSIONS
     burst_seconds: float = 0.0
@@ -127,7 +127,7 @@ class Scenario:
     as if they did."""
     tablet_servers: int = _TABLET_SERVERS
     on_rows: bool = False
-    """Whether a row store has the cells, in place of tablet servers."""
+    """True if a row store has the cells, in place of tablet servers."""
 
     @property
     def sessions(self) -> tuple[int, ...]:
@@ -229,7 +229,7 @@ def _with_servers_unheard(scenario: Scenario) -> Scenario:
 
 
 def in_bursts(scenario: Scenario) -> Scenario:
-    """The same, with many sessions that begin together."""
+    """This scenario with many sessions that begin together."""
     return replace(scenario, sessions_per_client=_MANY_SESSIONS, burst_seconds=_BURST_SECONDS)
 
 

@@ -38,7 +38,7 @@ _SHORT_SECONDS = (0.05, 0.3, 2.0)
 
 @dataclass
 class Claim:
-    """What the library eventually said about a transaction of unknown outcome."""
+    """Outcome that the library later reported for a transaction of unknown outcome."""
 
     record: TransactionRecord
     committed: bool
@@ -53,18 +53,18 @@ class Chronicle:
     doubled_share: float = 0.0
     """The share of transactions that have two committers."""
     switches_feeds: bool = False
-    """Whether followers of change feeds have them switched on."""
+    """True if followers of change feeds have them switched on."""
     one_round_share: float = 0.0
     """The share of transactions that try to commit in one round."""
     committed_in_one_round: int = 0
     joined_share: float = 0.0
     """The share of scans that are made with joined pages, too."""
     struck: Counter[str] = field(default_factory=Counter)
-    """What clients have met, and a run of many seeds must not go without."""
+    """Rare situations that clients have met, by name: a run of many seeds must have met each."""
     doubled: set[int] = field(default_factory=set)
     """Start timestamps of transactions that two committers commit concurrently."""
     stopped: bool = False
-    """Whether the time is up: sessions begin no more transactions."""
+    """True when the time is up: sessions begin no more transactions."""
     left: dict[str, int] = field(default_factory=dict)
     """The number of transactions still to be run, by session; any life of its client runs them."""
     parts: dict[int, int] = field(default_factory=dict)
@@ -316,7 +316,7 @@ class Session:
         self._claim(recorded, committed=outcome is Outcome.COMMITTED)
 
     def _is_final(self, transaction: Transaction, error: PercolatorError) -> bool:
-        """Whether a transaction that was given up will never be committed.
+        """True if a transaction that was given up will never be committed.
 
         One of two committers may run out of time and give up a transaction that the other commits.
         As for a gateway, only a durable marker rules that out, or another transaction's newer

@@ -364,7 +364,8 @@ class Strikes:
 
 AIMED_AFTER_MAX = 4
 AIMS = (None, "read", *CLIENT_STEPS, "commit of the primary", "commit of others")
-"""What an ambush waits for. None is any message: that is rarely one of the few that matter."""
+"""Steps that an ambush may wait for. None is any message: that is rarely one of the few that
+matter."""
 _TARGETS_PER_AIM = 3
 
 
@@ -396,7 +397,7 @@ class Ambush:
 
 
 def aim_of(target: int) -> str | None:
-    """What an ambush waits for, by the number of its target."""
+    """Step that an ambush waits for, by the number of its target."""
     return AIMS[target // _TARGETS_PER_AIM % len(AIMS)]
 
 
@@ -441,7 +442,7 @@ _LISTED: dict[int, str] = {
     StepList.KIND_COMMIT_PRIMARY: "commit of the primary",
     StepList.KIND_COMMIT_SECONDARY: "commit of others",
 }
-"""Those that travel in lists."""
+"""Steps that travel in lists."""
 
 
 def _mutation_step(payload: bytes) -> str:

@@ -27,7 +27,7 @@ from tests.unit.tabletserver.interleavings import Explorer
 
 _TABLET = Path("/tablet")
 _UNFINISHED = "000004.ldb"
-"""What the former owner's compaction writes when it is cut off: no MANIFEST names it yet."""
+"""File that the former owner's compaction writes when it is cut off: no MANIFEST names it yet."""
 _NEW = b"what the new owner found in the logs"
 
 

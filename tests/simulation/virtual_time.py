@@ -52,7 +52,7 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
 
 
 WALL_MILLISECONDS = 1_800_000_000_000
-"""What a clock shows when virtual time begins, unless set otherwise: in January 2027."""
+"""Wall-clock time when virtual time begins, unless set otherwise: in January 2027."""
 
 
 class VirtualClock:

@@ -40,7 +40,8 @@ Version = tuple[str, ...]
 
 @dataclass(frozen=True)
 class ExternalRead:
-    """What a transaction read of others: the list without the elements that it had appended."""
+    """Elements of others that a transaction has read: the list without the elements that it had
+    appended."""
 
     reader: Transaction
     key: str
@@ -198,7 +199,7 @@ def commit_of(transaction: Transaction) -> Instant:
 
 
 def dependencies(versions: Versions) -> Iterator[Edge]:
-    """What the values prove."""
+    """Dependencies that the values prove."""
     for key, order in versions.orders.items():
         for first, second in pairwise(order):
             yield from _ww(versions, key, first, second)
@@ -247,7 +248,7 @@ def own_order(transactions: Iterable[Transaction], committed: set[str]) -> Itera
 
 
 def real_time(transactions: Iterable[Transaction], committed: set[str]) -> Iterator[Edge]:
-    """What had returned before something else was called comes before it.
+    """Real-time order: an operation that returned before another was called comes first.
 
     The instants of the clock are a chain, so that n events need only some 3n edges.
     """
@@ -413,7 +414,7 @@ class Logs(Protocol):
 
 
 async def judge_lists(database: aio.Database, clients: Logs, directory: Path) -> list[str]:
-    """What is wrong, after all clients have stopped, on a healthy cluster. The logs stay."""
+    """Lists violations after all clients have stopped, on a healthy cluster. The logs stay."""
     last = await _last_reading(database)
     history = [*read_logs(clients.logs_of(_PROGRAM)), last]
     final = {read.key: read.elements for read in last.reads()}

@@ -1,4 +1,4 @@
-"""What one transaction of a chaos run does with all recipes, and the log in which it is noted.
+"""Operations of one transaction of a chaos run on all recipes, and the log that records them.
 
 Amounts that are added together come to nothing. So at every snapshot all sums come to nothing: a
 transaction of which only a part counts shows at once.
@@ -31,7 +31,7 @@ class Deed:
 
     name: str
     keys: tuple[str, str]
-    """What is added to the first is taken from the second."""
+    """The amount is added to the first and taken from the second."""
     amount: int
     exports: tuple[str, ...]
     person: str
@@ -65,12 +65,12 @@ class Deed:
         await tx.set(self.name, done, True)
 
     def known(self, outcome: str, commit_ts: int = 0) -> Deed:
-        """The same, with what its client was told."""
+        """This operation with the outcome that its client was told."""
         return replace(self, outcome=outcome, commit_ts=commit_ts)
 
 
 async def torn(snapshot: aio.Snapshot) -> list[str]:
-    """What is wrong at one snapshot, whichever transactions it shows."""
+    """Lists violations at one snapshot, whichever transactions it shows."""
     problems = await by_city.check(snapshot)
     if total := sum((await sums.items(snapshot)).values()):
         problems.append(f"all that was combined comes to {total}")

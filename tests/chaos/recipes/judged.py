@@ -1,4 +1,4 @@
-"""What recipes hold at the end of a chaos run, compared with what plain Python makes of the deeds.
+"""Contents of recipes after a chaos run, compared with a model in plain Python.
 
 The row of its own that each transaction wrote says whether it has committed. What it did is in its
 client's log, and when, in its exports: their sequence numbers are those of commits.
@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
 
 async def judge_recipes(database: aio.Database, clients: Clients, exports: Path) -> list[str]:
-    """What is wrong, after all clients have stopped, on a healthy cluster."""
+    """Lists violations after all clients have stopped, on a healthy cluster."""
     quiet = await database.wait_for_observers(timeout=_HANDLED_SECONDS)
     told = logged(clients.logs_of(PROGRAM))
     problems = [f"dead letters: {name}: {n}" for name, n in quiet.dead_letters.items() if n]
@@ -54,14 +54,14 @@ async def judge_recipes(database: aio.Database, clients: Clients, exports: Path)
 
 
 def read(exports: Path) -> list[Exported]:
-    """What workers have exported to a file, if they have exported anything."""
+    """Exports that workers have written to a file, if any."""
     lines = exports.read_text().splitlines() if exports.exists() else []
     records = [json.loads(line) for line in lines]
     return [Exported(one["key"], one["sequence"], one["value"]) for one in records]
 
 
 async def found_in(database: aio.Database) -> Held:
-    """What recipes hold now."""
+    """Current contents of the recipes."""
     async with database.snapshot() as snapshot:
         return Held(
             {row.key async for row in snapshot.scan(deeds)},
@@ -75,7 +75,7 @@ async def found_in(database: aio.Database) -> Held:
 
 
 def judge(told: Mapping[str, Deed], held: Held, exported: list[Exported]) -> Iterator[str]:
-    """What is lost, doubled, torn, or in the wrong order."""
+    """Lists deeds that are lost, duplicated, torn, or out of order."""
     committed = [told[name] for name in sorted(held.deeds & told.keys())]
     if len(committed) < DEEDS_MIN:
         yield f"only {len(committed)} transactions: this proves nothing"

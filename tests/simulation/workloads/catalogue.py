@@ -71,7 +71,7 @@ ON_ROWS: dict[str, MakeWorkload] = {
     "loads": Arrivals,
     "successors": lambda: Mixed([Successors(), Drops(pause_seconds_max=0.4)]),
 }
-"""What workloads are on a row store, if it differs."""
+"""Variants of workloads on a row store."""
 
 WITH_MASTER: dict[str, MakeWorkload] = {
     "expiring": lambda: Mixed(
@@ -81,7 +81,7 @@ WITH_MASTER: dict[str, MakeWorkload] = {
     "successors": lambda: Mixed([Successors(), Recreations()]),
     "newcomers": lambda: Newcomers(creates=True),
 }
-"""What workloads are on tablets under the real master, if it differs."""
+"""Variants of workloads on tablets under the real master."""
 
 UNDRAWN: dict[str, MakeWorkload] = {
     "blind": Blind,

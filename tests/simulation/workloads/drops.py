@@ -28,8 +28,8 @@ _USED = 4
 client that has not heard of a drop uses the table for as long as the store has it."""
 _READS_SHARE = 0.3
 _ROWS_AT_ONCE = 5
-"""Of a transaction that has died. What becomes of it shows if some of its locks are met while the
-table of its primary is there, and others when that is gone."""
+"""Rows of a transaction that dies. Its outcome shows if some of its locks are met while the table
+of its primary is there, and others when that is gone."""
 _AGAIN_SHARE = 0.3
 """How many of the dropped tables are created again, under the same name and another id. Clients
 that know the former one go on writing there."""
@@ -138,7 +138,7 @@ class Recreations(Workload):
         self._known: set[int] = set()
         """The ids of all tables that anybody has used."""
         self._gone: set[int] = set()
-        """Those that nobody may use any more."""
+        """Tables that nobody may use any more."""
         self._next_drop = 0.0
 
     async def load(self, session: Session) -> None:
@@ -255,7 +255,7 @@ _DROPS_SHARE = 0.05
 
 
 class Successors(Workload):
-    """What was read from a table is never written into the next one of the same name, and no
+    """Values read from a table are never written into the next one of the same name, and no
     snapshot shows a table that is younger."""
 
     def __init__(self) -> None:
@@ -315,7 +315,8 @@ class Successors(Workload):
                 session.broken(f"a table changed under a snapshot: {before} then {after}")
 
     async def _replace(self, session: Session) -> bool:
-        """Whether this session itself is known to have dropped the table and created the next."""
+        """Replaces the table. True if this session itself is known to have dropped the table and
+        created the next."""
         database = session.database
         dropped = created = False
         try:

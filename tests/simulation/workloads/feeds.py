@@ -33,14 +33,14 @@ Entry = tuple[int, bytes, bytes, bytes | None]
 
 @dataclass
 class Stretch:
-    """What a follower has read without a gap."""
+    """Changes that a follower has read without a gap."""
 
     after: int
     until: int
     """All commits up to here were read as a whole."""
     entries: list[Entry] = field(default_factory=list)
     before: dict[tuple[int, bytes, bytes], bytes | None] = field(default_factory=dict)
-    """What cells were before some of these changes."""
+    """Former values of cells, before some of these changes."""
 
 
 @dataclass

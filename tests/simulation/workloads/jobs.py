@@ -60,7 +60,7 @@ Writes = dict[bytes, bytes | None]
 
 
 class Result(NamedTuple):
-    """What an attempt that has finished has locked."""
+    """Cells that a finished attempt has locked."""
 
     receipt: Receipt
     writes: Writes
@@ -169,7 +169,8 @@ class Jobs(Workload):
         ]
 
     async def _finished(self, session: Session, tasks: Sequence[Task]) -> bool:
-        """Whether every task has a result in time. The driver runs attempts, too, in the end."""
+        """Waits until every task has a result; false if the time runs out first. The driver runs
+        attempts, too, in the end."""
         loop = asyncio.get_running_loop()
         until, again = loop.time() + _JOB_SECONDS, loop.time()
         while loop.time() < until:
@@ -325,7 +326,7 @@ class Jobs(Workload):
                 writes[row] = await session.database.get(row, self._value)
 
     async def _refused(self, session: Session, share: Share) -> Receipt | None:
-        """What a program gets that goes on after an error: nothing, unless there is a bug."""
+        """Receipt of a program that continues after an error: None, unless there is a bug."""
         try:
             return await share.finish()
         except UsageError:
@@ -370,7 +371,7 @@ class Jobs(Workload):
 LOST_TO_ANOTHER = "a driver of a shared transaction has lost to another one"
 _TASKS = ("a", "b", "c")
 _DECIDERS_ROWS = 2
-"""Of each task."""
+"""Rows of each task."""
 _SECONDS = 2.0
 _LATER_SECONDS = 0.3
 

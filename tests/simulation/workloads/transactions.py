@@ -68,7 +68,7 @@ _FIRST, _SECOND, _THIRD = b"first", b"second", b"third"
 
 
 class Sequential(Workload):
-    """What was seen once is seen by all later transactions."""
+    """Writes that were seen once are seen by all later transactions."""
 
     def __init__(self) -> None:
         self.cells = Cells("sequential", (b"g",))
@@ -617,7 +617,8 @@ class Predicates(Workload):
         await session.run(body)
 
     async def _scan_over_own_writes(self, tx: RecordedTx, chance: Random) -> None:
-        """What it has written and deleted hides the snapshot, with limits and both ways."""
+        """The transaction's own writes and deletions hide the snapshot, with limits and both
+        ways."""
         start, stop = sorted(chance.sample(_PREDICATES_ROWS, 2))
         reverse, limit = chance.random() < 0.5, chance.choice((0, 1, 3))
         await tx.scan(self.cells.table, start, stop, reverse=reverse, limit=limit)

@@ -25,7 +25,7 @@ class Ending:
     """A run that has come to rest."""
 
     tables: dict[str, Rows]
-    """What the last transaction scanned, by table."""
+    """Rows that the last transaction scanned, by table."""
     history: History
     """The history, with every unknown outcome settled."""
 
@@ -59,22 +59,22 @@ class Workload(ABC):
         return self.observers
 
     registers_late = False
-    """Whether workers register the observers, in the midst of the trouble, on tables with rows."""
+    """True if workers register the observers, in the midst of the trouble, on tables with rows."""
 
     created_late: Collection[str] = ()
     """Tables that clients create in the midst of the trouble. Only with the real master."""
 
     locks = False
-    """Whether it leaves lock-only records, which are collected by another rule than history."""
+    """True if it leaves lock-only records, which are collected by another rule than history."""
 
     change_feed = False
-    """Whether its tables have a change feed; under the real master, it is switched on later."""
+    """True if its tables have a change feed; under the real master, it is switched on later."""
 
     ttls: Mapping[bytes, int] = MappingProxyType({})
     """Milliseconds after which values expire, by column of any of its tables."""
 
     leaves_behind = False
-    """Whether its clients may leave something behind that `rest` has to end."""
+    """True if its clients may leave something behind that `rest` has to end."""
 
     async def rest(self, session: Session) -> None:  # noqa: B027
         """Called when the trouble is over, and all clients have ended."""
@@ -84,7 +84,7 @@ class Workload(ABC):
         """Runs one transaction."""
 
     def check(self, ending: Ending) -> Iterable[str]:
-        """What is wrong at the end, beyond what checker and audit find."""
+        """Violations at the end that the checker and the audit do not find."""
         return ()
 
 
