@@ -147,7 +147,7 @@ planted-bugs: $(READY) ## Plant bugs in the product, each of which a simulation 
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.planting $(BUGS)
 
 .PHONY: chaos
-chaos: $(READY) ## Strike a cluster of processes in many ways at once, for CHAOS_SECONDS (90), and check it
+chaos: $(READY) ## Inject many faults into a cluster of processes at once, for CHAOS_SECONDS (90), and check it
 	$(BIN)/python -m pytest -q -s -p no:cacheprovider -m chaos tests/chaos tests/integration
 
 SOAK_MINUTES ?= 30

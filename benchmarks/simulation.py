@@ -53,7 +53,7 @@ def main() -> int:
     shown.add("seeds of 200 transactions, with faults", rate, "/s")
     shown.add("    transactions in them", transactions, "/s")
     shown.add("    messages in them", messages, "/s")
-    calm = [replace(seed, strikes=(), network=PERFECT) for seed in seeds]
+    calm = [replace(seed, disruptions=(), network=PERFECT) for seed in seeds]
     shown.add("seeds of 200 transactions, without faults", _cost(calm)[0], "/s")
     crowds = [scenario_of(FIRST_SEED + n, workload=CROWD) for n in range(max(count // 4, 1))]
     _, transactions, _ = _cost(crowds)

@@ -2,7 +2,7 @@
 
 __main__.py   options, starting and stopping
 story.py      what happens, one chapter after another
-strikes.py    what is killed, and when everything works again
+outages.py    what is killed, and when everything works again
 gauges.py     keeps asking the cluster for its state, and fills in ...
 state.py      ... the state to show
 view.py       shows the state on a terminal, and as a line of text

@@ -21,8 +21,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from examples.demo.checking import WentWrong
+from examples.demo.outages import ANSWER_SECONDS, Outage
 from examples.demo.state import Latency, Runs, State
-from examples.demo.strikes import ANSWER_SECONDS, Strike
 from examples.webindex import tables
 from examples.webindex.load import Crawling
 from percolator import aio
@@ -42,12 +42,12 @@ class Gauges:
     """The gauges of one cluster."""
 
     def __init__(
-        self, db: aio.Database, cluster: LocalCluster, state: State, strike: Strike
+        self, db: aio.Database, cluster: LocalCluster, state: State, outage: Outage
     ) -> None:
         self._db = db
         self._cluster = cluster
         self._state = state
-        self._strike = strike
+        self._outage = outage
         self._latencies: dict[tuple[bytes, int], float] = {}
         """Seconds, by row of the serving table and its commit timestamp."""
         self._samples: dict[tuple[str, int], list[Sample]] = {}
@@ -63,7 +63,7 @@ class Gauges:
     async def watch(self) -> None:
         """Runs until it is cancelled. Raises `WentWrong` if a process has died."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._repeat(self._strike.asked, self._processes, OFTEN_SECONDS))
+            group.create_task(self._repeat(self._outage.asked, self._processes, OFTEN_SECONDS))
             group.create_task(self._repeat("metrics", self._metrics, SELDOM_SECONDS))
             group.create_task(self._repeat("serving table", self._served, SELDOM_SECONDS))
 
@@ -95,7 +95,7 @@ class Gauges:
         self._look_at_processes()
         if self.crawling is not None:
             self._state.written = self.crawling.written
-        await self._strike.look()
+        await self._outage.look()
 
     def _look_at_processes(self) -> None:
         for process in self._cluster.processes.values():

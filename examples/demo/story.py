@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from examples.demo.checking import Checked, WentWrong, check
 from examples.demo.gauges import Gauges
+from examples.demo.outages import OracleAndWorkerKilled, TabletServerKilled
 from examples.demo.queries import show_queries
 from examples.demo.screen import Screen
 from examples.demo.state import State
-from examples.demo.strikes import OracleAndWorkerKilled, TabletServerKilled
 from examples.webindex import tables
 from examples.webindex.crawl import Crawl
 from examples.webindex.load import Change, Crawling, changes
@@ -96,9 +96,9 @@ class _Story:
         self._written: dict[str, str] = {}
         """Documents that must be in the store once all changes are written: URL and text."""
         has_tablets = any(name.startswith("tabletserver") for name in cluster.processes)
-        strike = TabletServerKilled if has_tablets else OracleAndWorkerKilled
-        self._strike = strike(cluster, db.internal.engine.world.network, state)
-        self.gauges = Gauges(db, cluster, state, self._strike)
+        outage = TabletServerKilled if has_tablets else OracleAndWorkerKilled
+        self._outage = outage(cluster, db.internal.engine.world.network, state)
+        self.gauges = Gauges(db, cluster, state, self._outage)
 
     async def make_tables(self) -> None:
         """Creates the tables; those keyed by URL are split into equal parts, where there are
@@ -125,7 +125,7 @@ class _Story:
         for name in killed:
             await asyncio.to_thread(self._cluster.restart, name)
         self.gauges.killed.difference_update(killed)
-        self._screen.say(f"started again: {', '.join(killed)}; {self._strike.comeback()}")
+        self._screen.say(f"started again: {', '.join(killed)}; {self._outage.comeback()}")
 
         self._chapter(f"{plan.updates:,} documents are updated, {plan.deletions:,} deleted")
         await self._load(
@@ -140,9 +140,9 @@ class _Story:
 
     async def _prepare(self) -> None:
         await asyncio.to_thread(self._cluster.wait_workers)
-        await self._until(self._strike.is_whole)
+        await self._until(self._outage.is_whole)
         self._screen.say(
-            f"{len(tables.ALL)} tables, {self._strike.parts()}; {self._workers} workers run "
+            f"{len(tables.ALL)} tables, {self._outage.parts()}; {self._workers} workers run "
             f"{OBSERVERS}"
         )
 
@@ -175,8 +175,8 @@ class _Story:
     async def _kill(self) -> list[str]:
         """Kills what the crawl needs most. Returns the names once everything works again."""
         # A busy oracle may not have answered the last look: then nobody knows which one leads.
-        await self._until(self._strike.is_whole)
-        names = self._strike.victims()
+        await self._until(self._outage.is_whole)
+        names = self._outage.victims()
         self.gauges.killed.update(names)
         at = self._state.written
         victims = [self._cluster.processes[name] for name in names]
@@ -185,11 +185,11 @@ class _Story:
         began = time.monotonic()
         killed = " and ".join(f"{one.name}, process {one.pid}" for one in victims)
         self._screen.say(
-            f"kill -9 of {killed}, after {at:,} documents: {self._strike.damage()}",
+            f"kill -9 of {killed}, after {at:,} documents: {self._outage.damage()}",
             style="bold red",
         )
-        await self._until(lambda: self._strike.is_whole(without=names))
-        self._screen.say(self._strike.recovery(time.monotonic() - began))
+        await self._until(lambda: self._outage.is_whole(without=names))
+        self._screen.say(self._outage.recovery(time.monotonic() - began))
         return names
 
     # ------------------------------------------------------------------ the check

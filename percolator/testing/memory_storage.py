@@ -1,6 +1,6 @@
 """A `Storage` in memory that forgets what a disk would forget.
 
-What `write` acknowledged survives a crash. If a crash or a disk error strikes during a write, that
+What `write` acknowledged survives a crash. If a crash or a disk error occurs during a write, that
 write is in doubt: when the disk is opened again, the write may be there as a whole, or not at all.
 Both happen on real disks, so a test can ask for either.
 """
@@ -114,7 +114,7 @@ class MemoryStorage:
             raise
         finally:
             self._writing = False
-        # A crash may have struck, and been settled, while this write waited for the disk.
+        # A crash may have occurred, and been settled, while this write waited for the disk.
         self._check()
         self.disk.settle(kept=True)
         self._show(batch.changes)

@@ -271,7 +271,7 @@ def _seconds() -> float:
 @asynccontextmanager
 async def _own_account(store: _Store) -> AsyncIterator[None]:
     """Reports a refusal of this gateway's own account as such: the caller would otherwise replace
-    its token, or believe that it lacks a role. Only this account can ask which family is missing."""
+    its token, or believe that it lacks a role. Only this account can ask what is missing."""
     try:
         yield
     except FamilyMissing as error:

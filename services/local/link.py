@@ -27,7 +27,7 @@ class Disturbance:
     """Something done to a link. Several may be in effect at the same time."""
 
     def __init__(self, whose: Callable[[int], bool], share: float, random: Random) -> None:
-        self.struck = 0
+        self.hits = 0
         """How often something was held back or lost."""
         self._mended = asyncio.Event()
         self._whose = whose
@@ -41,8 +41,8 @@ class Disturbance:
     async def passed(self, port: int) -> bool:
         """Returns when a packet of this caller has passed, and whether it had to wait."""
         wait, waited = _SENT_AGAIN_SECONDS, False
-        while not self._mended.is_set() and self._strikes(port):
-            self.struck += 1
+        while not self._mended.is_set() and self._affects(port):
+            self.hits += 1
             waited = True
             try:
                 await asyncio.wait_for(self._mended.wait(), wait)
@@ -50,7 +50,7 @@ class Disturbance:
                 wait = min(2 * wait, _SENT_AGAIN_SECONDS_MAX)
         return waited
 
-    def _strikes(self, port: int) -> bool:
+    def _affects(self, port: int) -> bool:
         return self._whose(port) and self._random.random() < self._share
 
 

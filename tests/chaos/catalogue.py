@@ -1,6 +1,6 @@
-"""Every kind of fault in a chaos run, by the stream in which it strikes.
+"""Every kind of fault in a chaos run, by the stream in which it occurs.
 
-Streams run at the same time; the faults of one stream strike one after another.
+Streams run at the same time; the faults of one stream occur one after another.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tests.chaos.faults import (
 
 
 def streams(*, full_disk: bool) -> dict[str, list[Fault]]:
-    """All faults; each is shown to have struck."""
+    """All faults; each is shown to have had an effect."""
     return {
         "tablet servers": [
             Kill("tabletserver", replaced=True),

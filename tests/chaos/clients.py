@@ -63,7 +63,7 @@ class Client:
     def __init__(self, life: Life) -> None:
         self.life = life
         self.lives = [life]
-        self.struck = False
+        self.disturbed = False
         """True while a fault is active, so that it cannot be expected to work."""
         self._process = self._start()
 
@@ -170,7 +170,7 @@ class Clients:
         before = {client.life: client.commits() for client in self.all}
         for client in self.all:
             # One that was killed meanwhile has another life, which begins with no commits.
-            while not client.struck and client.commits() <= before.get(client.life, 0):
+            while not client.disturbed and client.commits() <= before.get(client.life, 0):
                 client.require_alive()
                 await asyncio.sleep(_POLL_SECONDS)
 

@@ -37,7 +37,7 @@ filler = Table("filler")
 content = filler.column("content", codecs.raw)
 
 
-class DidNotStrike(Exception):
+class NoEffect(Exception):
     """A fault could not be shown to have happened."""
 
 
@@ -47,7 +47,7 @@ def require_stopped(pid: int) -> None:
     deadline = time.monotonic() + 5
     while process.status() != psutil.STATUS_STOPPED:
         if time.monotonic() > deadline:
-            raise DidNotStrike(f"process {pid} did not stop")
+            raise NoEffect(f"process {pid} did not stop")
 
 
 async def _put(tx: aio.Transaction, row: str, value: bytes) -> None:
@@ -103,7 +103,7 @@ class Filler:
                         if (await snapshot.get(row, content)) != value:
                             raise AssertionError(f"row {row} of {filler.name}: a lost write")
             except PercolatorError:
-                # Other strikes may keep it from being read for a while.
+                # Other faults may keep it from being read for a while.
                 if time.monotonic() > deadline:
                     raise
             else:
@@ -150,7 +150,7 @@ async def pause_in_compaction(
             return found
         victim.resume()
         await asyncio.sleep(0.005)
-    raise DidNotStrike(f"{victim.name} never compacts")
+    raise NoEffect(f"{victim.name} never compacts")
 
 
 def remove_locks(store: Path, tablets: list[TabletLocation]) -> int:

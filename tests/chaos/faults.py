@@ -1,9 +1,9 @@
-"""What is done to the processes of a cluster.
+"""Faults of the processes of a cluster.
 
-Each fault strikes, measures how long the outage lasted, repairs what it broke, and shows that it
-did strike. The recovery time is measured from the strike until everything works; it includes the
-start of a new process if no other one can take over. Faults of different roles strike at the same
-time, so each has to expect that others keep the cluster from recovering for a while.
+Each fault is injected, measures how long the outage lasted, repairs what it broke, and shows that
+it had an effect. The recovery time is measured from the injection until everything works; it
+includes the start of a new process if no other one can take over. Faults of different roles occur
+at the same time, so each has to expect that others keep the cluster from recovering for a while.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from percolator.wire.cluster_clock import clocks_of
 from percolator.world import Random
 from tests.chaos import tablet_server
 from tests.chaos.compaction import (
-    DidNotStrike,
+    NoEffect,
     pause_in_compaction,
     remove_locks,
     require_deposed,
@@ -42,7 +42,7 @@ _DEAD_SECONDS_MAX = 6.0
 _STOPPED_SECONDS = 30.0
 _POLL_SECONDS = 0.01
 _CUT_OFF = 1
-"""The exit code of a service that drained, but had to cut off calls: others were struck, too."""
+"""The exit code of a service that drained, but had to cut off calls: others were disturbed, too."""
 
 
 def a(role: str) -> str:
@@ -66,8 +66,8 @@ class Fault(ABC):
         return (self._role,)
 
     @abstractmethod
-    async def strike(self, scene: Scene, chance: Random) -> float:
-        """Strikes, repairs, and returns the seconds until everything worked again."""
+    async def inject(self, scene: Scene, chance: Random) -> float:
+        """Injects the fault, repairs, and returns the seconds until everything worked again."""
 
 
 class Kill(Fault):
@@ -81,7 +81,7 @@ class Kill(Fault):
     def name(self) -> str:
         return f"kill -9 of {a(self._role)}"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = await scene.some(self._role, chance)
         async with scene.outage() as outage:
             victim.kill()
@@ -98,7 +98,7 @@ class KillTogether(Fault):
     def name(self) -> str:
         return f"kill -9 of every {self._role} but one"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         processes = scene.all(self._role)
         survivor = chance.choice(processes)
         victims = [one for one in processes if one is not survivor]
@@ -117,7 +117,7 @@ class Pause(Fault):
     def name(self) -> str:
         return f"pause of {a(self._role)}"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = await scene.some(self._role, chance)
         async with scene.outage() as outage:
             victim.pause()
@@ -136,7 +136,7 @@ class RollingRestart(Fault):
     def name(self) -> str:
         return f"rolling restart of every {self._role}"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         longest = 0.0
         for process in scene.all(self._role):
             async with scene.outage() as outage:
@@ -156,7 +156,7 @@ class StopTwice(Fault):
     def name(self) -> str:
         return f"SIGTERM twice to {a(self._role)}"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = await scene.some(self._role, chance)
         async with scene.outage() as outage:
             victim.ask_to_stop()
@@ -166,7 +166,7 @@ class StopTwice(Fault):
             await scene.restart(victim)
             seconds = await outage.over()
         if code != 128 + signal.SIGTERM:
-            raise DidNotStrike(f"{victim.name} had ended before, with exit code {code}")
+            raise NoEffect(f"{victim.name} had ended before, with exit code {code}")
         return seconds
 
 
@@ -195,15 +195,15 @@ class KillClient(Fault):
     def name(self) -> str:
         return "kill -9 of a client in mid-commit"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = chance.choice(scene.clients.all)
-        victim.struck = True
+        victim.disturbed = True
         await asyncio.to_thread(victim.catch_in_a_commit)
         async with scene.outage() as outage:
             victim.kill()
             await outage.last(_DEAD_SECONDS)
             victim.begin_another_life()
-            victim.struck = False
+            victim.disturbed = False
             return await outage.over()
 
 
@@ -217,16 +217,16 @@ class PauseClient(Fault):
     def name(self) -> str:
         return "pause of a client in mid-commit"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = chance.choice(scene.clients.all)
-        victim.struck = True
+        victim.disturbed = True
         await asyncio.to_thread(victim.catch_in_a_commit)
         async with scene.outage() as outage:
             try:
                 await outage.last()
             finally:
                 victim.signal(signal.SIGCONT)
-            victim.struck = False
+            victim.disturbed = False
             return await outage.over()
 
 
@@ -252,7 +252,7 @@ class WrongClock(Fault):
     def name(self) -> str:
         return self._name
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         host = chance.randrange(len(scene.clocks))
         wrong = chance.choice(self._amounts)
         async with scene.outage() as outage:
@@ -281,7 +281,7 @@ class OracleWithWrongClock(Fault):
     def roles(self) -> tuple[str, ...]:
         return ("clock", "oracle")
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         oracles = scene.all("oracle")
         first = chance.choice(oracles)
         host = scene.cluster.host_of[first.name]
@@ -316,9 +316,7 @@ async def require_known(scene: Scene, host: int, wrong: int) -> None:
         ):
             return
         await asyncio.sleep(0.1)
-    raise DidNotStrike(
-        f"no process of host {host} has reported a clock {wrong / _DAY:+.2f} days off"
-    )
+    raise NoEffect(f"no process of host {host} has reported a clock {wrong / _DAY:+.2f} days off")
 
 
 async def _known_clocks(scene: Scene) -> dict[str, int]:
@@ -335,7 +333,7 @@ async def _known_clocks(scene: Scene) -> dict[str, int]:
 
 async def require_right_time(scene: Scene) -> None:
     """The oracle says what time it is: whichever oracle leads, timestamps stay with most clocks."""
-    # Others may strike meanwhile, and cut the power for example.
+    # Other faults may occur meanwhile, and cut the power for example.
     timestamp = await scene.supervisor.database.timestamp(timeout=RECOVERY_SECONDS_MAX)
     milliseconds = timestamp >> 18
     ahead = milliseconds / 1000 - time.time()
@@ -361,7 +359,7 @@ class Cut(Fault):
         what = "answers of" if self._answers_only else "everything to"
         return f"cut off: {what} {a(self._role)}"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = await scene.some(self._role, chance)
         link = scene.cluster.links[victim.name]
         async with scene.outage() as outage:
@@ -371,8 +369,8 @@ class Cut(Fault):
             finally:
                 link.mend(cut)
             seconds = await outage.over()
-        if not cut.struck:
-            raise DidNotStrike(f"nothing was to pass between {victim.name} and others")
+        if not cut.hits:
+            raise NoEffect(f"nothing was to pass between {victim.name} and others")
         return seconds
 
 
@@ -383,7 +381,7 @@ class CutCaller(Fault):
     def name(self) -> str:
         return f"cut off: everything from {a(self._role)}"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = await scene.some(self._role, chance)
         whose = dialled_by([victim])
         async with scene.outage() as outage:
@@ -393,8 +391,8 @@ class CutCaller(Fault):
             finally:
                 mend(cuts)
             seconds = await outage.over()
-        if not any(cut.struck for _, cut in cuts):
-            raise DidNotStrike(f"{victim.name} called nothing")
+        if not any(cut.hits for _, cut in cuts):
+            raise NoEffect(f"{victim.name} called nothing")
         return seconds
 
 
@@ -409,7 +407,7 @@ class CutFromMasters(Fault):
     def roles(self) -> tuple[str, ...]:
         return (self._role, "master")
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = await scene.some(self._role, chance)
         link = scene.cluster.links[victim.name]
         lost = [one for one in await scene.tablets() if one.address == victim.address]
@@ -417,16 +415,16 @@ class CutFromMasters(Fault):
             cut = link.cut(whose=dialled_by(scene.all("master")))
             try:
                 await outage.last()
-                if not cut.struck:
-                    raise DidNotStrike(f"no master tried to reach {victim.name}")
+                if not cut.hits:
+                    raise NoEffect(f"no master tried to reach {victim.name}")
                 taken_over = await scene.taken_over(lost)
                 if not taken_over:
-                    raise DidNotStrike(f"{victim.name} has kept its tablets")
+                    raise NoEffect(f"{victim.name} has kept its tablets")
                 # It answers clients all the time, but not for tablets that were taken from it.
                 for tablet in taken_over:
                     await require_deposed(scene.supervisor.network, victim.address, tablet)
             except PercolatorError as error:
-                raise DidNotStrike(f"what {victim.name} serves is not known: {error}") from error
+                raise NoEffect(f"what {victim.name} serves is not known: {error}") from error
             finally:
                 link.mend(cut)
             return await outage.over()
@@ -439,11 +437,11 @@ class Loss(Fault):
     def name(self) -> str:
         return f"lost packets of {a(self._role)}"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = await scene.some(self._role, chance)
         own, share = scene.cluster.links[victim.name], chance.choice(_LOST_SHARES)
         random, whose = Random(chance.random()), dialled_by([victim])
-        struck = time.monotonic()
+        since = time.monotonic()
         losses = [
             (
                 link,
@@ -457,8 +455,8 @@ class Loss(Fault):
             mend(losses)
         # What is lost over and over may hang until then, so that no earlier end is promised.
         seconds = await scene.recovered_since(time.monotonic())
-        if not any(loss.struck for _, loss in losses):
-            raise DidNotStrike(f"{victim.name} lost nothing in {time.monotonic() - struck:.1f} s")
+        if not any(loss.hits for _, loss in losses):
+            raise NoEffect(f"{victim.name} lost nothing in {time.monotonic() - since:.1f} s")
         return seconds
 
 
@@ -484,7 +482,7 @@ def _ports_of(pid: int) -> set[int]:
     try:
         return {one.laddr.port for one in psutil.Process(pid).net_connections("tcp")}
     except psutil.NoSuchProcess:
-        return set()  # another strike has killed it
+        return set()  # another fault has killed it
 
 
 # What an operator orders while everything else happens: splits, moves, drains.
@@ -503,16 +501,16 @@ class Split(Fault):
     def name(self) -> str:
         return "split of a tablet"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         tablets = await scene.tablets()
         if len(tablets) > _TABLETS_MAX:
-            raise DidNotStrike(f"there are {len(tablets)} tablets already")
+            raise NoEffect(f"there are {len(tablets)} tablets already")
         tablet = chance.choice(tablets)
-        struck = time.monotonic()
+        since = time.monotonic()
         await scene.ask_master(
             methods.SPLIT_TABLET, master_pb2.SplitTabletRequest(tablet_id=tablet.tablet_id)
         )
-        return await scene.recovered_since(struck)
+        return await scene.recovered_since(since)
 
 
 class Move(Fault):
@@ -525,16 +523,16 @@ class Move(Fault):
     def name(self) -> str:
         return "move of a tablet"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         tablet = chance.choice(await scene.tablets())
         servers = [scene.cluster.links[one.name].address for one in scene.all("tabletserver")]
         target = chance.choice([one for one in servers if one != tablet.address])
-        struck = time.monotonic()
+        since = time.monotonic()
         await scene.ask_master(
             methods.MOVE_TABLET,
             master_pb2.MoveTabletRequest(tablet_id=tablet.tablet_id, server=target),
         )
-        return await scene.recovered_since(struck)
+        return await scene.recovered_since(since)
 
 
 class Drain(Fault):
@@ -547,21 +545,21 @@ class Drain(Fault):
     def name(self) -> str:
         return "drain of a tabletserver"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         servers = [scene.cluster.links[one.name].address for one in scene.all("tabletserver")]
         server = chance.choice(servers)
         before = await scene.tablets()
         if not _on(server, before):
-            raise DidNotStrike(f"{server} has no tablets")
-        struck = time.monotonic()
+            raise NoEffect(f"{server} has no tablets")
+        since = time.monotonic()
         await scene.ask_master(methods.DRAIN_SERVER, master_pb2.DrainServerRequest(server=server))
         try:
-            deadline = struck + _DRAIN_SECONDS
+            deadline = since + _DRAIN_SECONDS
             while len(_on(server, await scene.tablets())) >= len(_on(server, before)):
                 if time.monotonic() > deadline:
-                    raise DidNotStrike(f"{server} has kept its tablets")
+                    raise NoEffect(f"{server} has kept its tablets")
                 await asyncio.sleep(0.1)
-            seconds = await scene.recovered_since(struck)
+            seconds = await scene.recovered_since(since)
         finally:
             undo = master_pb2.DrainServerRequest(server=server, undo=True)
             await scene.ask_master(methods.DRAIN_SERVER, undo, RECOVERY_SECONDS_MAX)
@@ -587,22 +585,22 @@ class PauseInCompaction(Fault):
     def name(self) -> str:
         return f"pause of {a(self._role)} in a compaction, without its locks"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         victim = await scene.some(self._role, chance)
         store = scene.cluster.data / "store"
         async with scene.filler.writing():
             tablets = await scene.tablets_to_fill(victim)
             if not tablets:
-                raise DidNotStrike(f"{victim.name} has no tablet that is written to")
+                raise NoEffect(f"{victim.name} has no tablet that is written to")
             await pause_in_compaction(victim, store, tablets)
             async with scene.outage() as outage:
                 try:
                     if not remove_locks(store, tablets):
-                        raise DidNotStrike("there was no LOCK to be removed")
+                        raise NoEffect("there was no LOCK to be removed")
                     await outage.last()
                     taken_over = await scene.taken_over(tablets)
                     if not taken_over:
-                        raise DidNotStrike(f"{victim.name} has kept its tablets")
+                        raise NoEffect(f"{victim.name} has kept its tablets")
                 finally:
                     victim.resume()
                 seconds = await outage.over()
@@ -610,7 +608,7 @@ class PauseInCompaction(Fault):
                 for tablet in taken_over:
                     await require_deposed(scene.supervisor.network, victim.address, tablet)
             except PercolatorError as error:
-                raise DidNotStrike(f"{victim.name} did not say what it serves: {error}") from error
+                raise NoEffect(f"{victim.name} did not say what it serves: {error}") from error
         await scene.filler.require_intact()
         return seconds
 
@@ -629,20 +627,20 @@ class PowerCut(Fault):
     def roles(self) -> tuple[str, ...]:
         return SERVICES
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         store = scene.cluster.data / "store"
         processes = list(scene.cluster.processes.values())
         async with scene.filler.writing():
             await self._stop_in_a_write(scene)
-            struck = time.monotonic()
+            since = time.monotonic()
             for process in processes:
                 process.kill()
             dropped = tablet_server.drop_unsynced(store, chance)
             await scene.restart(*processes)
-            seconds = await scene.recovered_since(struck)
+            seconds = await scene.recovered_since(since)
         await scene.filler.require_intact()
         if not dropped:
-            raise DidNotStrike("everything was on the disk")
+            raise NoEffect("everything was on the disk")
         return seconds
 
     async def _stop_in_a_write(self, scene: Scene) -> None:
@@ -660,7 +658,7 @@ class PowerCut(Fault):
             for owner in owners:
                 owner.resume()
             await asyncio.sleep(0.01)
-        raise DidNotStrike("nothing was being written")
+        raise NoEffect("nothing was being written")
 
 
 class FullDisk(Fault):
@@ -673,9 +671,9 @@ class FullDisk(Fault):
     def name(self) -> str:
         return "full disk"
 
-    async def strike(self, scene: Scene, chance: Random) -> float:
+    async def inject(self, scene: Scene, chance: Random) -> float:
         if scene.disk is None:
-            raise DidNotStrike("the store has no disk of its own")
+            raise NoEffect("the store has no disk of its own")
         before = self._refusals(scene)
         scene.disk.fill()
         try:
@@ -685,7 +683,7 @@ class FullDisk(Fault):
         # Without space nothing can work, so only the time from then on counts.
         seconds = await scene.recovered_since(time.monotonic())
         if self._refusals(scene) == before:
-            raise DidNotStrike("no tablet server has noticed")
+            raise NoEffect("no tablet server has noticed")
         return seconds
 
     def _refusals(self, scene: Scene) -> int:

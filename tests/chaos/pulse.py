@@ -1,7 +1,7 @@
 """Tells when everything works: probes that never stop, each of another way to use the cluster.
 
-After a strike, everything works again once each probe has succeeded that began after the strike.
-All strikes share the probes, so that many strikes at once do not mean many probes.
+After a fault, everything works again once each probe has succeeded that began after the fault.
+All faults share the probes, so that many faults at once do not mean many probes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How soon everything works again, by kind of strike and by how many others strike meanwhile.
+"""How soon everything works again, by kind of fault and by how many others occur meanwhile.
 
     make recovery       # after `make chaos`, on the reference machine
 
@@ -27,8 +27,8 @@ _COLUMNS = (("alone", 0, 0), ("beside 1 or 2 others", 1, 2), ("beside 3 or more"
 
 
 @dataclass(frozen=True)
-class Struck:
-    """One strike. Instants are seconds since the run began."""
+class Injection:
+    """One fault. Instants are seconds since the run began."""
 
     kind: str
     began: float
@@ -40,34 +40,34 @@ class Struck:
 
 @dataclass(frozen=True)
 class Figure:
-    """One strike, as it counts in the table."""
+    """One fault, as it counts in the table."""
 
     kind: str
     beside: int
-    """How many other strikes were in effect at some time while it was."""
+    """How many other faults were in effect at some time while it was."""
     seconds: float
 
 
-def figures(struck: Sequence[Struck]) -> list[Figure]:
+def figures(injected: Sequence[Injection]) -> list[Figure]:
     return [
         Figure(
             one.kind,
             sum(
                 other.began < one.ended and one.began < other.ended
-                for other in struck
+                for other in injected
                 if other is not one
             ),
             round(one.seconds, 2),
         )
-        for one in struck
+        for one in injected
     ]
 
 
-def write_run(name: str, struck: Sequence[Struck], directory: Path = RUNS) -> Path:
+def write_run(name: str, injected: Sequence[Injection], directory: Path = RUNS) -> Path:
     """Leaves the figures of a run where `make recovery` finds them."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name}.json"
-    path.write_text(json.dumps([asdict(one) for one in figures(struck)], indent=1) + "\n")
+    path.write_text(json.dumps([asdict(one) for one in figures(injected)], indent=1) + "\n")
     return path
 
 

@@ -1,4 +1,4 @@
-"""Everything that may be struck, and what strikes share: victims, restarts, and the watch."""
+"""Everything that may be disturbed, and what faults share: victims, restarts, and the watch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from percolator.v1 import master_pb2
 from percolator.wire import methods
 from percolator.world import Random, RequestT, ResponseT, UnaryMethod
 from tests.chaos.clients import Clients
-from tests.chaos.compaction import DidNotStrike, Filler
+from tests.chaos.compaction import Filler, NoEffect
 from tests.chaos.host_clock import HostClock
 from tests.chaos.pulse import (
     RECOVERY_SECONDS_MAX,
@@ -38,7 +38,7 @@ _MAY_PASS = 1
 
 
 class Roles:
-    """Keeps two strikes from disabling the same role at once: others could not take over."""
+    """Keeps two faults from disabling the same role at once: others could not take over."""
 
     def __init__(self) -> None:
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -46,7 +46,7 @@ class Roles:
     @asynccontextmanager
     async def taken(self, roles: Iterable[str]) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            # Always in the same order, so that two strikes never wait for each other.
+            # Always in the same order, so that two faults never wait for each other.
             for role in sorted(set(roles)):
                 await stack.enter_async_context(self._locks[role])
             yield
@@ -65,7 +65,7 @@ class Outage:
 
     async def last(self, seconds: float = LONGER_THAN_LEASES_SECONDS) -> None:
         """Returns when it has lasted so long, so that others have to take over. It is repaired
-        then even if other strikes keep everything from working: they may be waiting for this."""
+        then even if other faults keep everything from working: they may be waiting for this."""
         await asyncio.sleep(max(0.0, self._began + seconds - now()))
 
     async def over(self) -> float:
@@ -101,7 +101,7 @@ class Scene:
     async def some(self, kind: str, chance: Random) -> ServiceProcess:
         """The most important process of a kind: the leader, or the owner of the most tablets.
 
-        If other strikes keep it from being found, any.
+        If other faults keep it from being found, any.
         """
         processes = self.all(kind)
         at = {self.cluster.links[process.name].address: process for process in processes}
@@ -154,13 +154,13 @@ class Scene:
             else:
                 return
 
-    async def recovered_since(self, strike: float) -> float:
-        """Returns when everything works again, and the seconds since the strike."""
-        return await self.pulse.works_since(strike)
+    async def recovered_since(self, began: float) -> float:
+        """Returns when everything works again, and the seconds since then."""
+        return await self.pulse.works_since(began)
 
     @asynccontextmanager
     async def outage(self) -> AsyncIterator[Outage]:
-        """The block strikes at once, and repairs at the end."""
+        """The block injects a fault at once, and repairs at the end."""
         outage = Outage(self.pulse)
         try:
             yield outage
@@ -184,14 +184,14 @@ class Scene:
                 except PercolatorError as error:
                     reason = error
             await asyncio.sleep(_RETRY_SECONDS)
-        raise DidNotStrike(f"no master did it: {reason}")
+        raise NoEffect(f"no master did it: {reason}")
 
     async def watch(self) -> None:
         """Fails if a process ends by itself. Returns never: cancel it."""
         while True:
             for name, process in self.cluster.processes.items():
                 code = process.exit_code
-                # Struck in the meantime, it may have ended by the strike.
+                # Disturbed in the meantime, it may have ended by the fault.
                 if code is not None and not self.roles.is_taken(kind_of(name)):
                     raise AssertionError(f"{name} ended by itself: {code}: {process.last_words()}")
             await asyncio.sleep(_RETRY_SECONDS)
@@ -202,7 +202,7 @@ async def _told(asked: Awaitable[list[TabletLocation]]) -> list[TabletLocation]:
         async with asyncio.timeout(_ASK_SECONDS):
             return await asked
     except (TimeoutError, PercolatorError) as error:
-        raise DidNotStrike(f"no master says where the tablets are: {error!r}") from error
+        raise NoEffect(f"no master says where the tablets are: {error!r}") from error
 
 
 def kind_of(name: str) -> str:

@@ -3,10 +3,10 @@
     CHAOS_SECONDS=900 CHAOS_SEED=7 CHAOS_WORKLOAD=mixed CHAOS_TOGETHER=10 make chaos
 
 Each role has a stream of faults of its own, whose order the seed decides; CHAOS_TOGETHER limits how
-many strike at once. A kind of fault that cannot be shown to have struck fails the run. At the end,
-the library's checker sees the whole history of half of the clients, a judge that knows nothing of
-it sees that of the others, the audit sees everything that is stored, every order must have been
-handled once by each observer, and recipes must hold what plain Python makes of what was committed.
+many occur at once. A kind of fault without a proven effect fails the run. At the end, the library's
+checker sees the whole history of half of the clients, a judge that knows nothing of it sees that of
+the others, the audit sees everything that is stored, every order must have been handled once by
+each observer, and recipes must hold what plain Python makes of what was committed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ SESSIONS = 3
 PACE_SECONDS = 0.03
 """Clients leave the machine to the servers most of the time: what is measured is recovery."""
 RECIPES_PACE_SECONDS = 0.2
-COMMITS_PER_STRIKE_MIN = 4
+COMMITS_PER_FAULT_MIN = 4
 """Commits of the clients that the library's checker judges: fewer would prove nothing."""
 DISK_BYTES = 3 << 30
 _THREADS = 32
@@ -158,7 +158,7 @@ def lives(cluster: LocalCluster, clocks: list[HostClock], directory: Path) -> li
     ]
 
 
-async def test_whatever_strikes_at_once_no_promise_is_broken(
+async def test_no_promise_is_broken_whatever_faults_meet(
     cluster: LocalCluster,
     clocks: list[HostClock],
     disk: FileSystem | None,
@@ -182,9 +182,9 @@ async def test_whatever_strikes_at_once_no_promise_is_broken(
             filler = await Filler.of(supervisor.database)
             scene = Scene(cluster, clients, supervisor, filler, pulse, clocks, disk)
             kinds = streams(full_disk=disk is not None)
-            struck = Streams(scene, kinds, seed=SEED, together=TOGETHER)
+            faults = Streams(scene, kinds, seed=SEED, together=TOGETHER)
             async with watched(scene):
-                await struck.run(SECONDS)
+                await faults.run(SECONDS)
                 await scene.recovered_since(time.monotonic())
             await asyncio.to_thread(clients.stop)
         finally:
@@ -194,11 +194,11 @@ async def test_whatever_strikes_at_once_no_promise_is_broken(
         problems += await judge_recipes(supervisor.database, clients, exports)
         verdict = await supervisor.judge(clients)
         verdict.problems += problems
-    show(struck, verdict, shop)
+    show(faults, verdict, shop)
     verdict.require_clean(tmp_path)
-    recovery.write_run(f"{SEED}-{TOGETHER}", struck.struck)
-    assert struck.never_struck() == [], struck.missed
-    assert verdict.committed > COMMITS_PER_STRIKE_MIN * len(struck.struck)
+    recovery.write_run(f"{SEED}-{TOGETHER}", faults.injected)
+    assert faults.never_injected() == [], faults.missed
+    assert verdict.committed > COMMITS_PER_FAULT_MIN * len(faults.injected)
 
 
 def probes(
@@ -226,10 +226,10 @@ async def watched(scene: Scene) -> AsyncIterator[None]:
             one.cancel()
 
 
-def show(struck: Streams, verdict: Verdict, shop: Shop) -> None:
-    console.print(recovery.table(recovery.figures(struck.struck)))
+def show(faults: Streams, verdict: Verdict, shop: Shop) -> None:
+    console.print(recovery.table(recovery.figures(faults.injected)))
     console.print(
-        f"{len(struck.struck)} strikes; {len(verdict.history):,} transactions checked: "
+        f"{len(faults.injected)} faults; {len(verdict.history):,} transactions checked: "
         f"{verdict.committed:,} committed writes, {verdict.unknown:,} whose outcome no client was "
         f"told; {shop.placed:,} orders placed"
     )

@@ -141,7 +141,7 @@ class Writers:
 
 
 async def exported(cluster: LocalCluster, directory: Path, at: Timestamp) -> float:
-    """Exports while faults strike. Returns how long it took."""
+    """Exports while faults occur. Returns how long it took."""
     began = time.monotonic()
     arguments = ("export", "--at", str(int(at)), "--pin-ttl", str(PIN_TTL), str(directory))
 

@@ -1,6 +1,6 @@
-"""What is done to containers, one thing at a time; each fault shows that it struck.
+"""What is done to containers, one thing at a time; each fault shows that it had an effect.
 
-The recovery time is measured from the strike until everything can be read, and written in every
+The recovery time is measured from the injection until everything can be read, and written in every
 tablet, through the published port; it includes the restart of a container if no other can take
 over.
 """
@@ -49,9 +49,9 @@ class Scene:
             address = addresses[-1]
         return await asyncio.to_thread(self.cluster.at, address)
 
-    async def recovered_since(self, strike: float) -> float:
+    async def recovered_since(self, began: float) -> float:
         await self.supervisor.recovered()
-        return time.monotonic() - strike
+        return time.monotonic() - began
 
 
 class Fault(ABC):
@@ -60,8 +60,8 @@ class Fault(ABC):
     name: str
 
     @abstractmethod
-    async def strike(self, scene: Scene) -> float:
-        """Strikes, repairs, and returns the seconds until everything worked again."""
+    async def inject(self, scene: Scene) -> float:
+        """Injects the fault, repairs, and returns the seconds until everything worked again."""
 
 
 class Kill(Fault):
@@ -73,13 +73,13 @@ class Kill(Fault):
         self._kind = kind
         self._replaced = replaced
 
-    async def strike(self, scene: Scene) -> float:
+    async def inject(self, scene: Scene) -> float:
         victim = await scene.missed_most(self._kind)
-        struck = time.monotonic()
+        began = time.monotonic()
         await asyncio.to_thread(victim.kill)
         if not self._replaced:
             await asyncio.to_thread(victim.start)
-        seconds = await scene.recovered_since(struck)
+        seconds = await scene.recovered_since(began)
         if self._replaced:
             await asyncio.to_thread(victim.start)
         return seconds
@@ -90,18 +90,18 @@ class Disconnect(Fault):
 
     name = "disconnection of a tabletserver"
 
-    async def strike(self, scene: Scene) -> float:
+    async def inject(self, scene: Scene) -> float:
         victim = await scene.missed_most("tabletserver")
         host = victim.id[:12]
-        struck = time.monotonic()
+        began = time.monotonic()
         networks = await asyncio.to_thread(victim.disconnect)
         try:
-            seconds = await scene.recovered_since(struck)
+            seconds = await scene.recovered_since(began)
             if any(one.address.startswith(host) for one in await scene.supervisor.tablets()):
                 raise ContainersFailed(
                     f"tablets are still assigned to {host}, which is disconnected"
                 )
-            await asyncio.sleep(max(0.0, struck + LONGER_THAN_LEASES_SECONDS - time.monotonic()))
+            await asyncio.sleep(max(0.0, began + LONGER_THAN_LEASES_SECONDS - time.monotonic()))
         finally:
             await asyncio.to_thread(victim.connect, networks)
         await scene.recovered_since(time.monotonic())
@@ -116,16 +116,16 @@ class DownAndUp(Fault):
     def __init__(self, tablet_servers: int) -> None:
         self._tablet_servers = tablet_servers
 
-    async def strike(self, scene: Scene) -> float:
+    async def inject(self, scene: Scene) -> float:
         before = {one.id for one in scene.cluster.containers()}
-        struck = time.monotonic()
+        began = time.monotonic()
         await asyncio.to_thread(scene.cluster.down)
         await asyncio.to_thread(scene.cluster.up, tabletserver=self._tablet_servers, loader=0)
         # A dozen processes begin at once: on a slow machine, that alone takes longer than a
         # recovery may.
         wanted = dict.fromkeys(KINDS, 1) | {"tabletserver": self._tablet_servers}
         await until_described(scene.cluster.address, wanted)
-        seconds = await scene.recovered_since(struck)
+        seconds = await scene.recovered_since(began)
         if before & {one.id for one in scene.cluster.containers()}:
             raise ContainersFailed("containers have survived `down`")
         if len(scene.cluster.containers("tabletserver")) != self._tablet_servers:

@@ -93,7 +93,7 @@ async def test_whatever_container_is_lost_nothing_else_is(
             for fault in faults:
                 await asyncio.to_thread(clients.wait_until_all_commit, WORKS_AGAIN_SECONDS)
                 console.print(f"{fault.name}: ", end="")
-                recovery[fault.name] = await fault.strike(scene)
+                recovery[fault.name] = await fault.inject(scene)
                 console.print(f"works again after {recovery[fault.name]:.2f} s")
             await asyncio.to_thread(clients.wait_until_all_commit, WORKS_AGAIN_SECONDS)
             await asyncio.to_thread(clients.stop)

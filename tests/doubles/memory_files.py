@@ -38,7 +38,7 @@ class Faults:
     def __init__(self) -> None:
         self.operations: list[str] = []
         """The names of the system calls made so far: "fsync", "append", …"""
-        self.struck = 0
+        self.hits = 0
         """How many calls have failed."""
         self._failures: list[_Failure] = []
         self._kill_at: int | None = None
@@ -63,7 +63,7 @@ class Faults:
         """The process dies before its system call of this number (from 0) is made."""
         self._kill_at = call
 
-    def strike(self, operation: str, path: Path) -> bool:
+    def hit(self, operation: str, path: Path) -> bool:
         """Counts one call. Returns True if the process dies now. Raises the error of the call."""
         if self._kill_at is not None and self.calls == self._kill_at:
             return True
@@ -74,7 +74,7 @@ class Faults:
                     failure.calls_before -= 1
                 else:
                     failure.calls_failing -= 1
-                    self.struck += 1
+                    self.hits += 1
                     raise fault(failure.number, path)
         return False
 
@@ -224,7 +224,7 @@ class MemoryFiles:
             self.killed.set()
         if self._is_killed:
             return False
-        if self.faults.strike(operation, path):
+        if self.faults.hit(operation, path):
             self.kill()
             return False
         return True

@@ -1,8 +1,8 @@
 """python -m tests.simulation --seeds 1000 [--seed 7] [--jobs 2]: simulates that many clusters.
 
 Without --seed it starts at a different seed each time, and prints it. If some kind of fault has not
-struck although there were enough seeds, it goes on, up to three times as many. The exit code is 1
-if a seed has failed, or if some kind of fault has not struck even then.
+occurred although there were enough seeds, it goes on, up to three times as many. The exit code is 1
+if a seed has failed, or if some kind of fault has not occurred even then.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def main() -> int:
     finished = True
     try:
         _run(range(first, first + arguments.seeds), arguments.jobs, totals, console)
-        _go_on_until_all_struck(first, arguments, totals, console)
+        _go_on_until_all_occurred(first, arguments, totals, console)
     except KeyboardInterrupt:
         # Show what was found so far all the same.
         finished = False
         console.print("[red]interrupted[/red]")
     _print_totals(totals, console)
-    never = missing(totals.struck, totals.seeds)
+    never = missing(totals.occurred, totals.seeds)
     for name in never:
-        console.print(f"[red]never struck: {name}[/red]")
+        console.print(f"[red]never occurred: {name}[/red]")
     return 0 if finished and not totals.failed and not never else 1
 
 
@@ -64,16 +64,16 @@ def _run(seeds: range, jobs: int, totals: Totals, console: Console) -> None:
                 return
 
 
-def _go_on_until_all_struck(
+def _go_on_until_all_occurred(
     first: int, arguments: argparse.Namespace, totals: Totals, console: Console
 ) -> None:
-    """A rare fault can be absent by chance. More seeds tell that from one that cannot strike."""
+    """A rare fault can be absent by chance. More seeds tell that from one that cannot occur."""
     most = _TIMES_AS_MANY * arguments.seeds
     for begin in range(arguments.seeds, most, _SEEDS_MORE):
-        never = missing(totals.struck, totals.seeds)
+        never = missing(totals.occurred, totals.seeds)
         if not never or totals.failed:
             return
-        console.print(f"going on, since this has not struck yet: {', '.join(never)}")
+        console.print(f"going on, since this has not occurred yet: {', '.join(never)}")
         end = min(begin + _SEEDS_MORE, most)
         _run(range(first + begin, first + end), arguments.jobs, totals, console)
 
@@ -131,7 +131,7 @@ def _explain(seed: int, console: Console) -> None:
 
 
 def _print_totals(totals: Totals, console: Console) -> None:
-    for name, count in sorted(totals.struck.items()):
+    for name, count in sorted(totals.occurred.items()):
         console.print(f"{count:10}  {name}")
     cpu = max(totals.cpu_seconds, 1e-9)
     console.print(

@@ -1,4 +1,4 @@
-"""A bug to be planted, and the scenarios that have to bring it to light."""
+"""A bug to be planted, and the scenarios that have to reveal it."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
+from tests.simulation.disruptions import aimed
 from tests.simulation.network import NetworkFaults
 from tests.simulation.scenario import PAGE_ROWS_MAX, Kind, Scenario, harsh, in_bursts, scenario_of
-from tests.simulation.strikes import aimed
 
 Patch = pytest.MonkeyPatch
 
 _LONG_TRANSACTIONS = 500
-_LONE_STRIKE = 11
-"""Which of a seed's strikes it is: by then, observers are at work."""
+_LONE_DISRUPTION = 11
+"""Which of a seed's disruptions it is: by then, observers are at work."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Bug:
 
     plant: Callable[[Patch], None]
     kinds: tuple[Kind, ...] = ()
-    """Kinds of strikes that bring it to light, many of them; if empty, those of each seed."""
+    """Kinds of disruptions that reveal it, many of them; if empty, those of each seed."""
     workload: str | None = None
     doubled_share: float = 0.04
     """The share of transactions with two committers."""
@@ -37,19 +37,19 @@ class Bug:
     """The share of scans that are made with joined pages, too."""
     page_rows_max: int = PAGE_ROWS_MAX
     seconds_max: float = 1.0
-    """How long a strike lasts."""
+    """How long a disruption lasts."""
     seeds_max: int = 100
     with_master: bool = False
     on_rows: bool = False
     """True if it is in the code for row stores."""
     after_seconds: float = 0.0
-    """Strikes wait this long, and there is work for as long: history has to be collected first. If
-    it is negative, they come so much earlier."""
+    """Disruptions wait this long, and there is work for as long: history has to be collected first.
+    If it is negative, they come so much earlier."""
     network: NetworkFaults | None = None
     """If given, the one of each seed. A message that is lost keeps a collector from work for 30 s,
     and some bugs need copies of messages more often than a seed has them."""
-    lone_strike_seconds: float = 0.0
-    """If not 0, there is only one strike, and it lasts this long: others would end it early."""
+    lone_disruption_seconds: float = 0.0
+    """If not 0, there is only one disruption, and it lasts this long: others would end it early."""
     aim: str | None = None
     """If given, all clients that are killed are killed at this step."""
     in_bursts: bool = False
@@ -69,21 +69,25 @@ class Bug:
             found = harsh(seed, self.kinds, workload=self.workload, seconds_max=self.seconds_max)
         else:
             found = scenario_of(seed, workload=self.workload, with_master=False)
-        if self.lone_strike_seconds:
-            lone = replace(found.strikes[_LONE_STRIKE], seconds=self.lone_strike_seconds)
-            found = replace(found, strikes=(lone,))
+        if self.lone_disruption_seconds:
+            lone = replace(
+                found.disruptions[_LONE_DISRUPTION], seconds=self.lone_disruption_seconds
+            )
+            found = replace(found, disruptions=(lone,))
         if self.after_seconds:
             late = (
-                replace(strike, at_seconds=strike.at_seconds + self.after_seconds)
-                for strike in found.strikes
+                replace(disruption, at_seconds=disruption.at_seconds + self.after_seconds)
+                for disruption in found.disruptions
             )
-            found = replace(found, strikes=tuple(late), transactions=_LONG_TRANSACTIONS)
+            found = replace(found, disruptions=tuple(late), transactions=_LONG_TRANSACTIONS)
         if self.network is not None:
             found = replace(found, network=self.network)
         if self.sessions_per_client:
             found = replace(found, sessions_per_client=self.sessions_per_client, burst_seconds=0.0)
         if self.aim is not None:
-            found = replace(found, strikes=tuple(aimed(one, self.aim) for one in found.strikes))
+            found = replace(
+                found, disruptions=tuple(aimed(one, self.aim) for one in found.disruptions)
+            )
         if self.in_bursts:
             found = in_bursts(found)
         return replace(

@@ -11,6 +11,7 @@ from dataclasses import replace
 from multiprocessing import get_context
 
 from tests.simulation.disks import DISK_FULL, FSYNC_FAILED, HELD_UP, TORN
+from tests.simulation.disruptions import CLIENT_STEPS, FAR_AHEAD, FAR_BEHIND, far_off
 from tests.simulation.network import PERFECT, Fault
 from tests.simulation.programs import MASTER, ORACLE, STANDBY_ORACLE
 from tests.simulation.recorded_tx import JOINED
@@ -23,7 +24,6 @@ from tests.simulation.rows import (
 )
 from tests.simulation.run import IN_ONE_ROUND, Verdict, simulate
 from tests.simulation.scenario import Kind, Scenario, needs_master, scenario_of
-from tests.simulation.strikes import CLIENT_STEPS, FAR_AHEAD, FAR_BEHIND, far_off
 from tests.simulation.workloads.drops import DROP_REPEATED, DROPPED
 from tests.simulation.workloads.expiring import ENTRIES_STAY, RENEWED
 from tests.simulation.workloads.jobs import LOST_TO_ANOTHER
@@ -39,7 +39,7 @@ class Totals:
         self.seeds = self.transactions = self.committed = self.messages = 0
         self.virtual_seconds = 0.0
         self.cpu_seconds = 0.0
-        self.struck: Counter[str] = Counter()
+        self.occurred: Counter[str] = Counter()
         self.failed: list[int] = []
 
     def add(self, verdict: Verdict, cpu_seconds: float) -> None:
@@ -49,7 +49,7 @@ class Totals:
         self.messages += verdict.messages
         self.virtual_seconds += verdict.virtual_seconds
         self.cpu_seconds += cpu_seconds
-        self.struck += verdict.struck
+        self.occurred += verdict.occurred
         if verdict.failed:
             self.failed.append(verdict.scenario.seed)
 
@@ -83,7 +83,7 @@ def timed(scenario: Scenario) -> tuple[Verdict, float]:
     return simulate(scenario), time.process_time() - began
 
 
-# What has to strike now and then: a run of many seeds proves less if something never struck.
+# What has to occur now and then: a run of many seeds proves less if something never occurred.
 
 SEEDS_FOR_EVERYTHING = 200
 
@@ -114,14 +114,14 @@ EXPECTED = (
 )
 
 
-def missing(struck: Counter[str], seeds: int) -> list[str]:
+def missing(occurred: Counter[str], seeds: int) -> list[str]:
     """Faults that never occurred in enough seeds to expect them."""
     if seeds < SEEDS_FOR_EVERYTHING:
         return []
-    return [name for name in EXPECTED if not struck[name]]
+    return [name for name in EXPECTED if not occurred[name]]
 
 
-# Makes a failing scenario small: fewer strikes, a better network, fewer sessions, less work.
+# Makes a failing scenario small: fewer disruptions, a better network, fewer sessions, less work.
 #
 # Everything that can be left out while the run still fails is left out, one thing after another,
 # until nothing more can. The result may fail in a different way, but it fails.
@@ -149,19 +149,19 @@ def minimised(scenario: Scenario, fails: Fails, *, runs_max: int = RUNS_MAX) -> 
 
 def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios to try, starting with the smallest."""
-    if scenario.strikes:
-        yield replace(scenario, strikes=())
+    if scenario.disruptions:
+        yield replace(scenario, disruptions=())
     if scenario.network is not PERFECT:
         yield replace(scenario, network=PERFECT)
     if scenario.with_master and not needs_master(scenario):
         yield replace(scenario, with_master=False)
-    strikes = scenario.strikes
-    middle = len(strikes) // 2
+    disruptions = scenario.disruptions
+    middle = len(disruptions) // 2
     if middle > 1:
-        yield replace(scenario, strikes=strikes[:middle])
-        yield replace(scenario, strikes=strikes[middle:])
-    for place in range(len(strikes)):
-        yield replace(scenario, strikes=strikes[:place] + strikes[place + 1 :])
+        yield replace(scenario, disruptions=disruptions[:middle])
+        yield replace(scenario, disruptions=disruptions[middle:])
+    for place in range(len(disruptions)):
+        yield replace(scenario, disruptions=disruptions[:place] + disruptions[place + 1 :])
     for name in ("slow", "duplicate", "drop_request", "drop_reply", "break_connection"):
         if getattr(scenario.network, name):
             yield replace(scenario, network=replace(scenario.network, **{name: 0.0}))

@@ -88,10 +88,10 @@ class Cluster:
             page_rows_max=scenario.page_rows_max,
         )
         self.workload = workload
-        self.struck: Counter[str] = Counter()
+        self.occurred: Counter[str] = Counter()
         self.wire = Wire(loop, Random(f"network {scenario.seed}"))
         self.wire.on_call = rpc._remaining.set
-        self.root = StoreRoot(self.struck, scenario.fsync_seconds_max)
+        self.root = StoreRoot(self.occurred, scenario.fsync_seconds_max)
         self.chronicle = Chronicle(
             Recorder(itertools.count().__next__),
             doubled_share=scenario.doubled_share,
@@ -108,7 +108,7 @@ class Cluster:
         """Servers of the cells: the favourite targets of faults."""
         if self.row_store is not None:
             self.tablet_servers = [ROW_STORE]
-            self.struck[ON_ROWS] += 1
+            self.occurred[ON_ROWS] += 1
         self.clients = [f"client-{n}:1" for n in range(CLIENTS)]
         self.workers = [f"worker-{n}:1" for n in range(WORKERS if workload.observers else 0)]
         self.masters = [MASTER, STANDBY] if scenario.with_master else [MASTER]
@@ -118,8 +118,8 @@ class Cluster:
         programs = Programs(self.root, self.masters, rows)
         self.row_cluster: RowCluster | None = None
         if self.row_store is not None and scenario.with_master:
-            self.row_cluster = RowCluster(self.row_store, self.masters, self.struck)
-            self.struck[WHOLLY_ON_ROWS] += 1
+            self.row_cluster = RowCluster(self.row_store, self.masters, self.occurred)
+            self.occurred[WHOLLY_ON_ROWS] += 1
         self.placements = Placements(self.tablet_servers)
         self.operator = Operator(
             self.masters, self.tablet_servers, Random(f"operator {scenario.seed}")

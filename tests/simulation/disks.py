@@ -1,7 +1,7 @@
 """The disks of the simulated cluster: one store root, seen by each process through its own files.
 
 Every system call takes a little virtual time, so that a pause, a kill or another process's call can
-come between any two of them. Faults that strike are counted here.
+come between any two of them. Faults that occur are counted here.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class SimulatedFiles(MemoryFiles):
         loop: SimulationLoop,
         disk: MemoryDisk,
         random: Random,
-        struck: Counter[str],
+        occurred: Counter[str],
         fsync_seconds_max: float,
         store_answers: asyncio.Event,
     ) -> None:
@@ -61,7 +61,7 @@ class SimulatedFiles(MemoryFiles):
         """True if appends find no space; the process also sees it as free bytes."""
         self._loop = loop
         self._random = random
-        self._struck = struck
+        self._occurred = occurred
         self.fsync_seconds_max = fsync_seconds_max
 
     async def step(self, operation: str, path: Path) -> None:
@@ -75,7 +75,7 @@ class SimulatedFiles(MemoryFiles):
             survives = self.survives(operation, path)
         except OSError as error:
             if error.errno in _TROUBLE:
-                self._struck[_TROUBLE[error.errno]] += 1
+                self._occurred[_TROUBLE[error.errno]] += 1
             raise
         if not survives:
             await self._loop.create_future()
@@ -94,7 +94,7 @@ class SimulatedFiles(MemoryFiles):
         return not (self.answers.is_set() and self._store_answers.is_set())
 
     async def _store_answering(self) -> None:
-        self._struck[HELD_UP] += 1
+        self._occurred[HELD_UP] += 1
         while self._stalls:
             await self.answers.wait()
             await self._store_answers.wait()
@@ -129,7 +129,7 @@ _BYTES_MAX = 1 << 26
 
 
 async def open_tablet(
-    files: SimulatedFiles, directory: Path, struck: Counter[str], collected: dict[int, int]
+    files: SimulatedFiles, directory: Path, occurred: Counter[str], collected: dict[int, int]
 ) -> MemoryStorage:
     """Replays what the directory holds, makes it durable, and begins a new log.
 
@@ -138,7 +138,7 @@ async def open_tablet(
     try:
         names = sorted(await files.list(directory))
         numbers = [int(name[:6]) for name in names if name.endswith((".ldb", ".log"))]
-        content = await _replayed(files, directory, names, struck)
+        content = await _replayed(files, directory, names, occurred)
         table = max(numbers, default=0) + 1
         unfinished = directory / f"{table:06}.tmp"
         async with await files.create(unfinished, exclusive=False) as file:
@@ -155,7 +155,7 @@ async def open_tablet(
 
 
 async def _replayed(
-    files: SimulatedFiles, directory: Path, names: list[str], struck: Counter[str]
+    files: SimulatedFiles, directory: Path, names: list[str], occurred: Counter[str]
 ) -> dict[bytes, bytes]:
     """The newest table, and the logs above it."""
     tables = [name for name in names if name.endswith(".ldb")]
@@ -164,7 +164,7 @@ async def _replayed(
     content: dict[bytes, bytes] = {}
     for name in newest + logs:
         data = await files.read(directory / name, bytes_max=_BYTES_MAX)
-        for batch in _batches(data, struck):
+        for batch in _batches(data, occurred):
             for key, value in batch.items():
                 if value is None:
                     content.pop(key, None)
@@ -178,17 +178,17 @@ def _framed(batch: dict[bytes, bytes] | dict[bytes, bytes | None]) -> bytes:
     return _HEADER.pack(len(payload), zlib.crc32(payload)) + payload
 
 
-def _batches(data: bytes, struck: Counter[str]) -> Iterator[dict[bytes, bytes | None]]:
+def _batches(data: bytes, occurred: Counter[str]) -> Iterator[dict[bytes, bytes | None]]:
     """All batches before the first that is torn: nothing after that was ever acknowledged."""
     at = 0
     while at < len(data):
         if at + _HEADER.size > len(data):
-            struck[TORN] += 1
+            occurred[TORN] += 1
             return
         size, checksum = _HEADER.unpack_from(data, at)
         payload = data[at + _HEADER.size : at + _HEADER.size + size]
         if not size or len(payload) < size or zlib.crc32(payload) != checksum:
-            struck[TORN] += 1
+            occurred[TORN] += 1
             return
         yield marshal.loads(payload)  # written by this very process
         at += _HEADER.size + size
@@ -254,10 +254,10 @@ class SimulatedTabletStore:
     """A `TabletStore`."""
 
     def __init__(
-        self, files: SimulatedFiles, struck: Counter[str], collected: dict[int, int]
+        self, files: SimulatedFiles, occurred: Counter[str], collected: dict[int, int]
     ) -> None:
         self._files = files
-        self._struck = struck
+        self._occurred = occurred
         self._collected = collected
         # Without any threads: nothing that would need one is called.
         self._directories = SharedDirectoryStore(files, ROOT, DiskThreads(0, "none"))
@@ -268,7 +268,7 @@ class SimulatedTabletStore:
     async def open(self, ownership: Ownership, *, open_tablets: int) -> MemoryStorage:
         if not isinstance(ownership, EpochDirectory):
             raise TypeError(f"not an ownership of this store: {ownership!r}")
-        return await open_tablet(self._files, ownership.path, self._struck, self._collected)
+        return await open_tablet(self._files, ownership.path, self._occurred, self._collected)
 
     async def remove_superseded(self, tablet: TabletIdentity) -> None:
         await self._directories.remove_superseded(tablet)

@@ -48,7 +48,7 @@ from tests.simulation.loop import Life, SimulationLoop, TimeOuts
 # Faults of messages, and how often each happened.
 #
 # All probabilities are per message (a call is a request and a reply) and drawn from one `Random`,
-# so the seed decides everything. Every fault that strikes is counted: a run without faults proves
+# so the seed decides everything. Every fault that occurs is counted: a run without faults proves
 # nothing.
 
 
@@ -292,7 +292,7 @@ class Listener:
 
 
 class Wire:
-    """All links and listeners of a simulation, and the random faults that strike them."""
+    """All links and listeners of a simulation, and the random faults that hit them."""
 
     def __init__(self, loop: SimulationLoop, random: Random) -> None:
         self.loop = loop

@@ -134,7 +134,7 @@ BUGS = (
         workload="newcomers",
         network=PERFECT,
         after_seconds=-1.2,
-        lone_strike_seconds=2.5,
+        lone_disruption_seconds=2.5,
     ),
     Bug(
         observer_bugs.waiting_does_not_count_backfills,
@@ -162,7 +162,7 @@ BUGS = (
         observer_bugs.unknown_run_taken_for_committed,
         (Kind.POWER,),
         workload="chains",
-        lone_strike_seconds=4.5,
+        lone_disruption_seconds=4.5,
     ),
     Bug(
         observer_bugs.notification_deleted_before_the_run,
@@ -211,7 +211,7 @@ BUGS = (
             workload="recreations",
             with_master=True,
             one_round_share=0.5,
-            lone_strike_seconds=2.5,
+            lone_disruption_seconds=2.5,
             is_quickly_caught=True,
         )
         for plant in server_bugs.DROPS
@@ -222,7 +222,7 @@ BUGS = (
         workload="recreations",
         with_master=True,
         one_round_share=0.5,
-        lone_strike_seconds=4.0,
+        lone_disruption_seconds=4.0,
         is_quickly_caught=True,
     ),
     *(

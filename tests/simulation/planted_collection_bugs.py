@@ -132,7 +132,7 @@ COLLECTION_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | No
     (newest_version_under_a_notification_collected, (Kind.PAUSE, Kind.CRASH), "chains"),
     (acknowledgement_collected_although_its_cell_is_there, (Kind.PAUSE, Kind.CRASH), "chains"),
 )
-"""Each with the strikes that bring it to light, and the workload; but for the safe point that is
+"""Each with the disruptions that reveal it, and the workload; but for the safe point that is
 forgotten, which takes owners that change when something was collected."""
 
 

@@ -223,7 +223,7 @@ LOAD_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = 
     ),
     (the_judge_does_not_learn_of_loads, (), False),
 )
-"""Each with the strikes that bring it to light, and whether it is caught in seconds."""
+"""Each with the disruptions that reveal it, and whether it is caught in seconds."""
 
 
 # Bugs of bulk loads into a row store.
@@ -426,5 +426,5 @@ FEED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool, bool], .
     (a_half_of_a_split_loses_what_was_in_the_feed, (Kind.SPLIT,), True, False),
     (readers_of_changes_are_let_in_below_the_safe_point, (), True, False),
 )
-"""Each with the strikes that bring it to light, whether it needs the real master, and whether it is
+"""Each with the disruptions that reveal it, whether it needs the real master, and whether it is
 caught in seconds."""

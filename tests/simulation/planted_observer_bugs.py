@@ -542,5 +542,5 @@ AT_ANY_STEP: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] 
     (low_water_mark_moved_too_far, (), True),
     (commits_without_a_look_at_the_epoch, _STOPS, True),
 )
-"""Each with the kinds of strikes that bring it to light, and whether it is caught within
+"""Each with the kinds of disruptions that reveal it, and whether it is caught within
 seconds."""

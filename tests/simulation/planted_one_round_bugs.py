@@ -254,7 +254,7 @@ ONE_ROUND_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | Non
     (the_first_in_line_does_not_wait_for_the_cell, (), None, True),
     (what_gives_up_stays_in_its_lines, (Kind.CRASH_ORACLE,), "loaders", False),
 )
-"""The bugs, with the strikes that bring them to light, the workload if it has to be that one, and
+"""The bugs, with the disruptions that reveal them, the workload if it has to be that one, and
 whether they are caught in seconds."""
 
 
@@ -365,5 +365,5 @@ READ_LOCK_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], float, bo
     (one_round_looks_at_its_own_cells_only, (), 0.8, True),
     (new_owner_forgets_the_read_locks, _TAKEOVERS, 0.0, False),
 )
-"""The bugs, with the strikes that bring them to light, the share of transactions that try to commit
+"""The bugs, with the disruptions that reveal them, the share of transactions that try to commit
 in one round, and whether they are caught in seconds."""

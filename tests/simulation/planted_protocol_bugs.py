@@ -317,7 +317,7 @@ STEP_BUGS = (
     (listed_commit_overlooks_a_push, (), False),
     (unapplied_steps_taken_for_applied, (), False),
 )
-"""With the strikes that show it, and whether it is quickly caught."""
+"""With the disruptions that show it, and whether it is quickly caught."""
 
 
 # Bugs of lock-only records, and of what they name,.

@@ -390,7 +390,7 @@ ROW_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, boo
     (a_scan_that_broke_off_taken_for_complete, _STOPS, None, True),
     (a_page_that_broke_off_begins_again_too_far, _STOPS, None, True),
 )
-"""Each with the kinds of strikes and the workload that bring it to light, and whether it is caught
+"""Each with the kinds of disruptions and the workload that reveal it, and whether it is caught
 within seconds."""
 
 
@@ -542,7 +542,7 @@ ROW_COLLECTION_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str 
     (old_locks_rolled_back_without_their_primary, (Kind.CLIENT_STEP,), None),
     (deletion_goes_first, (), None),
 )
-"""Each with the kinds of strikes and the workload that bring it to light."""
+"""Each with the kinds of disruptions and the workload that reveal it."""
 
 
 # Bugs of masters and oracles that keep everything in a row store.
@@ -653,8 +653,8 @@ def table_deleted_before_the_locks_are_resolved(patch: Patch) -> None:
 
 
 def with_eager_masters(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    """The bug, where masters collect often, and from their first moment on: otherwise a run of
-    a few seconds, whose masters are struck, sees few tables deleted. What sessions need is judged
+    """The bug, where masters collect often, and from their first moment on: otherwise a run of a
+    few seconds, whose masters are disrupted, sees few tables deleted. What sessions need is judged
     too early then, so that snapshots are refused; nothing else depends on it."""
 
     @wraps(plant)
@@ -672,7 +672,7 @@ ROW_CLUSTER_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str, bo
     (master_on_rows_writes_after_it_was_replaced, _STOPS, "loads", True),
     (epoch_not_raised_at_a_registration, _STOPS, "chains", True),
 )
-"""Each with the kinds of strikes and the workload that bring it to light, and whether it is caught
+"""Each with the kinds of disruptions and the workload that reveal it, and whether it is caught
 within seconds."""
 
 OF_DROPS: tuple[tuple[Callable[[Patch], None], bool], ...] = (

@@ -238,7 +238,7 @@ DURABILITY_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], .
     (shown_before_it_is_durable, (Kind.POWER, Kind.SLOW_DISK, Kind.CLIENT_STEP), False),
     (answered_before_it_is_durable, (Kind.POWER, Kind.SLOW_DISK), True),
 )
-"""The bugs that need nothing special, with the strikes that bring them to light, and whether they
+"""The bugs that need nothing special, with the disruptions that reveal them, and whether they
 are caught in seconds."""
 
 

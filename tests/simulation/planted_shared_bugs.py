@@ -322,7 +322,7 @@ SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] 
     (tablets_are_told_of_what_was_not_chosen, (), True),
     (tablets_are_told_before_the_commit, (), True),
 )
-"""Each with the strikes that bring it to light, and whether it is caught in seconds."""
+"""Each with the disruptions that reveal it, and whether it is caught in seconds."""
 
 
 # Bugs of shared transactions in a row store.
@@ -372,4 +372,4 @@ ROW_SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], .
     (all_locks_but_one_are_enough, (), True),
     (a_part_begins_in_a_row_whatever_closed_it, (), True),
 )
-"""Each with the strikes that bring it to light, and whether it is caught in seconds."""
+"""Each with the disruptions that reveal it, and whether it is caught in seconds."""

@@ -69,10 +69,10 @@ again which of them need history."""
 class StoreRoot:
     """The disk that all servers share, as their programs open it."""
 
-    def __init__(self, struck: Counter[str], fsync_seconds_max: float) -> None:
+    def __init__(self, occurred: Counter[str], fsync_seconds_max: float) -> None:
         self.disk = MemoryDisk()
         self.disk.make_durable_directory(ROOT)
-        self.struck = struck
+        self.occurred = occurred
         self._fsync_seconds_max = fsync_seconds_max
         self.collected: dict[int, int] = {}
         """Commit timestamps of transactions of which a record was collected, by start timestamp."""
@@ -87,7 +87,7 @@ class StoreRoot:
             incarnation.wire.loop,
             self.disk,
             incarnation.world.random,
-            self.struck,
+            self.occurred,
             self._fsync_seconds_max,
             self.answers,
         )
@@ -151,7 +151,7 @@ class Programs:
         kind = cluster_pb2.SERVICE_KIND_TABLET_SERVER
         settings = TabletServerSettings(store=str(ROOT), masters=tuple(self._masters))
         host = host_for(incarnation, files, settings, kind, CLUSTER_ID)
-        store = SimulatedTabletStore(files, self._root.struck, self._root.collected)
+        store = SimulatedTabletStore(files, self._root.occurred, self._root.collected)
         async with tablet_server(host, store) as exposed:
             incarnation.listen(exposed)
             host.background(

@@ -180,10 +180,10 @@ _COLUMNS = (None, None, (b"v",), (b"v", b"w"))
 class JoinedScans:
     """Which scans of a session are made with joined pages, too."""
 
-    def __init__(self, share: float, random: Random, struck: Counter[str]) -> None:
+    def __init__(self, share: float, random: Random, occurred: Counter[str]) -> None:
         self._share = share
         self._random = random
-        self._struck = struck
+        self._occurred = occurred
 
     def is_due(self) -> bool:
         """True if the next scan is made with joined pages, too."""
@@ -198,7 +198,7 @@ class JoinedScans:
         pages = snapshot.scan_joined(table, start=start, end=stop, columns=columns)
         async with aclosing(pages):
             async for page in pages:
-                self._struck[JOINED] += isinstance(page, JoinedPage)
+                self._occurred[JOINED] += isinstance(page, JoinedPage)
                 found.extend(_cells(page))
         return Scan(table.name, start, stop, tuple(found), columns)
 

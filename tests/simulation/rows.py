@@ -228,7 +228,7 @@ async def drop_table(network: Network, table_id: int) -> None:
 
 
 def row_step(payload: bytes) -> str:
-    """The step of the protocol that a call to the store makes, as tests/simulation/strikes.py names
+    """The step of the protocol that a call to the store makes, as disruptions.py names
     it."""
     request = pb.BigtableCheckAndMutateRowRequest.FromString(payload)
     changed = {
@@ -271,11 +271,11 @@ class RowCluster:
     """Its programs, and what they have recorded."""
 
     def __init__(
-        self, store: RowStoreProgram, masters: Sequence[str], struck: Counter[str]
+        self, store: RowStoreProgram, masters: Sequence[str], occurred: Counter[str]
     ) -> None:
         self._store = store
         self._masters = tuple(masters)
-        self._struck = struck
+        self._occurred = occurred
 
     async def master(self, incarnation: Incarnation) -> None:
         """The program of a master: one leads, the others wait."""
@@ -332,14 +332,14 @@ class RowCluster:
                 await asyncio.sleep(_AGAIN_SECONDS)
 
     def _no_files(self, incarnation: Incarnation) -> SimulatedFiles:
-        """An empty disk, which no strike hits: these services write nothing to it."""
+        """An empty disk, which no disruption hits: these services write nothing to it."""
         answers = asyncio.Event()
         answers.set()
         return SimulatedFiles(
             incarnation.wire.loop,
             MemoryDisk(),
             incarnation.world.random,
-            self._struck,
+            self._occurred,
             0.0,
             answers,
         )
@@ -365,7 +365,7 @@ class RowCluster:
         recorded = self._seen(world).coordinator(_ROW_CLUSTER_TIMES)
         for role, name in ((MASTER_ROLE, MASTERS_REPLACED), (ORACLE_ROLE, ORACLES_REPLACED)):
             leader = await recorded.leader(role)
-            self._struck[name] += 0 if leader is None else leader.epoch - 1
+            self._occurred[name] += 0 if leader is None else leader.epoch - 1
 
     def _seen(self, world: World) -> RowClusterStore:
         return RowClusterStore(self._store.directly(), PLACE, world)

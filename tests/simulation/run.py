@@ -39,13 +39,13 @@ from tests.isolation.history import Found, History, Scan
 from tests.isolation.store_audit import StoredTable, audit
 from tests.isolation.stored_cells import stored_tables
 from tests.simulation.cluster import Cluster
+from tests.simulation.disruptions import Disruptions
 from tests.simulation.loop import SimulationLoop, run_simulation
 from tests.simulation.observing import NAME, LateObserver, left_to_run, watched_columns
 from tests.simulation.recorded_tx import JoinedScans
 from tests.simulation.rows import COLLECTED_FROM_ROWS
 from tests.simulation.scenario import Scenario
 from tests.simulation.sessions import Session
-from tests.simulation.strikes import Strikes
 from tests.simulation.virtual_time import WALL_MILLISECONDS
 from tests.simulation.workloads.catalogue import ON_ROWS, UNDRAWN, WITH_MASTER, WORKLOADS
 from tests.simulation.workloads.workload import Ending, Rows
@@ -66,7 +66,7 @@ class LastReading:
         self._cluster = cluster
         self._tables = tables
         self._joined = JoinedScans(
-            cluster.scenario.joined_share, Random("last joined scans"), cluster.chronicle.struck
+            cluster.scenario.joined_share, Random("last joined scans"), cluster.chronicle.occurred
         )
         self.tables: dict[str, Rows] = {}
         self.stored: list[StoredTable] = []
@@ -184,7 +184,7 @@ class Verdict:
 
     scenario: Scenario
     problems: list[str] = field(default_factory=list)
-    struck: Counter[str] = field(default_factory=Counter)
+    occurred: Counter[str] = field(default_factory=Counter)
     transactions: int = 0
     committed: int = 0
     messages: int = 0
@@ -250,13 +250,13 @@ class _Run:
         verdict.problems.extend(cluster.exits())
         verdict.problems.extend(f"unexpected: {error!r}" for error in cluster.wire.unexpected)
         verdict.problems.extend(cluster.chronicle.broken)
-        verdict.struck = cluster.struck + Counter(
+        verdict.occurred = cluster.occurred + Counter(
             {fault.value: count for fault, count in cluster.wire.counts.items()}
         )
-        verdict.struck += cluster.chronicle.struck
-        verdict.struck[IN_ONE_ROUND] = cluster.chronicle.committed_in_one_round
+        verdict.occurred += cluster.chronicle.occurred
+        verdict.occurred[IN_ONE_ROUND] = cluster.chronicle.committed_in_one_round
         if cluster.row_store is not None:
-            verdict.struck[COLLECTED_FROM_ROWS] = len(cluster.root.collected)
+            verdict.occurred[COLLECTED_FROM_ROWS] = len(cluster.root.collected)
         verdict.messages = cluster.wire.messages
         verdict.virtual_seconds = self._loop.time()
         verdict.history = cluster.chronicle.recorder.history
@@ -316,7 +316,7 @@ class _Run:
         await cluster.start_clients()
         registering = asyncio.create_task(self._register_late())
         until = self._loop.time() + _WORK_SECONDS
-        await Strikes(cluster).run()
+        await Disruptions(cluster).run()
         await self._clients_done(until)
         cluster.chronicle.stopped = True
         cluster.heal()

@@ -1,7 +1,8 @@
 """Meaning of a seed: a workload, a cluster, a network and a list of faults, all drawn in advance.
 
 Everything is drawn here, and every process has its own random numbers, so that leaving out one
-strike or some transactions leaves the rest as it was: this allows a failing seed to be minimised.
+disruption, or some transactions, leaves the rest as it was: this allows a failing seed to be
+minimised.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ _UNHEARD_SECONDS_MAX = 3.0
 _CLIENTS_SHARE_WITH_OBSERVERS = 0.4
 """The clients' share of all transactions: the others are runs of observers."""
 TROUBLE_SECONDS = 2.5
-"""How long new strikes begin; all of them end."""
+"""How long new disruptions begin; all of them end."""
 _TABLET_SERVERS = 3
-_STRIKES_MAX = 9
+_DISRUPTIONS_MAX = 9
 _MASTER_SHARE = 0.5
-_HARSH_STRIKES = 20
+_HARSH_DISRUPTIONS = 20
 PAGE_ROWS_MAX = 1_000
 """No tablet has so many rows."""
 FEW_ROWS = 4
@@ -76,7 +77,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True)
-class Strike:
+class Disruption:
     """One thing that goes wrong, and ends."""
 
     at_seconds: float
@@ -100,7 +101,7 @@ class Scenario:
 
     seed: int
     workload: str
-    strikes: tuple[Strike, ...]
+    disruptions: tuple[Disruption, ...]
     network: NetworkFaults
     clock_skews_milliseconds: tuple[int, ...]
     lock_ttl_seconds: float
@@ -147,7 +148,7 @@ class Scenario:
             f"of {self.transactions_per_session} transactions"
             + (" in bursts" if self.burst_seconds else ""),
             f"  network: {self.network if self.network is not PERFECT else 'perfect'}",
-            *(f"  {strike}" for strike in self.strikes),
+            *(f"  {disruption}" for disruption in self.disruptions),
         ]
         return "\n".join(lines)
 
@@ -169,14 +170,14 @@ def scenario_of(
     if drawn == "chains" and Random(f"newcomers {seed}").random() < _NEWCOMERS_SHARE:
         drawn = "newcomers"
     master = chance.random() < _MASTER_SHARE
-    strikes = sorted(
-        (_strike(chance) for _ in range(chance.randint(0, _STRIKES_MAX))),
-        key=lambda strike: strike.at_seconds,
+    disruptions = sorted(
+        (_any_disruption(chance) for _ in range(chance.randint(0, _DISRUPTIONS_MAX))),
+        key=lambda one: one.at_seconds,
     )
     found = Scenario(
         seed,
         workload or drawn,
-        tuple(strikes),
+        tuple(disruptions),
         _network(chance),
         tuple(chance.randint(-5_000, 5_000) for _ in range(16)),
         chance.choice((0.4, 1.0, 3.0)),
@@ -218,14 +219,14 @@ def needs_master(scenario: Scenario) -> bool:
 
 
 def _with_servers_unheard(scenario: Scenario) -> Scenario:
-    """In some seeds, a strike that is not among the others, which all workloads draw from."""
+    """In some seeds, a disruption that is not among the others, which all workloads draw from."""
     chance = Random(f"unheard {scenario.seed}")
     if chance.random() >= _UNHEARD_SHARE:
         return scenario
-    drawn = _strike(chance)
+    drawn = _any_disruption(chance)
     unheard = replace(drawn, kind=Kind.UNHEARD, seconds=chance.random() * _UNHEARD_SECONDS_MAX)
-    strikes = sorted((*scenario.strikes, unheard), key=lambda strike: strike.at_seconds)
-    return replace(scenario, strikes=tuple(strikes))
+    disruptions = sorted((*scenario.disruptions, unheard), key=lambda one: one.at_seconds)
+    return replace(scenario, disruptions=tuple(disruptions))
 
 
 def in_bursts(scenario: Scenario) -> Scenario:
@@ -236,20 +237,24 @@ def in_bursts(scenario: Scenario) -> Scenario:
 def harsh(
     seed: int, kinds: Sequence[Kind], *, workload: str | None = None, seconds_max: float = 1.0
 ) -> Scenario:
-    """A scenario with many strikes of these kinds only."""
+    """A scenario with many disruptions of these kinds only."""
     chance = Random(f"harsh {seed}")
-    strikes = [
+    disruptions = [
         replace(
-            _strike(chance), kind=chance.choice(kinds), seconds=chance.random() ** 2 * seconds_max
+            _any_disruption(chance),
+            kind=chance.choice(kinds),
+            seconds=chance.random() ** 2 * seconds_max,
         )
-        for _ in range(_HARSH_STRIKES)
+        for _ in range(_HARSH_DISRUPTIONS)
     ]
-    strikes.sort(key=lambda strike: strike.at_seconds)
+    disruptions.sort(key=lambda one: one.at_seconds)
     mild = scenario_of(seed, workload=workload, with_master=False)
     if mild.workload in _WITH_OBSERVERS:
         # Here the clients alone run the usual number, with two or three observer runs for each.
         mild = replace(mild, transactions=TRANSACTIONS)
-    return replace(mild, strikes=tuple(strikes), lock_ttl_seconds=0.4, fsync_seconds_max=0.03)
+    return replace(
+        mild, disruptions=tuple(disruptions), lock_ttl_seconds=0.4, fsync_seconds_max=0.03
+    )
 
 
 _WEIGHTS = {
@@ -276,9 +281,9 @@ _WEIGHTS = {
 }
 
 
-def _strike(chance: Random) -> Strike:
+def _any_disruption(chance: Random) -> Disruption:
     (kind,) = chance.choices(list(_WEIGHTS), list(_WEIGHTS.values()))
-    return Strike(
+    return Disruption(
         chance.random() * TROUBLE_SECONDS,
         kind,
         chance.getrandbits(16),

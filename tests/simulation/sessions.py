@@ -59,7 +59,7 @@ class Chronicle:
     committed_in_one_round: int = 0
     joined_share: float = 0.0
     """The share of scans that are made with joined pages, too."""
-    struck: Counter[str] = field(default_factory=Counter)
+    occurred: Counter[str] = field(default_factory=Counter)
     """Rare situations that clients have met, by name: a run of many seeds must have met each."""
     doubled: set[int] = field(default_factory=set)
     """Start timestamps of transactions that two committers commit concurrently."""
@@ -91,7 +91,7 @@ class Session:
         self._joined = JoinedScans(
             chronicle.joined_share,
             Random(f"joined scans of {self._recorded_as}"),
-            chronicle.struck,
+            chronicle.occurred,
         )
         self._chronicle = chronicle
         self._database = database
@@ -114,9 +114,9 @@ class Session:
         """The database, for operations that are not transactions."""
         return self._database
 
-    def strike(self, name: str) -> None:
+    def count(self, name: str) -> None:
         """Counts something that the workload has met, and a run of many seeds must not miss."""
-        self._chronicle.struck[name] += 1
+        self._chronicle.occurred[name] += 1
 
     @property
     def switches_feeds(self) -> bool:

@@ -18,11 +18,11 @@ from tests.isolation.history import History, Outcome, TransactionRecord
 from tests.isolation.stored_cells import StoredCommit
 from tests.simulation import __main__ as program
 from tests.simulation.campaign import EXPECTED, SEEDS_FOR_EVERYTHING, minimised
+from tests.simulation.disruptions import Ambush
 from tests.simulation.network import PERFECT, Envelope
 from tests.simulation.observing import left_to_run
 from tests.simulation.run import Verdict, simulate
 from tests.simulation.scenario import scenario_of
-from tests.simulation.strikes import Ambush
 from tests.simulation.workloads.catalogue import WORKLOADS
 
 # It only ends what hangs: virtual time takes as long as the machine needs for it.
@@ -38,7 +38,7 @@ def test_nothing_is_wrong_among_faults(workload: str) -> None:
 
 
 def test_without_faults_all_is_done_quickly_and_nothing_is_given_up() -> None:
-    calm = replace(scenario_of(1, workload="sets"), strikes=(), network=PERFECT)
+    calm = replace(scenario_of(1, workload="sets"), disruptions=(), network=PERFECT)
     verdict = simulate(calm)
     assert verdict.problems == []
     assert verdict.transactions > calm.transactions
@@ -47,17 +47,17 @@ def test_without_faults_all_is_done_quickly_and_nothing_is_given_up() -> None:
 
 def test_a_seed_takes_the_same_course_again() -> None:
     first, again = (simulate(scenario_of(5, transactions=60)) for _ in range(2))
-    assert first.struck == again.struck
+    assert first.occurred == again.occurred
     assert first.messages == again.messages
     assert list(map(repr, first.history)) == list(map(repr, again.history))
 
 
 def test_a_failing_scenario_is_made_small() -> None:
     """Everything that does not matter for the failure is left out."""
-    scenario = next(found for found in map(scenario_of, range(100)) if len(found.strikes) >= 5)
-    needed = scenario.strikes[3]
-    small = minimised(scenario, lambda one: needed in one.strikes and 2 in one.sessions)
-    assert small.strikes == (needed,)
+    scenario = next(found for found in map(scenario_of, range(100)) if len(found.disruptions) >= 5)
+    needed = scenario.disruptions[3]
+    small = minimised(scenario, lambda one: needed in one.disruptions and 2 in one.sessions)
+    assert small.disruptions == (needed,)
     assert small.sessions == (2,)
     assert small.network is PERFECT
     assert small.transactions_per_session == 1
@@ -157,13 +157,13 @@ def test_a_backfill_that_is_written_again_is_left_only_if_nobody_ran_since_the_c
     assert _left(9, _run(6), weak=False, changed_at=7) == {"tend"}
 
 
-# A run of many seeds goes on while a kind of fault has not struck, and fails if none ever does.
+# A run of many seeds goes on while a kind of fault has not occurred, and fails if none ever does.
 
 _LATE = EXPECTED[0]
 
 
 def _run_of_many_seeds(monkeypatch: pytest.MonkeyPatch, late_from: int | None) -> tuple[int, int]:
-    """The exit code and how many seeds were run, if one fault strikes from that seed on only."""
+    """The exit code and how many seeds were run, if one fault occurs from that seed on only."""
     run: list[int] = []
 
     def results(seeds: range, jobs: int) -> Iterator[tuple[Verdict, float]]:
@@ -171,8 +171,8 @@ def _run_of_many_seeds(monkeypatch: pytest.MonkeyPatch, late_from: int | None) -
         for seed in seeds:
             run.append(seed)
             late = late_from is not None and seed >= late_from
-            struck = Counter(name for name in EXPECTED if late or name != _LATE)
-            yield Verdict(scenario_of(seed), struck=struck), 0.0
+            occurred = Counter(name for name in EXPECTED if late or name != _LATE)
+            yield Verdict(scenario_of(seed), occurred=occurred), 0.0
 
     monkeypatch.setattr(program, "results", results)
     arguments = ["simulate", "--seeds", str(SEEDS_FOR_EVERYTHING), "--seed", "0"]
@@ -182,15 +182,15 @@ def _run_of_many_seeds(monkeypatch: pytest.MonkeyPatch, late_from: int | None) -
     return code, len(run)
 
 
-def test_a_run_ends_when_everything_has_struck(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_ends_when_everything_has_occurred(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _run_of_many_seeds(monkeypatch, late_from=10) == (0, SEEDS_FOR_EVERYTHING)
 
 
-def test_a_run_goes_on_until_a_rare_fault_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_until_a_rare_fault_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     code, seeds = _run_of_many_seeds(monkeypatch, late_from=SEEDS_FOR_EVERYTHING + 20)
     assert code == 0
     assert SEEDS_FOR_EVERYTHING + 20 < seeds < 2 * SEEDS_FOR_EVERYTHING
 
 
-def test_a_run_fails_if_a_fault_never_strikes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_fails_if_a_fault_never_occurs(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _run_of_many_seeds(monkeypatch, late_from=None) == (1, 3 * SEEDS_FOR_EVERYTHING)

@@ -81,7 +81,7 @@ class _Cluster:
         names = [f"{incarnation.life.name} {letter}" for letter in "ab"]
         await asyncio.gather(*map(session, names))
 
-    async def strike(self) -> None:
+    async def disrupt(self) -> None:
         """One fault, and its end."""
         chance = self.random
         process = chance.choice([*self.oracles, *self.clients])
@@ -116,7 +116,7 @@ class _Cluster:
             client.start(self.ask)
         self.wire.faults = BAD
         while self.wire.loop.time() < SECONDS:
-            await self.strike()
+            await self.disrupt()
         self.wire.faults = PERFECT
         for process in self._all():
             process.crash()
@@ -145,7 +145,7 @@ def test_timestamps_are_unique_and_in_real_time_order_whatever_happens() -> None
         for fault, count in cluster.wire.counts.items():
             counts[fault] = counts.get(fault, 0) + count
     assert given > 1_000, f"only {given} timestamps were given"
-    assert set(Fault) - counts.keys() <= {Fault.SLOW_LINK}, "some faults never struck"
+    assert set(Fault) - counts.keys() <= {Fault.SLOW_LINK}, "some faults never occurred"
 
 
 def test_a_seed_is_run_in_the_same_way_again() -> None:

@@ -26,7 +26,7 @@ from rich.table import Table as Screen
 
 from percolator.services.local.cluster import LocalCluster
 from tests.soak import client, series
-from tests.soak.disturbances import DidNotStrike, Disturbances
+from tests.soak.disturbances import Disturbances, NoEffect
 from tests.soak.series import Judged, Sampler, Samples, growing, write_verdict
 
 SETTINGS = {
@@ -130,19 +130,19 @@ class Soak:
     def _watch(self, sampler: Sampler, process: subprocess.Popen[bytes], began: float) -> None:
         """Samples and disturbs until the time is up, or the client has ended by itself."""
         pause = max(DISTURBANCE_SECONDS_MIN, self._seconds / DISTURBANCES)
-        next_strike, number = began + 2 * pause, 0
+        next_fault, number = began + 2 * pause, 0
         while (now := time.monotonic()) < began + self._seconds and process.poll() is None:
             sampler.sample(now - began)
-            if now >= next_strike:
-                next_strike += pause
+            if now >= next_fault:
+                next_fault += pause
                 try:
-                    self._disturbances.strike()
-                except DidNotStrike as error:
+                    self._disturbances.inject()
+                except NoEffect as error:
                     console.print(f"[dim]{escape(str(error))}[/dim]")
             number = max(number + 1, round((time.monotonic() - began) / self._interval))
             time.sleep(max(0.0, began + number * self._interval - time.monotonic()))
         sampler.sample(time.monotonic() - began)
-        self._problems += [f"no {kind} has struck" for kind in self._disturbances.missing()]
+        self._problems += [f"no {kind} has occurred" for kind in self._disturbances.missing()]
 
     def _bugs(self) -> Iterator[str]:
         for name, text in self._cluster.logs().items():
@@ -167,7 +167,7 @@ class Soak:
         console.print(screen)
         console.print(f"done: {dict(sampler.done)}")
         console.print(f"refused by a cluster that was disturbed: {dict(sampler.failed)}")
-        console.print(f"disturbances: {dict(self._disturbances.struck)}")
+        console.print(f"disturbances: {dict(self._disturbances.injected)}")
         console.print(f"samples without an answer: {dict(sampler.unanswered)}")
         console.print(f"{len(self._samples):,} samples and plots: {self._out}")
         for problem in self._problems:

@@ -21,28 +21,28 @@ RESTARTED = ("tabletserver-3", "gateway-2", "worker-2", "master-2", "oracle-2")
 _COMMAND_SECONDS = 60.0
 
 
-class DidNotStrike(Exception):
+class NoEffect(Exception):
     """A disturbance was refused."""
 
 
 class Disturbances:
-    """Strikes one after another, in the same order in every run."""
+    """Faults one after another, in the same order in every run."""
 
     def __init__(self, cluster: LocalCluster) -> None:
         self._cluster = cluster
         self._random = Random("disturbances")
-        self.struck: Counter[str] = Counter()
+        self.injected: Counter[str] = Counter()
         self._next = self._turns()
 
-    def strike(self) -> None:
+    def inject(self) -> None:
         """The next disturbance. Returns when what was restarted serves again. It blocks."""
         name, disturb = next(self._next)
         disturb()
-        self.struck[name] += 1
+        self.injected[name] += 1
 
     def missing(self) -> list[str]:
-        """The kinds that have not struck."""
-        return [kind for kind in ("move", "restart", "kill -9") if not self.struck[kind]]
+        """The kinds that have not occurred."""
+        return [kind for kind in ("move", "restart", "kill -9") if not self.injected[kind]]
 
     def _turns(self) -> Iterator[tuple[str, Callable[[], None]]]:
         victims = itertools.cycle(RESTARTED)
@@ -88,6 +88,6 @@ class Disturbances:
             check=False,
         )
         if done.returncode:
-            raise DidNotStrike(f"percolator {' '.join(arguments)}: {done.stderr or done.stdout}")
+            raise NoEffect(f"percolator {' '.join(arguments)}: {done.stderr or done.stdout}")
         found: list[dict[str, str]] = json.loads(done.stdout)
         return found

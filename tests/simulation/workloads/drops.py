@@ -222,10 +222,10 @@ class Recreations(Workload):
                 await database.drop_table(_AGAIN, missing_ok=True, timeout=seconds)
             except PercolatorError as error:
                 session.expect(error)
-                session.strike(DROP_REPEATED)
+                session.count(DROP_REPEATED)
             else:
                 self._gone |= before
-                session.strike(DROPPED)
+                session.count(DROPPED)
                 break
         # The only tablet of the next table may be at another server than the one that is silent.
         splits = session.random.choice((_SPLITS, []))

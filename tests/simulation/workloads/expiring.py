@@ -136,7 +136,7 @@ class ExpiringIndex(Workload):
                 return
             before = await index._entries.recorded(tx.itself, row)
             if not before.isdisjoint(index._entries.parts(row, text)):
-                session.strike(ENTRIES_STAY)
+                session.count(ENTRIES_STAY)
             await index.set(tx.itself, row, text)
             tx.note_writes()
 
@@ -278,7 +278,7 @@ class Renewals(Workload):
             value = await snapshot.get(_ROW, column)
         age = _milliseconds(at) - _milliseconds(commit)
         if age < _RENEWALS_TTL_MILLISECONDS:
-            session.strike(RENEWED)
+            session.count(RENEWED)
             if value != _VALUE:
                 session.broken(f"a value that a job has written is gone after {age} ms")
 

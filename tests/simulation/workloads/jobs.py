@@ -438,7 +438,7 @@ class Deciders(Workload):
             commit = await whole.commit(chosen) or 0
             there, gone = named, []
         except OtherDriverCommitted as lost:
-            session.strike(LOST_TO_ANOTHER)
+            session.count(LOST_TO_ANOTHER)
             commit = lost.commit_timestamp
             gone = [task for task in named if any(f"task {task!r}" in one for one in lost.without)]
             there = [task for task in named if task not in gone]

@@ -244,7 +244,7 @@ async def test_commits_that_wait_for_one_answer_of_the_oracle_share_a_message() 
 
 
 @pytest.mark.parametrize("reads_first", [False, True])
-async def test_a_message_that_may_have_left_before_a_bug_struck_has_an_unknown_outcome(
+async def test_a_message_that_may_have_left_before_a_bug_had_an_effect_has_an_unknown_outcome(
     monkeypatch: pytest.MonkeyPatch, *, reads_first: bool
 ) -> None:
     async with held() as (db, _):

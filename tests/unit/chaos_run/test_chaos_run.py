@@ -1,4 +1,4 @@
-"""Strikes of different roles overlap, those of one role do not; what never struck is named."""
+"""Faults of different roles overlap, those of one role do not; what never occurred is named."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from percolator import aio
 from percolator.recipes import ExportFile
 from percolator.world import Random
 from tests.chaos import shop as shops
-from tests.chaos.compaction import DidNotStrike
+from tests.chaos.compaction import NoEffect
 from tests.chaos.faults import Fault
 from tests.chaos.pulse import NoRecovery, Pulse, now
 from tests.chaos.recipes import at_work
@@ -37,7 +37,7 @@ from tests.unit.connected import connected
 class Counted(Fault):
     """Takes a while, and notes what else was in effect."""
 
-    def __init__(self, role: str, name: str, log: StrikeLog, *also: str) -> None:
+    def __init__(self, role: str, name: str, log: FaultLog, *also: str) -> None:
         super().__init__(role)
         self._name = name
         self._log = log
@@ -51,7 +51,7 @@ class Counted(Fault):
     def roles(self) -> tuple[str, ...]:
         return (self._role, *self._also)
 
-    async def strike(self, scene: Any, chance: Random) -> float:
+    async def inject(self, scene: Any, chance: Random) -> float:
         self._log.order.append(self.name)
         self._log.begin(self.roles)
         await asyncio.sleep(1.0 + chance.random())
@@ -60,25 +60,25 @@ class Counted(Fault):
 
 
 class Missing(Counted):
-    async def strike(self, scene: Any, chance: Random) -> float:
-        raise DidNotStrike("there was nothing to strike")
+    async def inject(self, scene: Any, chance: Random) -> float:
+        raise NoEffect("there was nothing to break")
 
 
-class StrikeLog:
+class FaultLog:
     """What was in effect at the same time."""
 
     def __init__(self) -> None:
         self.order: list[str] = []
         self.most = 0
-        self._struck: Counter[str] = Counter()
+        self._disturbed: Counter[str] = Counter()
 
     def begin(self, roles: tuple[str, ...]) -> None:
-        self._struck.update(roles)
-        assert max(self._struck.values()) == 1, "a role was struck twice at once"
-        self.most = max(self.most, sum(self._struck.values()))
+        self._disturbed.update(roles)
+        assert max(self._disturbed.values()) == 1, "a role was disturbed twice at once"
+        self.most = max(self.most, sum(self._disturbed.values()))
 
     def end(self, roles: tuple[str, ...]) -> None:
-        self._struck.subtract(roles)
+        self._disturbed.subtract(roles)
 
 
 def made(kinds: dict[str, list[Fault]], *, seed: int = 1, together: int = 100) -> Streams:
@@ -86,7 +86,7 @@ def made(kinds: dict[str, list[Fault]], *, seed: int = 1, together: int = 100) -
     return Streams(scene, kinds, seed=seed, together=together)
 
 
-def kinds(log: StrikeLog) -> dict[str, list[Fault]]:
+def kinds(log: FaultLog) -> dict[str, list[Fault]]:
     roles = ("a", "b", "c", "d")
     found: dict[str, list[Fault]] = {
         role: [Counted(role, f"{what} {role}", log) for what in ("kill", "pause", "cut")]
@@ -96,25 +96,27 @@ def kinds(log: StrikeLog) -> dict[str, list[Fault]]:
     return found
 
 
-async def test_streams_strike_at_the_same_time_and_no_role_is_struck_twice_at_once() -> None:
-    log = StrikeLog()
+async def test_streams_inject_faults_at_the_same_time_and_no_role_is_disturbed_twice_at_once() -> (
+    None
+):
+    log = FaultLog()
     streams = made(kinds(log))
     await streams.run(60.0)
     assert log.most >= 3
-    assert streams.never_struck() == []
-    assert len(streams.struck) > 30
+    assert streams.never_injected() == []
+    assert len(streams.injected) > 30
 
 
-async def test_with_a_limit_of_one_no_two_strikes_meet() -> None:
-    log = StrikeLog()
+async def test_with_a_limit_of_one_no_two_faults_meet() -> None:
+    log = FaultLog()
     streams = made(kinds(log), together=1)
     await streams.run(60.0)
-    spans = sorted((one.began, one.ended) for one in streams.struck)
+    spans = sorted((one.began, one.ended) for one in streams.injected)
     assert all(before[1] <= after[0] for before, after in pairwise(spans))
 
 
-async def test_each_kind_of_a_stream_strikes_before_any_strikes_again() -> None:
-    log = StrikeLog()
+async def test_each_kind_of_a_stream_occurs_before_any_occurs_again() -> None:
+    log = FaultLog()
     streams = made({"a": kinds(log)["a"]})
     await streams.run(60.0)
     assert len(set(log.order[:3])) == len(set(log.order[3:6])) == 3
@@ -124,25 +126,25 @@ async def test_each_kind_of_a_stream_strikes_before_any_strikes_again() -> None:
 async def test_the_seed_decides_the_order_of_a_stream(seed: int) -> None:
     orders = []
     for _ in range(2):
-        log = StrikeLog()
+        log = FaultLog()
         await made({"a": kinds(log)["a"]}, seed=seed).run(60.0)
         orders.append(log.order)
     assert orders[0] == orders[1]
 
 
-async def test_a_kind_that_cannot_strike_is_tried_for_long_and_then_named() -> None:
-    log = StrikeLog()
+async def test_a_kind_that_never_has_an_effect_is_tried_for_long_and_then_named() -> None:
+    log = FaultLog()
     found = kinds(log)
     found["a"].append(Missing("a", "full disk", log))
     streams = made(found)
     began = now()
     await streams.run(10.0)
-    assert streams.never_struck() == ["full disk"]
+    assert streams.never_injected() == ["full disk"]
     assert now() - began > 60.0
-    assert streams.missed[0] == "full disk: there was nothing to strike"
+    assert streams.missed[0] == "full disk: there was nothing to break"
 
 
-# Everything works again once each probe has succeeded that began after the strike.
+# Everything works again once each probe has succeeded that began after the fault.
 
 
 class Way:
@@ -179,12 +181,12 @@ async def test_it_does_not_work_while_a_single_way_is_broken() -> None:
     async with running(Way(), broken) as pulse:
         await asyncio.sleep(1.0)
         broken.works.clear()
-        struck = now()
+        began = now()
         asyncio.get_running_loop().call_later(5.0, broken.works.set)
-        assert 5.0 < await pulse.works_since(struck) < 5.5
+        assert 5.0 < await pulse.works_since(began) < 5.5
 
 
-async def test_a_probe_that_began_before_the_strike_does_not_count() -> None:
+async def test_a_probe_that_began_before_the_fault_does_not_count() -> None:
     way = Way()
     async with running(way) as pulse:
         await asyncio.sleep(0.05)  # in the middle of the first probe

@@ -12,10 +12,10 @@ from rich.console import Console
 
 from examples.demo.checking import WentWrong, check
 from examples.demo.gauges import RUNS, parsed, runs_by_observer
+from examples.demo.outages import OracleAndWorkerKilled
 from examples.demo.screen import Screen
 from examples.demo.state import LEADS, Latency, Runs, Server, State, Tablet
 from examples.demo.story import _Story
-from examples.demo.strikes import OracleAndWorkerKilled
 from examples.demo.view import line, view
 from examples.webindex import tables
 from examples.webindex.crawl import Crawl
@@ -197,7 +197,7 @@ async def test_the_kill_waits_until_it_is_known_who_leads() -> None:
     taken_over = [server("oracle", "stands by"), server("oracle-2", LEADS)]
     story: Any = object.__new__(_Story)
     story._cluster, story._state, story._screen = cluster, state, Mock(spec=Screen)
-    story._strike = OracleAndWorkerKilled(cluster, Mock(), state)
+    story._outage = OracleAndWorkerKilled(cluster, Mock(), state)
     story.gauges = Looks(state, [unanswered, led, taken_over])
     assert await story._kill() == ["oracle", "worker"]
     for name, process in processes.items():

@@ -18,7 +18,7 @@ from percolator.v1.tabletserver_pb2 import MutateRequest
 from .gateways import Gateway, Site, a_site, write
 
 SEEDS = 15
-STRIKES = {
+FAULTS = {
     "killed gateway", "left", "lost answer", "lost request", "question", "slow", "unknown",
 }  # fmt: skip
 ACCOUNTS = [b"ann", b"bob", b"max", b"tom", b"zoe"]
@@ -39,7 +39,7 @@ class Bank:
         self._gateways: list[Gateway] = []
         self.told: dict[int, set[int]] = defaultdict(set)
         """By start timestamp: every outcome that a caller was told."""
-        self.struck: Counter[str] = Counter()
+        self.occurred: Counter[str] = Counter()
 
     async def run(self) -> int:
         """Returns the sum of all accounts at the end."""
@@ -48,8 +48,8 @@ class Bank:
         await self._gateways[0].commit(await self._gateways[0].begin(), opening)
         cluster = self._site.cluster
         cluster.delay = self._delay
-        cluster.loses_answer = lambda _: self._strikes("lost answer", 0.04)
-        cluster.loses_request = lambda: self._strikes("lost request", 0.03)
+        cluster.loses_answer = lambda _: self._occurs("lost answer", 0.04)
+        cluster.loses_request = lambda: self._occurs("lost request", 0.03)
         killing = asyncio.ensure_future(self._kill_now_and_then())
         await asyncio.gather(*(self._teller() for _ in range(TELLERS)))
         killing.cancel()
@@ -61,14 +61,14 @@ class Bank:
         return await self._site.start(commit_seconds=COMMIT_SECONDS)
 
     def _delay(self, _: MutateRequest) -> float:
-        if self._strikes("slow", 0.02):
+        if self._occurs("slow", 0.02):
             return self._chance.uniform(0.5, 6.0)
         return self._chance.uniform(0.001, 0.02)
 
-    def _strikes(self, name: str, share: float) -> bool:
+    def _occurs(self, name: str, share: float) -> bool:
         if self._chance.random() >= share:
             return False
-        self.struck[name] += 1
+        self.occurred[name] += 1
         return True
 
     async def _kill_now_and_then(self) -> None:
@@ -77,7 +77,7 @@ class Bank:
             place = self._chance.randrange(GATEWAYS)
             killed, self._gateways[place] = self._gateways[place], await self._started()
             self._site.kill(killed)
-            self.struck["killed gateway"] += 1
+            self.occurred["killed gateway"] += 1
 
     async def _teller(self) -> None:
         for _ in range(TRANSFERS):
@@ -95,7 +95,7 @@ class Bank:
         writes = [write(source, b"%d" % (has - 1)), write(target, b"%d" % (gets + 1))]
         while not self.told[start]:
             asked = [self._commit(start, writes) for _ in range(self._chance.choice((1, 1, 2, 3)))]
-            if self._strikes("question", 0.1):
+            if self._occurs("question", 0.1):
                 asked.append(self._resolve(start, source, target))
             patience = self._chance.choice((0.01, 0.1, 1.0, 5.0))
             pending = [asyncio.ensure_future(one) for one in asked]
@@ -104,7 +104,7 @@ class Bank:
                 if one.done():
                     one.result()
                 else:
-                    self.struck["left"] += 1
+                    self.occurred["left"] += 1
                     one.cancel()
 
     async def _commit(self, start: int, writes: list[pb.CellWrite]) -> None:
@@ -113,7 +113,7 @@ class Bank:
         except ConflictError:
             self.told[start].add(ABORTED)
         except (OutcomeUnknown, ExecutionUnknown, NotExecuted):
-            self.struck["unknown"] += 1
+            self.occurred["unknown"] += 1
         else:
             self.told[start].add(commit)
 
@@ -127,7 +127,7 @@ class Bank:
 
 
 async def test_every_caller_is_told_the_same_outcome_and_no_money_is_made_or_lost() -> None:
-    struck: Counter[str] = Counter()
+    occurred: Counter[str] = Counter()
     for seed in range(SEEDS):
         async with a_site() as site:
             bank = Bank(site, seed)
@@ -135,5 +135,5 @@ async def test_every_caller_is_told_the_same_outcome_and_no_money_is_made_or_los
         contradictions = {start: told for start, told in bank.told.items() if len(told) != 1}
         assert contradictions == {}, f"seed {seed}"
         assert total == OPENING_BALANCE * len(ACCOUNTS), f"seed {seed}"
-        struck += bank.struck
-    assert set(struck) == STRIKES, "a fault never struck"
+        occurred += bank.occurred
+    assert set(occurred) == FAULTS, "a fault never occurred"

@@ -63,7 +63,7 @@ async def test_what_is_sent_into_a_cut_link_arrives_when_it_is_mended_and_not_be
         done, _ = await asyncio.wait([answer], timeout=0.1)
         assert not done
         assert server.lines == [b"before\n"]
-        assert cut.struck >= 1
+        assert cut.hits >= 1
         link.mend()
         assert await answer == b"meanwhile\n"
 
@@ -145,7 +145,7 @@ async def test_what_a_link_loses_is_sent_again_in_its_order() -> None:
             writer.write(line)
             assert await reader.readline() == line
         assert server.lines == sent
-        assert loss.struck >= 1
+        assert loss.hits >= 1
 
 
 async def test_a_server_behind_a_link_of_another_host_has_an_address_of_that_host() -> None:

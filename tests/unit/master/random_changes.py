@@ -105,12 +105,12 @@ class RandomChanges:
     """One run: the clients, the faults, and what was told."""
 
     def __init__(
-        self, world: ModelCluster, seed: int, struck: Counter[str], *, power: bool
+        self, world: ModelCluster, seed: int, occurred: Counter[str], *, power: bool
     ) -> None:
         self.world = world
         self.chance = Random(f"changes {seed}")
         self.faults = Random(f"faults {seed}")
-        self.struck = struck
+        self.occurred = occurred
         self.told = Told()
         self.names = [
             [Name(f"t-{client}-{name}") for name in range(NAMES_EACH)] for client in range(CLIENTS)
@@ -123,16 +123,16 @@ class RandomChanges:
         """Raises `AssertionError` for a promise that was broken."""
         for _ in range(_MASTERS - len(self.world.masters)):
             self.world.start_master()
-        striking = asyncio.create_task(self._strike())
+        disrupting = asyncio.create_task(self._disrupt())
         clients = [asyncio.create_task(self._client(names)) for names in self.names]
         try:
             await asyncio.gather(*clients)
         except PercolatorError as error:
             raise AssertionError(f"a request was refused for good: {error!r}") from error
         finally:
-            for task in (striking, *clients):
+            for task in (disrupting, *clients):
                 task.cancel()
-            await asyncio.wait([striking, *clients])
+            await asyncio.wait([disrupting, *clients])
         await self._rest()
 
     # ------------------------------------------------------------------ clients
@@ -204,7 +204,7 @@ class RandomChanges:
         answer = await self._ask(name, methods.DELETE_TABLE, request)
         name.is_certain, name.table = True, table
         if answer is not None:
-            self.struck[OLD_DELETION_REPEATED] += 1
+            self.occurred[OLD_DELETION_REPEATED] += 1
             assert answer.deleted, f"the deletion of {name.name} was forgotten"
         await self._describe(name)
 
@@ -280,7 +280,7 @@ class RandomChanges:
         asked = ""
         while True:
             process = self.chance.choice(self.world.masters)
-            self.struck[REPEATED_ELSEWHERE] += asked not in ("", process.address)
+            self.occurred[REPEATED_ELSEWHERE] += asked not in ("", process.address)
             asked = process.address
             is_standby = process.master.leader is None
             try:
@@ -297,7 +297,7 @@ class RandomChanges:
                 continue
             if hasattr(answer, "table"):
                 self.told.note(answer.table)
-                self.struck[TOLD_BY_STANDBY] += is_standby
+                self.occurred[TOLD_BY_STANDBY] += is_standby
             if self.chance.random() >= _ANSWER_LOST:
                 name.is_certain = True
                 return answer
@@ -317,7 +317,7 @@ class RandomChanges:
             if is_standby and (
                 acknowledged is None or acknowledged.schema_version < table.schema_version
             ):
-                self.struck[UNACKNOWLEDGED_TOLD] += 1
+                self.occurred[UNACKNOWLEDGED_TOLD] += 1
 
     async def _listed(self, process: MasterProcess) -> Iterable[pb.Table]:
         list_tables = self.world.network.unary(process.address, methods.LIST_TABLES)
@@ -325,7 +325,7 @@ class RandomChanges:
 
     # ------------------------------------------------------------------ faults
 
-    async def _strike(self) -> None:
+    async def _disrupt(self) -> None:
         chance = self.faults
         while True:
             await asyncio.sleep(chance.random() * 0.6)
@@ -343,7 +343,7 @@ class RandomChanges:
             elif kind < 0.8 and self._power:
                 await self._cut_power(leader)
             while len(self.world.masters) < _MASTERS:
-                self.struck[TAKEN_OVER] += 1
+                self.occurred[TAKEN_OVER] += 1
                 self.world.start_master()
 
     async def _fail_disk(self, leader: MasterProcess) -> None:
@@ -372,14 +372,14 @@ class RandomChanges:
         except (OSError, PercolatorError):
             return
         own = term.stored._encode(term.stored.current)
-        self.struck[NOT_STORED if stored in (None, own) else STORED_ALL_THE_SAME] += 1
+        self.occurred[NOT_STORED if stored in (None, own) else STORED_ALL_THE_SAME] += 1
 
     async def _cut_power(self, leader: MasterProcess) -> None:
         """While a write of the map is uncertain, or soon after: what standbys have told may be gone
         then, and what was acknowledged may not."""
         leader.files.faults.fail("fsync_directory")
         await asyncio.sleep(self.faults.random() * 3)
-        self.struck[POWER_CUT] += 1
+        self.occurred[POWER_CUT] += 1
         for process in list(self.world.masters):
             self.world.kill_master(process)
         self.world.disk.cut_power(self.faults if self.faults.random() < 0.5 else None)
@@ -431,7 +431,7 @@ class RandomChanges:
             assert found_table == name.table, f"{name.name} is {found_table}, not {name.table}"
 
 
-async def run_seed(seed: int, struck: Counter[str], *, power: bool = False) -> None:
+async def run_seed(seed: int, occurred: Counter[str], *, power: bool = False) -> None:
     """One run. Equal seeds take the same course."""
     async with cluster("a:1", "b:1", seed=seed) as world:
-        await RandomChanges(world, seed, struck, power=power).run()
+        await RandomChanges(world, seed, occurred, power=power).run()

@@ -92,7 +92,7 @@ async def calls_of_a_history() -> int:
 
 
 async def run_with_crash(call: int, power: str) -> bool:
-    """Checks that nothing acknowledged is lost. Returns whether the crash struck."""
+    """Checks that nothing acknowledged is lost. Returns whether the crash occurred."""
     async with cluster(*SERVERS, seed=call) as world:
         known = Acknowledged()
         (process,) = world.masters
@@ -103,14 +103,14 @@ async def run_with_crash(call: int, power: str) -> bool:
             await history(world, known)
         except PercolatorError:
             await asyncio.sleep(0)
-        struck = process.files.killed.is_set()
+        occurred = process.files.killed.is_set()
         world.kill_master(process)
         if power != "stays":
             world.disk.cut_power(Random(call) if power == "fails and some survives" else None)
         world.start_master()
         # Rarely: waiting until the killed server is given up is most of the cost of a run.
         await world.until(lambda: known.check(world), every=0.5)
-        return struck
+        return occurred
 
 
 @pytest.mark.parametrize("power", ["stays", "fails", "fails and some survives"])
@@ -120,8 +120,8 @@ async def test_wherever_a_master_dies_nothing_that_it_acknowledged_is_lost(
     """The model of the tablet servers also checks that no epoch is given to two of them."""
     calls = await calls_of_a_history()
     offset = ["stays", "fails", "fails and some survives"].index(power)
-    struck = [await run_with_crash(call, power) for call in range(offset, calls, STRIDE)]
-    assert sum(struck) > len(struck) / 3
+    occurred = [await run_with_crash(call, power) for call in range(offset, calls, STRIDE)]
+    assert sum(occurred) > len(occurred) / 3
 
 
 async def test_a_paused_master_that_wakes_gives_no_answers_and_no_orders(
@@ -194,7 +194,7 @@ async def test_a_disk_that_fails_while_a_master_starts_ends_none_of_its_work(
         faults = second.files.faults
         faults.fail(operation, nth=nth, times=2, number=errno.ENOSPC)
         await asyncio.sleep(10)
-        assert faults.struck, "nothing failed"
+        assert faults.hits, "nothing failed"
         faults.heal()
         for task in second.tasks:
             assert not task.done(), task

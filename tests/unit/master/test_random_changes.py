@@ -29,12 +29,12 @@ SEEDS_MAX = 10
 
 
 async def test_whatever_fails_while_tables_change_all_promises_are_kept() -> None:
-    struck: Counter[str] = Counter()
+    occurred: Counter[str] = Counter()
     for seed in range(SEEDS):
-        await run_seed(seed, struck)
+        await run_seed(seed, occurred)
     for seed in range(SEEDS_WITH_POWER_CUTS):
-        await run_seed(seed, struck, power=True)
-    missing = [name for name in (*EXPECTED, POWER_CUT) if not struck[name]]
+        await run_seed(seed, occurred, power=True)
+    missing = [name for name in (*EXPECTED, POWER_CUT) if not occurred[name]]
     assert not missing, "these never happened"
 
 

@@ -348,7 +348,7 @@ async def and_raise() -> None:
 async def test_one_that_raises_before_it_hears_of_it_becomes_a_dead_letter(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Otherwise the cancellation would strike while the change is put aside, again and again."""
+    """Otherwise the cancellation would arrive while the change is put aside, again and again."""
     caplog.set_level(logging.CRITICAL, "percolator")
     observer = cancelling(and_raise)
     async with observed() as world, world.db.run_observers([observer]) as worker:

@@ -113,7 +113,7 @@ def failures_of_every_crash() -> Iterator[str]:
 
 
 def test_a_life_without_faults_extends_the_mark_several_times() -> None:
-    """Otherwise the crashes would have nothing to strike."""
+    """Otherwise the crashes would have nothing to hit."""
     assert CALLS.count("fsync") >= 5
 
 

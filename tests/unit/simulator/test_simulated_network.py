@@ -282,7 +282,7 @@ def test_messages_overtake_each_other_and_that_is_counted() -> None:
     assert on_stage(play) > 0
 
 
-def test_faults_strike_about_as_often_as_they_are_set() -> None:
+def test_faults_occur_about_as_often_as_they_are_set() -> None:
     async def play(stage: Stage) -> dict[Fault, int]:
         stage.wire.faults = NetworkFaults(
             slow=0.1, duplicate=0.1, drop_request=0.1, drop_reply=0.1, break_connection=0.1

@@ -24,7 +24,7 @@ ANSWER_SECONDS = 5.0
 LEADER_SECONDS = 1.0
 
 
-class Strike(ABC):
+class Outage(ABC):
     """Knows the processes that may be killed, from what `look` has filled in."""
 
     asked: str
@@ -68,7 +68,7 @@ class Strike(ABC):
         return [one for name, one in processes if name.partition("-")[0] == kind]
 
 
-class TabletServerKilled(Strike):
+class TabletServerKilled(Outage):
     """The tablet server with the table that all observers share."""
 
     asked = "master"
@@ -122,7 +122,7 @@ class TabletServerKilled(Strike):
         return "the master gives it tablets as needed"
 
 
-class OracleAndWorkerKilled(Strike):
+class OracleAndWorkerKilled(Outage):
     """The leading oracle, and the first worker."""
 
     asked = "oracles"

@@ -1,6 +1,6 @@
-"""Carries out the strikes of a scenario, and undoes them.
+"""Carries out the disruptions of a scenario, and undoes them.
 
-A strike that finds nothing to hit (a tablet server that is already down, a client that has
+A disruption that finds nothing to hit (a tablet server that is already down, a client that has
 finished) is not counted.
 """
 
@@ -23,7 +23,7 @@ from tests.simulation.network import Envelope, Fault
 from tests.simulation.process import SimulatedProcess
 from tests.simulation.programs import ORACLE, STANDBY_ORACLE
 from tests.simulation.rows import row_step
-from tests.simulation.scenario import Kind, Strike
+from tests.simulation.scenario import Disruption, Kind
 
 FAR_AHEAD, FAR_BEHIND = "wall clock far ahead", "wall clock far behind"
 CLIENT_STEPS = (
@@ -49,7 +49,7 @@ _FSYNCS_FAILING = 2
 _FSYNC_SECONDS_PER_AMOUNT = 0.02
 _CLIENT_DOWN_SECONDS = 0.5
 _STALLED_TIMES = 4.0
-"""How much longer than other strikes a stall is: up to tens of seconds, as with a network mount."""
+"""How much longer a stall is than others: up to tens of seconds, as with a network mount."""
 
 
 def far_off(address: str) -> str:
@@ -58,17 +58,18 @@ def far_off(address: str) -> str:
     return f"wall clock far off: {role}"
 
 
-class Strikes:
-    """Carries out all strikes of a scenario on its cluster."""
+class Disruptions:
+    """Carries out all disruptions of a scenario on its cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        # The name of the stream of random numbers: another one would change every seed.
         self._chance = Random(f"strikes {cluster.scenario.seed}")
         self._armed: list[Ambush] = []
         self._visits: list[asyncio.Task[None]] = []
         self._bad_clock: SimulatedProcess | None = None
         """The only machine whose clock is sometimes far off: most clocks are always right."""
-        self._do: dict[Kind, Callable[[Strike], Callable[[], None] | None]] = {
+        self._do: dict[Kind, Callable[[Disruption], Callable[[], None] | None]] = {
             Kind.CRASH: self._crash,
             Kind.CRASH_ORACLE: self._crash,
             Kind.POWER: self._cut_power,
@@ -93,44 +94,44 @@ class Strikes:
         }
 
     async def run(self) -> None:
-        """Returns when the last strike has ended."""
+        """Returns when the last disruption has ended."""
         begin = self._cluster.loop.time()
-        strikes = self._cluster.scenario.strikes
-        await asyncio.gather(*(self._strike(strike, begin) for strike in strikes))
+        disruptions = self._cluster.scenario.disruptions
+        await asyncio.gather(*(self._carry_out(disruption, begin) for disruption in disruptions))
         self._armed.clear()
         await asyncio.gather(*self._visits)
 
-    async def _strike(self, strike: Strike, begin: float) -> None:
-        await asyncio.sleep(max(begin + strike.at_seconds - self._cluster.loop.time(), 0.0))
-        undo = self._do[strike.kind](strike)
-        stalls = strike.kind in (Kind.STALL, Kind.STALL_ALL)
-        await asyncio.sleep(strike.seconds * (_STALLED_TIMES if stalls else 1.0))
+    async def _carry_out(self, disruption: Disruption, begin: float) -> None:
+        await asyncio.sleep(max(begin + disruption.at_seconds - self._cluster.loop.time(), 0.0))
+        undo = self._do[disruption.kind](disruption)
+        stalls = disruption.kind in (Kind.STALL, Kind.STALL_ALL)
+        await asyncio.sleep(disruption.seconds * (_STALLED_TIMES if stalls else 1.0))
         if undo is not None:
             undo()
 
     def _count(self, kind: Kind) -> None:
-        self._cluster.struck[kind.value] += 1
+        self._cluster.occurred[kind.value] += 1
 
     # ------------------------------------------------------------------ processes
 
-    def _crash(self, strike: Strike) -> None:
-        process = self._process(strike)
+    def _crash(self, disruption: Disruption) -> None:
+        process = self._process(disruption)
         if process.alive:
-            self._count(strike.kind)
-            self._kill(process, strike.seconds, machine=strike.amount % 3 == 0)
+            self._count(disruption.kind)
+            self._kill(process, disruption.seconds, machine=disruption.amount % 3 == 0)
 
-    def _cut_power(self, strike: Strike) -> None:
-        self._count(strike.kind)
+    def _cut_power(self, disruption: Disruption) -> None:
+        self._count(disruption.kind)
         cluster = self._cluster
         for address in cluster.servers:
-            self._kill(cluster.processes[address], strike.seconds, machine=True)
+            self._kill(cluster.processes[address], disruption.seconds, machine=True)
         cluster.root.disk.cut_power(self._chance)
 
-    def _pause(self, strike: Strike) -> Callable[[], None] | None:
-        process = self._process(strike)
+    def _pause(self, disruption: Disruption) -> Callable[[], None] | None:
+        process = self._process(disruption)
         if not process.alive or process.paused:
             return None
-        self._count(strike.kind)
+        self._count(disruption.kind)
         process.pause()
         return process.resume
 
@@ -138,43 +139,43 @@ class Strikes:
         self._cluster.down_until[process.address] = self._cluster.loop.time() + seconds
         process.crash(machine=machine)
 
-    def _process(self, strike: Strike) -> SimulatedProcess:
+    def _process(self, disruption: Disruption) -> SimulatedProcess:
         """Chooses tablet servers three times as often as others, since they hold the data."""
         cluster = self._cluster
-        if strike.kind is Kind.CRASH_ORACLE:
+        if disruption.kind is Kind.CRASH_ORACLE:
             oracles = [one for one in (ORACLE, STANDBY_ORACLE) if one in cluster.processes]
-            return cluster.processes[oracles[strike.target % len(oracles)]]
+            return cluster.processes[oracles[disruption.target % len(oracles)]]
         candidates = [*cluster.processes, *cluster.tablet_servers, *cluster.tablet_servers]
-        return cluster.processes[candidates[strike.target % len(candidates)]]
+        return cluster.processes[candidates[disruption.target % len(candidates)]]
 
     # ------------------------------------------------------------------ links
 
-    def _cut_one_way(self, strike: Strike) -> Callable[[], None]:
-        source, target = self._two(strike)
+    def _cut_one_way(self, disruption: Disruption) -> Callable[[], None]:
+        source, target = self._two(disruption)
         self._cluster.wire.links.cut(source, target)
-        return self._healing(strike)
+        return self._healing(disruption)
 
-    def _cut_in_half(self, strike: Strike) -> Callable[[], None]:
+    def _cut_in_half(self, disruption: Disruption) -> Callable[[], None]:
         self._cluster.wire.links.split_at_random(list(self._cluster.processes), self._chance)
-        return self._healing(strike)
+        return self._healing(disruption)
 
-    def _cut_to_ring(self, strike: Strike) -> Callable[[], None]:
+    def _cut_to_ring(self, disruption: Disruption) -> Callable[[], None]:
         names = list(self._cluster.processes)
         self._chance.shuffle(names)
         self._cluster.wire.links.ring(names)
-        return self._healing(strike)
+        return self._healing(disruption)
 
-    def _isolate(self, strike: Strike) -> Callable[[], None]:
-        self._cluster.wire.links.isolate(self._process(strike).address, self._cluster.processes)
-        return self._healing(strike)
+    def _isolate(self, disruption: Disruption) -> Callable[[], None]:
+        self._cluster.wire.links.isolate(self._process(disruption).address, self._cluster.processes)
+        return self._healing(disruption)
 
-    def _cut_off_from_masters(self, strike: Strike) -> Callable[[], None] | None:
+    def _cut_off_from_masters(self, disruption: Disruption) -> Callable[[], None] | None:
         """A tablet server no longer hears the masters, and clients go on using it."""
         cluster = self._cluster
         if cluster.row_store is not None:
             return None
-        self._count(strike.kind)
-        server = cluster.tablet_servers[strike.target % len(cluster.tablet_servers)]
+        self._count(disruption.kind)
+        server = cluster.tablet_servers[disruption.target % len(cluster.tablet_servers)]
         links = cluster.wire.links
         for master in cluster.masters:
             links.cut(master, server)
@@ -185,82 +186,82 @@ class Strikes:
 
         return mend
 
-    def _slow_links(self, strike: Strike) -> Callable[[], None]:
-        slow = self._process(strike).address
-        extra = strike.amount * _SLOW_SECONDS_PER_AMOUNT
+    def _slow_links(self, disruption: Disruption) -> Callable[[], None]:
+        slow = self._process(disruption).address
+        extra = disruption.amount * _SLOW_SECONDS_PER_AMOUNT
         for other in self._cluster.processes:
             self._cluster.wire.links.slow(other, slow, extra)
-        return self._healing(strike)
+        return self._healing(disruption)
 
-    def _two(self, strike: Strike) -> tuple[str, str]:
+    def _two(self, disruption: Disruption) -> tuple[str, str]:
         names = list(self._cluster.processes)
-        first = strike.target % len(names)
-        return names[first], names[(first + 1 + strike.amount % (len(names) - 1)) % len(names)]
+        first = disruption.target % len(names)
+        return names[first], names[(first + 1 + disruption.amount % (len(names) - 1)) % len(names)]
 
-    def _healing(self, strike: Strike) -> Callable[[], None]:
-        self._count(strike.kind)
+    def _healing(self, disruption: Disruption) -> Callable[[], None]:
+        self._count(disruption.kind)
         return self._cluster.wire.links.heal
 
     # ------------------------------------------------------------------ clocks
 
-    def _set_clock_back(self, strike: Strike) -> None:
-        self._count(strike.kind)
-        process = self._clock_of(strike)
-        process.clock.set_wall_back(strike.amount * _JUMP_MILLISECONDS_PER_AMOUNT)
+    def _set_clock_back(self, disruption: Disruption) -> None:
+        self._count(disruption.kind)
+        process = self._clock_of(disruption)
+        process.clock.set_wall_back(disruption.amount * _JUMP_MILLISECONDS_PER_AMOUNT)
 
-    def _set_clock_forward(self, strike: Strike) -> None:
-        self._count(strike.kind)
-        process = self._clock_of(strike)
-        process.clock.set_wall_back(-strike.amount * _JUMP_MILLISECONDS_PER_AMOUNT)
+    def _set_clock_forward(self, disruption: Disruption) -> None:
+        self._count(disruption.kind)
+        process = self._clock_of(disruption)
+        process.clock.set_wall_back(-disruption.amount * _JUMP_MILLISECONDS_PER_AMOUNT)
 
-    def _set_clock_far_off(self, strike: Strike) -> Callable[[], None]:
+    def _set_clock_far_off(self, disruption: Disruption) -> Callable[[], None]:
         """Sets a clock far off, and right again later. An oracle on that machine has to start with
         the wrong clock. A master beside it may be the only one at first, as after a power cut."""
-        self._count(strike.kind)
-        process = self._bad_clock = self._bad_clock or self._far_clock_of(strike)
-        ahead = _FAR_MILLISECONDS[strike.amount % len(_FAR_MILLISECONDS)]
-        if strike.target & 8:
+        self._count(disruption.kind)
+        process = self._bad_clock = self._bad_clock or self._far_clock_of(disruption)
+        ahead = _FAR_MILLISECONDS[disruption.amount % len(_FAR_MILLISECONDS)]
+        if disruption.target & 8:
             ahead = -ahead
-        self._cluster.struck[FAR_AHEAD if ahead > 0 else FAR_BEHIND] += 1
-        self._cluster.struck[far_off(process.address)] += 1
+        self._cluster.occurred[FAR_AHEAD if ahead > 0 else FAR_BEHIND] += 1
+        self._cluster.occurred[far_off(process.address)] += 1
         process.clock.set_wall_back(-ahead)
         oracles = [one for one in (ORACLE, STANDBY_ORACLE) if one in self._cluster.processes]
         if process.address in oracles:
             for address in (*oracles, *self._cluster.masters):
                 is_on_that_machine = host_of(address) == host_of(process.address)
-                seconds = 0.0 if is_on_that_machine else strike.seconds
+                seconds = 0.0 if is_on_that_machine else disruption.seconds
                 self._kill(self._cluster.processes[address], seconds, machine=False)
         return lambda: process.clock.set_wall_back(ahead)
 
-    def _far_clock_of(self, strike: Strike) -> SimulatedProcess:
+    def _far_clock_of(self, disruption: Disruption) -> SimulatedProcess:
         """Chooses oracles most often, then masters and tablet servers, and sometimes any other."""
-        cluster, chosen = self._cluster, strike.target // 16
+        cluster, chosen = self._cluster, disruption.target // 16
         oracles = [one for one in (ORACLE, STANDBY_ORACLE) if one in cluster.processes]
         of_eight = [oracles] * 3 + [cluster.masters, cluster.tablet_servers] * 2
-        addresses = [*of_eight, list(cluster.processes)][strike.target % 8]
+        addresses = [*of_eight, list(cluster.processes)][disruption.target % 8]
         return cluster.processes[addresses[chosen % len(addresses)]]
 
-    def _clock_of(self, strike: Strike) -> SimulatedProcess:
+    def _clock_of(self, disruption: Disruption) -> SimulatedProcess:
         """Chooses the oracle's clock half of the time: no other clock should matter."""
         oracle = self._cluster.processes[ORACLE]
-        return oracle if strike.target % 2 else self._process(strike)
+        return oracle if disruption.target % 2 else self._process(disruption)
 
     # ------------------------------------------------------------------ disks
 
-    def _fail_fsync(self, strike: Strike) -> Callable[[], None] | None:
-        files = self._cluster.root.open_files.get(self._disk_user(strike))
+    def _fail_fsync(self, disruption: Disruption) -> Callable[[], None] | None:
+        files = self._cluster.root.open_files.get(self._disk_user(disruption))
         if files is None:
             return None
-        self._count(strike.kind)
-        files.faults.fail("fsync", nth=1 + strike.amount % 5, times=_FSYNCS_FAILING)
-        files.faults.fail("append", nth=1 + strike.amount % 7, number=errno.EIO)
+        self._count(disruption.kind)
+        files.faults.fail("fsync", nth=1 + disruption.amount % 5, times=_FSYNCS_FAILING)
+        files.faults.fail("append", nth=1 + disruption.amount % 7, number=errno.EIO)
         return files.faults.heal
 
-    def _fill_disk(self, strike: Strike) -> Callable[[], None] | None:
-        files = self._cluster.root.open_files.get(self._disk_user(strike))
+    def _fill_disk(self, disruption: Disruption) -> Callable[[], None] | None:
+        files = self._cluster.root.open_files.get(self._disk_user(disruption))
         if files is None:
             return None
-        self._count(strike.kind)
+        self._count(disruption.kind)
         files.is_full = True
 
         def empty() -> None:
@@ -269,51 +270,51 @@ class Strikes:
 
         return empty
 
-    def _slow_disk(self, strike: Strike) -> Callable[[], None] | None:
-        files = self._cluster.root.open_files.get(self._disk_user(strike))
+    def _slow_disk(self, disruption: Disruption) -> Callable[[], None] | None:
+        files = self._cluster.root.open_files.get(self._disk_user(disruption))
         if files is None:
             return None
-        self._count(strike.kind)
+        self._count(disruption.kind)
         usual = self._cluster.scenario.fsync_seconds_max
-        files.fsync_seconds_max = strike.amount * _FSYNC_SECONDS_PER_AMOUNT
+        files.fsync_seconds_max = disruption.amount * _FSYNC_SECONDS_PER_AMOUNT
 
         def quicken() -> None:
             files.fsync_seconds_max = usual
 
         return quicken
 
-    def _stall(self, strike: Strike) -> Callable[[], None] | None:
-        files = self._cluster.root.open_files.get(self._process(strike).address)
+    def _stall(self, disruption: Disruption) -> Callable[[], None] | None:
+        files = self._cluster.root.open_files.get(self._process(disruption).address)
         if files is None:
             return None
-        self._count(strike.kind)
+        self._count(disruption.kind)
         files.answers.clear()
         return files.answers.set
 
-    def _stall_all(self, strike: Strike) -> Callable[[], None]:
-        self._count(strike.kind)
+    def _stall_all(self, disruption: Disruption) -> Callable[[], None]:
+        self._count(disruption.kind)
         self._cluster.root.answers.clear()
         return self._cluster.root.answers.set
 
-    def _disk_user(self, strike: Strike) -> str:
+    def _disk_user(self, disruption: Disruption) -> str:
         users = [*self._cluster.tablet_servers, ORACLE]
-        return users[strike.target % len(users)]
+        return users[disruption.target % len(users)]
 
     # ------------------------------------------------------------------ tablets
 
-    def _take_over(self, strike: Strike) -> None:
+    def _take_over(self, disruption: Disruption) -> None:
         cluster = self._cluster
         if cluster.scenario.on_rows:
             return
-        self._count(strike.kind)
+        self._count(disruption.kind)
         if cluster.scenario.with_master:
             self._visit(cluster.operator.move)
         else:
-            cluster.placements.moves.append(strike.target % len(cluster.placements.tablets))
+            cluster.placements.moves.append(disruption.target % len(cluster.placements.tablets))
 
-    def _split(self, strike: Strike) -> None:
+    def _split(self, disruption: Disruption) -> None:
         if self._cluster.scenario.with_master and not self._cluster.scenario.on_rows:
-            self._count(strike.kind)
+            self._count(disruption.kind)
             self._visit(self._cluster.operator.split)
 
     def _visit(self, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
@@ -323,17 +324,17 @@ class Strikes:
 
     # ------------------------------------------------------------------ clients
 
-    def _ambush(self, strike: Strike) -> None:
-        """Waits until the strikes end: some steps are rare, and a short wait would miss them."""
+    def _ambush(self, disruption: Disruption) -> None:
+        """Waits until the disruptions end: a short wait would miss rare steps."""
         clients = [*self._cluster.clients, *self._cluster.workers]
-        address = clients[strike.target % len(clients)]
+        address = clients[disruption.target % len(clients)]
         if address not in self._cluster.processes:
             return
-        aim = aim_of(strike.target)
+        aim = aim_of(disruption.target)
         if aim is None:
-            ambush = Ambush(address, strike.amount, is_reply=strike.target % 3 == 0)
+            ambush = Ambush(address, disruption.amount, is_reply=disruption.target % 3 == 0)
         else:
-            countdown = 1 + strike.amount % AIMED_AFTER_MAX
+            countdown = 1 + disruption.amount % AIMED_AFTER_MAX
             is_reply = aim.endswith("answered")
             ambush = Ambush(address, countdown, is_reply=is_reply, aim=aim)
         self._armed.append(ambush)
@@ -349,7 +350,7 @@ class Strikes:
                 continue
             self._armed.remove(ambush)
             self._count(Kind.CLIENT_STEP)
-            self._cluster.struck[f"client killed at: {step}"] += 1
+            self._cluster.occurred[f"client killed at: {step}"] += 1
             # Outside all processes, as soon as this step of the loop is over.
             loop, process = self._cluster.loop, self._cluster.processes[ambush.client]
             loop.deliver_at(loop.time(), self._kill_client, (process,))
@@ -382,7 +383,7 @@ class Ambush:
         self._aim = aim
 
     def step(self, envelope: Envelope) -> str | None:
-        """The step at which it strikes, or None."""
+        """The step at which it fires, or None."""
         if envelope.is_reply is not self._is_reply:
             return None
         if (envelope.target if envelope.is_reply else envelope.source) != self.client:
@@ -401,9 +402,9 @@ def aim_of(target: int) -> str | None:
     return AIMS[target // _TARGETS_PER_AIM % len(AIMS)]
 
 
-def aimed(strike: Strike, aim: str) -> Strike:
-    """A strike like this one that kills a client at this step."""
-    return replace(strike, target=next(n for n in count(strike.target) if aim_of(n) == aim))
+def aimed(disruption: Disruption, aim: str) -> Disruption:
+    """A disruption like this one that kills a client at this step."""
+    return replace(disruption, target=next(n for n in count(disruption.target) if aim_of(n) == aim))
 
 
 def _step_of(envelope: Envelope, name: str) -> str:
