@@ -121,39 +121,31 @@ class Admission(Protocol):
     @property
     def watched(self) -> Sequence[Watched]:
         """The observers to run now."""
-        ...
 
     @property
     def admitted(self) -> int:
         """The number of cells for which this worker will run observers."""
-        ...
 
     def observer(self, table_id: int, observer: bytes) -> Watched | None:
         """The observer of this name, if it is one of this worker's."""
-        ...
 
     def has_space(self, watched: Watched) -> bool: ...
 
     def take(self, found: Iterable[Waiting]) -> Awaitable[bool]:
         """Locks and queues what was found. Returns False if another worker is at work there."""
-        ...
 
     def knows(self, claim: Claim) -> bool:
         """True if it is queued here, or being run."""
-        ...
 
     def claim(self, claims: Sequence[Claim]) -> Awaitable[list[bool]]:
         """Tries to lock these cells. Says for each whether it is this worker's now: then it has to
         be admitted or released."""
-        ...
 
     def admit(self, claim: Claim, timestamps: Iterable[int]) -> None:
         """Queues it, if there is room, and it was not handled meanwhile."""
-        ...
 
     def release(self, claims: Iterable[Claim]) -> None:
         """Leaves these cells to others."""
-        ...
 
 
 class Notifications(Protocol):
@@ -162,12 +154,10 @@ class Notifications(Protocol):
     @property
     def pause_seconds_max(self) -> float:
         """The longest pause between two passes with which work is found in time."""
-        ...
 
     def look(self, admission: Admission, *, everything: bool) -> Awaitable[int]:
         """Makes one pass, and has this worker admit what it finds. Returns how many cells it has
         admitted. Without `everything`, what others were told of just now is left to them."""
-        ...
 
     def hints(
         self, watched: Mapping[int, Sequence[bytes]], *, listen_only: bool = False
@@ -177,21 +167,18 @@ class Notifications(Protocol):
         Each row goes to one of the workers that watch its observer; with `listen_only`, this
         process gets every row.
         """
-        ...
 
     def survey(
         self, request: WorkRequest, deadline: float = ...
     ) -> AsyncGenerator[FoundWork, None]:
         """Yields answers until the whole range is covered. Raises the error of a part that did not
         answer by the deadline."""
-        ...
 
     def forget(
         self, handled: Sequence[Waiting], deadline: float
     ) -> Awaitable[PercolatorError | None]:
         """Deletes exactly these notifications, many at a time. Returns the first error: what was
         not deleted is found again."""
-        ...
 
 
 class RunInternals(Protocol):
@@ -201,11 +188,9 @@ class RunInternals(Protocol):
 
     def bind(self, table: str, table_id: int) -> None:
         """Fixes which table the name means in this transaction, before it is used."""
-        ...
 
     def know(self, row: KnownRow) -> None:
         """Cells as they are at the transaction's timestamp: no need to read them again."""
-        ...
 
 
 class RunTransaction(Protocol):

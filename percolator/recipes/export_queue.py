@@ -443,7 +443,6 @@ class Connection(Protocol):
 
     def cursor(self) -> Any:  # noqa: ANN401 - psycopg's
         """A cursor."""
-        ...
 
 
 class ExportedOnce(Generic[K, V]):

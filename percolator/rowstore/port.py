@@ -149,24 +149,20 @@ class RowStore(Protocol):
     @property
     def scans_backwards(self) -> bool:
         """True if `scan` can go from the end of a range to its start."""
-        ...
 
     @property
     def check_bytes_max(self) -> int:
         """The most that the selections of one check or read may describe, by `size_bytes`."""
-        ...
 
     @property
     def keys_bytes_max(self) -> int:
         """The most that the keys of one read may have together, a few bytes for each not counted.
         A single key may always be read."""
-        ...
 
     @property
     def ranges_max(self) -> int:
         """How many ranges of values, of up to 24 bytes each, the one selection of a check may
         have besides a few others."""
-        ...
 
     def check_and_mutate(
         self,
@@ -177,14 +173,12 @@ class RowStore(Protocol):
         timeout_seconds: float,
     ) -> Awaitable[bool]:
         """Makes the changes if the check allows it, all at one moment. Returns whether it did."""
-        ...
 
     def write(
         self, table_id: int, rows: Sequence[RowChange], timeout_seconds: float
     ) -> Awaitable[None]:
         """Changes rows without looking at them, each by itself, none of them twice. If it raises,
         any of them may have been changed."""
-        ...
 
     def read(
         self,
@@ -194,7 +188,6 @@ class RowStore(Protocol):
         timeout_seconds: float,
     ) -> Awaitable[list[StoredRow]]:
         """The rows among these in which something is selected, in any order."""
-        ...
 
     def scan(
         self,
@@ -214,8 +207,6 @@ class RowStore(Protocol):
         With `marks`, a row without cells comes now and then where nothing is selected for long. It
         says that the scan has come so far: nothing is selected from the row before to its key.
         """
-        ...
 
     def sample(self, table_id: int, timeout_seconds: float) -> Awaitable[list[Sample]]:
         """Keys that divide a table into parts of about equal size, in order."""
-        ...

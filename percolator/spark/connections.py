@@ -108,7 +108,6 @@ class Connection:
 
 
 _connections: dict[tuple[str, float], Connection] = {}
-_guard = threading.Lock()
 
 
 def connection_to(target: Target) -> Connection:

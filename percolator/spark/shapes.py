@@ -517,44 +517,35 @@ class Shape(Protocol):
     @property
     def key_fields(self) -> tuple[str, ...]:
         """The fields that make up the row key."""
-        ...
 
     @property
     def joined(self) -> bool:
         """`batch` takes joined pages, too."""
-        ...
 
     def schema(self, columns: tuple[str, ...] | None) -> StructType:
         """The schema of a read, given the option `columns`."""
-        ...
 
     def check_read(self, schema: StructType) -> None:
         """Refuses fields that a read cannot return. Raises `SchemaError`."""
-        ...
 
     def stored(
         self, schema: StructType, columns: tuple[str, ...] | None
     ) -> tuple[bytes, ...] | None:
         """The columns to read; None for all columns."""
-        ...
 
     def batch(self, page: SentPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
         """The rows that a page of cells becomes."""
-        ...
 
     def check_write(
         self, schema: StructType, columns: tuple[str, ...] | None, *, deletes: bool
     ) -> None:
         """Refuses a DataFrame that cannot be written. Raises `SchemaError`, `InvalidArgument`."""
-        ...
 
     def cells(self, batch: pa.RecordBatch, nulls: str) -> list[Cell]:
         """The cells that a batch of rows writes; `nulls` is the option of that name."""
-        ...
 
     def deletions(self, batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> list[Cell]:
         """The cells that a batch of rows deletes."""
-        ...
 
 
 def shape_of(catalogue: FrameCatalog | None) -> Shape:

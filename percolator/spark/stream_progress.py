@@ -142,8 +142,6 @@ class HeldHistory:
             await old.close()
 
 
-_log = logging.getLogger("percolator.spark")
-
 IDLE_SECONDS = 0.1
 """Spark asks for the latest offset again and again. While nothing changes, the cluster is asked no
 more often than this, and Spark waits."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import grpc
 
@@ -58,46 +58,12 @@ Context = Any
 """`grpc.aio.ServicerContext`: grpc has no types."""
 
 
-class Figures(Protocol):
-    """Counts of forwarded calls."""
-
-    in_flight: int
-    request_bytes: int
-    answer_bytes: int
-
-    def finish(self, method: str, code: str) -> None: ...
-
-
-class Routes(Protocol):
-    """Where calls go."""
-
-    @property
-    def calls(self) -> Figures: ...
-
-    @property
-    def draining(self) -> bool: ...
-
-    @property
-    def endless(self) -> dict[grpc.aio.Call, None]: ...
-
-    async def targets(self, names: Sequence[object]) -> list[Server]: ...
-
-    def answered(self, server: Server, problem: PercolatorError | None) -> None: ...
-
-    def line(self, server: Server) -> Line: ...
-
-    def failed(self, error: grpc.aio.AioRpcError) -> None: ...
-
-    @staticmethod
-    def is_endless(path: str) -> bool: ...
-
-
 class ForwardedCall:
     """One call. grpc.aio calls its coroutines."""
 
     def __init__(
         self,
-        routes: Routes,
+        routes: ServerRoutes,
         path: str,
         counted_as: str,
         names: Sequence[object],
@@ -342,7 +308,7 @@ class ServerRoutes:
     """Decides which calls are forwarded, and to which server, for clients that reach only a
     gateway.
 
-    A `percolator.services.chassis.rpc.Forwarder`, and the `Routes` of its calls.
+    A `percolator.services.chassis.rpc.Forwarder`.
 
     A call whose metadata has `percolator-server` goes to the server with that id or advertised
     address. Only servers of this cluster are dialled: otherwise a gateway would be an open proxy

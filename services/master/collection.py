@@ -54,12 +54,10 @@ class Collecting(Protocol):
     @property
     def locks_resolved(self) -> int:
         """How many older locks were resolved so far."""
-        ...
 
     async def collect(self, ordered: ClusterSafePoints) -> None:
         """Collects all tables. `ordered` is written down, and no session needs what is below it.
         Raises what prevents it; by then, nothing that is needed is gone."""
-        ...
 
     def collected(self, table_id: int) -> TableCollected: ...
 
@@ -280,8 +278,6 @@ class OracleTime:
 
 
 _TIMESTAMP_SECONDS = 5.0
-
-_log = structlog.get_logger("percolator.master")
 
 
 @dataclass(frozen=True)

@@ -201,14 +201,12 @@ class MasterHandler(TableHandler[ClusterMap, Leader]):
 
     # ------------------------------------------------------------------------- row stores
 
-    async def begin_load(self, request: pb.BeginLoadRequest) -> pb.BeginLoadResponse:
-        raise _only_rows()
+    async def _refuse_loads(self, request: object) -> NoReturn:
+        raise InvalidArgument(
+            "load", "the cells of this cluster are in tablets, which are loaded in place"
+        )
 
-    async def publish_loads(self, request: pb.PublishLoadsRequest) -> pb.PublishLoadsResponse:
-        raise _only_rows()
-
-    async def abandon_load(self, request: pb.AbandonLoadRequest) -> pb.AbandonLoadResponse:
-        raise _only_rows()
+    begin_load = publish_loads = abandon_load = _refuse_loads
 
     # ------------------------------------------------------------------------- servers
 
@@ -220,12 +218,6 @@ class MasterHandler(TableHandler[ClusterMap, Leader]):
         async with self._master.leading() as leader:
             await leader.changes.drain(request.server, undo=request.undo, deadline=self._deadline())
         return pb.DrainServerResponse()
-
-
-def _only_rows() -> InvalidArgument:
-    return InvalidArgument(
-        "load", "the cells of this cluster are in tablets, which are loaded in place"
-    )
 
 
 def _is_assigned(leader: Leader | None, tablet: Tablet) -> bool:
@@ -310,30 +302,17 @@ class RowMasterHandler(TableHandler[Catalogue, RowTerm]):
 
     # -------------------------------------------------------------------- only tablets
 
-    async def locate_tablets(self, request: pb.LocateTabletsRequest) -> pb.LocateTabletsResponse:
-        self._refuse_tablets()
-
-    async def list_tablets(self, request: pb.ListTabletsRequest) -> pb.ListTabletsResponse:
-        self._refuse_tablets()
-
-    async def split_tablet(self, request: pb.SplitTabletRequest) -> pb.SplitTabletResponse:
-        self._refuse_tablets()
-
-    async def move_tablet(self, request: pb.MoveTabletRequest) -> pb.MoveTabletResponse:
-        self._refuse_tablets()
-
     async def list_servers(self, request: pb.ListServersRequest) -> pb.ListServersResponse:
         async with self._master.leading():  # a call by which callers learn who leads
             return pb.ListServersResponse()
 
-    async def drain_server(self, request: pb.DrainServerRequest) -> pb.DrainServerResponse:
-        self._refuse_tablets()
-
-    def _refuse_tablets(self) -> NoReturn:
+    async def _refuse_tablets(self, request: object) -> NoReturn:
         raise InvalidArgument(
             "tablets",
             f"the cells of this cluster are in {self._store}, and it has no tablets",
         )
+
+    locate_tablets = list_tablets = split_tablet = move_tablet = drain_server = _refuse_tablets
 
 
 REPORT_INTERVAL_MILLISECONDS = 1_000
@@ -345,20 +324,16 @@ class Members(Protocol):
     @property
     def masters(self) -> Sequence[cluster_pb2.Server]:
         """All living masters, including this one."""
-        ...
 
     @property
     def timestamp_lead_milliseconds(self) -> int | None:
         """How far the oracle's timestamps are ahead of this master's wall clock, if it knows."""
-        ...
 
     async def servers(self) -> Sequence[cluster_pb2.Server]:
         """All other servers."""
-        ...
 
     async def registered(self, server: cluster_pb2.Server, wall_milliseconds: int) -> None:
         """A server reports. `NotReady` tells it to report to another master."""
-        ...
 
 
 class ClusterHandler:

@@ -19,7 +19,7 @@ from percolator.services.chassis.files import Files, fault_of
 from percolator.services.master.assignment import Assignment
 from percolator.services.master.cluster_map import ClusterMap, Table, Tablet, ttls_of
 from percolator.services.master.collection import Collection, CollectionTimes, OracleTime
-from percolator.services.master.map_store import MapStore, decoded
+from percolator.services.master.map_store import MapStore
 from percolator.services.master.registry import Registry
 from percolator.services.master.server_watch import ServerWatch, WatchTimes
 from percolator.services.master.table_changes import Creation, TableChanges
@@ -314,59 +314,41 @@ class Leader(Term[ClusterMap]):
             self.watch.forget(set(self.watch.servers) - needed)
 
 
-class TabletTerms:
-    """The terms of a master over tablets (`percolator.services.master.master.Terms`)."""
+async def begin_tablet_term(
+    world: World,
+    files: Files,
+    root: Path,
+    registry: Registry,
+    leadership: Leadership,
+    *,
+    times: MasterTimes = USUAL_TIMES,
+    tablets_max: int = 100_000,
+) -> Leader:
+    """A term over tablets, with the map that the previous leader left."""
+    store = await MapStore.load(leadership)
+    await _refuse_to_forget_tables(files, root, store)
+    return Leader(world, files, root, store, registry, times, tablets_max=tablets_max)
 
-    def __init__(
-        self,
-        world: World,
-        files: Files,
-        root: Path,
-        registry: Registry,
-        times: MasterTimes = USUAL_TIMES,
-        tablets_max: int = 100_000,
-    ) -> None:
-        self._world = world
-        self._files = files
-        self._root = root
-        self._registry = registry
-        self._times = times
-        self._tablets_max = tablets_max
 
-    async def begin(self, leadership: Leadership) -> Leader:
-        store = await MapStore.load(leadership)
-        await self._refuse_to_forget_tables(store.current.next_id, leadership)
-        return Leader(
-            self._world,
-            self._files,
-            self._root,
-            store,
-            self._registry,
-            self._times,
-            tablets_max=self._tablets_max,
-        )
-
-    async def _refuse_to_forget_tables(self, next_id: int, leadership: Leadership) -> None:
-        """A map that is missing, or older than the tables: with it, they would be gone without an
-        error, and new tables would get their ids, and then find their cells."""
-        try:
-            later = [one for one in await self._files.list(self._root) if _is_id(one, next_id)]
-            for directory in (self._root / one for one in later):
-                if any(map(_is_id, await self._files.list(directory))):
-                    # Or it is of the next master's map, if this one was paused since it read its.
-                    await leadership.check()
-                    raise StoreUnusable(
-                        f"{directory} is of a table that is newer than the master's map, which is "
-                        "missing or from an older copy: restore it, or move this directory away",
-                        fault=StoreFault.DAMAGED,
-                    )
-        except OSError as error:
-            raise StoreUnusable(
-                f"cannot list the tables in {self._root}: {error}", fault=fault_of(error)
-            ) from error
-
-    def decoded(self, stored: bytes | None) -> ClusterMap:
-        return decoded(stored)
+async def _refuse_to_forget_tables(files: Files, root: Path, store: MapStore) -> None:
+    """A map that is missing, or older than the tables: with it, they would be gone without an
+    error, and new tables would get their ids, and then find their cells."""
+    next_id = store.current.next_id
+    try:
+        later = [one for one in await files.list(root) if _is_id(one, next_id)]
+        for directory in (root / one for one in later):
+            if any(map(_is_id, await files.list(directory))):
+                # Or it is of the next master's map, if this one was paused since it read its.
+                await store.leadership.check()
+                raise StoreUnusable(
+                    f"{directory} is of a table that is newer than the master's map, which is "
+                    "missing or from an older copy: restore it, or move this directory away",
+                    fault=StoreFault.DAMAGED,
+                )
+    except OSError as error:
+        raise StoreUnusable(
+            f"cannot list the tables in {root}: {error}", fault=fault_of(error)
+        ) from error
 
 
 def _is_id(name: str, least: int = 1) -> bool:

@@ -6,9 +6,9 @@ answers leaves. A standby answers from what the leader recorded.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import structlog
 
@@ -20,7 +20,6 @@ from percolator.services.chassis.coordinator import (
     Session,
     Trouble,
 )
-from percolator.services.master.cluster_map import Catalogue
 from percolator.services.master.map_store import KEY, MapT
 from percolator.services.master.registry import KindCheck, Registry, check
 from percolator.services.master.term import SERVERS_KEY, Term
@@ -33,23 +32,9 @@ SESSION_PREFIX = "master-"
 _MASTERS_SECONDS = 0.5
 _UNREAD_RETRY_SECONDS = 0.5
 
-MapT_co = TypeVar("MapT_co", bound=Catalogue, covariant=True)
 TermT = TypeVar("TermT", bound=Term[Any])
-TermT_co = TypeVar("TermT_co", bound=Term[Any], covariant=True)
 
 _log = structlog.get_logger("percolator.master")
-
-
-class Terms(Protocol[MapT_co, TermT_co]):
-    """Makes the terms of a master, and reads what another leader recorded."""
-
-    async def begin(self, leadership: Leadership) -> TermT_co:
-        """A term of this leadership, with the map that the previous leader left."""
-        ...
-
-    def decoded(self, stored: bytes | None) -> MapT_co:
-        """The map of a value of the coordinator."""
-        ...
 
 
 class Master(Generic[MapT, TermT]):
@@ -61,12 +46,16 @@ class Master(Generic[MapT, TermT]):
         own: Server,
         coordinator: Coordinator,
         registry: Registry,
-        terms: Terms[MapT, TermT],
+        begin: Callable[[Leadership], Awaitable[TermT]],
+        decoded: Callable[[bytes | None], MapT],
     ) -> None:
+        """`begin` makes the term of a new leadership; `decoded` reads the map that another leader
+        has recorded."""
         self._world = world
         self._own = own
         self._coordinator = coordinator
-        self._terms = terms
+        self._begin = begin
+        self._decoded = decoded
         self.registry = registry
         self.candidacy: Candidacy[TermT] = Candidacy(
             coordinator, world.clock, role=ROLE, address=own.address
@@ -114,7 +103,7 @@ class Master(Generic[MapT, TermT]):
         if leader is not None and await leader.leadership.stands():
             current: MapT = leader.stored.current
             return current
-        return self._terms.decoded(await self._recorded(KEY))
+        return self._decoded(await self._recorded(KEY))
 
     async def _recorded(self, key: str) -> bytes | None:
         """The record of the leader. `NotReady` sends the caller to another master."""
@@ -218,4 +207,4 @@ class Master(Generic[MapT, TermT]):
 
     async def _term(self, leadership: Leadership) -> TermT:
         self.elections += 1
-        return await self._terms.begin(leadership)
+        return await self._begin(leadership)

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import structlog
 
@@ -45,7 +44,7 @@ from percolator.services.master.collection import (
     OracleTime,
     TableCollected,
 )
-from percolator.services.master.map_store import CatalogueStore, decoded_catalogue
+from percolator.services.master.map_store import CatalogueStore
 from percolator.services.master.registry import Registry
 from percolator.services.master.table_changes import Creation, TableChanges
 from percolator.services.master.term import Term
@@ -124,23 +123,11 @@ class RowDrops:
         return {one.table_id for one in self._catalogue.current.tables.values() if one.deleting}
 
 
-class Drops(Protocol):
-    """The rest of dropping a table, after its name is gone."""
-
-    async def begin(self) -> None:
-        """Called when a round begins."""
-        ...
-
-    async def finish(self, resolved_below: int) -> None:
-        """Called after a round: all locks below this were resolved, in all tables."""
-        ...
-
-
 class RowCollecting:
     """Walks over the rows, for as long as this master leads."""
 
     def __init__(
-        self, history: RowHistory, table_ids: Callable[[], Iterable[int]], drops: Drops
+        self, history: RowHistory, table_ids: Callable[[], Iterable[int]], drops: RowDrops
     ) -> None:
         """`table_ids` returns all tables: old locks are resolved even in those whose history a pin
         keeps, or that are being dropped."""
@@ -568,29 +555,12 @@ class RowTerm(Term[Catalogue]):
         self.start("collect history", self.collection.run())
 
 
-class RowTerms:
-    """The terms of a master over a row store (`percolator.services.master.master.Terms`)."""
-
-    def __init__(
-        self,
-        world: World,
-        registry: Registry,
-        rows: RowClusterStore,
-        times: CollectionTimes,
-    ) -> None:
-        self._world = world
-        self._registry = registry
-        self._rows = rows
-        self._times = times
-
-    async def begin(self, leadership: Leadership) -> RowTerm:
-        return RowTerm(
-            self._world,
-            await CatalogueStore.load(leadership),
-            self._registry,
-            self._rows,
-            self._times,
-        )
-
-    def decoded(self, stored: bytes | None) -> Catalogue:
-        return decoded_catalogue(stored)
+async def begin_row_term(
+    world: World,
+    registry: Registry,
+    rows: RowClusterStore,
+    times: CollectionTimes,
+    leadership: Leadership,
+) -> RowTerm:
+    """A term over a row store, with the catalogue that the previous leader left."""
+    return RowTerm(world, await CatalogueStore.load(leadership), registry, rows, times)

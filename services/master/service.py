@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Any, ClassVar, Generic, NamedTuple, Self
+from functools import partial
+from typing import Annotated, Any, ClassVar, Self
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -31,16 +32,21 @@ from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import DialAddress, ListenAddress, StoreSettings, load
-from percolator.services.master.cluster_map import Catalogue, ClusterMap
 from percolator.services.master.collection import CollectionTimes, OracleTime
-from percolator.services.master.handlers import ClusterHandler, MasterHandler, RowMasterHandler
-from percolator.services.master.leader import Leader, MasterTimes, TabletTerms
-from percolator.services.master.map_store import MapT
-from percolator.services.master.master import Master, TermT
+from percolator.services.master.handlers import (
+    ClusterHandler,
+    MasterHandler,
+    RowMasterHandler,
+    TableHandler,
+)
+from percolator.services.master.leader import Leader, MasterTimes, begin_tablet_term
+from percolator.services.master.map_store import decoded, decoded_catalogue
+from percolator.services.master.master import Master
 from percolator.services.master.registry import Registry
-from percolator.services.master.row_term import RowTerm, RowTerms
+from percolator.services.master.row_term import begin_row_term
 from percolator.services.master.server_watch import WatchTimes
 from percolator.services.master.tablet_changes import BalanceLimits
+from percolator.services.master.term import Term
 from percolator.timestamps import seconds_between
 from percolator.v1 import cluster_pb2, master_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
@@ -149,10 +155,10 @@ class MasterSettings(StoreSettings):
 _KIND_PREFIX = "SERVICE_KIND_"
 
 
-class MasterMetrics(Collector, Generic[MapT, TermT]):
-    """Collects `percolator_master_*`, as far as it is alike for all masters."""
+class MasterMetrics(Collector):
+    """Collects `percolator_master_*`."""
 
-    def __init__(self, own_address: str, registry: Registry, master: Master[MapT, TermT]) -> None:
+    def __init__(self, own_address: str, registry: Registry, master: Master[Any, Any]) -> None:
         self._own_address = own_address
         self._registry = registry
         self._master = master
@@ -182,32 +188,15 @@ class MasterMetrics(Collector, Generic[MapT, TermT]):
             leader.stored.changes,
         )
         yield from _clock_metrics(self._own_address, self._registry, leader.oracle_time)
-        yield from self._work_metrics(leader)
-
-    def _work_metrics(self, leader: TermT) -> Iterator[Metric]:
-        """Metrics that only masters of one kind have."""
-        return iter(())
-
-
-class TabletMasterMetrics(MasterMetrics[ClusterMap, Leader]):
-    """Metrics of a master over tablets."""
-
-    def _work_metrics(self, leader: Leader) -> Iterator[Metric]:
-        tablets = leader.store.current.tablets
-        served = sum(map(leader.assignment.is_served, tablets.values()))
-        yield GaugeMetricFamily("percolator_master_tablets", "Tablets.", len(tablets))
-        yield GaugeMetricFamily(
-            "percolator_master_tablets_served",
-            "Tablets that their servers report as served.",
-            served,
-        )
-        yield from _collection_metrics(leader)
-
-
-class RowMasterMetrics(MasterMetrics[Catalogue, RowTerm]):
-    """Metrics of a master over a row store."""
-
-    def _work_metrics(self, leader: RowTerm) -> Iterator[Metric]:
+        if isinstance(leader, Leader):
+            tablets = leader.store.current.tablets
+            served = sum(map(leader.assignment.is_served, tablets.values()))
+            yield GaugeMetricFamily("percolator_master_tablets", "Tablets.", len(tablets))
+            yield GaugeMetricFamily(
+                "percolator_master_tablets_served",
+                "Tablets that their servers report as served.",
+                served,
+            )
         yield from _collection_metrics(leader)
 
 
@@ -237,7 +226,7 @@ def _clock_metrics(
         )
 
 
-def _collection_metrics(leader: Leader | RowTerm) -> Iterator[Metric]:
+def _collection_metrics(leader: Term[Any]) -> Iterator[Metric]:
     collection, now = leader.collection, leader.now()
     yield CounterMetricFamily(
         "percolator_master_collection_rounds", "Completed rounds of collection.", collection.rounds
@@ -282,14 +271,6 @@ def _collection_metrics(leader: Leader | RowTerm) -> Iterator[Metric]:
 _ELECTION_SECONDS = 1.0
 
 
-class _Kind(NamedTuple):
-    """A master over tablets, or over a row store."""
-
-    master: Master[Any, Any]
-    handler: object
-    metrics: MasterMetrics[Any, Any]
-
-
 @asynccontextmanager
 async def master_service(
     host: Host[MasterSettings],
@@ -313,9 +294,9 @@ async def master_service(
     coordinator = store.coordinator(
         CoordinatorTimes(grace_seconds=silence, poll_seconds=poll_seconds)
     )
-    master, handler, metrics = _made(host, store, coordinator, registry)
+    master, handler = _made(host, store, coordinator, registry)
     cluster = ClusterHandler(world.clock, identity, host.announced, registry, master, store.rows())
-    host.metrics_registry.register(metrics)
+    host.metrics_registry.register(MasterMetrics(host.announced.address, registry, master))
     tasks = [
         host.background("watch", cluster.watch_forever()),
         host.background("list this master", master.keep_listed()),
@@ -335,38 +316,27 @@ async def master_service(
 
 def _made(
     host: Host[MasterSettings], store: ClusterStore, coordinator: Coordinator, registry: Registry
-) -> _Kind:
-    """A master of the kind that the store asks for: this is where they part."""
+) -> tuple[Master[Any, Any], TableHandler[Any, Any]]:
+    """A master of the kind that the store asks for, and its handler: this is where they part."""
     settings, world, own = host.settings, host.world, host.announced
+    times = settings.times()
     if isinstance(store, RowClusterStore):
-        over_rows = Master(
-            world,
-            own,
-            coordinator,
-            registry,
-            RowTerms(world, registry, store, settings.times().collection),
-        )
-        return _Kind(
-            over_rows,
-            RowMasterHandler(world.clock, over_rows, store.name),
-            RowMasterMetrics(own.address, registry, over_rows),
-        )
+        begin_over_rows = partial(begin_row_term, world, registry, store, times.collection)
+        over_rows = Master(world, own, coordinator, registry, begin_over_rows, decoded_catalogue)
+        return over_rows, RowMasterHandler(world.clock, over_rows, store.name)
     if not isinstance(store, DirectoryStore):
         raise TypeError(f"no master is over {type(store).__name__}")
-    over_tablets = Master(
+    begin = partial(
+        begin_tablet_term,
         world,
-        own,
-        coordinator,
+        store.files,
+        store.root,
         registry,
-        TabletTerms(
-            world, store.files, store.root, registry, settings.times(), settings.tablets_max
-        ),
+        times=times,
+        tablets_max=settings.tablets_max,
     )
-    return _Kind(
-        over_tablets,
-        MasterHandler(world.clock, over_tablets),
-        TabletMasterMetrics(own.address, registry, over_tablets),
-    )
+    over_tablets = Master(world, own, coordinator, registry, begin, decoded)
+    return over_tablets, MasterHandler(world.clock, over_tablets)
 
 
 @asynccontextmanager

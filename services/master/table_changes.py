@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Generic, NamedTuple
@@ -251,32 +252,33 @@ class TableChanges(ABC, Generic[MapT]):
 
     async def set_change_feed(self, request: pb.SetChangeFeedRequest, deadline: float) -> Table:
         """Returns when everybody follows the new version, so no commit is left out."""
-
-        def decide(current: MapT) -> tuple[MapT, Table]:
-            table = current.table(request.table)
-            if table.change_feed == request.change_feed:
-                return current, table
-            changed = replace(
-                table,
-                change_feed=request.change_feed,
-                schema_version=table.schema_version + 1,
-            )
-            return current.with_tables(changed), changed
-
-        table = await self._store.change(decide)
-        # Also if nothing changed: the call that made the change may have given up waiting.
-        await self._until_current(table, deadline)
-        return table
+        return await self._changed(
+            request.table,
+            lambda table: (replace(table, change_feed=request.change_feed), True),
+            deadline,
+        )
 
     async def set_ttls(self, request: pb.SetTtlsRequest, deadline: float) -> Table:
         """Returns when everybody follows the new version: then all reads are judged by it."""
 
-        def decide(current: MapT) -> tuple[MapT, Table]:
-            table = current.table(request.table)
+        def change(table: Table) -> tuple[Table, bool]:
             ttls = ttls_of(changed_ttls(ttl_messages(table), request.ttls))
-            if ttls == table.ttls:
+            return replace(table, ttls=ttls), True
+
+        return await self._changed(request.table, change, deadline)
+
+    async def _changed(
+        self, name: str, change: Callable[[Table], tuple[Table, bool]], deadline: float
+    ) -> Table:
+        """Changes the schema of a table. `change` also says whether that raises its version.
+        Returns when everybody follows the new version."""
+
+        def decide(current: MapT) -> tuple[MapT, Table]:
+            table = current.table(name)
+            changed, raises_version = change(table)
+            if changed == table:
                 return current, table
-            changed = replace(table, ttls=ttls, schema_version=table.schema_version + 1)
+            changed = replace(changed, schema_version=table.schema_version + raises_version)
             return current.with_tables(changed), changed
 
         table = await self._store.change(decide)
@@ -302,19 +304,11 @@ class TableChanges(ABC, Generic[MapT]):
         """Returns when everybody follows the new version: then whoever has written under another
         name learns of it when they commit."""
 
-        def decide(current: MapT) -> tuple[MapT, Table]:
-            table = current.table(request.table)
+        def change(table: Table) -> tuple[Table, bool]:
             codecs = table.codecs.changed(request)
-            if codecs == table.codecs:
-                return current, table
-            version = table.schema_version + table.codecs.contradicts(codecs)
-            changed = replace(table, codecs=codecs, schema_version=version)
-            return current.with_tables(changed), changed
+            return replace(table, codecs=codecs), table.codecs.contradicts(codecs)
 
-        table = await self._store.change(decide)
-        # Also if nothing changed: the call that made the change may have given up waiting.
-        await self._until_current(table, deadline)
-        return table
+        return await self._changed(request.table, change, deadline)
 
     def _check_options(self, options: pb.TableOptions) -> None:
         require_ttls("options.ttls", options.ttls)

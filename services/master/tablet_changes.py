@@ -425,6 +425,3 @@ class Balance:
                 if tablet is not None and tablet.epoch == one.epoch:
                     found[one.tablet_id] = one.statistics
         self.statistics = found
-
-
-_log = structlog.get_logger("percolator.master")

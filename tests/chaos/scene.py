@@ -191,7 +191,7 @@ class Scene:
         while True:
             for name, process in self.cluster.processes.items():
                 code = process.exit_code
-                # Disturbed in the meantime, it may have ended by the fault.
+                # Disturbed in the meantime, it may have been ended by the fault.
                 if code is not None and not self.roles.is_taken(kind_of(name)):
                     raise AssertionError(f"{name} ended by itself: {code}: {process.last_words()}")
             await asyncio.sleep(_RETRY_SECONDS)

@@ -42,11 +42,9 @@ class Watched(Protocol):
     @property
     def address(self) -> str:
         """The address for clients."""
-        ...
 
     def logs(self) -> dict[str, str]:
         """The logs of its programs, by name."""
-        ...
 
 
 class Supervisor:

@@ -547,10 +547,10 @@ ROW_COLLECTION_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str 
 
 # Bugs of masters and oracles that keep everything in a row store.
 #
-# Of who leads (services/chassis/coordinator/row_leadership.py), of the catalogue's
-# epoch, and of tables that are dropped (services/master/rows/row_drops.py). Those of drops need
-# clients that die with half of their cells committed, all at about the time at which the table of
-# their primaries goes (tests/simulation/workloads/drops.py).
+# They concern who leads (services/chassis/row_coordinator.py), the catalogue's epoch, and tables
+# that are dropped (services/master/row_term.py). The latter need clients that die with half of
+# their cells committed, all at about the time at which the table of their primaries goes
+# (tests/simulation/workloads/drops.py).
 
 
 _ALL_LOCKS = 1 << 63

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -30,7 +31,8 @@ from percolator.services.lockservice.handler import LockServiceHandler
 from percolator.services.lockservice.sessions import LockServiceLimits
 from percolator.services.master.collection import CollectionTimes
 from percolator.services.master.handlers import ClusterHandler, MasterHandler
-from percolator.services.master.leader import MasterTimes, TabletTerms
+from percolator.services.master.leader import MasterTimes, begin_tablet_term
+from percolator.services.master.map_store import decoded
 from percolator.services.master.master import Master
 from percolator.services.master.registry import Registry
 from percolator.services.master.server_watch import WatchTimes
@@ -255,9 +257,8 @@ class Masters:
         coordinator = DirectoryCoordinator(files, clock, ROOT, looks)
         watch = WatchTimes(lease_seconds=_LEASE_SECONDS, ask_seconds=_ASK_SECONDS)
         times = MasterTimes(watch, collection=_COLLECTION, gather_seconds=0.1)
-        master = Master(
-            world, own, coordinator, registry, TabletTerms(world, files, ROOT, registry, times)
-        )
+        begin = partial(begin_tablet_term, world, files, ROOT, registry, times=times)
+        master = Master(world, own, coordinator, registry, begin, decoded)
         cluster = ClusterHandler(clock, identity, own, registry, master)
         incarnation.listen(
             [

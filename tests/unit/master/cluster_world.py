@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -30,7 +31,8 @@ from percolator.services.chassis.directory_coordinator import DirectoryCoordinat
 from percolator.services.master.cluster_map import ClusterMap
 from percolator.services.master.collection import CollectionTimes
 from percolator.services.master.handlers import MasterHandler
-from percolator.services.master.leader import Leader, MasterTimes, TabletTerms
+from percolator.services.master.leader import Leader, MasterTimes, begin_tablet_term
+from percolator.services.master.map_store import decoded
 from percolator.services.master.master import Master
 from percolator.services.master.registry import Registry
 from percolator.services.master.tablet_changes import BalanceLimits
@@ -185,7 +187,8 @@ class ModelCluster:
             own,
             coordinator,
             registry,
-            TabletTerms(self.world, files, ROOT, registry, times),
+            partial(begin_tablet_term, self.world, files, ROOT, registry, times=times),
+            decoded,
         )
         tasks = [asyncio.create_task(master.run()), asyncio.create_task(master.keep_listed())]
         process = MasterProcess(address, files, master, tasks)

@@ -10,6 +10,7 @@ import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, SchemaError
 from percolator.services.chassis.coordinator import LivedTime
+from percolator.services.master.map_store import decoded
 from percolator.services.master.master import Master
 from percolator.services.master.registry import Registry
 from percolator.v1.cluster_pb2 import SERVICE_KIND_GATEWAY, Server
@@ -41,7 +42,9 @@ async def _called(problem: PercolatorError, *, is_lost: bool, is_over: bool = Fa
     registry = Registry(
         world.clock, LivedTime(world.clock), silence_milliseconds=5_000, servers_max=100
     )
-    master: Master[Any, Any] = Master(world, Server(address="a:1"), anything, registry, anything)
+    master: Master[Any, Any] = Master(
+        world, Server(address="a:1"), anything, registry, anything, anything
+    )
     term = master.candidacy.term = _Term()
     async with master.leading():
         term.leadership.is_lost = is_lost
@@ -98,9 +101,10 @@ async def test_a_master_that_no_longer_leads_misses_nobody() -> None:
     registry = Registry(
         world.clock, LivedTime(world.clock), silence_milliseconds=1_000, servers_max=100
     )
-    coordinator, terms = AsyncMock(), AsyncMock()
-    terms.begin.return_value = _EndedTerm(registry)
-    master: Master[Any, Any] = Master(world, Server(address="a:1"), coordinator, registry, terms)
+    coordinator, begin = AsyncMock(), AsyncMock(return_value=_EndedTerm(registry))
+    master: Master[Any, Any] = Master(
+        world, Server(address="a:1"), coordinator, registry, begin, decoded
+    )
     with pytest.raises(NotReady):
         await master._serve_a_term()
     for _ in range(10):

@@ -27,7 +27,7 @@ from percolator.services.chassis.coordinator import Leadership
 from percolator.services.chassis.directory_coordinator import DirectoryCoordinator
 from percolator.services.master import cluster_map
 from percolator.services.master.cluster_map import ClusterMap, Observer, Table, Tablet
-from percolator.services.master.leader import TabletTerms
+from percolator.services.master.leader import begin_tablet_term
 from percolator.services.master.map_store import MapStore
 from percolator.services.master.tablet_changes import BalanceLimits, next_move
 from percolator.v1 import master_pb2 as pb
@@ -115,9 +115,9 @@ async def test_a_former_leader_does_not_ask_for_its_successors_tables_to_be_move
         return found
 
     monkeypatch.setattr(leadership, "get", get)
-    terms = TabletTerms(World(clock, anything, Random(1)), files, ROOT, anything)
+    world = World(clock, anything, Random(1))
     with pytest.raises(error):
-        await terms.begin(leadership)
+        await begin_tablet_term(world, files, ROOT, anything, leadership)
     await leadership.resign()
 
 

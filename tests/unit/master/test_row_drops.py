@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -314,22 +315,12 @@ async def test_what_was_committed_elsewhere_is_lost_with_a_table_that_goes_at_on
         await test_a_table_goes_after_what_was_committed_there_is_settled_elsewhere()
 
 
-class NoDrops:
-    """Nothing was dropped."""
-
-    async def begin(self) -> None:
-        pass
-
-    async def finish(self, resolved_below: int) -> None:
-        pass
-
-
 async def test_a_table_that_a_pin_keeps_is_told_to_keep_everything() -> None:
     async with site() as here:
         for value in (1, 2, 3):
             await here.set("a", value)
         one, other = await here.table_id(ONE), await here.table_id(OTHER)
-        collecting = RowCollecting(here.history, lambda: (one, other), NoDrops())
+        collecting = RowCollecting(here.history, lambda: (one, other), cast("Any", AsyncMock()))
         below = await here.now()
         # As `ClusterSafePoints.allowed_by` leaves it when a pin keeps the other table.
         await collecting.collect(ClusterSafePoints({one: below}, below))
@@ -346,7 +337,7 @@ async def test_a_table_that_is_gone_is_forgotten() -> None:
         await here.set("a", 1)
         one, other = await here.table_id(ONE), await here.table_id(OTHER)
         tables = [one, other]
-        collecting = RowCollecting(here.history, lambda: tables, NoDrops())
+        collecting = RowCollecting(here.history, lambda: tables, cast("Any", AsyncMock()))
         below = await here.now()
         await collecting.collect(ClusterSafePoints({one: below, other: below}, below))
         assert collecting.collected(other).below == below
