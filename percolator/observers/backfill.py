@@ -172,10 +172,8 @@ async def backfill_owed(
 
 def owed_by(table: master_pb2.Table, observer: str) -> master_pb2.OwedBackfill | None:
     """The backfill that is owed to an observer of the table."""
-    for one in table.observers:
-        if one.name == observer and one.HasField("owed"):
-            return one.owed
-    return None
+    named = (one for one in table.observers if one.name == observer)
+    return next((one.owed for one in named if one.HasField("owed")), None)
 
 
 class OwedBackfills:

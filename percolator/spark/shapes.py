@@ -9,7 +9,7 @@ A missing cell reads as null. A row with none of the cells that a read asks for 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -57,10 +57,7 @@ _LIMITS = Limits()
 
 def field_named(schema: StructType, name: str) -> StructField | None:
     """The field of that name. Like Spark, this ignores case."""
-    for field in schema.fields:
-        if field.name.lower() == name.lower():
-            return field
-    return None
+    return next((one for one in schema.fields if one.name.lower() == name.lower()), None)
 
 
 def type_name(kind: DataType) -> str:
@@ -97,20 +94,19 @@ def require_nullable(field: StructField) -> None:
 def check_rows(rows: Sequence[bytes], name: str) -> None:
     """Refuses row keys that are too long to be stored, before a transaction has locked others: if
     such a row were its primary, nobody could ask what became of it."""
-    longest, most = max(map(len, rows), default=0), _LIMITS.row_bytes_max
-    if longest > most:
-        raise SchemaError(
-            f"field {name!r}: a row key has {longest} bytes, at most {most} can be stored"
-        )
+    _check_sizes(rows, name, "row key", _LIMITS.row_bytes_max)
 
 
 def check_values(values: Sequence[bytes | None], name: str) -> None:
     """Refuses values that are too large to be stored."""
-    most = _LIMITS.value_bytes_max
-    longest = max((len(value) for value in values if value is not None), default=0)
+    _check_sizes(values, name, "value", _LIMITS.value_bytes_max)
+
+
+def _check_sizes(stored: Sequence[bytes | None], name: str, what: str, most: int) -> None:
+    longest = max((len(one) for one in stored if one is not None), default=0)
     if longest > most:
         raise SchemaError(
-            f"field {name!r}: a value has {longest} bytes, at most {most} can be stored"
+            f"field {name!r}: a {what} has {longest} bytes, at most {most} can be stored"
         )
 
 
@@ -145,17 +141,20 @@ _ANY_TABLE = Table("any")
 
 
 class RawCells:
-    """The `Shape` of a read or write without a catalogue."""
+    """The shape of a read or write without a catalogue."""
 
     @property
     def key_fields(self) -> tuple[str, ...]:
+        """The fields that make up the row key."""
         return (ROW,)
 
     @property
     def joined(self) -> bool:
+        """`batch` takes joined pages, too."""
         return False  # they have no timestamps
 
     def schema(self, columns: tuple[str, ...] | None) -> StructType:
+        """The schema of a read, given the option `columns`."""
         return StructType(
             [
                 StructField(ROW, BinaryType(), nullable=False),
@@ -166,6 +165,7 @@ class RawCells:
         )
 
     def check_read(self, schema: StructType) -> None:
+        """Refuses fields that a read cannot return. Raises `SchemaError`."""
         full = self.schema(None)
         check_fields(schema, full.names, "raw cells (no catalog was given)")
         for field in schema.fields:
@@ -179,11 +179,13 @@ class RawCells:
     def stored(
         self, schema: StructType, columns: tuple[str, ...] | None
     ) -> tuple[bytes, ...] | None:
+        """The columns to read; None for all columns."""
         if columns is None:
             return None
         return tuple(Column(_ANY_TABLE, name, codecs.raw).name for name in columns)
 
     def batch(self, page: SentPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
+        """The rows that a page of cells becomes."""
         if not isinstance(page, CellPage):
             raise InvariantViolation("joined cells have no timestamps, and raw cells need them")
         lists = {ROW: page.rows, COLUMN: page.columns, VALUE: page.values}
@@ -198,6 +200,7 @@ class RawCells:
     def check_write(
         self, schema: StructType, columns: tuple[str, ...] | None, *, deletes: bool
     ) -> None:
+        """Refuses a DataFrame that cannot be written. Raises `SchemaError`, `InvalidArgument`."""
         if columns is not None:
             raise InvalidArgument(
                 "columns",
@@ -218,6 +221,7 @@ class RawCells:
                 )
 
     def cells(self, batch: pa.RecordBatch, nulls: str) -> list[Cell]:
+        """The cells that a batch of rows writes; `nulls` is the option of that name."""
         values = column_of(batch, VALUE)
         if nulls == "refuse":
             refuse_nulls(values, VALUE, "; set the option nulls to skip or delete")
@@ -227,6 +231,7 @@ class RawCells:
         return [cell for cell in found if cell[2] is not None] if nulls == "skip" else found
 
     def deletions(self, batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> list[Cell]:
+        """The cells that a batch of rows deletes."""
         return [(row, column, None) for row, column in zip(*self._addresses(batch), strict=True)]
 
     @staticmethod
@@ -257,7 +262,7 @@ _OF_TEXT = ("text", "json")
 
 
 class TypedRows:
-    """The `Shape` of a read or write with a catalogue."""
+    """The shape of a read or write with a catalogue."""
 
     def __init__(self, catalogue: FrameCatalog) -> None:
         self._catalogue = catalogue
@@ -511,41 +516,8 @@ def by_field(
     return rows, values
 
 
-class Shape(Protocol):
-    """The meaning of a DataFrame's rows."""
-
-    @property
-    def key_fields(self) -> tuple[str, ...]:
-        """The fields that make up the row key."""
-
-    @property
-    def joined(self) -> bool:
-        """`batch` takes joined pages, too."""
-
-    def schema(self, columns: tuple[str, ...] | None) -> StructType:
-        """The schema of a read, given the option `columns`."""
-
-    def check_read(self, schema: StructType) -> None:
-        """Refuses fields that a read cannot return. Raises `SchemaError`."""
-
-    def stored(
-        self, schema: StructType, columns: tuple[str, ...] | None
-    ) -> tuple[bytes, ...] | None:
-        """The columns to read; None for all columns."""
-
-    def batch(self, page: SentPage, schema: StructType, target: pa.Schema) -> pa.RecordBatch:
-        """The rows that a page of cells becomes."""
-
-    def check_write(
-        self, schema: StructType, columns: tuple[str, ...] | None, *, deletes: bool
-    ) -> None:
-        """Refuses a DataFrame that cannot be written. Raises `SchemaError`, `InvalidArgument`."""
-
-    def cells(self, batch: pa.RecordBatch, nulls: str) -> list[Cell]:
-        """The cells that a batch of rows writes; `nulls` is the option of that name."""
-
-    def deletions(self, batch: pa.RecordBatch, columns: tuple[str, ...] | None) -> list[Cell]:
-        """The cells that a batch of rows deletes."""
+Shape = RawCells | TypedRows
+"""The meaning of a DataFrame's rows."""
 
 
 def shape_of(catalogue: FrameCatalog | None) -> Shape:

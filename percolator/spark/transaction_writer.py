@@ -354,10 +354,8 @@ class Transactions:
         ranges = here.call(lambda: here.ranges(options.target))
         self._borders = [one.start for one in ranges[1:]]
         self._in_flight: deque[tuple[set[bytes], Pending[None]]] = deque()
-        self.cells = 0
-        self.equal = 0
-        self.committed = 0
-        self.conflicts = 0
+        self.written = Written()
+        """Counts of what was committed so far."""
 
     def write(self, cells: list[Cell]) -> None:
         """Returns once all but a few are committed. Raises if one has failed for good."""
@@ -411,7 +409,7 @@ class Transactions:
             except RowChanged:
                 raise
             except PercolatorError as error:
-                self.conflicts += 1
+                self.written.conflicts += 1
                 if isinstance(error, OutcomeUnknown) and await _was_committed(transaction):
                     written = len(writes)
                 elif await attempts.again(_as_repeatable(error)):
@@ -421,9 +419,9 @@ class Transactions:
                     raise self._gave_up(tried, clock.monotonic_seconds() - began, error) from error
                 else:
                     raise
-            self.committed += bool(written)
-            self.cells += written
-            self.equal += len(writes) - written
+            self.written.transactions += bool(written)
+            self.written.cells += written
+            self.written.equal += len(writes) - written
             return
 
     def _gave_up(self, tried: int, seconds: float, error: PercolatorError) -> DeadlineExceeded:
@@ -532,7 +530,7 @@ class TransactionWriter(DataSourceArrowWriter):
             here, self._options, began=self._began, is_first=_is_first_attempt()
         )
         cells = cells_of(self._options)
-        written = Written()
+        written = transactions.written
         try:
             with collecting_rarely():
                 for batch in iterator:
@@ -541,14 +539,14 @@ class TransactionWriter(DataSourceArrowWriter):
                 transactions.finish()
         except Exception as error:
             transactions.settle()
-            _count(written, transactions, began)
+            written.seconds = time.monotonic() - began
             log.warning("the task failed; what it committed stays: %s", written)
             error.add_note(f"the task failed; what it committed stays: {written}")
             raise
         finally:
             # The process may end with the task: let it finish what it has committed.
             here.call(lambda: here.database.internal.engine.env.background.drain(DRAIN_SECONDS))
-        _count(written, transactions, began)
+        written.seconds = time.monotonic() - began
         log.info("task: %s", written)
         return written
 
@@ -620,14 +618,6 @@ def _merge_cells(batch: pa.RecordBatch, shape: Shape, options: WriteOptions) -> 
 def _named(batch: pa.RecordBatch, name: str) -> str:
     """The name as the batch spells it."""
     return next(one for one in batch.schema.names if one.lower() == name.lower())
-
-
-def _count(written: Written, transactions: Transactions, began: float) -> None:
-    written.cells = transactions.cells
-    written.equal = transactions.equal
-    written.transactions = transactions.committed
-    written.conflicts = transactions.conflicts
-    written.seconds = time.monotonic() - began
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from percolator.aio.observing import ObserverTransaction, worker_context
 from percolator.blocking.api import Database, Transaction
 from percolator.errors import CellAddress, ConflictError, UsageError
 from percolator.observers.backfill import backfill_owed
-from percolator.observers.context import LOCKS_OF_ANY_AGE, FoundWork, WorkerContext, WorkRequest
+from percolator.observers.context import LOCKS_OF_ANY_AGE, FoundWork, WorkRequest
 from percolator.observers.dead_letters import DeadLetters, dead_letters_table
 from percolator.observers.definition import Observer, checked
 from percolator.observers.registration import register
@@ -75,7 +75,8 @@ async def run_observers_async(
             if run.observer.is_async:
                 await run.observer.function(run.transaction, *run.arguments)
             else:
-                await asyncio.to_thread(_call, run, quiet.context)
+                call = quiet.context.blocking.call
+                await asyncio.to_thread(call, run.observer, run.transaction, run.arguments)
             await quiet.finish(run)
     return quiet.runs
 
@@ -83,10 +84,6 @@ async def run_observers_async(
 def _wrong_kind(database: object, opened_by: str) -> UsageError:
     kind = "one of the other API" if isinstance(database, Database | aio.Database) else database
     return UsageError(f"expected a database, as {opened_by} returns it, got {kind!s:.80}")
-
-
-def _call(run: _Begun, context: WorkerContext) -> None:
-    context.blocking.call(run.observer, run.transaction, run.arguments)
 
 
 class _Begun:

@@ -130,10 +130,8 @@ class Catalogue:
     def named(self, name: str) -> Table | None:
         """The table of that name. One that is being deleted no longer has a name, and one that is
         being loaded has none yet."""
-        for table in self.tables.values():
-            if table.name == name and table.is_used:
-                return table
-        return None
+        used = (table for table in self.tables.values() if table.is_used)
+        return next((table for table in used if table.name == name), None)
 
     def deleted(self, name: str) -> list[Table]:
         """The tables that had that name, and of which something is left."""

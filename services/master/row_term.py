@@ -442,10 +442,8 @@ def _begun(
 
 
 def _of_run(current: Catalogue, request: pb.BeginLoadRequest) -> Table | None:
-    for table, load in _of_load(current, request.table.name, request.load):
-        if load.run == request.run:
-            return table
-    return None
+    known = _of_load(current, request.table.name, request.load)
+    return next((table for table, load in known if load.run == request.run), None)
 
 
 def _loaded(current: Catalogue, asked: pb.PublishLoadsRequest.Loaded) -> Table:

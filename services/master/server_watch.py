@@ -161,10 +161,7 @@ class ServerWatch:
 
     def find(self, name: str) -> WatchedServer | None:
         """A living server, by address or id."""
-        for server in self.alive():
-            if name in (server.address, server.server_id):
-                return server
-        return None
+        return next((one for one in self.alive() if name in (one.address, one.server_id)), None)
 
     async def answer(self, server_id: str, call: Awaitable[T]) -> T:
         """The answer to a call of this server; `Unavailable` as soon as the server is lost. What
