@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
+from typing import NamedTuple
 
 from percolator.services import serve
 
@@ -37,8 +38,15 @@ _IDLE_SECONDS = 12.0
 """Longer than the period of whatever runs by itself in a healthy cluster, but collection."""
 _ANSWER_SECONDS = 10.0
 
-Function = tuple[str, int, int]
-"""File, first and last line."""
+Function = tuple[str, int, int, str]
+"""File, first and last line, name."""
+
+
+class Counted(NamedTuple):
+    """Calls in one kind of process, and the time in which they were counted."""
+
+    seconds: float
+    calls: Counter[Function]
 
 
 class Calls:
@@ -64,7 +72,7 @@ class Calls:
                 name = str(path.relative_to(_ROOT))
                 if name.startswith(("percolator/", "services/")):
                     last = max((line for *_, line in code.co_lines() if line), default=0)
-                    found[name, code.co_firstlineno, last] += calls
+                    found[name, code.co_firstlineno, last, code.co_qualname] += calls
         return found
 
 
@@ -75,7 +83,9 @@ def _serve(name: str, service: str, arguments: list[str]) -> int:
 
     def write(*_: object) -> None:
         unfinished = target.with_suffix(".new")
-        unfinished.write_text(json.dumps([[*key, n] for key, n in calls.by_function().items()]))
+        # Its own time: the counts of all processes are not taken at once.
+        taken = [time.monotonic(), [[*key, n] for key, n in calls.by_function().items()]]
+        unfinished.write_text(json.dumps(taken))
         unfinished.rename(target)
 
     signal.signal(signal.SIGUSR1, write)
@@ -108,9 +118,9 @@ def _measure(directory: Path, calls: Calls, with_files: bool, with_functions: bo
     balance = accounts.column("balance", codecs.integer)
     other = others.column("balance", codecs.integer)
 
-    def counts() -> dict[str, Counter[Function]]:
-        """By kind of process."""
-        found = {"client": calls.by_function()}
+    def counts() -> dict[str, Counted]:
+        """By kind of process; the seconds since some fixed instant."""
+        found = {"client": Counted(time.monotonic(), calls.by_function())}
         for name, process in cluster.processes.items():
             assert process.pid is not None
             os.kill(process.pid, signal.SIGUSR1)
@@ -119,11 +129,17 @@ def _measure(directory: Path, calls: Calls, with_files: bool, with_functions: bo
                 if time.monotonic() > end:
                     raise SystemExit(f"{name} has not written its counts in {_ANSWER_SECONDS} s")
                 time.sleep(0.01)
-            written = json.loads((directory / name).read_text())
+            at, written = json.loads((directory / name).read_text())
             (directory / name).unlink()
-            kind = name.partition("-")[0]
-            found.setdefault(kind, Counter()).update({(f, a, b): n for f, a, b, n in written})
+            found[name.partition("-")[0]] = Counted(at, Counter({(*f,): n for *f, n in written}))
         return found
+
+    def since(before: Mapping[str, Counted]) -> dict[str, Counted]:
+        after = counts()
+        return {
+            kind: Counted(after[kind].seconds - at, after[kind].calls - calls)
+            for kind, (at, calls) in before.items()
+        }
 
     def increment(tx: percolator.Transaction) -> None:
         tx.set("alice", balance, tx.get("alice", balance, 0) + 1)
@@ -147,29 +163,28 @@ def _measure(directory: Path, calls: Calls, with_files: bool, with_functions: bo
             "read-write transaction, two phases over two tables": lambda: db.run(transfer),
             "read": lambda: db.get("alice", balance),
         }
-        busy: dict[str, tuple[float, dict[str, Counter[Function]]]] = {}
+        busy: dict[str, dict[str, Counted]] = {}
         for name, operation in operations.items():
             for _ in range(_WARM_UP):
                 operation()
             before = counts()
-            began = time.monotonic()
             for _ in range(_OPERATIONS):
                 operation()
-            seconds = time.monotonic() - began
-            after = counts()
-            busy[name] = (seconds, {kind: after[kind] - before[kind] for kind in before})
+            busy[name] = since(before)
         before = counts()
         time.sleep(_IDLE_SECONDS)
-        after = counts()
-        idle = {kind: after[kind] - before[kind] for kind in before}
-    for name, (seconds, calls_of) in busy.items():
+        idle = since(before)
+    for name, found in busy.items():
         print(name)
-        share = seconds / _IDLE_SECONDS
         ran = {
-            kind: {f for f, n in found.items() if n - idle[kind][f] * share >= _OPERATIONS / 2}
-            for kind, found in calls_of.items()
+            kind: {
+                function
+                for function, n in calls.items()
+                if n - idle[kind].calls[function] * seconds / idle[kind].seconds >= _OPERATIONS / 2
+            }
+            for kind, (seconds, calls) in found.items()
         }
-        own = {kind: {f for f in found if not idle[kind][f]} for kind, found in ran.items()}
+        own = {kind: {f for f in ran[kind] if not idle[kind].calls[f]} for kind in ran}
         _report("all", ran, with_files, with_functions)
         _report("own", own, with_files, with_functions)
 
@@ -183,15 +198,15 @@ def _report(
             print(f"    {kind:14}{_size(functions)}")
         for file in sorted({file for file, *_ in functions}) if with_files else ():
             print(f"      {file}")
-            for function_file, first, last in sorted(functions) if with_functions else ():
+            for function_file, first, last, called in sorted(functions) if with_functions else ():
                 if function_file == file:
-                    print(f"        {first}-{last}")
+                    print(f"        {first}-{last} {called}")
 
 
 def _size(functions: set[Function]) -> str:
     files = {file for file, *_ in functions}
     whole = sum(len((_ROOT / file).read_text().splitlines()) for file in files)
-    lines = {(file, line) for file, first, last in functions for line in range(first, last + 1)}
+    lines = {(file, line) for file, first, last, _ in functions for line in range(first, last + 1)}
     return f"{len(files)} files of {whole:,} lines; {len(lines):,} lines of functions"
 
 

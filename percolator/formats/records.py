@@ -22,6 +22,7 @@ stores the record without it, too.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, IntEnum, auto
 
@@ -68,9 +69,8 @@ _PRIMARY_ROW = struct.Struct(">QI")
 _COLUMN_LENGTH = struct.Struct(">H")
 
 
-def timestamp_bytes(timestamp: int) -> bytes:
-    """A timestamp as encoded in records and in conditions on their prefixes."""
-    return timestamp.to_bytes(8, "big")
+timestamp_bytes: Callable[[int], bytes] = struct.Struct(">Q").pack
+"""Encodes a timestamp as it is in records and in conditions on their prefixes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,6 +243,9 @@ _Wanted = tuple[int, bytes, bytes, bytes]
 to look at: that of the read, or an older one if the cell is known not to have changed since."""
 
 
+_FULL = NotExecuted("the response is full; request the rest again")
+
+
 class AnswerRoom:
     """What the batches of one call share: each for itself, those to a hundred tablets would make an
     answer of hundreds of MiB."""
@@ -294,7 +297,6 @@ class PointReads:
         self._refused: dict[int, PercolatorError] = {}
         self._chosen: dict[int, Container[bytes] | None] = {}
         """What each read wants that walks over its whole row."""
-        self._full = NotExecuted("the response is full; request the rest again")
 
     async def answer(self) -> pb.ReadBatchResult:
         """Raises `InvalidArgument`."""
@@ -514,13 +516,13 @@ class PointReads:
         limits, size = self._state.limits, self._bytes
         if index != self._admitted:
             if size > self._bytes_max:
-                self._refused.setdefault(index, self._full)
+                self._refused.setdefault(index, _FULL)
                 return False
             self._admitted, self._began = index, size
         others = self._room.taken_bytes - self._taken + self._began
         if others + size - self._began > limits.read_bytes_max:
             self._refused[index] = (
-                self._full
+                _FULL
                 if others
                 else InvalidArgument(
                     f"reads[{index}]",

@@ -115,11 +115,11 @@ class GrpcNetwork:
         self._lines = ByAddress(self._opened, self._close_later)
         self._former: dict[asyncio.Task[None], grpc.aio.Channel] = {}
         self._renewal = credentials.renewal
+        self._frames = FrameConnections(self._offered_frames, credentials)
         self._use(credentials)
-        self._frames = FrameConnections(self._offered_frames, lambda: self.credentials)
 
     def _use(self, credentials: Credentials) -> None:
-        self.credentials = credentials
+        self.credentials = self._frames.credentials = credentials
         self._tls: grpc.ChannelCredentials | None = None
         if (tls := credentials.tls) is not None:
             self._tls = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)

@@ -546,8 +546,9 @@ _log = logging.getLogger("percolator.frames")
 class FrameConnections:
     """The connections for frames of one network. Belongs to its event loop."""
 
-    def __init__(self, offer: Offer, credentials: Callable[[], Credentials]) -> None:
-        self._credentials = credentials
+    def __init__(self, offer: Offer, credentials: Credentials) -> None:
+        self.credentials = credentials
+        """The present ones: a connection that was made with others takes no more calls."""
         self._tasks = Tasks()
         self._peers = ByAddress(lambda address: _Peer(address, offer, self._tasks), _Peer.leave)
         self._closed = False
@@ -603,11 +604,10 @@ class FrameConnections:
     def current(self, peer: _Peer) -> FrameConnection | None:
         """The connection for a call that begins now. If there is none, perhaps begins to connect,
         for later ones."""
-        credentials = self._credentials()
-        if peer.connection is not None and peer.credentials is credentials:
+        if peer.connection is not None and peer.credentials is self.credentials:
             return peer.connection
         if not self._closed:
-            peer.called(credentials)
+            peer.called(self.credentials)
         return None
 
     async def close(self) -> None:

@@ -205,13 +205,14 @@ class LevelDBStorage:
                 f"LevelDB cannot open {directory}: {_why(directory, error)}",
                 fault=self.fault(error),
             ) from error
-        # Bound methods of LevelDB itself: a Python function around them would double the cost.
+        # LevelDB's own methods: a Python function around them would double the cost.
         self.get = self._database.get
+        self.cursor = self._database.raw_iterator
+        self.batch = partial(self._database.write_batch, sync=True)
         # Closing LevelDB while a thread compacts it would crash the process.
         self._compacting = asyncio.Lock()
         self._tasks = Tasks()
         self._abandoned = False
-        self.cursor = self._database.raw_iterator
 
     def fault(self, error: Exception) -> StoreFault:
         return fault_of(error)
@@ -219,9 +220,6 @@ class LevelDBStorage:
     def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         entries: Iterator[tuple[bytes, bytes]] = self._database.iterator(start=start, stop=stop)
         return entries
-
-    def batch(self) -> plyvel.WriteBatch:
-        return self._database.write_batch(sync=True)
 
     async def write(self, batch: plyvel.WriteBatch, then: Callable[[], bool] | None = None) -> bool:
         return await self._threads.run(partial(_write, batch, then))
