@@ -33,7 +33,6 @@ from percolator.services.chassis.coordinator import (
     value_of,
 )
 from percolator.services.chassis.epoch_directory import (
-    EpochDirectory,
     EpochName,
     Inheritance,
     Stage,
@@ -41,6 +40,7 @@ from percolator.services.chassis.epoch_directory import (
     take_over,
 )
 from percolator.services.chassis.files import (
+    EpochDirectory,
     FileLock,
     Files,
     fault_of,
@@ -170,6 +170,8 @@ class DirectoryLeadership:
         self._beat_unfinished = directory.path / (BEAT + UNFINISHED)
         self._lock = lock
         self._beat_seconds = beat_seconds
+        # The directory's own method: an oracle asks before each answer.
+        self.stands = directory.stands
         self._deposed = False
         self._writing = asyncio.Lock()
         self._tasks = Tasks()
@@ -191,15 +193,20 @@ class DirectoryLeadership:
         beats = self._beating is not None and not self._beating.done()
         return self._deposed and not beats and self._lock is None
 
-    async def stands(self) -> bool:
-        if not self._deposed and not await self._directory.stands() and not self._deposed:
-            self._deposed = True
-            _log.warning("deposed by a later leader", role=self._role, epoch=self._epoch)
-        return not self._deposed
-
     async def check(self) -> None:
-        if not await self.stands():
+        if await self._is_deposed():
             raise NotReady(f"this process no longer leads as {self._role}")
+
+    async def _is_deposed(self) -> bool:
+        """Once it is, it stays so."""
+        if not await self.stands() and not self._deposed:
+            self._give_up()
+            _log.warning("deposed by a later leader", role=self._role, epoch=self._epoch)
+        return self._deposed
+
+    def _give_up(self) -> None:
+        self._deposed = True
+        self._directory.give_up()
 
     async def get(self, key: str) -> bytes | None:
         check_name("key", key)
@@ -229,7 +236,7 @@ class DirectoryLeadership:
         self._beating = asyncio.create_task(self._keep_beating(), name=f"lead as {self._role}")
 
     async def resign(self) -> None:
-        self._deposed = True
+        self._give_up()
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -240,7 +247,7 @@ class DirectoryLeadership:
     def abandon(self) -> None:
         """Resigns without waiting for a write in progress, which may hang: whether it succeeds or
         not, it is never reported as done."""
-        self._deposed = True
+        self._give_up()
         if self._beating is not None:
             self._beating.cancel()
         self._release_lock()
@@ -267,7 +274,7 @@ class DirectoryLeadership:
             try:
                 await self._beat(count)
             except OSError as error:
-                if not await self.stands():
+                if await self._is_deposed():
                     # The present leader needs the lock, so that its own death is seen at once.
                     self._release_lock()
                     return

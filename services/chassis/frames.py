@@ -15,8 +15,8 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from percolator.errors import ExecutionUnknown, InvalidArgument, Overloaded, PercolatorError
-from percolator.services.chassis.gate import CallerIdentity, Quota, failure, machine_of, peer_name
-from percolator.services.chassis.rpc import Exposed, Unary
+from percolator.services.chassis.access import CallerIdentity, machine_of, peer_name
+from percolator.services.chassis.rpc import Exposed, Quota, Unary
 from percolator.v1 import frames_pb2
 from percolator.v1.frames_pb2 import (
     FramesHello,
@@ -41,7 +41,7 @@ from percolator.wire.frames import (
 )
 from percolator.wire.methods import READING
 from percolator.wire.roles import Role
-from percolator.wire.status import DETAILS_TRAILER
+from percolator.wire.status import DETAILS_TRAILER, failure
 from percolator.wire.tls import CLUSTER_NAME
 
 

@@ -14,8 +14,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from percolator.services.chassis.files import Files
-from percolator.services.chassis.gate import Quotas
-from percolator.services.chassis.rpc import Exposed, Forwarder
+from percolator.services.chassis.rpc import Exposed, Forwarder, Quotas
 from percolator.services.chassis.settings import ServiceSettings
 from percolator.services.chassis.store_watch import StoreWatch
 from percolator.tasks import Tasks

@@ -55,11 +55,12 @@ from percolator.process import (
     umask_below,
 )
 from percolator.services.chassis import metrics
+from percolator.services.chassis.access import Tokens
 from percolator.services.chassis.files import RealFiles
-from percolator.services.chassis.gate import Gate, Quotas, Tokens
 from percolator.services.chassis.host import Build, Host, SettingsT
 from percolator.services.chassis.membership import Membership, Registration
 from percolator.services.chassis.process import raise_descriptor_limit, version
+from percolator.services.chassis.rpc import Gate, Quotas
 from percolator.services.chassis.server import CannotListen, Server, ServerTls, listening_metrics
 from percolator.services.chassis.settings import (
     ServiceSettings,

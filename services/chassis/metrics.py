@@ -1,8 +1,4 @@
-"""Prometheus metrics of calls, of the process and of its event loop.
-
-Counting a call costs a few additions to plain integers, on the event loop's thread. They are
-converted to what Prometheus expects when it asks.
-"""
+"""Prometheus metrics of the process and of its event loop, and the port that serves them."""
 
 from __future__ import annotations
 
@@ -12,7 +8,6 @@ import os
 import socket
 import ssl
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from socketserver import TCPServer, ThreadingMixIn
@@ -33,86 +28,16 @@ from prometheus_client import (
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
-    HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.registry import Collector
 
-from percolator.services.chassis.gate import Gate
 from percolator.services.chassis.process import version
+from percolator.services.chassis.rpc import BUCKETS_SECONDS, Gate
 from percolator.wire.addresses import HostPort
 from percolator.world import Clock
 
-BUCKETS_SECONDS = (
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
-    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
-)  # fmt: skip
-"""Upper bounds of the latency histograms."""
-
 _LAG_SAMPLE_SECONDS = 0.25
-
-
-class MethodMetrics:
-    """The figures of one method. Only the event loop changes them; any thread may read them."""
-
-    __slots__ = ("buckets", "by_code", "in_flight", "method", "seconds", "service")
-
-    def __init__(self, service: str, method: str) -> None:
-        self.service = service
-        self.method = method
-        self.in_flight = 0
-        # INTERNAL from the start: a counter that appears with its first event has not increased.
-        self.by_code: dict[str, int] = {"OK": 0, "INTERNAL": 0}
-        self.seconds = 0.0
-        self.buckets = [0] * (len(BUCKETS_SECONDS) + 1)
-
-    def finished(self, code: str, seconds: float) -> None:
-        """Counts the end of a call that was counted in `in_flight`."""
-        self.in_flight -= 1
-        self.by_code[code] = self.by_code.get(code, 0) + 1
-        self.seconds += seconds
-        self.buckets[bisect_left(BUCKETS_SECONDS, seconds)] += 1
-
-
-class RpcMetrics(Collector):
-    """The figures of all methods."""
-
-    def __init__(self) -> None:
-        self._methods: list[MethodMetrics] = []
-
-    def method(self, service: str, method: str) -> MethodMetrics:
-        metrics = MethodMetrics(service, method)
-        self._methods.append(metrics)
-        return metrics
-
-    def collect(self) -> Iterator[Metric]:
-        labels = ["service", "method"]
-        finished = CounterMetricFamily(
-            "percolator_rpc_finished", "Calls answered, by status code.", labels=[*labels, "code"]
-        )
-        in_flight = GaugeMetricFamily(
-            "percolator_rpc_in_flight", "Calls in progress.", labels=labels
-        )
-        seconds = HistogramMetricFamily(
-            "percolator_rpc_seconds", "Time from a call to its answer.", labels=labels
-        )
-        for of in self._methods:
-            names = [of.service, of.method]
-            for code, count in tuple(of.by_code.items()):
-                finished.add_metric([*names, code], count)
-            in_flight.add_metric(names, of.in_flight)
-            seconds.add_metric(names, _cumulative(of.buckets), sum_value=of.seconds)
-        yield from (finished, in_flight, seconds)
-
-
-def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
-    bounds = [*map(str, BUCKETS_SECONDS), "+Inf"]
-    total = 0
-    found: list[tuple[str, float]] = []
-    for bound, count in zip(bounds, tuple(buckets), strict=True):
-        total += count
-        found.append((bound, total))
-    return found
 
 
 def process_registry(service: str) -> CollectorRegistry:

@@ -52,7 +52,7 @@ from percolator.services.chassis.coordinator import (
     no_lost_leader,
     value_of,
 )
-from percolator.services.chassis.epoch_directory import SharedLook
+from percolator.services.chassis.files import SharedLook
 from percolator.tasks import Tasks
 from percolator.wire.backoff import Backoff
 from percolator.world import Clock, World

@@ -2,7 +2,8 @@
 
 A handler is an object with one method per RPC, in snake_case. It knows messages and
 `PercolatorError`s, but not gRPC, so that a simulation can call the very same object. This module
-counts and times a call, checks it against the limits, decodes it, and maps its error.
+counts and times a call, checks it against the limits, decodes it, and maps its error. Read
+`_Call.unary`, at the end, first.
 
 A method may be cancelled at any `await`, when its caller gives up: work that must not be torn
 belongs in a separate task of the service.
@@ -11,18 +12,27 @@ belongs in a separate task of the service.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from bisect import bisect_left
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from contextvars import ContextVar
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, Protocol
 
 import grpc
 import structlog
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.message_factory import GetMessageClass
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
 
 from percolator.errors import (
     ExecutionUnknown,
@@ -34,142 +44,630 @@ from percolator.errors import (
     PermissionDenied,
     Unauthenticated,
 )
-from percolator.services.chassis.gate import (
+from percolator.services.chassis.access import (
+    CLUSTER_IDENTITY,
     OWN,
     Access,
-    Arrivals,
     CallerIdentity,
     Check,
-    Gate,
-    Held,
-    NoMoreRequests,
-    by_address,
-    failure,
     machine_of,
 )
-from percolator.services.chassis.metrics import MethodMetrics, RpcMetrics
+from percolator.services.chassis.settings import CLIENT_QUOTA_PERCENT, CLIENTS_QUOTA_PERCENT
 from percolator.wire.channels import cancelled_by_caller
 from percolator.wire.methods import method_name
 from percolator.wire.roles import Role
-from percolator.wire.status import status_code
+from percolator.wire.status import failure, status_code
 from percolator.world import Clock
 
-OPEN_STREAMS_MAX = 1_000
-CONNECTION_STREAMS_MAX = 16
-"""Of those, the streams of one connection. It may have as many calls that are no streams."""
-_RETRY_SECONDS = 1.0
+# Figures of calls. Counting one costs a few additions to plain integers, on the event loop's
+# thread; they are converted to what Prometheus expects when it asks.
 
-MessageT = TypeVar("MessageT", bound=Message)
+BUCKETS_SECONDS = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05,
+    0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Upper bounds of the latency histograms."""
 
-Context = Any
-"""`grpc.aio.ServicerContext`: grpc has no types."""
+
+class MethodMetrics:
+    """The figures of one method. Only the event loop changes them; any thread may read them."""
+
+    __slots__ = ("buckets", "by_code", "in_flight", "method", "seconds", "service")
+
+    def __init__(self, service: str, method: str) -> None:
+        self.service = service
+        self.method = method
+        self.in_flight = 0
+        # INTERNAL from the start: a counter that appears with its first event has not increased.
+        self.by_code: dict[str, int] = {"OK": 0, "INTERNAL": 0}
+        self.seconds = 0.0
+        self.buckets = [0] * (len(BUCKETS_SECONDS) + 1)
+
+    def finished(self, code: str, seconds: float) -> None:
+        """Counts the end of a call that was counted in `in_flight`."""
+        self.in_flight -= 1
+        self.by_code[code] = self.by_code.get(code, 0) + 1
+        self.seconds += seconds
+        self.buckets[bisect_left(BUCKETS_SECONDS, seconds)] += 1
 
 
-class OpenCalls:
-    """Handlers for calls of gRPC's own services, health and reflection, which anyone may make who
-    reaches the port.
+class RpcMetrics(Collector):
+    """The figures of all methods."""
 
-    They need no token, so they have small shares of a server: of memory (`Gate.open`), and of
-    streams that stay open. What is no message of its type is refused as other services refuse it.
-    gRPC itself would log a traceback, which could be caused as often as one likes, and would answer
-    UNKNOWN.
+    def __init__(self) -> None:
+        self._methods: list[MethodMetrics] = []
+
+    def method(self, service: str, method: str) -> MethodMetrics:
+        metrics = MethodMetrics(service, method)
+        self._methods.append(metrics)
+        return metrics
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["service", "method"]
+        finished = CounterMetricFamily(
+            "percolator_rpc_finished", "Calls answered, by status code.", labels=[*labels, "code"]
+        )
+        in_flight = GaugeMetricFamily(
+            "percolator_rpc_in_flight", "Calls in progress.", labels=labels
+        )
+        seconds = HistogramMetricFamily(
+            "percolator_rpc_seconds", "Time from a call to its answer.", labels=labels
+        )
+        for of in self._methods:
+            names = [of.service, of.method]
+            for code, count in tuple(of.by_code.items()):
+                finished.add_metric([*names, code], count)
+            in_flight.add_metric(names, of.in_flight)
+            seconds.add_metric(names, _cumulative(of.buckets), sum_value=of.seconds)
+        yield from (finished, in_flight, seconds)
+
+
+def _cumulative(buckets: list[int]) -> list[tuple[str, float]]:
+    bounds = [*map(str, BUCKETS_SECONDS), "+Inf"]
+    total = 0
+    found: list[tuple[str, float]] = []
+    for bound, count in zip(bounds, tuple(buckets), strict=True):
+        total += count
+        found.append((bound, total))
+    return found
+
+
+# Limits of calls: quotas say how much one caller may use, arrivals how much memory requests may
+# take, and the gate how many calls run.
+
+
+class Quota:
+    """One limit of a server, and how much of it each client uses, so that none can exhaust it.
+
+    Belongs to the event loop.
+
+    A client is a token at an address (docs/decisions.md, 75):
+    - One client may use `client_quota_percent` of each limit.
+    - All clients together may use `clients_quota_percent`. Half of the rest is for administrators
+      and servers, the other half for servers alone.
     """
 
-    def __init__(self, arrivals: Arrivals, streams_max: int = OPEN_STREAMS_MAX) -> None:
-        self._arrivals = arrivals
-        self._streams_max = streams_max
-        self._streams: Counter[str] = Counter()
-        """Open streams, by connection."""
-        self._calls: Counter[str] = Counter()
-        """Calls whose requests have not arrived, by connection."""
-
-    def unary(
+    def __init__(
         self,
-        kind: type[MessageT],
-        answer: Callable[[MessageT, Context], Awaitable[Message]],
-    ) -> grpc.RpcMethodHandler:
-        """Answers a request with a response."""
+        what: str,
+        setting: str,
+        limit: int,
+        *,
+        client_percent: int = CLIENT_QUOTA_PERCENT,
+        clients_percent: int = CLIENTS_QUOTA_PERCENT,
+        retry_after_seconds: float = 1.0,
+    ) -> None:
+        """`what` is limited by a setting: "sessions" by "sessions_max"."""
+        self.what = what
+        self.used = 0
+        self.used_by_clients = 0
+        self.refused = {"client": 0, "clients": 0, "all": 0}
+        """By the limit that was reached: that of one client, of all clients, or of all callers."""
+        self._setting = setting
+        self._limit = limit
+        self._client_percent = client_percent
+        self._clients_percent = clients_percent
+        self._client_max = max(1, limit * client_percent // 100)
+        self._clients_max = max(1, limit * clients_percent // 100)
+        self._admins_max = limit - (limit - self._clients_max) // 2
+        self._retry_after_seconds = retry_after_seconds
+        self._by_client: dict[tuple[bytes, str], int] = {}
 
-        async def call(requests: AsyncIterator[bytes], context: Context) -> bytes:
-            try:
-                self._require_few(self._calls[context.peer()], "calls")
-                with _counted(self._calls, context):
-                    request = await self._received(kind, context)
-            except PercolatorError as error:
-                await _abort_call(error, context)
-            return (await answer(request, context)).SerializeToString()
+    @property
+    def most_used(self) -> int:
+        """How much the client uses that uses the most."""
+        return max(tuple(self._by_client.values()), default=0)
 
-        return grpc.stream_unary_rpc_method_handler(call)
+    def reached(self, caller: CallerIdentity, amount: int = 1) -> str:
+        """The limit that is in the way of so much more; empty if none is."""
+        total = self.used + amount
+        if caller.client is not None:
+            if self._by_client.get(caller.client, 0) + amount > self._client_max:
+                return "client"
+            if self.used_by_clients + amount > self._clients_max:
+                return "clients"
+        elif caller.role == Role.ADMIN and total > self._admins_max:
+            return "all"
+        return "all" if total > self._limit else ""
 
-    def stream(
+    def take(self, caller: CallerIdentity, amount: int = 1) -> None:
+        """Counts so much more for the caller, until it is given back. Raises `Overloaded`."""
+        if limit := self.reached(caller, amount):
+            self.refused[limit] += 1
+            raise Overloaded(self._explained(limit), retry_after_seconds=self._retry_after_seconds)
+        self.used += amount
+        client = caller.client
+        if client is not None and amount:
+            self.used_by_clients += amount
+            self._by_client[client] = self._by_client.get(client, 0) + amount
+
+    def give_back(self, caller: CallerIdentity, amount: int = 1) -> None:
+        self.used -= amount
+        client = caller.client
+        if client is not None and amount:
+            self.used_by_clients -= amount
+            left = self._by_client[client] - amount
+            if left:
+                self._by_client[client] = left
+            else:
+                del self._by_client[client]
+
+    def _explained(self, limit: str) -> str:
+        whole = f"{self._setting}, {self._limit}"
+        if limit == "client":
+            return (
+                f"this client may have {self._client_max} {self.what} here at once: "
+                f"{self._client_percent}% (client_quota_percent) of {whole}; programs with the "
+                "same token at the same address count as one client"
+            )
+        if limit == "clients":
+            return (
+                f"all clients together may have {self._clients_max} {self.what} here at once: "
+                f"{self._clients_percent}% (clients_quota_percent) of {whole}; the rest is for "
+                "administrators and servers"
+            )
+        return f"{self.used} {self.what} are in use here, and the limit is {whole}"
+
+
+class Quotas(Collector):
+    """All quotas of one process, and their metrics."""
+
+    def __init__(
         self,
-        kind: type[MessageT],
-        answer: Callable[[AsyncIterator[MessageT], Context], AsyncGenerator[Message, None]],
-    ) -> grpc.RpcMethodHandler:
-        """Answers requests with a stream of responses."""
+        client_percent: int = CLIENT_QUOTA_PERCENT,
+        clients_percent: int = CLIENTS_QUOTA_PERCENT,
+    ) -> None:
+        self._client_percent = client_percent
+        self._clients_percent = clients_percent
+        self._all: list[Quota] = []
 
-        async def call(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-            try:
-                with self._opened(context):
-                    async with aclosing(answer(self._all(kind, context), context)) as responses:
-                        async for response in responses:
-                            yield response.SerializeToString()
-            except PercolatorError as error:
-                await _abort_call(error, context)
+    def of(self, what: str, setting: str, limit: int, *, retry_after_seconds: float = 1.0) -> Quota:
+        """The quota of one more limit."""
+        quota = Quota(
+            what,
+            setting,
+            limit,
+            client_percent=self._client_percent,
+            clients_percent=self._clients_percent,
+            retry_after_seconds=retry_after_seconds,
+        )
+        self._all.append(quota)
+        return quota
 
-        return grpc.stream_stream_rpc_method_handler(call)
+    def collect(self) -> Iterator[Metric]:
+        used = GaugeMetricFamily(
+            "percolator_quota_used",
+            "What callers use: all of them, all clients, or the client that uses the most.",
+            labels=["what", "by"],
+        )
+        refused = CounterMetricFamily(
+            "percolator_quota_refused",
+            "Calls refused, by the limit that was reached: that of one client, of all clients, or "
+            "of all callers.",
+            labels=["what", "limit"],
+        )
+        for one in self._all:
+            used.add_metric([one.what, "all"], one.used)
+            used.add_metric([one.what, "clients"], one.used_by_clients)
+            used.add_metric([one.what, "client"], one.most_used)
+            for limit, count in one.refused.items():
+                refused.add_metric([one.what, limit], count)
+        yield from (used, refused)
 
-    async def _all(self, kind: type[MessageT], context: Context) -> AsyncIterator[MessageT]:
-        while True:
-            try:
-                yield await self._received(kind, context)
-            except NoMoreRequests:
-                return
 
-    async def _received(self, kind: type[MessageT], context: Context) -> MessageT:
-        # By machine, so that those of one cannot keep the health checks of all others waiting.
-        caller = CallerIdentity(Role.CLIENT, (b"", machine_of(context.peer())))
-        held = await self._arrivals.receive(context, caller)
+def by_address(context: grpc.aio.ServicerContext) -> CallerIdentity:
+    """The check without TLS: callers have no names, and may do everything that an operator may. So
+    each is limited as a client."""
+    return CallerIdentity(Role.ADMIN, (b"", machine_of(context.peer())))
+
+
+LOOKAHEAD_BYTES = 16 * 1024
+"""How much of its request a stream may send before a call receives it."""
+CONNECTIONS_MIN = 4
+"""A connection may use the budget divided by this number."""
+CLIENTS_MIN = 2
+"""A client may use the budget divided by this number."""
+HASTY_MAX = 4
+"""Requests above the budget that may arrive at a time, and how many of the largest ones may be in
+memory above it when they have arrived."""
+HASTY_SECONDS = 0.1
+"""How long each of them may take."""
+_SLACK_BYTES = 1024 * 1024
+_MEMORY_RETRY_SECONDS = 0.1
+_INT_MAX = 2**31 - 1
+_ALL = "all callers"
+
+
+def received_bytes_max(request_bytes_max: int) -> int:
+    """gRPC's own limit of a request's size. It is above the limit that is documented, so that the
+    gate refuses what is a little too large, with a typed error; gRPC has none. This one limits
+    memory."""
+    return min(request_bytes_max + min(request_bytes_max, _SLACK_BYTES), _INT_MAX)
+
+
+class NoMoreRequests(InvalidArgument):
+    """The caller has ended its stream of requests."""
+
+
+class Arrivals:
+    """The memory that requests of one kind of caller may take, from before they arrive until they
+    are answered. Belongs to one event loop.
+
+    gRPC hands over a request when it is complete. Until then its caller decides how long that
+    takes, and the server holds what has come. So a call asks here before it receives; nothing of
+    its request is received earlier, apart from the `LOOKAHEAD_BYTES` that every stream may send:
+    - Until it has arrived, a request counts as the largest one, and afterwards as what it is.
+    - The requests of one connection have a share, and so do those of one client, whose connections
+      may be many. Above it they wait for each other, without loss: flow control stops their sender.
+    - All requests together have a budget. Above it, a few may arrive at a time if they do so at
+      once, as small ones do; one that does not is refused. Others wait: no client can make them
+      wait alone, because its share is half.
+    """
+
+    def __init__(self, request_bytes_max: int, bytes_max: int, seconds: float) -> None:
+        """One request fits, however small `bytes_max` is. A request may wait for its turn for so
+        many seconds, and may then take as many to arrive."""
+        self.largest = received_bytes_max(request_bytes_max)
+        self.bytes_max = max(bytes_max, self.largest)
+        self.connection_bytes_max = max(bytes_max // CONNECTIONS_MIN, self.largest)
+        self.client_bytes_max = max(bytes_max // CLIENTS_MIN, self.largest)
+        self.seconds = seconds
+        self.shares: dict[object, _Share] = {}
+        """By connection, and by client."""
+        self.used = 0
+        """Bytes of the budget in use."""
+        self.hasty = 0
+        """Requests that arrive above the budget, or are too large to be counted in it."""
+        self.waiting: OrderedDict[Held, None] = OrderedDict()
+        """Requests that wait for the budget, the oldest first."""
+        self.refused: Counter[str] = Counter(dict.fromkeys(("budget", "late", "streams"), 0))
+        """Refused requests, by reason."""
+
+    async def receive(
+        self, context: grpc.aio.ServicerContext, caller: CallerIdentity | None = None
+    ) -> Held:
+        """The request of a call, which nobody has received yet, in memory until it is released.
+        Raises `Overloaded` and `InvalidArgument`."""
+        held = Held(self, self._shares(context, caller))
         try:
-            return kind.FromString(held.raw)
-        except DecodeError:
-            raise InvalidArgument("request", "is not a message of its type") from None
-        finally:
+            await held.turn()
+            held.raw = await self._arrived(held, context)
+        except BaseException:
             held.release()
+            raise
+        return held
 
-    @contextmanager
-    def _opened(self, context: Context) -> Iterator[None]:
-        self._require_few(self._streams[context.peer()], "streams")
-        if self._streams.total() >= self._streams_max:
-            self._refuse(f"{self._streams_max} streams are open (open_streams_max)")
-        with _counted(self._streams, context):
-            yield
+    def hold(self, raw: bytes) -> Held:
+        """A request that has arrived. Raises `Overloaded`."""
+        if self.used + len(raw) > self.bytes_max:
+            raise self.refusal("budget", "the requests in progress use all memory for requests")
+        held = Held(self, [], raw)
+        held.count()
+        return held
 
-    def _require_few(self, count: int, what: str) -> None:
-        if count >= CONNECTION_STREAMS_MAX:
-            self._refuse(f"{CONNECTION_STREAMS_MAX} {what} are open on this connection")
+    def refusal(self, reason: str, text: str) -> Overloaded:
+        """The error of a request that was not executed; counts it."""
+        self.refused[reason] += 1
+        return Overloaded(text, retry_after_seconds=_MEMORY_RETRY_SECONDS)
 
-    def _refuse(self, text: str) -> NoReturn:
-        self._arrivals.refused["streams"] += 1
-        raise Overloaded(text, retry_after_seconds=_RETRY_SECONDS)
+    def admit(self, held: Held) -> bool:
+        """Lets the request arrive, within the budget or above it, if it may now."""
+        if self.used + self.largest <= self.bytes_max:
+            held.count()
+        elif self.hasty < HASTY_MAX:
+            held.hurry()
+        else:
+            return False
+        return True
+
+    def admit_waiting(self) -> None:
+        """To be called when there may be memory for more."""
+        while self.waiting and self.admit(next(iter(self.waiting))):
+            self.waiting.popitem(last=False)[0].grant()
+
+    async def _arrived(self, held: Held, context: grpc.aio.ServicerContext) -> bytes:
+        seconds = HASTY_SECONDS if held.is_hasty else self.seconds
+        try:
+            async with asyncio.timeout(seconds):
+                raw: bytes = await context.read()
+        except TimeoutError:
+            if held.is_hasty:
+                raise self.no_memory(_ALL) from None
+            reason = f"the request has not arrived within {seconds:g} s (request_seconds_max)"
+            raise self.refusal("late", reason) from None
+        if raw is grpc.aio.EOF:
+            raise NoMoreRequests("request", "is missing")
+        held.resize(len(raw))
+        # Otherwise a few long calls would keep all others from arriving.
+        above = self.bytes_max + HASTY_MAX * self.largest
+        if held.is_hasty and self.used + len(raw) <= above:
+            held.count()
+        return raw
+
+    def _shares(
+        self, context: grpc.aio.ServicerContext, caller: CallerIdentity | None
+    ) -> list[_Share]:
+        shares = []
+        # A gateway has one connection for all its callers: they must not wait for each other.
+        if CLUSTER_IDENTITY not in (context.peer_identities() or ()):
+            peer = context.peer()
+            shares.append(self._share(peer, "this connection", self.connection_bytes_max))
+        if caller is not None and caller.client is not None:
+            shares.append(self._share(caller.client, "this client", self.client_bytes_max))
+        return shares
+
+    def _share(self, owner: object, described: str, bytes_max: int) -> _Share:
+        share = self.shares.get(owner)
+        if share is None:
+            share = self.shares[owner] = _Share(owner, described, bytes_max)
+        return share
+
+    def no_memory(self, whose: str) -> Overloaded:
+        return self.refusal(
+            "budget", f"the requests of {whose} use all memory for them (request_bytes_total_max)"
+        )
 
 
-@contextmanager
-def _counted(counts: Counter[str], context: Context) -> Iterator[None]:
-    peer = context.peer()
-    counts[peer] += 1
-    try:
-        yield
-    finally:
-        counts[peer] -= 1
-        if not counts[peer]:
-            del counts[peer]
+class _Share:
+    """The requests of one connection or client, while there are any."""
+
+    __slots__ = ("bytes_max", "calls", "described", "owner", "used", "waiting")
+
+    def __init__(self, owner: object, described: str, bytes_max: int) -> None:
+        self.owner = owner
+        self.described = described
+        self.bytes_max = bytes_max
+        self.calls = 0
+        self.used = 0
+        self.waiting: OrderedDict[Held, None] = OrderedDict()
 
 
-async def _abort_call(error: PercolatorError, context: Context) -> NoReturn:
-    """Ends the call by raising gRPC's own exception."""
-    await context.abort(*failure(error))
-    raise error
+class Held:
+    """A request in memory, or the memory into which it arrives."""
+
+    __slots__ = (
+        "_arrivals",
+        "_bytes",
+        "_granted",
+        "_is_counted",
+        "_reserved",
+        "_shares",
+        "_wait_until",
+        "is_hasty",
+        "raw",
+    )
+
+    def __init__(self, arrivals: Arrivals, shares: list[_Share], raw: bytes = b"") -> None:
+        self.raw = raw
+        self.is_hasty = False
+        self._arrivals = arrivals
+        self._shares = shares
+        self._reserved = 0
+        """In how many of the shares its bytes are counted."""
+        self._bytes = len(raw)
+        self._is_counted = False
+        """True while its bytes are part of the budget in use."""
+        self._granted: asyncio.Future[None] | None = None
+        self._wait_until: float | None = None
+        for share in shares:
+            share.calls += 1
+
+    async def turn(self) -> None:
+        """Returns when the largest request fits, and reserves it: in the share of the connection,
+        then in that of the client, then in the budget. Raises `Overloaded`."""
+        arrivals = self._arrivals
+        self._bytes = arrivals.largest
+        for share in self._shares:
+            if share.waiting or share.used + arrivals.largest > share.bytes_max:
+                await self._wait_in(share.waiting, share.described)
+            else:
+                self.reserve()
+        if arrivals.waiting or not arrivals.admit(self):
+            await self._wait_in(arrivals.waiting, _ALL)
+
+    async def _wait_in(self, queue: OrderedDict[Held, None], whose: str) -> None:
+        loop = asyncio.get_running_loop()
+        self._granted = loop.create_future()
+        if self._wait_until is None:
+            self._wait_until = loop.time() + self._arrivals.seconds
+        queue[self] = None
+        try:
+            async with asyncio.timeout_at(self._wait_until):
+                await self._granted
+        except TimeoutError:
+            raise self._arrivals.no_memory(whose) from None
+        finally:
+            queue.pop(self, None)
+
+    def grant(self) -> None:
+        if self._granted is not None and not self._granted.done():
+            self._granted.set_result(None)
+
+    def reserve(self) -> None:
+        """From now on its bytes are part of the next share."""
+        self._shares[self._reserved].used += self._bytes
+        self._reserved += 1
+
+    def count(self) -> None:
+        """From now on its bytes are part of the budget in use."""
+        self._is_counted = True
+        self._arrivals.used += self._bytes
+        self._settle()
+
+    def hurry(self) -> None:
+        """It arrives above the budget."""
+        self.is_hasty = True
+        self._arrivals.hasty += 1
+
+    def _settle(self) -> None:
+        if self.is_hasty:
+            self.is_hasty = False
+            self._arrivals.hasty -= 1
+            self._arrivals.admit_waiting()
+
+    def resize(self, size: int) -> None:
+        """It takes so many bytes now."""
+        change, self._bytes = size - self._bytes, size
+        for share in self._shares[: self._reserved]:
+            share.used += change
+            while share.waiting and share.used + self._arrivals.largest <= share.bytes_max:
+                waiting, _ = share.waiting.popitem(last=False)
+                waiting.reserve()
+                waiting.grant()
+        if self._is_counted:
+            self._arrivals.used += change
+            self._arrivals.admit_waiting()
+
+    def release(self) -> None:
+        """It is answered, or refused."""
+        self._settle()
+        self.resize(0)
+        shares, self._shares, self._reserved = self._shares, [], 0
+        for share in shares:
+            share.calls -= 1
+            if not share.calls:
+                del self._arrivals.shares[share.owner]
+
+
+STREAMS_MAX = 10_000
+REQUEST_BYTES_TOTAL_MAX = 256 << 20
+REQUEST_SECONDS_MAX = 60.0
+FRAME_BYTES_MAX = 64 * 1024
+"""The largest request in a frame. The library sends larger ones than 8 KiB over gRPC."""
+_OPEN_SECONDS_MAX = 10.0
+_OPEN_REQUESTS = 4
+_CALLS_RETRY_SECONDS = 0.1
+_STREAMS_RETRY_SECONDS = 1.0
+"""Longer: a stream may last for as long as its caller wants."""
+
+
+class Gate:
+    """Admits calls: whether this server answers at all, the limits of concurrent
+    calls and streams, and the memory that its request takes.
+
+    Streams have a limit of their own, because an idle one may last for days: it must not take the
+    place of a short call. Belongs to the event loop. `idle` is set while no admitted call is in
+    progress.
+    """
+
+    def __init__(
+        self,
+        concurrency_max: int,
+        request_bytes_max: int,
+        request_bytes_total_max: int = REQUEST_BYTES_TOTAL_MAX,
+        request_seconds_max: float = REQUEST_SECONDS_MAX,
+        streams_max: int = STREAMS_MAX,
+        quotas: Quotas | None = None,
+    ) -> None:
+        quotas = quotas or Quotas()
+        self._calls = quotas.of(
+            "calls", "concurrency_max", concurrency_max, retry_after_seconds=_CALLS_RETRY_SECONDS
+        )
+        self._streams = quotas.of(
+            "streams", "streams_max", streams_max, retry_after_seconds=_STREAMS_RETRY_SECONDS
+        )
+
+        def arrivals(bytes_max: int, seconds: float = request_seconds_max) -> Arrivals:
+            return Arrivals(request_bytes_max, bytes_max, seconds)
+
+        self._usual = arrivals(request_bytes_total_max)
+        self._trusted = arrivals(request_bytes_total_max)
+        """For administrators and servers, which get through whatever clients do."""
+        self.open = arrivals(
+            _OPEN_REQUESTS * received_bytes_max(request_bytes_max),
+            min(_OPEN_SECONDS_MAX, request_seconds_max),
+        )
+        """For requests that need no token, of health and reflection: one at a time of a connection,
+        and half of them of a machine."""
+        self.framed = arrivals(request_bytes_total_max // 4)
+        """For what is complete, and small: what arrives slowly over gRPC does not stop it."""
+        self.idle = asyncio.Event()
+        self.idle.set()
+        self._request_bytes_max = request_bytes_max
+        self._refusal: PercolatorError | None = None
+        self._closed = False
+
+    def refuse(self, error: PercolatorError | None) -> None:
+        """From now on every new call gets this error; None admits calls again."""
+        if not self._closed:
+            self._refusal = error
+
+    def close(self, error: PercolatorError) -> None:
+        """Refuses every new call for good."""
+        self.refuse(error)
+        self._closed = True
+
+    @property
+    def in_flight(self) -> int:
+        """Calls and streams in progress."""
+        return self._calls.used + self._streams.used
+
+    def require_open(self) -> None:
+        """Raises the error that every new call gets, if there is one."""
+        if self._refusal is not None:
+            # A copy for each call: raising an error adds to the traceback that it keeps.
+            raise copy(self._refusal)
+
+    def enter(self, caller: CallerIdentity, *, is_stream: bool = False) -> None:
+        """Admits a call, or raises. A call that was admitted must `leave`."""
+        (self._streams if is_stream else self._calls).take(caller)
+        self.idle.clear()
+
+    @property
+    def arrivals(self) -> tuple[Arrivals, ...]:
+        """All kinds, for the metrics."""
+        return self._usual, self._trusted, self.open, self.framed
+
+    async def receive(self, context: grpc.aio.ServicerContext, caller: CallerIdentity) -> Held:
+        """The request of an admitted call over gRPC. To be released when it is answered."""
+        # Not by the role: where no token proves it, clients have the role of administrators.
+        arrivals = self._trusted if caller.client is None else self._usual
+        held = await arrivals.receive(context, caller)
+        try:
+            self._require_size(held.raw)
+        except BaseException:
+            held.release()
+            raise
+        return held
+
+    def hold(self, raw: bytes) -> Held:
+        """The request of an admitted call in a frame. To be released when it is answered."""
+        self._require_size(raw)
+        return self.framed.hold(raw)
+
+    def _require_size(self, raw: bytes) -> None:
+        """Refuses a request above the limit. gRPC would do so too, but without any detail."""
+        if len(raw) > self._request_bytes_max:
+            raise InvalidArgument(
+                "request",
+                f"has {len(raw)} bytes, at most {self._request_bytes_max} are accepted "
+                "(request_bytes_max); send less in one call",
+            )
+
+    def leave(self, caller: CallerIdentity, *, is_stream: bool = False) -> None:
+        (self._streams if is_stream else self._calls).give_back(caller)
+        if self.in_flight == 0:
+            self.idle.set()
 
 
 _STARTING_RETRY_SECONDS = 0.25

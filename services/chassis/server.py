@@ -12,11 +12,14 @@ import errno
 import os
 import socket
 import ssl
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
+from typing import Any, NoReturn, TypeVar
 
 import grpc
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2
 from grpc_health.v1.health_pb2 import (
     HealthCheckRequest,
@@ -27,26 +30,155 @@ from grpc_health.v1.health_pb2 import (
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry
 
-from percolator.errors import InvariantViolation
-from percolator.services.chassis import metrics
+from percolator.errors import (
+    InvalidArgument,
+    InvariantViolation,
+    Overloaded,
+    PercolatorError,
+)
+from percolator.services.chassis import metrics, rpc
+from percolator.services.chassis.access import Access, CallerIdentity, Tokens, machine_of
 from percolator.services.chassis.frames import FrameServer
-from percolator.services.chassis.gate import (
+from percolator.services.chassis.rpc import (
     FRAME_BYTES_MAX,
     LOOKAHEAD_BYTES,
-    Access,
+    Arrivals,
+    Exposed,
+    Forwarder,
     Gate,
+    NoMoreRequests,
     Quotas,
-    Tokens,
+    RpcEdge,
     received_bytes_max,
 )
-from percolator.services.chassis.rpc import Context, Exposed, Forwarder, OpenCalls, RpcEdge
 from percolator.services.chassis.settings import FramedSettings, ServiceSettings
 from percolator.wire import tls
 from percolator.wire.addresses import HostPort
 from percolator.wire.credentials import Credentials
 from percolator.wire.renewal import Renewal
+from percolator.wire.roles import Role
+from percolator.wire.status import failure
 from percolator.wire.tls import Tls, TlsMaterial
 from percolator.world import Clock
+
+# Calls without a token.
+
+OPEN_STREAMS_MAX = 1_000
+CONNECTION_STREAMS_MAX = 16
+"""Of those, the streams of one connection. It may have as many calls that are no streams."""
+_RETRY_SECONDS = 1.0
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+Context = Any
+"""`grpc.aio.ServicerContext`: grpc has no types."""
+
+
+class OpenCalls:
+    """Handlers for calls of gRPC's own services, health and reflection, which anyone may make who
+    reaches the port.
+
+    They need no token, so they have small shares of a server: of memory (`Gate.open`), and of
+    streams that stay open. What is no message of its type is refused as other services refuse it.
+    gRPC itself would log a traceback, which could be caused as often as one likes, and would answer
+    UNKNOWN.
+    """
+
+    def __init__(self, arrivals: Arrivals, streams_max: int = OPEN_STREAMS_MAX) -> None:
+        self._arrivals = arrivals
+        self._streams_max = streams_max
+        self._streams: Counter[str] = Counter()
+        """Open streams, by connection."""
+        self._calls: Counter[str] = Counter()
+        """Calls whose requests have not arrived, by connection."""
+
+    def unary(
+        self,
+        kind: type[MessageT],
+        answer: Callable[[MessageT, Context], Awaitable[Message]],
+    ) -> grpc.RpcMethodHandler:
+        """Answers a request with a response."""
+
+        async def call(requests: AsyncIterator[bytes], context: Context) -> bytes:
+            try:
+                self._require_few(self._calls[context.peer()], "calls")
+                with _counted(self._calls, context):
+                    request = await self._received(kind, context)
+            except PercolatorError as error:
+                await _abort_call(error, context)
+            return (await answer(request, context)).SerializeToString()
+
+        return grpc.stream_unary_rpc_method_handler(call)
+
+    def stream(
+        self,
+        kind: type[MessageT],
+        answer: Callable[[AsyncIterator[MessageT], Context], AsyncGenerator[Message, None]],
+    ) -> grpc.RpcMethodHandler:
+        """Answers requests with a stream of responses."""
+
+        async def call(requests: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+            try:
+                with self._opened(context):
+                    async with aclosing(answer(self._all(kind, context), context)) as responses:
+                        async for response in responses:
+                            yield response.SerializeToString()
+            except PercolatorError as error:
+                await _abort_call(error, context)
+
+        return grpc.stream_stream_rpc_method_handler(call)
+
+    async def _all(self, kind: type[MessageT], context: Context) -> AsyncIterator[MessageT]:
+        while True:
+            try:
+                yield await self._received(kind, context)
+            except NoMoreRequests:
+                return
+
+    async def _received(self, kind: type[MessageT], context: Context) -> MessageT:
+        # By machine, so that those of one cannot keep the health checks of all others waiting.
+        caller = CallerIdentity(Role.CLIENT, (b"", machine_of(context.peer())))
+        held = await self._arrivals.receive(context, caller)
+        try:
+            return kind.FromString(held.raw)
+        except DecodeError:
+            raise InvalidArgument("request", "is not a message of its type") from None
+        finally:
+            held.release()
+
+    @contextmanager
+    def _opened(self, context: Context) -> Iterator[None]:
+        self._require_few(self._streams[context.peer()], "streams")
+        if self._streams.total() >= self._streams_max:
+            self._refuse(f"{self._streams_max} streams are open (open_streams_max)")
+        with _counted(self._streams, context):
+            yield
+
+    def _require_few(self, count: int, what: str) -> None:
+        if count >= CONNECTION_STREAMS_MAX:
+            self._refuse(f"{CONNECTION_STREAMS_MAX} {what} are open on this connection")
+
+    def _refuse(self, text: str) -> NoReturn:
+        self._arrivals.refused["streams"] += 1
+        raise Overloaded(text, retry_after_seconds=_RETRY_SECONDS)
+
+
+@contextmanager
+def _counted(counts: Counter[str], context: Context) -> Iterator[None]:
+    peer = context.peer()
+    counts[peer] += 1
+    try:
+        yield
+    finally:
+        counts[peer] -= 1
+        if not counts[peer]:
+            del counts[peer]
+
+
+async def _abort_call(error: PercolatorError, context: Context) -> NoReturn:
+    """Ends the call by raising gRPC's own exception."""
+    await context.abort(*failure(error))
+    raise error
 
 
 class Health:
@@ -232,7 +364,7 @@ class Server:
         """Without TLS callers cannot be identified, and any caller may call everything."""
         self._listen = settings.listen_address
         self._tls = tls
-        calls = metrics.RpcMetrics()
+        calls = rpc.RpcMetrics()
         registry.register(calls)
         registry.register(metrics.RequestMetrics(gate))
         access = Access(tokens) if tls is not None else None

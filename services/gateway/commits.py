@@ -41,8 +41,7 @@ from percolator.protocol.environment import ROLLED_BACK
 from percolator.protocol.write_set import WriteSet, WriteSteps, locked_cell, read_lock_of
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import RangeRequest
-from percolator.services.chassis.gate import Quota
-from percolator.services.chassis.rpc import caller_identity
+from percolator.services.chassis.rpc import Quota, caller_identity
 from percolator.tasks import Tasks
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import gateway_pb2 as pb

@@ -24,16 +24,8 @@ from percolator.errors import (
     Unavailable,
     UnknownServer,
 )
-from percolator.services.chassis.gate import (
-    CallerIdentity,
-    Check,
-    Gate,
-    Held,
-    NoMoreRequests,
-    failure,
-    machine_of,
-)
-from percolator.services.chassis.rpc import Unreceived
+from percolator.services.chassis.access import CallerIdentity, Check, machine_of
+from percolator.services.chassis.rpc import Gate, Held, NoMoreRequests, Unreceived
 from percolator.services.gateway.servers import Servers
 from percolator.services.gateway.shutdown import gateway_leaves
 from percolator.v1.cluster_pb2 import SERVICE_KIND_MASTER, Server
@@ -48,7 +40,7 @@ from percolator.wire.channels import (
     closed_meanwhile,
     left_at_once,
 )
-from percolator.wire.status import from_rpc_error, status_code, too_large
+from percolator.wire.status import failure, from_rpc_error, status_code, too_large
 from percolator.world import StreamMethod, UnaryMethod
 
 _OF_THE_CONNECTION = frozenset(("user-agent", "content-type", "te", SERVER_METADATA))

@@ -12,8 +12,7 @@ from typing import Final
 
 from percolator.errors import InvalidArgument, Overloaded
 from percolator.services.chassis.coordinator import ASK_SECONDS, LivedTime, ticks_of
-from percolator.services.chassis.gate import Quotas
-from percolator.services.chassis.rpc import caller_identity
+from percolator.services.chassis.rpc import Quotas, caller_identity
 from percolator.services.lockservice.sessions import (
     Deadlines,
     LockServiceLimits,

@@ -29,8 +29,9 @@ from percolator.errors import (
     SessionExpired,
     SnapshotTooOld,
 )
+from percolator.services.chassis.access import CallerIdentity
 from percolator.services.chassis.coordinator import LivedTime, milliseconds_between, ticks_of
-from percolator.services.chassis.gate import CallerIdentity, Quotas
+from percolator.services.chassis.rpc import Quotas
 from percolator.timestamps import Timestamp
 from percolator.v1.lockservice_pb2 import HistoryLimits
 from percolator.wire.liveness import SESSION_ID_BYTES, Liveness

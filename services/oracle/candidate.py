@@ -338,7 +338,7 @@ class Candidate:
         oracle = Oracle(
             site.clock,
             ledger,
-            ledger.is_still_ours,
+            leadership.stands,
             site.limits,
             self.counts,
             begin_milliseconds=await self._beginning(ledger.mark_milliseconds),

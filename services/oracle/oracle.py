@@ -37,7 +37,7 @@ from percolator.errors import (
     UsageError,
     WrongCluster,
 )
-from percolator.services.chassis.coordinator import Leadership
+from percolator.services.chassis.coordinator import Candidacy, Leadership
 from percolator.timestamps import (
     PHYSICAL_MILLISECONDS_MAX,
     SEQUENCE_BITS,
@@ -261,7 +261,7 @@ class Ledger:
     """
 
     def __init__(self, leadership: Leadership, mark: Mark, *, has_served: bool) -> None:
-        self._leadership = leadership
+        self.leadership = leadership
         self._mark = mark
         self._has_served = has_served
         self._writing = asyncio.Lock()
@@ -285,11 +285,6 @@ class Ledger:
         """Above the physical part of every timestamp ever handed out. 0 at first."""
         return self._mark.milliseconds
 
-    async def is_still_ours(self) -> bool:
-        """True if no later oracle had read the mark when this was called: one `stat`, which all
-        share who ask at the same time."""
-        return await self._leadership.stands()
-
     async def write(self, milliseconds: int) -> None:
         """Returns when the mark is durable. Raises `NotReady` if another oracle leads by now.
 
@@ -303,7 +298,7 @@ class Ledger:
         async with self._writing:
             await self._put(replace(self._mark, milliseconds=milliseconds))
         if not self._has_served:
-            await self._leadership.put(SERVED, b"")
+            await self.leadership.put(SERVED, b"")
             self._has_served = True
 
     @property
@@ -318,7 +313,7 @@ class Ledger:
                 await self._put(replace(self._mark, epoch=epoch))
 
     async def _put(self, mark: Mark) -> None:
-        await self._leadership.put(MARK, mark.encode())
+        await self.leadership.put(MARK, mark.encode())
         self._mark = mark
 
 
@@ -601,17 +596,18 @@ def _check_start(begin_milliseconds: int, mark_milliseconds: int, limits: Oracle
 class OracleHandler:
     """`percolator.v1.OracleService`."""
 
-    def __init__(self, serving: Callable[[], Oracle]) -> None:
-        """`serving` raises while this process does not lead."""
-        self._serving = serving
+    def __init__(self, candidacy: Candidacy[Oracle]) -> None:
+        self._candidacy = candidacy
 
     async def get_timestamps(self, request: GetTimestampsRequest) -> GetTimestampsResponse:
-        count, oracle = request.count, self._serving()
+        count, oracle = request.count, self._candidacy.term
+        if oracle is None:
+            oracle = self._candidacy.serving()  # which says who leads
         first = await oracle.get_timestamps(count)
         return GetTimestampsResponse(
             first=first, count=count, catalogue_epoch=oracle.catalogue_epoch
         )
 
     async def advance_epoch(self, request: AdvanceEpochRequest) -> AdvanceEpochResponse:
-        epoch = await self._serving().advance_epoch(request.catalogue_epoch)
+        epoch = await self._candidacy.serving().advance_epoch(request.catalogue_epoch)
         return AdvanceEpochResponse(catalogue_epoch=epoch)

@@ -179,7 +179,7 @@ async def oracle_service(
         host.metrics_registry.register(OracleMetrics(candidate, host.files))
         service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
         try:
-            yield [Exposed(service, OracleHandler(candidate.candidacy.serving))]
+            yield [Exposed(service, OracleHandler(candidate.candidacy))]
         finally:
             leading.cancel()
     finally:

@@ -23,8 +23,7 @@ from percolator.errors import (
     StoreUnusable,
 )
 from percolator.services.chassis.coordinator import Trouble
-from percolator.services.chassis.gate import Quota
-from percolator.services.chassis.rpc import caller_identity, remaining_seconds
+from percolator.services.chassis.rpc import Quota, caller_identity, remaining_seconds
 from percolator.services.tabletserver.collecting import Collecting
 from percolator.services.tabletserver.storage import Ancestry
 from percolator.services.tabletserver.tablets import Schema, Tablets

@@ -21,7 +21,6 @@ import plyvel
 
 from percolator.errors import StoreFault, StoreUnusable
 from percolator.services.chassis.epoch_directory import (
-    EpochDirectory,
     EpochName,
     Inheritance,
     Stage,
@@ -29,7 +28,7 @@ from percolator.services.chassis.epoch_directory import (
     remove_superseded,
     take_over,
 )
-from percolator.services.chassis.files import DiskThreads, Files
+from percolator.services.chassis.files import DiskThreads, EpochDirectory, Files
 from percolator.tablet.state import Ownership, TabletIdentity
 from percolator.tasks import Tasks
 from percolator.world import Storage

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from percolator.errors import InvalidArgument
 from percolator.observers.definition import load as load_observers
-from percolator.services.chassis.gate import Tokens
+from percolator.services.chassis.access import Tokens
 from percolator.services.chassis.settings import (
     ServiceSettings,
     environment_name,

@@ -25,9 +25,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, WrongCluster
-from percolator.services.chassis.gate import Gate
-from percolator.services.chassis.metrics import RpcMetrics
-from percolator.services.chassis.rpc import Exposed, RpcEdge
+from percolator.services.chassis.rpc import Exposed, Gate, RpcEdge, RpcMetrics
 from percolator.services.chassis.server import Server
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import (

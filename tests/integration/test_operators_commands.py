@@ -20,7 +20,7 @@ from percolator.cli.app import app
 from percolator.cli.connection import console
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind, read_lock_column
-from percolator.services.chassis.gate import Tokens
+from percolator.services.chassis.access import Tokens
 from percolator.services.local.cluster import LocalCluster
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -316,7 +317,7 @@ async def started(files: MemoryFiles) -> Oracle:
     """An oracle on this disk, just started."""
     clock = VirtualClock(asyncio.get_running_loop())
     ledger = await open_ledger(files, clock)
-    oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
+    oracle = Oracle(clock, ledger, ledger.leadership.stands, OracleLimits())
     await oracle.extend()
     return oracle
 
@@ -325,7 +326,7 @@ class Wire(UnaryNetwork):
     """Carries requests to one oracle, each in 10 ms, and remembers them."""
 
     def __init__(self, oracle: Oracle) -> None:
-        self._handler = OracleHandler(lambda: oracle)
+        self._handler = OracleHandler(Mock(term=oracle))
         self.counts: list[int] = []
         self.pending = 0
         self.pending_most = 0

@@ -14,7 +14,7 @@ import pytest
 from percolator.aio.reader import Reader
 from percolator.errors import InvalidArgument
 from percolator.routing.catalog import TableInfo
-from percolator.services.chassis.epoch_directory import EpochDirectory, SharedLook
+from percolator.services.chassis.files import EpochDirectory, SharedLook
 from percolator.services.master.assignment import Assignment
 from percolator.services.master.cluster_map import Tablet as MapTablet
 from percolator.services.master.leader import Tables

@@ -64,7 +64,7 @@ class _Cluster:
         site = Site(clock, str(STORE), incarnation.address, "", OracleLimits())
         candidate = Candidate(site, DirectoryCoordinator(files, clock, STORE))
         service = oracle_pb2.DESCRIPTOR.services_by_name["OracleService"]
-        incarnation.listen([Exposed(service, OracleHandler(candidate.candidacy.serving))])
+        incarnation.listen([Exposed(service, OracleHandler(candidate.candidacy))])
         await candidate.run()
 
     async def ask(self, incarnation: Incarnation) -> None:

@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 import grpc
 
 from percolator.services.chassis.frames import UNFINISHED_BYTES_MAX, UNKNOWN_MAX, FrameServer
-from percolator.services.chassis.gate import Gate, Quota
-from percolator.services.chassis.metrics import RpcMetrics
-from percolator.services.chassis.rpc import Exposed, RpcEdge
+from percolator.services.chassis.rpc import Exposed, Gate, Quota, RpcEdge, RpcMetrics
 from percolator.v1 import oracle_pb2
 from percolator.v1.frames_pb2 import FramesHello
 from percolator.v1.oracle_pb2 import (

@@ -14,23 +14,18 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import Overloaded, PercolatorError
-from percolator.services.chassis.gate import (
+from percolator.services.chassis.access import LOCAL, Access, CallerIdentity, machine_of, peer_name
+from percolator.services.chassis.rpc import (
     HASTY_MAX,
     HASTY_SECONDS,
-    LOCAL,
-    Access,
     Arrivals,
-    CallerIdentity,
     Gate,
     Held,
     NoMoreRequests,
     Quota,
     Quotas,
-    machine_of,
-    peer_name,
 )
-from percolator.services.chassis.rpc import CONNECTION_STREAMS_MAX, OpenCalls
-from percolator.services.chassis.server import Health
+from percolator.services.chassis.server import CONNECTION_STREAMS_MAX, Health, OpenCalls
 from percolator.wire.channels import FORWARDED_METADATA, SERVER_METADATA
 from percolator.wire.credentials import AUTHORIZATION, SCHEME
 from percolator.wire.roles import Role

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from percolator.services.chassis.metrics import BUCKETS_SECONDS, RpcMetrics, watch_event_loop
+from percolator.services.chassis.metrics import watch_event_loop
+from percolator.services.chassis.rpc import BUCKETS_SECONDS, RpcMetrics
 from tests.simulation.virtual_time import VirtualClock
 
 

@@ -27,8 +27,7 @@ from percolator import errors
 from percolator.errors import Unavailable
 from percolator.services.chassis import frames
 from percolator.services.chassis.frames import FrameServer, ServedConnection
-from percolator.services.chassis.gate import Quota
-from percolator.services.chassis.rpc import Exposed, remaining_seconds
+from percolator.services.chassis.rpc import Exposed, Quota, remaining_seconds
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2
 from percolator.v1.cells_pb2 import RowRange

@@ -22,10 +22,15 @@ from prometheus_client import CollectorRegistry
 
 from percolator import errors
 from percolator.errors import InvalidArgument, Retry
-from percolator.services.chassis.gate import Gate, received_bytes_max
-from percolator.services.chassis.metrics import RpcMetrics
-from percolator.services.chassis.rpc import Exposed, OpenCalls, RpcEdge, remaining_seconds
-from percolator.services.chassis.server import Health, reflection_handler
+from percolator.services.chassis.rpc import (
+    Exposed,
+    Gate,
+    RpcEdge,
+    RpcMetrics,
+    received_bytes_max,
+    remaining_seconds,
+)
+from percolator.services.chassis.server import Health, OpenCalls, reflection_handler
 from percolator.v1 import lockservice_pb2, oracle_pb2, tabletserver_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.oracle_pb2 import (

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from percolator.services.chassis.epoch_directory import SharedLook
+from percolator.services.chassis.files import SharedLook
 
 
 class Store:

@@ -15,10 +15,9 @@ import pytest
 import structlog
 
 from percolator.errors import InvalidArgument, NotReady, Unauthenticated, UsageError
+from percolator.services.chassis.access import Access, Tokens
 from percolator.services.chassis.frames import Caller, FrameCallContext, FrameCallFailed
-from percolator.services.chassis.gate import Access, Gate, Tokens
-from percolator.services.chassis.metrics import RpcMetrics
-from percolator.services.chassis.rpc import Exposed, RpcEdge
+from percolator.services.chassis.rpc import Exposed, Gate, RpcEdge, RpcMetrics
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.credentials import SCHEME
 from percolator.wire.methods import WATCH_NOTIFICATIONS

@@ -10,9 +10,7 @@ from typing import Any
 import grpc
 
 from percolator import errors
-from percolator.services.chassis.gate import Gate
-from percolator.services.chassis.metrics import RpcMetrics
-from percolator.services.chassis.rpc import Exposed, RpcEdge
+from percolator.services.chassis.rpc import Exposed, Gate, RpcEdge, RpcMetrics
 from percolator.services.gateway.forwarded_call import ServerRoutes
 from percolator.services.gateway.servers import Servers
 from percolator.v1 import cluster_pb2

@@ -13,7 +13,7 @@ from percolator.aio.connecting import connect_to
 from percolator.errors import Unavailable
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
-from percolator.services.chassis.gate import Quota
+from percolator.services.chassis.rpc import Quota
 from percolator.services.gateway.commits import Commits
 from percolator.services.gateway.gateway_handler import GatewayHandler
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory

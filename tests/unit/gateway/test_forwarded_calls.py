@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from percolator import errors
-from percolator.services.chassis.gate import failure
 from percolator.services.gateway.service import GatewaySettings
 from percolator.v1 import cluster_pb2, tabletserver_pb2
 from percolator.v1.cluster_pb2 import Server
@@ -21,7 +20,7 @@ from percolator.v1.master_pb2 import CreateTableRequest, CreateTableResponse
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire import frames, methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
-from percolator.wire.status import from_rpc_error
+from percolator.wire.status import failure, from_rpc_error
 from percolator.wire.through import ThroughNetwork, shutting_down
 from tests.unit.gateway.forwarding_site import (
     OWN,

@@ -10,7 +10,7 @@ import pytest
 
 from percolator.errors import InvalidArgument, NotReady, Retry, SchemaError
 from percolator.services.chassis import rpc
-from percolator.services.chassis.gate import CallerIdentity
+from percolator.services.chassis.access import CallerIdentity
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 from percolator.wire.roles import Role

@@ -28,7 +28,7 @@ from percolator.rowstore.intents import INTENTS_TABLE
 from percolator.rowstore.layout import COLLECTED, DATA, LOCKS, WRITES
 from percolator.rowstore.port import Change, Check, RowChange, Selection, SetCell
 from percolator.services.chassis import rpc
-from percolator.services.chassis.gate import CallerIdentity
+from percolator.services.chassis.access import CallerIdentity
 from percolator.services.gateway.row_store_handler import RowStoreHandler
 from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.in_process_network import InProcessNetwork

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
 from percolator.services.chassis import rpc
-from percolator.services.chassis.gate import CallerIdentity
+from percolator.services.chassis.access import CallerIdentity
 from percolator.services.lockservice.handler import LockServiceHandler
 from percolator.services.lockservice.sessions import LockServiceLimits
 from percolator.v1 import lockservice_pb2 as pb

@@ -16,8 +16,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument, NotReady, Overloaded, SessionExpired, SnapshotTooOld
+from percolator.services.chassis.access import CallerIdentity
 from percolator.services.chassis.coordinator import LivedTime
-from percolator.services.chassis.gate import CallerIdentity, Quotas
+from percolator.services.chassis.rpc import Quotas
 from percolator.services.lockservice.handler import HeldLocks, LockServiceHandler
 from percolator.services.lockservice.service import LockServiceMetrics
 from percolator.services.lockservice.sessions import LockServiceLimits, Session, SessionInfo

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, precondition, rule
 
 from percolator.errors import NotReady, Overloaded, SessionExpired
+from percolator.services.chassis.access import OWN
 from percolator.services.chassis.coordinator import GAP_SECONDS_MAX, LivedTime
-from percolator.services.chassis.gate import OWN, Quotas
+from percolator.services.chassis.rpc import Quotas
 from percolator.services.lockservice.handler import HeldLocks
 from percolator.services.lockservice.sessions import LockServiceLimits, OpenSessions, SessionInfo
 from percolator.wire.liveness import Liveness

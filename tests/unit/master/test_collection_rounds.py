@@ -10,7 +10,7 @@ import pytest
 
 from percolator.errors import InvalidArgument, NotReady, Unavailable
 from percolator.services.chassis import rpc
-from percolator.services.chassis.gate import CallerIdentity
+from percolator.services.chassis.access import CallerIdentity
 from percolator.services.master.collection import Collection, OracleTime
 from percolator.services.master.tablet_collection import TabletCollecting
 from percolator.v1 import cluster_pb2

@@ -581,8 +581,8 @@ async def test_the_former_oracle_can_neither_write_nor_answer_once_another_has_r
     silent.set()
     with pytest.raises(NotReady):
         await late
-    assert not await former.is_still_ours()
-    assert await successor.is_still_ours()
+    assert not await former.leadership.stands()
+    assert await successor.leadership.stands()
     with pytest.raises(NotReady):
         await former.write(7)
 
@@ -662,11 +662,13 @@ async def test_an_oracle_whose_directory_was_taken_away_notices() -> None:
     files = MemoryFiles(MemoryDisk())
     ledger = await open_ledger(files)
     await ledger.write(1)
-    assert await ledger.is_still_ours()
+    assert await ledger.leadership.stands()
     await files.rename(ROLE / "e1", ROLE / "elsewhere")
-    assert not await ledger.is_still_ours()
+    assert not await ledger.leadership.stands()
+    with pytest.raises(NotReady):
+        await ledger.leadership.check()
     await files.rename(ROLE / "elsewhere", ROLE / "e1")
-    assert not await ledger.is_still_ours(), "once deposed, always"
+    assert not await ledger.leadership.stands(), "once deposed, always"
 
 
 MARK = Mark(1_795_252_739_606, "0123456789abcdef0123456789abcdef")

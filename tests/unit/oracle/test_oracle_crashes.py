@@ -42,7 +42,7 @@ async def live(files: MemoryFiles, wall_milliseconds: int) -> tuple[int, int]:
 async def serve(files: MemoryFiles, wall_milliseconds: int, served: list[int]) -> None:
     clock = VirtualClock(asyncio.get_running_loop(), wall_milliseconds=wall_milliseconds)
     ledger = await open_ledger(files, clock, cluster_id="c")
-    oracle = Oracle(clock, ledger, ledger.is_still_ours, OracleLimits())
+    oracle = Oracle(clock, ledger, ledger.leadership.stands, OracleLimits())
     await oracle.extend()
     extending = asyncio.ensure_future(oracle.keep_extended())
     try:

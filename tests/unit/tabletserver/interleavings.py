@@ -16,13 +16,8 @@ from random import Random
 from typing import Any, cast
 
 from percolator.errors import PercolatorError
-from percolator.services.chassis.epoch_directory import (
-    EpochDirectory,
-    Inheritance,
-    remove_superseded,
-    take_over,
-)
-from percolator.services.chassis.files import Files, FileStatus
+from percolator.services.chassis.epoch_directory import Inheritance, remove_superseded, take_over
+from percolator.services.chassis.files import EpochDirectory, Files, FileStatus
 
 TABLET = Path("/tablet")
 DAMAGED = -1

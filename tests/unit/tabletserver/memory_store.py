@@ -13,7 +13,7 @@ import structlog
 
 from percolator.errors import StoreFault, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
-from percolator.services.chassis.gate import Quota
+from percolator.services.chassis.rpc import Quota
 from percolator.services.tabletserver.collecting import Collecting
 from percolator.services.tabletserver.handler import DiskSpace, RequestLimits, TabletServerHandler
 from percolator.services.tabletserver.storage import Ancestry

@@ -13,12 +13,11 @@ import pytest
 from percolator.errors import InvalidArgument, TabletMoved
 from percolator.services.chassis.epoch_directory import (
     Clone,
-    EpochDirectory,
     make_tablet_directory,
     remove_superseded,
     take_over,
 )
-from percolator.services.chassis.files import Files
+from percolator.services.chassis.files import EpochDirectory, Files
 from percolator.services.tabletserver.storage import clone_leveldb
 from tests.doubles.memory_disk import MemoryDisk
 from tests.doubles.memory_files import MemoryFiles

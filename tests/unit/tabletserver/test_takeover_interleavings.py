@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from percolator.errors import TabletMoved
-from percolator.services.chassis import epoch_directory
+from percolator.services.chassis import epoch_directory, files
 from percolator.services.chassis.epoch_directory import EpochName, Stage
 from tests.unit.tabletserver.interleavings import Explorer
 
@@ -90,7 +90,7 @@ def test_without_the_check_of_the_directory_a_write_is_lost(
     async def always(self: object) -> bool:
         return True
 
-    monkeypatch.setattr(epoch_directory.EpochDirectory, "_look", always)
+    monkeypatch.setattr(files.EpochDirectory, "_look", always)
     assert Explorer((2,)).violations()
 
 
