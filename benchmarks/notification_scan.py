@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.tablet_core import COLUMN, SESSION, TARGET, Bench, encoded, row_name
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord, RecordKind, WriteRecord
-from percolator.tablet import keys
+from percolator.tablet.cells import LOCK, NOTIFY, WRITE, encode
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -45,7 +45,7 @@ async def store(bench: Bench, entries: Iterable[tuple[bytes, bytes | None]]) -> 
 
 
 def notification(row: bytes, at: int) -> bytes:
-    return keys.encode(keys.NOTIFY, row, COLUMN, at, OBSERVER)
+    return encode(NOTIFY, row, COLUMN, at, OBSERVER)
 
 
 async def notify(bench: Bench, rows: Iterable[bytes]) -> None:
@@ -103,7 +103,7 @@ async def run(directory: Path, rows: int) -> None:
     start, end = bench.timestamps.next(), bench.timestamps.next()
     record = WriteRecord(start, RecordKind.PUT, b"v" * 100).encode()
     names = [row_name(number) for number in range(rows)]
-    await store(bench, ((keys.encode(keys.WRITE, row, COLUMN, end), record) for row in names))
+    await store(bench, ((encode(WRITE, row, COLUMN, end), record) for row in names))
     dirty = names[:: rows // DIRTY][:DIRTY]
     await notify(bench, dirty)
     await look(bench, f"{DIRTY} among {rows} clean cells")
@@ -117,12 +117,12 @@ async def run(directory: Path, rows: int) -> None:
 
     primary = CellAddress(1, b"primary", COLUMN)
     lock = LockRecord(start, start + 1, 3000, RecordKind.PUT, SESSION, primary, b"v").encode()
-    await store(bench, ((keys.encode(keys.LOCK, row, COLUMN), lock) for row in names))
+    await store(bench, ((encode(LOCK, row, COLUMN), lock) for row in names))
     bench = await reopened(bench, directory)
     await look(bench, f"and {rows} locks, none asked for")
     await look(bench, f"and {rows} locks on other columns", locked=b"observed")
     await look(bench, f"and {rows} old locks, all reported", locked=COLUMN)
-    await store(bench, ((keys.encode(keys.LOCK, row, COLUMN), None) for row in names))
+    await store(bench, ((encode(LOCK, row, COLUMN), None) for row in names))
 
     await store(bench, ((notification(row, old), b"") for row in names))
     bench = await reopened(bench, directory)

@@ -21,7 +21,7 @@ from percolator.formats.records import (
 )
 from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.storage import LevelDBStorage
-from percolator.tablet import keys
+from percolator.tablet.cells import L, W, cell_prefix, inverted
 from percolator.tablet.state import TabletIdentity, TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.testing.memory_storage import MemoryOwnership
@@ -70,16 +70,16 @@ async def populate_locked(directory: Path, tablet_id: int, row: bytes, locks: in
         batch = storage.batch()
         value = WRITE_HEADER.pack(FIRST_START - 2, KIND_PUT) + VALUE
         for one in (row, *(b"%s/%d" % (row, number) for number in range(NEIGHBOURS))):
-            cell = keys.W + keys.cell_prefix(one, COLUMN)
-            batch.put(cell + keys.inverted(FIRST_START - 1), value)
+            cell = W + cell_prefix(one, COLUMN)
+            batch.put(cell + inverted(FIRST_START - 1), value)
         await storage.write(batch)
-        cell = keys.W + keys.cell_prefix(row, COLUMN)
+        cell = W + cell_prefix(row, COLUMN)
         for first in range(0, locks, CELLS_PER_BATCH):
             batch = storage.batch()
             for at in range(first, min(first + CELLS_PER_BATCH, locks)):
                 start = FIRST_START + (at << 4)
                 record = WriteRecord(start, RecordKind.LOCK_ONLY, last_change=FIRST_START - 1)
-                batch.put(cell + keys.inverted(start + 1), record.encode())
+                batch.put(cell + inverted(start + 1), record.encode())
             await storage.write(batch)
         await storage.close()
 
@@ -116,7 +116,7 @@ async def _lock(storage: LevelDBStorage, rows: range, start: int) -> None:
     lock = LOCK_HEADER.pack(start, start + 1, 3_000, KIND_PUT) + primary + VALUE
     batch = storage.batch()
     for number in rows:
-        batch.put(keys.L + keys.cell_prefix(row_key(number), COLUMN), lock)
+        batch.put(L + cell_prefix(row_key(number), COLUMN), lock)
     await storage.write(batch)
 
 
@@ -124,8 +124,8 @@ async def _commit(storage: LevelDBStorage, rows: range, start: int, locked: bool
     record = WRITE_HEADER.pack(start, KIND_PUT) + VALUE
     batch = storage.batch()
     for number in rows:
-        cell = keys.cell_prefix(row_key(number), COLUMN)
+        cell = cell_prefix(row_key(number), COLUMN)
         if locked:
-            batch.delete(keys.L + cell)
-        batch.put(keys.W + cell + keys.inverted(start + 1), record)
+            batch.delete(L + cell)
+        batch.put(W + cell + inverted(start + 1), record)
     await storage.write(batch)

@@ -14,9 +14,9 @@ same in both, so that a commit turns a lock into its write record without a deci
     DELETE       the cell ceases to exist: not the same as an empty value
     LOCK_ONLY    nothing changed; readers want the version below it, writers conflict with it
 
-The tablet that stores a record fills in its `last_change`; percolator/tablet/memory.py
-says why. A client sends the record without it. Where finding it would take too long, the tablet
-stores the record without it, too.
+The tablet that stores a record fills in its `last_change`; percolator/tablet/cells.py says why. A
+client sends the record without it. Where finding it would take too long, the tablet stores the
+record without it, too.
 """
 
 from __future__ import annotations

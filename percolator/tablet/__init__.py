@@ -4,13 +4,13 @@ Open `tablet.py` first: one method for each call. A commit passes through these 
 
     requests.py      checks what comes in, and flattens it
     group_commit.py  queues it, takes its cells, writes one batch at a time, and answers
-    held_cells.py    cells that transactions hold, the lines of what waits for them, and the latch
-    judge.py         judges conditions, and collects what a batch will write
-    memory.py        the index of locks, and how new the records of a cell can be
+    judge.py         who waits for a cell; judges conditions, and collects what a batch will write
+    cells.py         keys of cells; in memory: their locks, how new their records can be, and which
+                     are held by transactions
     state.py         what all of them share: identity, limits, fences of loads, the oracle's time
-    keys.py          the storage's keys
 
-Reads: `reads.py`, `visible_cells.py`, `scans.py`, `change_scan.py`, `notification_scan.py`.
+Reads of rows are in `tablet.py`. Scans: `scans.py`, `visible_cells.py`, `change_scan.py`,
+`notification_scan.py`.
 `upkeep.py` changes a tablet between two batches: schema, safe points, groups of mutations, bulk
 loads (`bulk_load.py`) and collection (`collection.py`). `rolling_forward.py` completes committed
 transactions; `opening.py` reads a tablet's state back after a restart.

@@ -13,7 +13,7 @@ What each rule prevents:
   one round, for as long as the load takes.
 * Batches are kept away: two writes at a time would each store counts without the other's, and a
   load that is written while its run loses the fence would put rows where nobody clears them.
-* A batch comes between any two such writes, however many loaders there are (held_cells.py). To
+* A batch comes between any two such writes, however many loaders there are (judge.py). To
   clear a range takes many writes, and so does loading while there are batches: otherwise a batch
   would wait for a megabyte to be written, five times as long as for itself.
 * Each of these writes finds out whether the run still has the fence. Otherwise it would delete, or
@@ -29,7 +29,7 @@ What each rule prevents:
 * A load that is not complete is cleared before the fence is lifted, or part of it would stay for
   ever.
 * The write that lifts the fence also records that the tablet has commits up to the load's.
-  Otherwise a transaction that began before the load would pass the judge (memory.py).
+  Otherwise a transaction that began before the load would pass the judge (cells.py).
 * Rows are added to the change feed in the write that stores them. Until the fence is lifted, scans
   of changes do not show them either (change_scan.py).
 * Rollback markers stay where they are: they keep late transactions out.
@@ -50,12 +50,13 @@ from percolator.formats.records import (
     WRITE_HEADER,
     WRITE_HEADER_BYTES,
 )
-from percolator.tablet import keys, opening
-from percolator.tablet.held_cells import WriteLatch
-from percolator.tablet.keys import (
+from percolator.tablet import opening
+from percolator.tablet.cells import (
     END,
     LOAD_FLOOR_KEY,
+    NEWEST,
     NEWEST_KEY,
+    SPACE_OF_PREFIX,
     STATISTICS_KEY,
     TIMESTAMP_BYTES,
     ColumnEncoder,
@@ -63,11 +64,14 @@ from percolator.tablet.keys import (
     L,
     N,
     W,
+    cell_bounds,
     change_of_write,
     component,
+    decode,
     inverted,
+    space_bounds,
 )
-from percolator.tablet.memory import NEWEST
+from percolator.tablet.judge import WriteLatch
 from percolator.tablet.state import LoadFence, TabletState, loaded_change
 from percolator.tablet.visible_cells import SLICE_BYTES
 from percolator.v1 import cells_pb2
@@ -469,7 +473,7 @@ async def _put(state: TabletState, fence: LoadFence) -> None:
 def _first_cell(state: TabletState, fence: LoadFence) -> cells_pb2.Cell | None:
     """A cell or lock in the range. The mirror has the locks, without walking over deleted ones."""
     start, end = _rows_of(state, fence)
-    for locked, record in state.mirror.between(*keys.cell_bounds(start, end)):
+    for locked, record in state.mirror.between(*cell_bounds(start, end)):
         return _cell(L + locked, record)
     for key, value in _entries(state, fence, (W, D)):
         return _cell(key, value)
@@ -477,9 +481,9 @@ def _first_cell(state: TabletState, fence: LoadFence) -> cells_pb2.Cell | None:
 
 
 def _cell(key: bytes, value: bytes) -> cells_pb2.Cell:
-    found = keys.decode(key)
+    found = decode(key)
     return cells_pb2.Cell(
-        space=keys.SPACE_OF_PREFIX[key[:1]],  # type: ignore[arg-type]  # the number of an enum
+        space=SPACE_OF_PREFIX[key[:1]],  # type: ignore[arg-type]  # the number of an enum
         row=found.row,
         column=found.column,
         timestamp=found.timestamp,
@@ -493,7 +497,7 @@ def _entries(
     """The entries stored behind the fence in this tablet."""
     start, end = _rows_of(state, fence)
     for space in spaces:
-        yield from state.storage.iterate(*keys.space_bounds(space, start, end))
+        yield from state.storage.iterate(*space_bounds(space, start, end))
 
 
 def _rows_of(state: TabletState, fence: LoadFence) -> tuple[bytes, bytes]:

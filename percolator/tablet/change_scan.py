@@ -6,7 +6,7 @@ let its commit timestamp have been handed out before the request was sent. Its l
 before that, since an owner asks for its commit timestamp only then. So when the scan looks, the
 transaction either has its lock here, or it has been committed or rolled back here already. One that
 commits in one round has no lock, but holds its cells from before its timestamp is asked for until
-its commit is published (held_cells.py). The scan
+its commit is published (cells.py). The scan
 
 0. waits until no cell is held for a commit at or below `until`. Later holders commit above it;
 1. walks over the locks in memory. The storage decides whether each is still there, since a batch
@@ -42,12 +42,21 @@ from percolator.formats.records import (
     last_change,
     too_old,
 )
-from percolator.tablet import keys
-from percolator.tablet.keys import W, change_key, inverted, split_change
-from percolator.tablet.reads import LockReader, lock_cell
+from percolator.tablet.cells import (
+    TIMESTAMP_MAX,
+    W,
+    cell_bounds,
+    change_key,
+    inverted,
+    is_reserved,
+    split_change,
+    split_component,
+    timestamp_of,
+    unescaped,
+)
 from percolator.tablet.scans import clipped
 from percolator.tablet.state import TabletState
-from percolator.tablet.visible_cells import value_in_data
+from percolator.tablet.visible_cells import LockReader, lock_cell, value_in_data
 from percolator.timestamps import Timestamp
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Cursor
@@ -107,9 +116,9 @@ def check_times(state: TabletState, after: int, until: int) -> None:
     """Raises `InvalidArgument`, `UnheardTimestamp`, and `SnapshotTooOld` if the feed is not
     complete above `after`."""
     state.guard.check_read(until, "until")
-    if until == keys.TIMESTAMP_MAX:
+    if until == TIMESTAMP_MAX:
         # A scan ends before the key of the timestamp above it, and there is none.
-        raise InvalidArgument("until", f"expected less than {keys.TIMESTAMP_MAX}, found {until}")
+        raise InvalidArgument("until", f"expected less than {TIMESTAMP_MAX}, found {until}")
     if until <= after:
         raise InvalidArgument("until", f"expected more than after, {after}; found {until}")
     require_complete(state, after)
@@ -195,7 +204,7 @@ async def find_settled(state: TabletState, plan: ChangePlan) -> Settled:
     await _no_commit_is_landing(state, plan)
     settled = Settled(plan.until)
     reader = LockReader(state.storage, state.mirror, plan.until, plan.passed)
-    first, stop = keys.cell_bounds(plan.start, plan.end)
+    first, stop = cell_bounds(plan.start, plan.end)
     following: bytes | None = first
     while following is not None:
         cells = [*islice(state.mirror.between(following, stop), LOCKS_PER_SLICE)]
@@ -204,12 +213,12 @@ async def find_settled(state: TabletState, plan: ChangePlan) -> Settled:
             if is_full and _last_before(header) >= settled.until:
                 continue  # what is stored may be later, but not earlier
             record = reader.on_cell(cell)
-            if record is None or keys.is_reserved(cell):
+            if record is None or is_reserved(cell):
                 continue
             settled.until = min(settled.until, _last_before(record))
             if not is_full:
-                row, at = keys.split_component(cell, 0)
-                column, _ = keys.split_component(cell, at)
+                row, at = split_component(cell, 0)
+                column, _ = split_component(cell, at)
                 settled.locks.append((row, column, record))
         following = None
         nothing_left = settled.until <= plan.after and len(settled.locks) >= LOCKS_REPORTED_MAX
@@ -250,7 +259,7 @@ class _ChangeScan:
         self._state = state
         self._plan = plan
         self._until = until
-        self._first, self._stop = keys.cell_bounds(plan.start, plan.end)
+        self._first, self._stop = cell_bounds(plan.start, plan.end)
         self._at = change_key(b"", plan.after + 1)
         """Where the next page begins."""
         self._reached = plan.after
@@ -305,7 +314,7 @@ class _ChangeScan:
         if cell < self._first or (self._stop is not None and cell >= self._stop):
             return False
         fences = self._state.load_fences
-        return not fences or fences.over(keys.split_component(cell, 0)[0]) is None
+        return not fences or fences.over(split_component(cell, 0)[0]) is None
 
 
 class _Found:
@@ -335,7 +344,7 @@ class _Found:
             value = record[WRITE_HEADER_BYTES:]
         else:
             value = self._value_of_write(cell, commit)
-        row, at = keys.split_component(cell, 0)
+        row, at = split_component(cell, 0)
         if self._cells is not None:
             before = self._value_before(self._cells, cell, commit)
             if before is None:
@@ -343,7 +352,7 @@ class _Found:
             self._before.append(before or b"")
             self.bytes += len(before or b"")
         self.rows.append(row)
-        self._columns.append(keys.unescaped(cell[at:-2]))
+        self._columns.append(unescaped(cell[at:-2]))
         self._commits.append(commit)
         self._values.append(value)
         self.bytes += len(cell) + len(value) + 9
@@ -375,7 +384,7 @@ class _Found:
                 return None
             if record[WRITE_KIND_OFFSET] != KIND_LOCK_ONLY:
                 if self._lifetimes:
-                    end = self._lifetimes.end_of(cell, keys.timestamp_of(key))
+                    end = self._lifetimes.end_of(cell, timestamp_of(key))
                     if end is not None and end < commit:
                         return None
                 return self._value(cell, record, commit)

@@ -46,9 +46,8 @@ from percolator.formats.records import (
     observed_column,
     tells_of_a_dead_letter,
 )
-from percolator.tablet import keys, opening
-from percolator.tablet.held_cells import WriteLatch
-from percolator.tablet.keys import (
+from percolator.tablet import opening
+from percolator.tablet.cells import (
     FEED_FENCE,
     STATISTICS_KEY,
     TIMESTAMP_BYTES,
@@ -56,16 +55,22 @@ from percolator.tablet.keys import (
     D,
     F,
     L,
+    LockMirror,
     N,
     R,
+    Tombstones,
     W,
     after_component,
+    cell_bounds,
+    change_key,
     component,
     inverted,
+    space_bounds,
+    split_change,
     split_component,
     timestamp_of,
 )
-from percolator.tablet.memory import LockMirror, Tombstones
+from percolator.tablet.judge import WriteLatch
 from percolator.tablet.state import Collected, Lifetimes, TabletState
 from percolator.world import Storage
 
@@ -391,8 +396,8 @@ async def trim(state: TabletState, latch: WriteLatch) -> int:
 
 def _outside(state: TabletState, space: bytes) -> list[tuple[bytes, bytes]]:
     """The keys of a space before the tablet's rows, and those after them."""
-    first, stop = keys.space_bounds(space, b"", b"")
-    own_first, own_stop = keys.space_bounds(space, state.identity.start, state.identity.end)
+    first, stop = space_bounds(space, b"", b"")
+    own_first, own_stop = space_bounds(space, state.identity.start, state.identity.end)
     return [(begin, end) for begin, end in ((first, own_first), (own_stop, stop)) if begin < end]
 
 
@@ -407,9 +412,9 @@ def _slice(state: TabletState, sweep: Sweep, first: bytes, stop: bytes) -> bytes
 
 def _slice_of_feed(state: TabletState, sweep: Sweep, first: bytes) -> bytes | None:
     """Like `_slice`, for the change feed, whose keys are not in the order of rows."""
-    start, end = keys.cell_bounds(state.identity.start, state.identity.end)
+    start, end = cell_bounds(state.identity.start, state.identity.end)
     for number, (key, value) in enumerate(state.storage.iterate(first, FEED_FENCE), 1):
-        _, cell = keys.split_change(key)
+        _, cell = split_change(key)
         if cell < start or (end is not None and cell >= end):
             sweep.delete(key, len(key) + len(value))
         if sweep.slice_over(number):
@@ -516,7 +521,7 @@ class _WalkOfVersions:
     async def run(self) -> None:
         identity = self._state.identity
         first: bytes | None
-        first, stop = keys.space_bounds(W, identity.start, identity.end)
+        first, stop = space_bounds(W, identity.start, identity.end)
         while first is not None:
             first = self._slice(first, stop)
             await self._sweep.breathe()
@@ -608,7 +613,7 @@ class _WalkOfVersions:
 async def _markers(state: TabletState, sweep: Sweep, reach: Reach) -> None:
     """Deletes rollback markers that no late prewrite needs to meet."""
     first: bytes | None
-    first, stop = keys.space_bounds(R, state.identity.start, state.identity.end)
+    first, stop = space_bounds(R, state.identity.start, state.identity.end)
     while first is not None:
         following, first = first, None
         for number, (key, value) in enumerate(state.storage.iterate(following, stop), 1):
@@ -626,8 +631,8 @@ async def _changes(state: TabletState, sweep: Sweep, below: int) -> None:
         return
     last = state.collected
     # What the last pass deleted is not walked over again.
-    first: bytes | None = keys.change_key(b"", 0 if last.missed_load else last.below)
-    stop = keys.change_key(b"", below + 1)
+    first: bytes | None = change_key(b"", 0 if last.missed_load else last.below)
+    stop = change_key(b"", below + 1)
     while first is not None:
         following, first = first, None
         for number, (key, value) in enumerate(state.storage.iterate(following, stop), 1):

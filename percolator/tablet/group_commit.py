@@ -8,11 +8,11 @@ judged. What each rule prevents:
   after a power cut that commit would never have happened, although a client has acted on it.
 * The next batch is judged after the previous one is durable: otherwise a late prewrite would miss
   the rollback marker that is still on its way to the disk.
-* A second mutation of a cell that the batch changes waits for the next batch (held_cells.py): so
+* A second mutation of a cell that the batch changes waits for the next batch (judge.py): so
   conditions are always judged against what is durable, never against changes that are not yet
   durable.
 * A batch without changes checks the ownership too: a deposed owner must not answer from old state.
-* A mutation of a cell that a transaction holds (held_cells.py) waits for that transaction's
+* A mutation of a cell that a transaction holds (cells.py) waits for that transaction's
   batch, and transactions that are ready go into the next batch together with the mutations.
 * After a failed write, the outcome of the batch is unknown, the storage's log decides it when the
   tablet is reopened, and nothing is judged or read until then.
@@ -28,10 +28,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from percolator.errors import ExecutionUnknown, NotExecuted, Overloaded, PercolatorError
 from percolator.formats.records import too_old
 from percolator.tablet import opening
-from percolator.tablet.held_cells import Lines, Place, WriteLatch
-from percolator.tablet.judge import Judge, JudgedBatch
-from percolator.tablet.keys import STATISTICS_KEY
-from percolator.tablet.memory import cells_locked_by
+from percolator.tablet.cells import STATISTICS_KEY, cells_locked_by
+from percolator.tablet.judge import Judge, JudgedBatch, Lines, Place, WriteLatch
 from percolator.tablet.requests import (
     ANSWER_FULL,
     APPLIED,
@@ -281,7 +279,7 @@ class MutationWork:
 
 # The mutations of a tablet: queued, waiting for their cells, judged in batches, answered.
 #
-# What waits for its cell (held_cells.py) has left the queue, and takes up no room in a batch: one
+# What waits for its cell (judge.py) has left the queue, and takes up no room in a batch: one
 # held cell must not stop the others.
 
 _Waiting = tuple[MutationWork, int]
@@ -449,7 +447,7 @@ class MutationQueue:
 # fetched, so neither the disk nor the oracle waits for the other. What each rule prevents:
 #
 # * A transaction is judged when none of its cells is held, or changed by the batch in progress. So
-# its conditions are judged against what is durable. Others wait for their cells (held_cells.py).
+# its conditions are judged against what is durable. Others wait for their cells (judge.py).
 # * All its cells are judged, and held, at one moment. Its own commit, a rollback marker, a lock,
 # and a newer commit on *any* of them stop it: a late copy must not commit what `resolve` has rolled
 # back.

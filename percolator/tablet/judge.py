@@ -1,19 +1,25 @@
-"""Judges one mutation against what is durable: the first condition that fails decides.
+"""Judges mutations against what is durable, in the order in which they may have their cells.
 
+The first condition that fails decides about a mutation. What passes is collected for its batch.
 Nothing is in flight while the judge works (group_commit.py): the mirror and the storage agree, and
 nothing but the batch being judged will change them.
 
 A prewrite has four conditions, and memory nearly always decides them all: the lock mirror knows the
-locks, and memory.py knows how new the write records and rollback markers can be. If that is
+locks, and `RecentWrites` knows how new the write records and rollback markers can be. If that is
 not enough, one seek finds the newest write record. This decides both conditions on writes, unless
 the record is newer than the transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from itertools import islice
-from typing import Any
+from math import inf
+from types import TracebackType
+from typing import Any, Generic, TypeVar
 
 from percolator.errors import InvalidArgument, NotReady
 from percolator.formats.records import (
@@ -25,10 +31,12 @@ from percolator.formats.records import (
     WRITE_KIND_OFFSET,
     timestamp_bytes,
 )
-from percolator.tablet import keys
-from percolator.tablet.keys import (
+from percolator.tablet.cells import (
+    AFTER_READ_LOCKS,
     FORMAT_KEY,
+    FORMAT_WITH_READ_LOCKS,
     LOCK,
+    NEWEST,
     NEWEST_KEY,
     NOTIFY,
     PREFIX_OF_SPACE,
@@ -37,26 +45,27 @@ from percolator.tablet.keys import (
     TIMESTAMP_MAX,
     VERSIONS_MAX,
     WRITE,
+    HeldCells,
     L,
-    TooManyVersions,
-    Version,
-    W,
-    change_of_write,
-    component,
-    inverted,
-    limited,
-    locked_cell,
-    timestamp_of,
-)
-from percolator.tablet.memory import (
-    FORMAT_WITH_READ_LOCKS,
-    NEWEST,
     LastChanges,
     LockMirror,
     ReadLocks,
     RecentWrites,
+    TooManyVersions,
+    Version,
+    W,
+    ascending,
+    change_of_write,
+    component,
+    descending,
+    inverted,
     lies_under_a_lock,
+    limited,
+    locked_cell,
     newest_change_below,
+    read_locks_prefix,
+    split_component,
+    timestamp_of,
 )
 from percolator.tablet.requests import (
     ABSENT,
@@ -77,10 +86,260 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Space
 from percolator.world import Cursor, Storage
 
+# The lines in which mutations and transactions wait for their cells: first come, first served.
+#
+# A cell is free when no transaction holds it, and the batch in progress does not change it. A read
+# lock (cells.py) also needs the cell that it locks, but only for reading: other read locks
+# of the cell do not make it wait, and only who writes the cell waits for them. What each rule
+# prevents:
+#
+# * What meets a cell that is not free, or in whose line others stand, joins the line. If it looked
+# at the cell alone, it would overtake an earlier mutation of the same cell when the cell is let go
+# while a batch is being judged. Nor can a crowd of transactions keep a roll-back waiting forever,
+# or a crowd of mutations a transaction.
+# * A transaction joins the lines of all its cells at one moment. So no two wait for each other.
+# * When a cell becomes free, the first in its line is called, and nothing else is looked at: what a
+# change costs does not depend on how many wait. It is still the first until it has taken the cell.
+
+T = TypeVar("T")
+
+
+class Place(Generic[T]):
+    """A place in the lines of all cells that one mutation or transaction needs."""
+
+    __slots__ = ("called", "cells", "lacks", "read_locked", "waiter")
+
+    def __init__(
+        self,
+        waiter: T,
+        cells: Sequence[bytes],
+        read_locked: Sequence[bytes],
+        called: deque[Place[T]],
+    ) -> None:
+        self.waiter = waiter
+        self.cells = [*cells, *read_locked] if read_locked else cells
+        self.read_locked = read_locked
+        """Those of the cells that it needs only for reading."""
+        self.called = called
+        """Where it goes when it has all its cells."""
+        self.lacks = 0
+        """How many of the cells are not free, or have others first in their line."""
+
+
+class Lines:
+    """The lines of one tablet."""
+
+    def __init__(self, held: HeldCells, read_locks: ReadLocks) -> None:
+        self._held = held
+        self._read_held = read_locks.held
+        self._lines: dict[bytes, deque[Place[Any]]] = {}
+        """By cell. None of them is empty."""
+        self._offered: set[bytes] = set()
+        """The free cells that were offered to the first in their line."""
+        self.touched: Mapping[bytes, None] = {}
+        """The cells that the batch in progress changes."""
+        self.read_locked: Mapping[bytes, None] = {}
+        """The cells of whose read locks it changes any."""
+
+    def are_open(self, cells: Iterable[bytes], read_locked: Sequence[bytes] = ()) -> bool:
+        """Whether these cells are free, and nothing waits for them; the latter for reading."""
+        holders, touched, lines = self._held.holders, self.touched, self._lines
+        for cell in cells:  # called for each mutation: a generator would double its price
+            if cell in holders or cell in touched or cell in lines:
+                return False
+        if not (self._read_held or self.read_locked or read_locked):
+            return True
+        if any(self._is_read_locked(cell) for cell in cells):
+            return False
+        return not any(cell in holders or cell in touched or cell in lines for cell in read_locked)
+
+    def join(
+        self,
+        waiter: T,
+        cells: Sequence[bytes],
+        called: deque[Place[T]],
+        read_locked: Sequence[bytes] = (),
+    ) -> Place[T]:
+        """Puts it into the lines of these cells. Its place goes to `called` when it has them all,
+        which may be at once."""
+        place = Place(waiter, cells, read_locked, called)
+        place.lacks = len(place.cells)
+        for cell in place.cells:
+            self._lines.setdefault(cell, deque()).append(place)
+            self._offer(cell)
+        return place
+
+    def still_has_its_cells(self, place: Place[Any]) -> bool:
+        """Whether a place that was called has all its cells still. If not, it is called again: a
+        transaction in the batch may notify observers of a cell that it does not hold."""
+        for cell in place.cells:
+            if not self._is_free(cell, place):
+                self._offered.discard(cell)
+                place.lacks += 1
+        return not place.lacks
+
+    def give_up(self, place: Place[Any]) -> None:
+        """Ends a place wherever it stands: its waiter no longer waits. Whoever called it has to
+        ignore the call."""
+        for cell in place.cells:
+            line = self._lines[cell]
+            was_first = line[0] is place
+            line.remove(place)
+            if not line:
+                del self._lines[cell]
+                self._offered.discard(cell)
+            elif was_first:
+                self._offered.discard(cell)
+                self._offer(cell)
+
+    def leave(self, place: Place[Any]) -> None:
+        """Ends a place that was called: its cells are taken now, or no longer needed."""
+        for cell in place.cells:
+            line = self._lines[cell]
+            line.popleft()
+            self._offered.discard(cell)
+            if line:
+                self._offer(cell)
+            else:
+                del self._lines[cell]
+
+    def look_again(self, cells: Iterable[bytes]) -> None:
+        """Calls what waits for those of these cells that are free now."""
+        if self._lines:
+            for cell in cells:
+                if cell in self._lines:
+                    self._offer(cell)
+
+    def end_batch(self) -> list[bytes]:
+        """Notes that the batch is over; returns the cells to look at again."""
+        touched = [*self.touched, *self.read_locked]
+        self.touched = self.read_locked = {}
+        return touched
+
+    def clear(self) -> None:
+        """Forgets all places, once the tablet is closed."""
+        self._lines.clear()
+        self._offered.clear()
+
+    def _is_free(self, cell: bytes, place: Place[Any]) -> bool:
+        if cell in self._held.holders or cell in self.touched:
+            return False
+        return not self._is_read_locked(cell) or cell in place.read_locked
+
+    def _is_read_locked(self, cell: bytes) -> bool:
+        return cell in self._read_held or cell in self.read_locked
+
+    def _offer(self, cell: bytes) -> None:
+        place = self._lines[cell][0]
+        if cell in self._offered or not self._is_free(cell, place):
+            return
+        self._offered.add(cell)
+        place.lacks -= 1
+        if not place.lacks:
+            place.called.append(place)
+
+
+# The right to write to a tablet: for a batch of the group commit, or between two batches.
+#
+# There are two ways to write between two batches:
+#
+# * `async with latch.between_batches()`: no batch is in progress, and what was judged in one is
+# durable and answered. Transactions may hold cells (cells.py), and go on to take cells. This
+# is enough for writes that no transaction in memory can meet: those behind the fence of a bulk load
+# (bulk_load.py).
+# * `async with latch`: no cell is held, either. It is for what changes the rules under which
+# transactions are judged (a version of the schema, a fence, a safe point), or what they are judged
+# by. A transaction judged before the change would be written after it.
+#
+# Nobody starves. What each rule prevents:
+#
+# * While somebody waits for all cells to be let go, no more are held. Otherwise a steady stream of
+# transactions would keep a load, a split or a new schema out forever.
+# * When one of them has finished, the transactions that have waited are judged and hold their cells
+# before the next one has its turn. Otherwise writers that overlap, such as the parts of shared
+# transactions beside a collection, would keep all transactions of the tablet out until the last of
+# them has finished.
+# * Of those that write between two batches, one at a time waits for `writing`, so a batch comes
+# between two of them. Otherwise each batch would wait for all loaders of the tablet in turn, and
+# four of them would leave commits a quarter of what one does.
+
+_LATELY_SECONDS = 1.0
+
+
+class WriteLatch:
+    """The right to write to one tablet, as above."""
+
+    def __init__(self, held: HeldCells, admit_waiting: Callable[[], None]) -> None:
+        """`admit_waiting` judges the transactions that wait, and have them hold their cells."""
+        self._held = held
+        self._admit_waiting = admit_waiting
+        self._wanted = 0
+        self._last_batch = -inf
+        self._turn = asyncio.Lock()
+        """Held by the one of those that need all cells to be let go that has its turn."""
+        self.between = asyncio.Lock()
+        """Held by the one of those that write between two batches that has its turn. With more than
+        one write to do, it holds this throughout, and `writing` for each of them."""
+        self.writing = asyncio.Lock()
+        """Held by a batch from judging to answering, and by every other write: only one is in
+        flight at a time."""
+
+    def note_batch(self) -> None:
+        """Called at the end of each batch."""
+        self._last_batch = asyncio.get_running_loop().time()
+
+    @property
+    def has_batches(self) -> bool:
+        """True if there was a batch lately, so that another one may wait soon."""
+        return asyncio.get_running_loop().time() - self._last_batch < _LATELY_SECONDS
+
+    @property
+    def is_wanted(self) -> bool:
+        """True while transactions have to wait before they hold cells."""
+        return self._wanted > 0
+
+    @asynccontextmanager
+    async def between_batches(self) -> AsyncIterator[None]:
+        async with self.between, self.writing:
+            yield
+
+    async def __aenter__(self) -> None:
+        self._wanted += 1
+        try:
+            await self._turn.acquire()
+        except BaseException:
+            self._wanted -= 1
+            if not self._wanted:
+                self._admit_waiting()
+            raise
+        try:
+            await self._held.none_left()
+            await self.writing.acquire()
+        except BaseException:
+            self._leave()
+            raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.writing.release()
+        self._leave()
+
+    def _leave(self) -> None:
+        self._wanted -= 1
+        try:
+            self._admit_waiting()
+        finally:
+            self._turn.release()
+
+
 # Read locks and writers exclude each other, although their records are in different cells.
 #
 # A prewrite has two conditions that name no transaction: there is no lock, and no newer commit. In
-# a tablet with read locks, they hold for more than the cell itself (memory.py): for a cell, also
+# a tablet with read locks, they hold for more than the cell itself (cells.py): for a cell, also
 # for the read locks of it; for a read lock, also for the cell that it locks. So a client that knows
 # nothing of read locks is kept away from them as well. What each rule prevents:
 #
@@ -92,7 +351,7 @@ from percolator.world import Cursor, Storage
 # * The refusal names the cell of the mutation, and the column on the other side as a qualifier. A
 # client that knows nothing of it takes the lock for one on the cell, and waits.
 # * What is judged is durable, since a mutation waits while the other side is touched or held
-# (held_cells.py). Judged in one batch, each would pass before the other is there.
+# (`Lines`). Judged in one batch, each would pass before the other is there.
 
 LOOKED_AT_MAX = 16_384
 """The most read locks of one cell that are looked at for a transaction that is older than what
@@ -133,7 +392,7 @@ class Exclusion:
         if unlocked < 0 and unwritten < 0:
             return None  # not a prewrite
         cell = mutation[2]
-        locked = keys.locked_cell(cell)
+        locked = locked_cell(cell)
         if unlocked >= 0:
             on_other_side = self._read_lock(cell) if locked is None else self._lock(locked)
             if on_other_side is not None:
@@ -160,9 +419,9 @@ class Exclusion:
         """A read lock that was committed at or above `since`: cell, timestamp and record."""
         if self._read_locks.recent.bound(cell) < since:
             return None
-        begin = W + keys.read_locks_prefix(cell)
+        begin = W + read_locks_prefix(cell)
         cursor = new_cursor()
-        cursor.seek(begin + keys.AFTER_READ_LOCKS)
+        cursor.seek(begin + AFTER_READ_LOCKS)
         # The youngest transactions come first: nearly always, one of them is the answer.
         for _ in range(LOOKED_AT_MAX):
             cursor.prev()
@@ -170,7 +429,7 @@ class Exclusion:
             if not key.startswith(begin):
                 return None
             if timestamp_of(key) >= since:
-                return key[1 : -keys.TIMESTAMP_BYTES], timestamp_of(key), record
+                return key[1:-TIMESTAMP_BYTES], timestamp_of(key), record
         return not_executed(
             NotReady(
                 f"the cell has more than {LOOKED_AT_MAX} read locks that wait to be collected",
@@ -189,7 +448,7 @@ class Exclusion:
         """The first commit of the locked cell at or above `since`."""
         if self._recent.bound(locked) < since:
             return None
-        for timestamp, record in keys.ascending(cursor(), W + locked, since, 0):
+        for timestamp, record in ascending(cursor(), W + locked, since, 0):
             return locked, timestamp, record
         return None
 
@@ -213,7 +472,7 @@ def _refused(
     result.cell.row, result.cell.column = mutation[0], mutation[1]
     result.cell.timestamp = timestamp
     result.cell.value = record
-    result.cell.qualifier = keys.split_component(other, keys.split_component(other, 0)[1])[0]
+    result.cell.qualifier = split_component(other, split_component(other, 0)[1])[0]
     return result
 
 
@@ -310,7 +569,7 @@ class Judge:
 
     def _out_of_order(self, cell: bytes, change: CheckedChange) -> pb.MutationResult | None:
         """Refuses a put or deletion below a lock-only record that names an older one: readers would
-        never see it (memory.py)."""
+        never see it (cells.py)."""
         _, _, timestamp, record, _ = change
         if record[WRITE_KIND_OFFSET] == KIND_LOCK_ONLY:
             return None
@@ -386,8 +645,8 @@ class Judge:
             value = self._get(key + inverted(from_))
             return () if value is None else ((from_, value),)
         if expectation != ABSENT:
-            return limited(keys.descending(self._cursor(), key, from_, until))
-        found = keys.ascending(self._cursor(), key, from_, until)
+            return limited(descending(self._cursor(), key, from_, until))
+        found = ascending(self._cursor(), key, from_, until)
         if space == WRITE and prefix[:START_TIMESTAMP_BYTES] == timestamp_bytes(from_):
             # A transaction's own commit is the oldest write at or above its start, because it held
             # the lock until then: there is no need to look at a thousand later writes.

@@ -17,11 +17,22 @@ from percolator.formats.records import (
     LOCK_KIND_OFFSET,
     timestamp_bytes,
 )
-from percolator.tablet import keys
-from percolator.tablet.keys import L, N
-from percolator.tablet.reads import lock_cell
+from percolator.tablet.cells import (
+    TIMESTAMP_MAX,
+    L,
+    N,
+    after_component,
+    ascending,
+    cell_bounds,
+    component,
+    space_bounds,
+    split_component,
+    timestamp_of,
+    unescaped,
+)
 from percolator.tablet.scans import clipped
 from percolator.tablet.state import TabletState
+from percolator.tablet.visible_cells import lock_cell
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
@@ -52,7 +63,7 @@ class NotificationLook:
             field = "observers" if named == len(scan.observers) else "locked_columns"
             raise InvalidArgument(field, f"{named} entries, at most {limits.columns_max} allowed")
         self._observers = frozenset(scan.observers)
-        self._columns = frozenset(keys.component(column) for column in scan.locked_columns)
+        self._columns = frozenset(component(column) for column in scan.locked_columns)
         self._locks_before = scan.locks_before
         self._rows_max = min(scan.row_limit or limits.page_rows_default, limits.page_rows_max)
         self._bytes_left = limits.page_bytes_default
@@ -80,19 +91,19 @@ class NotificationLook:
         """Yields row, column and record. The mirror says which locks exist, the store what they
         hold."""
         get, columns, before = self._state.storage.get, self._columns, self._locks_before
-        endings, too_young = tuple(columns), timestamp_bytes(min(before, keys.TIMESTAMP_MAX))
+        endings, too_young = tuple(columns), timestamp_bytes(min(before, TIMESTAMP_MAX))
         last, last_row, rows = b"", b"", 0
-        bounds = keys.cell_bounds(self._start, self._end)
+        bounds = cell_bounds(self._start, self._end)
         for looked_at, (cell, header) in enumerate(self._state.mirror.between(*bounds)):
             full = rows >= self._rows_max or self._bytes_left <= 0
             if (full or looked_at >= LOCKS_LOOKED_AT_MAX) and not _same_row(last, cell):
-                self._beyond = keys.split_component(cell, 0)[0]
+                self._beyond = split_component(cell, 0)[0]
                 return
             last = cell
             # Most locks are no work; this notices it before taking their keys apart.
             if header >= too_young or not cell.endswith(endings):
                 continue
-            row, at = keys.split_component(cell, 0)
+            row, at = split_component(cell, 0)
             if cell[at:] not in columns or header[LOCK_KIND_OFFSET] == KIND_LOCK_ONLY:
                 continue
             record = get(L + cell)
@@ -101,14 +112,14 @@ class NotificationLook:
             self._bytes_left -= len(record)
             rows += not rows or row != last_row
             last_row = row
-            yield row, keys.unescaped(cell[at:-2]), record
+            yield row, unescaped(cell[at:-2]), record
 
     # ------------------------------------------------------------------ notifications
 
     def _look_at_notifications(self) -> None:
         """Looks at notifications, up to the row that the look at locks has reached."""
         end = self._end if self._beyond is None else self._beyond
-        first, stop = keys.cell_bounds(self._start, end)
+        first, stop = cell_bounds(self._start, end)
         row, row_prefix, rows, counted = b"", b"\0\0", 0, False
         group = b"\0\0"
         """The key prefix of all notifications of one observer about one cell."""
@@ -121,7 +132,7 @@ class NotificationLook:
             left -= 1
             if key[:-8] != group:
                 if not key.startswith(row_prefix):
-                    row, at = keys.split_component(key, 0)
+                    row, at = split_component(key, 0)
                     if rows >= self._rows_max or self._bytes_left <= 0 or left <= 0:
                         self._beyond = row
                         return
@@ -133,19 +144,19 @@ class NotificationLook:
             if found is None:
                 passed += 1
                 if passed == TIMESTAMPS_MAX:  # for a few, stepping is faster than seeking
-                    entries = self._entries(keys.after_component(group), stop)
+                    entries = self._entries(after_component(group), stop)
                 continue
             if len(found.timestamps) == TIMESTAMPS_MAX:
                 self._tell_the_oldest(found, group)
-                entries = self._entries(keys.after_component(group), stop)
+                entries = self._entries(after_component(group), stop)
                 continue
-            found.timestamps.append(keys.timestamp_of(key))
+            found.timestamps.append(timestamp_of(key))
             self._bytes_left -= 8
 
     def _begin(self, group: bytes, row: bytes, row_length: int) -> pb.Notification | None:
         """Begins the entry of this observer and cell; None if the observer was not requested."""
-        column, at = keys.split_component(group, row_length)
-        observer, _ = keys.split_component(group, at)
+        column, at = split_component(group, row_length)
+        observer, _ = split_component(group, at)
         if self._observers and observer not in self._observers:
             return None
         if self._state.load_fences.over(row) is not None:
@@ -164,20 +175,20 @@ class NotificationLook:
         if first < missing:
             yield from index.between(first, missing)
             first = missing
-        behind = keys.space_bounds(N, b"", b"")[1] if stop is None else N + stop
+        behind = space_bounds(N, b"", b"")[1] if stop is None else N + stop
         for key, _ in self._state.storage.iterate(N + first, behind):
             yield key[1:]
 
     def _tell_the_oldest(self, found: pb.Notification, group: bytes) -> None:
         index, storage = self._state.index, self._state.storage
-        stop = keys.after_component(group)
+        stop = after_component(group)
         if index.missing_from is None or stop <= index.missing_from:
             last = index.between(group, stop, reverse=True)
-            oldest = [keys.timestamp_of(key) for key in islice(last, TIMESTAMPS_MAX)]
+            oldest = [timestamp_of(key) for key in islice(last, TIMESTAMPS_MAX)]
         else:
             cursor = storage.cursor()
             try:
-                every = keys.ascending(cursor, N + group, 0, 0)
+                every = ascending(cursor, N + group, 0, 0)
                 oldest = [timestamp for timestamp, _ in islice(every, TIMESTAMPS_MAX)]
             finally:
                 cursor.close()
@@ -187,4 +198,4 @@ class NotificationLook:
 
 def _same_row(cell: bytes, other: bytes) -> bool:
     """Whether two cells are in the same row; the first may be empty, meaning none."""
-    return bool(cell) and other.startswith(cell[: keys.split_component(cell, 0)[1]])
+    return bool(cell) and other.startswith(cell[: split_component(cell, 0)[1]])

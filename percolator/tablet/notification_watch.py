@@ -15,7 +15,7 @@ from itertools import chain
 from zlib import crc32
 
 from percolator.errors import InvalidArgument, NotReady
-from percolator.tablet.keys import split_component, timestamp_of
+from percolator.tablet.cells import split_component, timestamp_of
 from percolator.v1 import tabletserver_pb2 as pb
 
 HINTS_WAITING_MAX = 8_192

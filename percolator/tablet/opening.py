@@ -14,18 +14,21 @@ import struct
 from itertools import islice
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.tablet import keys
-from percolator.tablet.keys import (
+from percolator.tablet.cells import (
     FENCES,
     FORMAT_KEY,
+    FORMAT_WITH_READ_LOCKS,
+    NEWEST,
     NEWEST_KEY,
     SAFE_POINT_KEY,
     STATISTICS_KEY,
     L,
     N,
     W,
+    component,
+    space_bounds,
+    split_component,
 )
-from percolator.tablet.memory import FORMAT_WITH_READ_LOCKS, NEWEST
 from percolator.tablet.state import FORMAT_WITH_FEED, ChangeFeed, SafePoints, TabletState
 
 FORMAT = b"1"
@@ -69,7 +72,7 @@ async def fill_index(state: TabletState) -> None:
     """Adds live notifications to the index, from the first key it may lack, while there is room.
     The tablet keeps serving."""
     index = state.index
-    start, stop = keys.space_bounds(N, state.identity.start, state.identity.end)
+    start, stop = space_bounds(N, state.identity.start, state.identity.end)
     while index.missing_from is not None:
         # A new iterator for every slice: one from before a pause would show what was deleted since.
         # It may begin before the end of the last one, at a key that was added meanwhile and found
@@ -90,7 +93,7 @@ def counts_record(state: TabletState) -> bytes:
     """The record that is stored at STATISTICS_KEY."""
     counters, (start, end) = state.counters, state.counted_rows
     counts = _COUNTS.pack(max(0, counters.cells), max(0, counters.bytes))
-    return counts + keys.component(start) + keys.component(end)
+    return counts + component(start) + component(end)
 
 
 def safe_points_record(safe_points: SafePoints) -> bytes:
@@ -132,7 +135,7 @@ async def _create(state: TabletState) -> None:
 
 
 async def _load_locks(state: TabletState) -> None:
-    first, stop = keys.space_bounds(L, state.identity.start, state.identity.end)
+    first, stop = space_bounds(L, state.identity.start, state.identity.end)
     # One record at a time: each may hold a value, and a slice of them may not fit into memory.
     locks = ((key[1:], record) for key, record in state.storage.iterate(first, stop))
     mirror, before = state.mirror, -1
@@ -157,13 +160,13 @@ def _load_counts(state: TabletState) -> None:
     if record is None:
         return
     cells, size = _COUNTS.unpack_from(record)
-    start, at = keys.split_component(record, _COUNTS.size)
-    end, _ = keys.split_component(record, at)
+    start, at = split_component(record, _COUNTS.size)
+    end, _ = split_component(record, at)
     identity, counters = state.identity, state.counters
     counters.cells, counters.bytes = cells, size
     state.counted_rows = (start, end)
     if (start, end) != (identity.start, identity.end):
-        whole = state.storage.approximate_bytes(*keys.space_bounds(W, start, end))
-        part = state.storage.approximate_bytes(*keys.space_bounds(W, identity.start, identity.end))
+        whole = state.storage.approximate_bytes(*space_bounds(W, start, end))
+        part = state.storage.approximate_bytes(*space_bounds(W, identity.start, identity.end))
         share = 1 - part / whole if whole else 0.5
         counters.foreign_cells, counters.foreign_bytes = int(cells * share), int(size * share)

@@ -28,8 +28,7 @@ from percolator.formats.records import (
     timestamp_bytes,
 )
 from percolator.schema import ROW_BYTES_MAX
-from percolator.tablet import keys
-from percolator.tablet.keys import (
+from percolator.tablet.cells import (
     DATA,
     LOCK,
     NOTIFY,
@@ -37,9 +36,9 @@ from percolator.tablet.keys import (
     ROLLBACK,
     WRITE,
     ColumnEncoder,
+    cells_locked_by,
     component,
 )
-from percolator.tablet.memory import cells_locked_by
 from percolator.tablet.state import TabletState, too_long
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
@@ -48,8 +47,7 @@ from percolator.wire.status import to_detail
 
 # The results of mutations and of whole transactions, as answers carry them.
 #
-# A refusal by a condition is not here: it is made where the condition is judged (judge.py,
-# exclusion.py).
+# A refusal by a condition is not here: it is made where the condition is judged (judge.py).
 
 APPLIED = pb.MutationResult(outcome=pb.OUTCOME_APPLIED)
 
@@ -86,7 +84,7 @@ CheckedChange = tuple[int, int, int, bytes, bytes]
 
 
 CheckedMutation = tuple[bytes, bytes, bytes, int, list[CheckedCondition], list[CheckedChange]]
-"""A mutation, checked: row, column, `keys.cell_prefix` of the two, not_below, conditions, changes.
+"""A mutation, checked: row, column, `cell_prefix` of the two, not_below, conditions, changes.
 
 A plain tuple: creating a named one costs as much as judging two conditions.
 """
@@ -106,7 +104,7 @@ class PrewriteConditions(list[CheckedCondition]):
 class MutationChecker:
     """Checks the mutations of one tablet."""
 
-    def __init__(self, state: TabletState, columns: keys.ColumnEncoder) -> None:
+    def __init__(self, state: TabletState, columns: ColumnEncoder) -> None:
         self._start = state.identity.start
         self._end = state.identity.end
         self._limits = state.limits
@@ -118,7 +116,7 @@ class MutationChecker:
         """Returns the checked mutations, and about how many bytes they hold. Raises
         `InvalidArgument` and `UnheardTimestamp`."""
         start, end, limits = self._start, self._end, self._limits
-        columns, component = self._columns, keys.component
+        columns = self._columns
         admitted_to = self._guard.admitted_to
         checked: list[CheckedMutation] = []
         weight = 0
@@ -143,7 +141,7 @@ class MutationChecker:
             cell = component(row) + columns[column]
             if changes:
                 weight += self._check_changes(index, changes)
-                if keys.READ_LOCK_MARK in cell:
+                if READ_LOCK_MARK in cell:
                     self._read_locks.note(cell)
             checked.append((row, column, cell, not_below, conditions, changes))
         return checked, weight
@@ -298,7 +296,7 @@ class ListedCells:
     def cell(
         self, prefix: str, at: int, row: bytes, column: bytes, *, is_new: bool = True
     ) -> bytes:
-        """Returns `keys.cell_prefix` of a row and a column. A long row is only refused where it
+        """Returns `cell_prefix` of a row and a column. A long row is only refused where it
         `is_new`: a transaction that has such a primary can still be settled."""
         limits = self._limits
         if row < self._start or (self._end and row >= self._end):
@@ -478,7 +476,7 @@ def answer_of(results: Sequence[pb.MutationResult]) -> pb.MutationBatchResult:
 # is complete but for its commit timestamp, which is known only once its cells are held.
 
 CellWrite = tuple[bytes, bytes, bytes, int, bytes, tuple[bytes, ...]]
-"""Row, column, `keys.cell_prefix` of the two, kind, value, and the observers to be notified."""
+"""Row, column, `cell_prefix` of the two, kind, value, and the observers to be notified."""
 
 
 class TransactionWork:

@@ -40,9 +40,18 @@ from percolator.formats.records import (
     timestamp_bytes,
     value_offset,
 )
-from percolator.tablet import keys
+from percolator.tablet.cells import (
+    LOCK,
+    NOTIFY,
+    WRITE,
+    ColumnEncoder,
+    L,
+    cell_bounds,
+    component,
+    split_component,
+    unescaped,
+)
 from percolator.tablet.group_commit import GroupCommit, MutationWork
-from percolator.tablet.keys import LOCK, NOTIFY, WRITE, ColumnEncoder, L
 from percolator.tablet.requests import (
     DELETE,
     MUTATION_BYTES,
@@ -106,12 +115,12 @@ class _Fate:
 
 
 class _Columns(dict[bytes, bytes]):
-    """Decodes the components of columns, as `keys.ColumnEncoder` encodes them."""
+    """Decodes the components of columns, as `ColumnEncoder` encodes them."""
 
     def __missing__(self, encoded: bytes) -> bytes:
         if len(self) >= COLUMNS_MAX:
             self.clear()
-        column = self[encoded] = keys.unescaped(encoded[:-2])
+        column = self[encoded] = unescaped(encoded[:-2])
         return column
 
 
@@ -209,9 +218,9 @@ class RollingForward:
 
     async def _roll(self, order: _Order) -> None:
         identity = self._state.identity
-        first, stop = keys.cell_bounds(identity.start, identity.end)
+        first, stop = cell_bounds(identity.start, identity.end)
         # The caller is on its way through the rows, mostly upwards: the next ones are first.
-        begin = max(first, keys.component(order.row))
+        begin = max(first, component(order.row))
         await self._roll_between(order, begin, stop)
         await self._roll_between(order, first, begin if stop is None else min(begin, stop))
 
@@ -280,7 +289,7 @@ class RollingForward:
             if value is None:
                 continue
             record = start + kind + value
-            row, behind_row = keys.split_component(cell, 0)
+            row, behind_row = split_component(cell, 0)
             column = columns[cell[behind_row:]]
             changes: list[CheckedChange] = [
                 (DELETE, LOCK, 0, b"", b""),

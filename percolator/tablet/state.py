@@ -23,22 +23,15 @@ from percolator.formats.records import (
     WRITE_HEADER,
     WRITE_KIND_OFFSET,
 )
-from percolator.tablet import keys
-from percolator.tablet.held_cells import HeldCells
-from percolator.tablet.keys import (
+from percolator.tablet.cells import (
     FEED_FENCE,
     FEED_KEY,
     FORMAT_KEY,
+    FORMAT_WITH_READ_LOCKS,
     LOAD_FENCE_PREFIX,
     LOAD_FLOOR_KEY,
     TIMESTAMP_MAX,
-    change_key,
-    component,
-    is_reserved,
-    split_component,
-)
-from percolator.tablet.memory import (
-    FORMAT_WITH_READ_LOCKS,
+    HeldCells,
     LastChanges,
     LockMirror,
     NotifyIndex,
@@ -46,6 +39,10 @@ from percolator.tablet.memory import (
     RecentWrites,
     TabletCounts,
     Tombstones,
+    change_key,
+    component,
+    is_reserved,
+    split_component,
 )
 from percolator.tablet.notification_watch import NotificationWatch
 from percolator.timestamps import SEQUENCE_BITS, Timestamp, expires_at, is_expired, oldest_unexpired
@@ -165,7 +162,7 @@ class TabletLimits:
     notifications_indexed_max: int = 100_000
     """Live notifications kept in memory; the rest are found by scanning the store."""
     recent_writes_max: int = 16_384
-    """Cells remembered in each generation of memory.py: about 6 MiB in total."""
+    """Cells remembered in each generation of `RecentWrites`: about 6 MiB in total."""
 
 
 def too_long(found: bytes, bytes_max: int) -> str:
@@ -409,8 +406,8 @@ class LoadFence:
         return b"".join(
             (
                 self.run.to_bytes(8, "big"),
-                keys.component(self.start),
-                keys.component(self.end),
+                component(self.start),
+                component(self.end),
                 self.commit_timestamp.to_bytes(8, "big"),
             )
         )
@@ -418,8 +415,8 @@ class LoadFence:
     @classmethod
     def of_record(cls, key: bytes, record: bytes) -> LoadFence:
         run = int.from_bytes(record[:8], "big")
-        start, at = keys.split_component(record, 8)
-        end, at = keys.split_component(record, at)
+        start, at = split_component(record, 8)
+        end, at = split_component(record, at)
         name = key[len(LOAD_FENCE_PREFIX) :].decode()
         return cls(name, run, start, end, int.from_bytes(record[at:], "big"))
 

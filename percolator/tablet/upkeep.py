@@ -10,12 +10,10 @@ from dataclasses import replace
 from percolator.errors import ExecutionUnknown, InvalidArgument, NotExecuted
 from percolator.formats.records import too_old
 from percolator.tablet import bulk_load, collection, opening
+from percolator.tablet.cells import SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder, cells_locked_by
 from percolator.tablet.collection import collect
 from percolator.tablet.group_commit import GroupCommit
-from percolator.tablet.held_cells import WriteLatch
-from percolator.tablet.judge import Judge, JudgedBatch
-from percolator.tablet.keys import SAFE_POINT_KEY, STATISTICS_KEY, ColumnEncoder
-from percolator.tablet.memory import cells_locked_by
+from percolator.tablet.judge import Judge, JudgedBatch, WriteLatch
 from percolator.tablet.requests import APPLIED, CheckedMutation, not_executed
 from percolator.tablet.state import (
     ChangeFeed,

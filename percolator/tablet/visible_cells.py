@@ -7,36 +7,212 @@ walk is made in slices: it stops after a number of entries and continues from th
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Collection, Container
+from collections.abc import Callable, Collection, Container, Sequence
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from itertools import chain, compress, repeat
 from operator import itemgetter, le, ne
-from typing import Protocol
+from typing import Any, Protocol
 
-from percolator.errors import InvariantViolation
+from percolator.errors import InvalidArgument, InvariantViolation
 from percolator.formats.records import (
     KIND_DELETE,
     KIND_LOCK_ONLY,
     KIND_PUT,
+    LOCK_HEADER,
     START_TIMESTAMP_BYTES,
     WRITE_HEADER_BYTES,
     WRITE_KIND_OFFSET,
     last_change,
 )
-from percolator.tablet.keys import (
+from percolator.tablet.cells import (
     END,
     RESERVED,
     TIMESTAMP_BYTES,
     TIMESTAMP_MAX,
+    ColumnEncoder,
     D,
+    L,
+    LockMirror,
     after_component,
+    cell_bounds,
+    column_prefix,
     inverted,
     split_component,
     timestamp_of,
     unescaped,
 )
-from percolator.tablet.state import FOREVER, Lifetimes
-from percolator.world import Cursor
+from percolator.tablet.state import FOREVER, Lifetimes, TabletLimits
+from percolator.v1 import cells_pb2
+from percolator.world import Cursor, Storage
+
+# Which locks keep a read from seeing what it should.
+#
+# The mirror says which cells to look at; the lock record in the storage decides: since the mirror
+# was updated, the lock may have been pushed, or be gone, and then the storage is right. The caller
+# must create its cursor afterwards.
+
+
+def blocks_read(header: bytes, timestamp: int, passed: Container[int]) -> bool:
+    """Whether a lock is in the way of a read at `timestamp`.
+
+    It is if its transaction may commit at or below the timestamp: the transaction began no later,
+    writes the cell, has not been pushed above the timestamp, and is not known to be passable.
+    """
+    start, min_commit, _, kind = LOCK_HEADER.unpack_from(header)
+    return (
+        start <= timestamp
+        and kind != KIND_LOCK_ONLY
+        and min_commit <= timestamp
+        and start not in passed
+    )
+
+
+@dataclass
+class LocksFound:
+    """Locks in the way in a range of rows, in the order of the scan."""
+
+    records: list[tuple[bytes, bytes, bytes]] = field(default_factory=list)
+    """Row, column and lock record."""
+    cells: set[bytes] = field(default_factory=set)
+    """`cell_prefix` of each."""
+    beyond: bytes | None = None
+    """The first row of the range that was not looked at; None if all of it was."""
+
+
+class LockReader:
+    """Looks for locks in the way of one read or scan."""
+
+    def __init__(
+        self, storage: Storage[Any], mirror: LockMirror, timestamp: int, passed: Container[int]
+    ) -> None:
+        self._get = storage.get
+        self._mirror = mirror
+        self._timestamp = timestamp
+        self._passed = passed
+
+    def on_cell(self, cell: bytes) -> bytes | None:
+        """The lock record in the way of reading this cell, or None."""
+        header = self._mirror.headers.get(cell)
+        if header is None or not blocks_read(header, self._timestamp, self._passed):
+            return None
+        record = self._get(L + cell)
+        if record is None or not blocks_read(record, self._timestamp, self._passed):
+            return None
+        return record
+
+    def in_rows(
+        self,
+        start: bytes,
+        end: bytes,
+        *,
+        wanted: Container[bytes] | None,
+        reverse: bool = False,
+        rows_max: int,
+        looked_at_max: int,
+        bytes_max: int,
+    ) -> LocksFound:
+        """The locks in the way of rows in [start, end), on the encoded columns that are `wanted`
+        (None: on all but reserved ones). Stops when `rows_max` rows have one, their records hold
+        `bytes_max`, or about `looked_at_max` locks were looked at; the scan's page must then end
+        before `beyond`."""
+        found = LocksFound()
+        if not self._mirror.headers:
+            return found
+        row, row_prefix, row_counted = b"", b"\0\0", False
+        rows = looked_at = size = 0
+        bounds = cell_bounds(start, end)
+        for cell, header in self._mirror.between(*bounds, reverse=reverse):
+            looked_at += 1
+            if not cell.startswith(row_prefix):
+                row, at = split_component(cell, 0)
+                if rows >= rows_max or size >= bytes_max or looked_at > looked_at_max:
+                    found.beyond = row
+                    break
+                row_prefix, row_counted = cell[:at], False
+            column = cell[len(row_prefix) :]
+            if column.startswith(RESERVED) if wanted is None else column not in wanted:
+                continue
+            if not blocks_read(header, self._timestamp, self._passed):
+                continue
+            record = self.on_cell(cell)
+            if record is not None:
+                found.records.append((row, unescaped(column[:-2]), record))
+                found.cells.add(cell)
+                size += len(record)
+                rows += not row_counted
+                row_counted = True
+        return found
+
+
+def lock_cell(
+    row: bytes, column: bytes, record: bytes, lifetimes: Lifetimes = FOREVER
+) -> cells_pb2.Cell:
+    """A lock as responses report it. Readers may take the value that is in it, so they have to know
+    until when that is visible."""
+    cell = cells_pb2.Cell(space=cells_pb2.SPACE_LOCK, row=row, column=column, value=record)
+    if lifetimes:
+        cell.ttl_milliseconds = lifetimes.by_column.get(column, 0)
+    return cell
+
+
+# Which columns a read wants: all, those that it names, or those that begin with a prefix.
+
+
+class NamesColumns(Protocol):
+    """A request for columns of rows."""
+
+    @property
+    def columns(self) -> Sequence[bytes]: ...
+
+    @property
+    def column_prefixes(self) -> Sequence[bytes]: ...
+
+    @property
+    def all_columns(self) -> bool: ...
+
+
+class ChosenColumns(Container[bytes]):
+    """The encoded columns that a read names, and all that begin with one of its prefixes."""
+
+    def __init__(self, names: frozenset[bytes], prefixes: tuple[bytes, ...]) -> None:
+        self._names = names
+        self._prefixes = prefixes
+
+    def __contains__(self, column: object) -> bool:
+        return isinstance(column, bytes) and (
+            column.startswith(self._prefixes) or column in self._names
+        )
+
+
+def chosen_columns(
+    field: str,
+    read: NamesColumns,
+    encoder: ColumnEncoder,
+    limits: TabletLimits,
+) -> Container[bytes] | None:
+    """The encoded columns that a read wants; None for all but reserved ones.
+
+    `field` comes before the names of fields in errors. Raises `InvalidArgument`.
+    """
+    given = read.column_prefixes
+    where = f"{field}column_prefixes"
+    if read.all_columns:
+        if read.columns or given:
+            raise InvalidArgument(f"{field}all_columns", "beside columns or prefixes")
+        return None
+    if not given:
+        return frozenset(encoder[c] for c in read.columns)
+    if len(given) > limits.column_prefixes_max:
+        raise InvalidArgument(
+            where, f"{len(given)} entries, at most {limits.column_prefixes_max} allowed"
+        )
+    prefixes = tuple(column_prefix(one) for one in given)
+    for one in prefixes:
+        if not one or one.startswith(RESERVED):
+            raise InvalidArgument(where, "expected prefixes that are not empty or begin with 00")
+    return ChosenColumns(frozenset(encoder[c] for c in read.columns), prefixes)
+
 
 SLICE_BYTES = 4 << 20
 """A slice also ends after this many bytes: a few hundred entries may hold gigabytes."""

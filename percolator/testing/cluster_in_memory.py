@@ -24,11 +24,10 @@ from percolator.observers.observer_change import (
 from percolator.protocol.resolving.primaries import commits_of
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.routing.lanes import unapplied
-from percolator.tablet import keys
+from percolator.tablet.cells import L
 from percolator.tablet.notification_watch import NotificationWatch
-from percolator.tablet.reads import AnswerRoom
 from percolator.tablet.state import TabletIdentity, TimestampGuard, ttls_of
-from percolator.tablet.tablet import Tablet
+from percolator.tablet.tablet import AnswerRoom, Tablet
 from percolator.testing.memory_storage import DurableMemory, MemoryOwnership, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
@@ -271,7 +270,7 @@ class TablesInMemory(ABC):
             for tablet_id, tablet in self.tablets.items()
             if tablet.identity.table_id not in self._deleting and tablet.statistics().locks
             for key, value in self._disks[tablet_id].durable.items()
-            if key.startswith(keys.L)
+            if key.startswith(L)
         }
         for table_id in self._deleting.keys() - needed:
             del self._deleting[table_id]

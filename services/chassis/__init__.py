@@ -3,8 +3,9 @@
     lifecycle.py            starts a service, registers it, drains it, ends it; open this first
     settings.py             how it is configured
     host.py                 what a service gets to work with: a world, files, its server
-    frames.py, rpc.py       how a call arrives, in frames or over gRPC, and is answered
-    gate.py                 who may call, how much at once, and how much of one client
+    frames.py               connections for frames
+    rpc.py                  how a call is admitted, counted, decoded and answered, also over gRPC
+    access.py               who calls, and in which role
     server.py, metrics.py   the server, its health and certificates; its metrics and their endpoint
     membership.py           the cluster that it joins
     cluster_store.py        where a cluster keeps what must last, and which cluster that is

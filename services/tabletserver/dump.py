@@ -25,7 +25,19 @@ from percolator.services.chassis import epoch_directory
 from percolator.services.chassis.epoch_directory import Stage
 from percolator.services.chassis.files import RealFiles
 from percolator.services.tabletserver.storage import clone_leveldb
-from percolator.tablet import keys
+from percolator.tablet.cells import (
+    FEED_FENCE,
+    FENCES,
+    LOCK,
+    NOTIFY,
+    PREFIX_OF_SPACE,
+    WRITE,
+    F,
+    M,
+    decode,
+    split_change,
+    split_component,
+)
 from percolator.timestamps import in_json
 
 EXIT_REFUSED = 2
@@ -74,7 +86,7 @@ def dumped(directory: Path) -> Iterator[dict[str, Any]]:
         database = plyvel.DB(scratch, create_if_missing=False)
         try:
             for key, value in database.iterator():
-                if key not in keys.FENCES and key != keys.FEED_FENCE:
+                if key not in FENCES and key != FEED_FENCE:
                     yield _entry(key, value)
         finally:
             database.close()
@@ -105,10 +117,10 @@ def _shown(value: object) -> str:
 
 
 def _entry(key: bytes, value: bytes) -> dict[str, Any]:
-    if key[:1] == keys.M:
+    if key[:1] == M:
         return {"space": "M", "name": text(key[1:]), "value": text(value)}
     try:
-        space, entry = _change(key) if key[:1] == keys.F else _cell(key)
+        space, entry = _change(key) if key[:1] == F else _cell(key)
     except InvariantViolation as error:
         return {"space": "?", "key": text(key), "value": text(value), "error": str(error)}
     try:
@@ -119,25 +131,25 @@ def _entry(key: bytes, value: bytes) -> dict[str, Any]:
 
 
 def _cell(key: bytes) -> tuple[int, dict[str, Any]]:
-    address = keys.decode(key)
+    address = decode(key)
     entry: dict[str, Any] = {
-        "space": keys.PREFIX_OF_SPACE[address.space].decode(),
+        "space": PREFIX_OF_SPACE[address.space].decode(),
         "row": text(address.row),
         "column": text(address.column),
     }
-    if address.space == keys.NOTIFY:
+    if address.space == NOTIFY:
         entry["observer"] = text(address.qualifier)
-    if address.space != keys.LOCK:
+    if address.space != LOCK:
         entry["timestamp"] = address.timestamp
     return address.space, entry
 
 
 def _change(key: bytes) -> tuple[int, dict[str, Any]]:
     """The entry without its record, which is that of a write."""
-    commit, cell = keys.split_change(key)
-    row, at = keys.split_component(cell, 0)
-    column, _ = keys.split_component(cell, at)
-    return keys.WRITE, {
+    commit, cell = split_change(key)
+    row, at = split_component(cell, 0)
+    column, _ = split_component(cell, at)
+    return WRITE, {
         "space": "F",
         "row": text(row),
         "column": text(column),
@@ -146,7 +158,7 @@ def _change(key: bytes) -> tuple[int, dict[str, Any]]:
 
 
 def _record(space: int, value: bytes) -> dict[str, Any]:
-    if space == keys.LOCK:
+    if space == LOCK:
         lock = LockRecord.decode(value)
         return {
             "start": lock.start_timestamp,
@@ -159,7 +171,7 @@ def _record(space: int, value: bytes) -> dict[str, Any]:
             "primary_column": text(lock.primary.column),
             "value": text(lock.value),
         }
-    if space == keys.WRITE:
+    if space == WRITE:
         write = WriteRecord.decode(value)
         return {
             "start": write.start_timestamp,

@@ -27,9 +27,9 @@ from percolator.services.chassis.rpc import Quota, caller_identity, remaining_se
 from percolator.services.tabletserver.collecting import Collecting
 from percolator.services.tabletserver.storage import Ancestry
 from percolator.services.tabletserver.tablets import Schema, Tablets
-from percolator.tablet.reads import AnswerRoom
 from percolator.tablet.requests import not_executed
 from percolator.tablet.state import TabletIdentity, ttls_of
+from percolator.tablet.tablet import AnswerRoom
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK
 from percolator.v1.errors_pb2 import ErrorDetail

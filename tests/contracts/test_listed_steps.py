@@ -8,7 +8,7 @@ from percolator.protocol.write_set import Write, WriteSteps
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import CellMutation, CommonStep
 from percolator.routing.lanes import fill_list
-from percolator.tablet.keys import ColumnEncoder
+from percolator.tablet.cells import ColumnEncoder
 from percolator.tablet.requests import MutationChecker, StepChecker
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import Rig

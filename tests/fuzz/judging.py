@@ -42,7 +42,7 @@ from percolator.services.gateway.row_store_handler import RowStoreHandler
 from percolator.services.master.handlers import RowMasterHandler
 from percolator.services.master.map_store import KEY, CatalogueStore, decoded_catalogue
 from percolator.services.master.row_term import RowLoads
-from percolator.tablet import keys
+from percolator.tablet import cells
 from percolator.tablet.state import TabletIdentity, TabletLimits, TimestampGuard
 from percolator.tablet.tablet import Tablet
 from percolator.testing.bigtable_in_memory import BigtableInMemory
@@ -535,10 +535,10 @@ def _write(data: bytes) -> None:
 
 def _key(data: bytes) -> None:
     try:
-        found = keys.decode(data)
+        found = cells.decode(data)
     except InvariantViolation:
         return
-    again = keys.encode(found.space, found.row, found.column, found.timestamp, found.qualifier)
+    again = cells.encode(found.space, found.row, found.column, found.timestamp, found.qualifier)
     if again != data:
         raise Differs(f"a key: {data.hex()} is encoded as {again.hex()}")
 
@@ -583,7 +583,7 @@ def seeds_of_decoding() -> list[bytes]:
     primary = CellAddress(7, b"row", b"column")
     lock = LockRecord(_START, _COMMIT, 5_000, RecordKind.PUT, bytes(16), primary, b"value").encode()
     write = WriteRecord(_START, RecordKind.LOCK_ONLY, last_change=_COMMIT).encode()
-    key = keys.encode(keys.WRITE, b"r\0ow", b"column", _COMMIT)
+    key = cells.encode(cells.WRITE, b"r\0ow", b"column", _COMMIT)
     moved = TabletMoved("moved", tablet_id=1, epoch=2)
     conflict = ConflictError("lost", cell=primary, start_timestamp=_START)
     errors = [to_detail(error).SerializeToString() for error in (moved, conflict)]

@@ -19,7 +19,7 @@ from percolator.errors import StoreFault, StoreUnusable
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.services.chassis.files import DiskThreads, EpochDirectory, FileStatus, OpenFile
 from percolator.services.tabletserver.storage import Ancestry, SharedDirectoryStore
-from percolator.tablet.keys import LOAD_FENCE_PREFIX, W, split_component, timestamp_of
+from percolator.tablet.cells import LOAD_FENCE_PREFIX, W, split_component, timestamp_of
 from percolator.tablet.state import LoadFence, Ownership, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.world import Random

@@ -21,11 +21,11 @@ from percolator.services.master.collection import CollectionTimes
 from percolator.services.master.tablet_collection import OldLocks
 from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.tablet import collection, group_commit, opening
+from percolator.tablet.cells import LockMirror
 from percolator.tablet.collection import AnsweredCells, Record, Sweep, _WalkOfVersions
-from percolator.tablet.memory import LockMirror
-from percolator.tablet.reads import PointReads
 from percolator.tablet.scans import ScanPage
 from percolator.tablet.state import Lifetimes, SafePoints, TabletState, Ttls
+from percolator.tablet.tablet import PointReads
 from percolator.tablet.upkeep import Upkeep
 from percolator.timestamps import is_expired
 from percolator.v1.cells_pb2 import Cell

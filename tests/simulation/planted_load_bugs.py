@@ -21,11 +21,9 @@ from percolator.rowstore.port import RowChange
 from percolator.services.master import row_term
 from percolator.services.master.cluster_map import Catalogue, Table, TableLoad
 from percolator.tablet import bulk_load, change_scan, collection, judge
+from percolator.tablet.cells import F, RecentWrites
 from percolator.tablet.change_scan import ChangePlan, Settled
-from percolator.tablet.held_cells import WriteLatch
-from percolator.tablet.judge import JudgedBatch
-from percolator.tablet.keys import F
-from percolator.tablet.memory import RecentWrites
+from percolator.tablet.judge import JudgedBatch, WriteLatch
 from percolator.tablet.state import LoadFence, LoadFences, TabletState, note_change
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb

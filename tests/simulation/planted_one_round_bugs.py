@@ -20,11 +20,10 @@ from percolator.routing.cells import CommitAnswer, FollowedCommit, NotSent
 from percolator.routing.lanes import PendingCommit
 from percolator.tablet import change_scan, group_commit
 from percolator.tablet import group_commit as server
+from percolator.tablet.cells import HeldCells, Holder, ReadLocks
 from percolator.tablet.change_scan import ChangePlan
 from percolator.tablet.group_commit import HeldTransactions, MutationQueue
-from percolator.tablet.held_cells import HeldCells, Holder, Lines
-from percolator.tablet.judge import Exclusion
-from percolator.tablet.memory import ReadLocks
+from percolator.tablet.judge import Exclusion, Lines
 from percolator.tablet.requests import (
     ABSENT,
     CheckedCondition,

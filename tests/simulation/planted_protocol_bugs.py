@@ -31,14 +31,17 @@ from percolator.routing.lanes import PendingRow, Problem, Queued
 from percolator.routing.router import Router
 from percolator.services.master.collection import CollectionTimes
 from percolator.tablet import judge, requests, scans
+from percolator.tablet.cells import (
+    TIMESTAMP_MAX,
+    HeldCells,
+    Holder,
+    LastChanges,
+    newest_change_below,
+)
 from percolator.tablet.collection import _WalkOfVersions
-from percolator.tablet.held_cells import HeldCells, Holder
-from percolator.tablet.keys import TIMESTAMP_MAX
-from percolator.tablet.memory import LastChanges, newest_change_below
-from percolator.tablet.reads import ChosenColumns, LockReader, LocksFound
 from percolator.tablet.requests import ABSENT, CheckedCondition, PrewriteConditions
 from percolator.tablet.scans import ScanPage, join_cells
-from percolator.tablet.visible_cells import Room, VisibleRuns
+from percolator.tablet.visible_cells import ChosenColumns, LockReader, LocksFound, Room, VisibleRuns
 from percolator.timestamps import NEWEST
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE

@@ -604,7 +604,7 @@ def epoch_from_before_the_timestamps(patch: Patch) -> None:
     turns = PerSeed(lambda: cycle((0.0, _BETWEEN_TWO_LOOKS_SECONDS)))
 
     async def wrong(self: OracleHandler, request: GetTimestampsRequest) -> GetTimestampsResponse:
-        oracle = self._serving()
+        oracle = self._candidacy.serving()
         epoch = oracle.catalogue_epoch
         await asyncio.sleep(next(turns.now()))
         first = await oracle.get_timestamps(request.count)

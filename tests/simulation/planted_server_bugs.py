@@ -23,13 +23,11 @@ from percolator.services.oracle import candidate
 from percolator.services.oracle.candidate import Candidate, OtherClocks, Site
 from percolator.services.oracle.oracle import Ledger
 from percolator.services.tabletserver.storage import Ancestry
+from percolator.tablet.cells import TIMESTAMP_MAX, RecentWrites
 from percolator.tablet.group_commit import GroupCommit, MutationWork
 from percolator.tablet.judge import Judge
-from percolator.tablet.keys import TIMESTAMP_MAX
-from percolator.tablet.memory import RecentWrites
-from percolator.tablet.reads import AnswerRoom
 from percolator.tablet.state import TabletIdentity, TabletState, TimestampGuard, UnheardTimestamp
-from percolator.tablet.tablet import Tablet
+from percolator.tablet.tablet import AnswerRoom, Tablet
 from percolator.testing.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage, View
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import master_pb2 as pb

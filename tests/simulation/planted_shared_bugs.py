@@ -37,7 +37,7 @@ from percolator.rowstore.mapping import Step
 from percolator.rowstore.mutations import Group, grouped
 from percolator.rowstore.port import Check, Selection
 from percolator.services.tabletserver.tablets import Tablets
-from percolator.tablet.keys import TIMESTAMP_MAX
+from percolator.tablet.cells import TIMESTAMP_MAX
 from percolator.tablet.requests import CheckedMutation
 from percolator.tablet.rolling_forward import RollingForward, _Fate, _Order
 from percolator.tablet.tablet import Tablet

@@ -12,7 +12,7 @@ from percolator.formats.records import (
     observed_column,
     read_lock_column,
 )
-from percolator.tablet import keys
+from percolator.tablet.cells import AFTER_READ_LOCKS, cell_prefix, locked_cell, read_locks_prefix
 from tests.unit.formats.test_records import documented
 
 NAMES = st.binary(max_size=12) | st.text("\0\x01ab", max_size=6).map(str.encode)
@@ -46,12 +46,12 @@ def test_other_names_are_no_read_locks(name: bytes) -> None:
 def test_a_read_lock_is_found_from_its_cell_and_the_other_way_round(
     row: bytes, column: bytes, start: int
 ) -> None:
-    cell = keys.cell_prefix(row, column)
-    hidden = keys.cell_prefix(row, read_lock_column(column, start))
-    assert keys.locked_cell(hidden) == cell
-    assert keys.locked_cell(cell) is None
-    prefix = keys.read_locks_prefix(cell)
-    assert prefix < hidden < prefix + keys.AFTER_READ_LOCKS
+    cell = cell_prefix(row, column)
+    hidden = cell_prefix(row, read_lock_column(column, start))
+    assert locked_cell(hidden) == cell
+    assert locked_cell(cell) is None
+    prefix = read_locks_prefix(cell)
+    assert prefix < hidden < prefix + AFTER_READ_LOCKS
     assert hidden.startswith(prefix)
 
 
@@ -59,8 +59,8 @@ def test_a_read_lock_is_found_from_its_cell_and_the_other_way_round(
 def test_the_read_locks_of_two_columns_are_never_mixed(
     row: bytes, column: bytes, other: bytes, start: int
 ) -> None:
-    hidden = keys.cell_prefix(row, read_lock_column(other, start))
-    found = hidden.startswith(keys.read_locks_prefix(keys.cell_prefix(row, column)))
+    hidden = cell_prefix(row, read_lock_column(other, start))
+    found = hidden.startswith(read_locks_prefix(cell_prefix(row, column)))
     assert found == (column == other)
 
 

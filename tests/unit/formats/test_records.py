@@ -17,7 +17,19 @@ from percolator.formats.records import (
     WriteRecord,
     lock_prefix,
 )
-from percolator.tablet import keys
+from percolator.tablet.cells import (
+    DATA,
+    FENCES,
+    FORMAT_KEY,
+    LOCK,
+    NEWEST_KEY,
+    NOTIFY,
+    ROLLBACK,
+    SAFE_POINT_KEY,
+    STATISTICS_KEY,
+    WRITE,
+    encode,
+)
 
 TIMESTAMPS = st.integers(0, 2**64 - 1)
 LOCKS = st.builds(
@@ -79,26 +91,26 @@ def documented(section: str) -> str:
 @pytest.mark.parametrize(
     ("example", "key"),
     [
-        ("`L`, row `ann`, column `balance`", keys.encode(keys.LOCK, b"ann", b"balance")),
+        ("`L`, row `ann`, column `balance`", encode(LOCK, b"ann", b"balance")),
         (
             "`W`, row `ann`, column `balance`, timestamp 5",
-            keys.encode(keys.WRITE, b"ann", b"balance", 5),
+            encode(WRITE, b"ann", b"balance", 5),
         ),
         (
             "`W`, row `a` `00` `b`, empty column, timestamp 5",
-            keys.encode(keys.WRITE, b"a\0b", b"", 5),
+            encode(WRITE, b"a\0b", b"", 5),
         ),
         (
             "`D`, row `ann`, column `balance`, timestamp 3",
-            keys.encode(keys.DATA, b"ann", b"balance", 3),
+            encode(DATA, b"ann", b"balance", 3),
         ),
         (
             "`R`, row `ann`, column `balance`, timestamp 3",
-            keys.encode(keys.ROLLBACK, b"ann", b"balance", 3),
+            encode(ROLLBACK, b"ann", b"balance", 3),
         ),
         (
             "`N`, row `ann`, column `balance`, observer `index`, timestamp 5",
-            keys.encode(keys.NOTIFY, b"ann", b"balance", 5, b"index"),
+            encode(NOTIFY, b"ann", b"balance", 5, b"index"),
         ),
     ],
 )
@@ -108,9 +120,9 @@ def test_the_documented_keys_are_the_real_ones(example: str, key: bytes) -> None
 
 def test_the_documented_fences_and_notes_are_the_real_ones() -> None:
     text = documented("Cells")
-    fences = ", ".join(f"`{fence.decode()}`" for fence in keys.FENCES)
+    fences = ", ".join(f"`{fence.decode()}`" for fence in FENCES)
     assert f"are never deleted: {fences}." in text
-    notes = (keys.FORMAT_KEY, keys.SAFE_POINT_KEY, keys.NEWEST_KEY, keys.STATISTICS_KEY)
+    notes = (FORMAT_KEY, SAFE_POINT_KEY, NEWEST_KEY, STATISTICS_KEY)
     for note in notes:
         assert f"| `{note.decode()}` |" in text
 

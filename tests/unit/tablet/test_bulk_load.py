@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from percolator.errors import InvalidArgument, NotReady, SchemaChanged, TabletMoved
-from percolator.tablet import bulk_load, collection, keys
+from percolator.tablet import bulk_load, collection
+from percolator.tablet.cells import F
 from percolator.tablet.state import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
@@ -360,7 +361,7 @@ async def test_what_took_longer_to_load_than_history_is_kept_is_collected_all_th
     if not during_the_pass:
         await rest_of_the_load()
     assert await collected(rig, ms(60)) == 0
-    assert not [key for key in disk.durable if key.startswith(keys.F)]
+    assert not [key for key in disk.durable if key.startswith(F)]
     assert rig.tablet.collected.more_at == ms(10 + TTL)
     assert await collected(rig, ms(200)) == 1
     assert await rig.cells(WRITE) == []

@@ -8,8 +8,8 @@ import pytest
 
 from percolator.errors import InvalidArgument, SnapshotTooOld, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, acknowledgement_column
-from percolator.tablet import keys, opening
-from percolator.tablet.memory import LockMirror
+from percolator.tablet import opening
+from percolator.tablet.cells import FEED_KEY, FORMAT_KEY, TIMESTAMP_MAX, F, LockMirror, split_change
 from percolator.tablet.state import SafePoints, TabletIdentity, TimestampGuard
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
@@ -48,7 +48,7 @@ def put_of(at: int, row: bytes, value: bytes | None) -> Change:
 
 
 def feed_keys(disk: DurableMemory) -> list[bytes]:
-    return sorted(key for key in disk.durable if key.startswith(keys.F))
+    return sorted(key for key in disk.durable if key.startswith(F))
 
 
 # ---------------------------------------------------------------------------- what is in it
@@ -264,13 +264,13 @@ async def test_the_newest_change_is_told_without_reading_any() -> None:
 async def test_the_highest_number_is_no_time_until_which_changes_can_be_scanned() -> None:
     """Nothing lies above it, where a scan could end."""
     guard = TimestampGuard.by_own_clock(VirtualClock(asyncio.get_running_loop()))
-    guard.heard(keys.TIMESTAMP_MAX)
+    guard.heard(TIMESTAMP_MAX)
     rig = await fed(guard=guard)
     with pytest.raises(InvalidArgument, match="until: expected less than"):
-        await changes(rig, 0, keys.TIMESTAMP_MAX)
+        await changes(rig, 0, TIMESTAMP_MAX)
     with pytest.raises(InvalidArgument, match="until: expected less than"):
-        await look(rig, 0, keys.TIMESTAMP_MAX)
-    assert (await changes(rig, 0, keys.TIMESTAMP_MAX - 1)).changes == []
+        await look(rig, 0, TIMESTAMP_MAX)
+    assert (await changes(rig, 0, TIMESTAMP_MAX - 1)).changes == []
 
 
 # ---------------------------------------------------------------------------- on and off
@@ -281,7 +281,7 @@ async def test_a_table_without_a_feed_has_format_1_and_refuses() -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
     assert feed_keys(disk) == []
-    assert disk.durable[keys.FORMAT_KEY] == b"1"
+    assert disk.durable[FORMAT_KEY] == b"1"
     with pytest.raises(InvalidArgument, match="no change feed"):
         await changes(rig, 0, 20)
     with pytest.raises(InvalidArgument, match="no change feed"):
@@ -316,7 +316,7 @@ async def test_a_feed_that_is_switched_on_is_complete_from_the_newest_commit_on(
     await rig.apply(written(b"a", 5, 6, b"v"))
     await rig.apply(prewrite(b"b", 7))
     await rig.tablet.set_schema_version(4, change_feed=True)
-    assert disk.durable[keys.FORMAT_KEY] == b"2"
+    assert disk.durable[FORMAT_KEY] == b"2"
     late = commit(b"b", 7, 9, b"w")
     await rig.tablet.mutate(batch([late], 4), deadline_seconds=rig.clock.monotonic_seconds() + 60)
     for lower in (0, 5):
@@ -370,11 +370,11 @@ async def test_a_format_of_a_later_release_is_refused() -> None:
     disk = DurableMemory()
     rig = await fed(disk=disk)
     await rig.tablet.close()
-    disk.durable[keys.FORMAT_KEY] = b"4"
+    disk.durable[FORMAT_KEY] = b"4"
     with pytest.raises(StoreUnusable, match="format b'4'"):
         await Rig(disk=disk).open()
-    disk.durable[keys.FORMAT_KEY] = b"2"
-    disk.durable[keys.FEED_KEY] = b"short"
+    disk.durable[FORMAT_KEY] = b"2"
+    disk.durable[FEED_KEY] = b"short"
     with pytest.raises(StoreUnusable, match="change feed has 5 bytes"):
         await Rig(disk=disk).open()
     assert opening.FORMAT == b"1"
@@ -389,7 +389,7 @@ async def test_what_is_below_the_safe_point_is_collected_and_refused() -> None:
     await rig.apply(written(b"a", 5, 6, b"v"), written(b"b", 5, 7, b"v"))
     await rig.apply(written(b"a", 8, 9, b"w"))
     await collected(rig, 7)
-    assert [keys.split_change(key)[0] for key in feed_keys(disk)] == [9]
+    assert [split_change(key)[0] for key in feed_keys(disk)] == [9]
     with pytest.raises(SnapshotTooOld):
         await changes(rig, 6, 20)
     with pytest.raises(SnapshotTooOld):

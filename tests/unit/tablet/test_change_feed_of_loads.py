@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import SnapshotTooOld
-from percolator.tablet import keys
+from percolator.tablet.cells import F
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.change_feeds import changes, look
@@ -72,7 +72,7 @@ async def test_what_an_earlier_run_has_loaded_is_not_shown_and_goes_when_it_is_c
     answer = await changes(rig, 0, 70)
     assert (answer.reached, answer.changes) == (60, [])
     await rig.tablet.fence(fence(CLEAR, run=60))
-    assert not [key for key in disk.durable if key.startswith(keys.F)]
+    assert not [key for key in disk.durable if key.startswith(F)]
 
 
 async def test_rows_that_were_loaded_before_the_feed_was_on_are_not_promised() -> None:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from percolator.errors import NotReady
-from percolator.tablet.held_cells import HeldCells, Holder
-from percolator.tablet.keys import cell_prefix
+from percolator.tablet.cells import HeldCells, Holder, cell_prefix
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.change_feeds import Change, changes, look
 from tests.unit.tablet.read_lock_steps import whole_read_lock

@@ -9,7 +9,7 @@ import pytest
 
 from percolator.errors import TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
-from percolator.tablet.memory import STEPS_MAX
+from percolator.tablet.cells import STEPS_MAX
 from percolator.tablet.state import SafePoints
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb

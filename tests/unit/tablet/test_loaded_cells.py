@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from percolator.formats.records import RecordKind, WriteRecord
-from percolator.tablet.keys import D, N, W, cell_prefix, change_key, component, inverted
+from percolator.tablet.cells import D, N, W, cell_prefix, change_key, component, inverted
 from percolator.tablet.state import loaded_change
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb

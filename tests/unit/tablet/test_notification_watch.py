@@ -10,7 +10,7 @@ import pytest
 
 from percolator.errors import InvalidArgument, NotReady
 from percolator.tablet import notification_watch
-from percolator.tablet.keys import cell_prefix, component, inverted
+from percolator.tablet.cells import cell_prefix, component, inverted
 from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.state import TimestampGuard
 from percolator.tablet.tablet import Tablet

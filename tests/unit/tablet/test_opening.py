@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 
 from percolator.errors import StoreFault, StoreUnusable
-from percolator.tablet import keys, opening
+from percolator.tablet import opening
+from percolator.tablet.cells import FORMAT_KEY, SAFE_POINT_KEY
 from percolator.tablet.state import SafePoints, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from tests.unit.tablet.read_lock_steps import read_lock
@@ -94,7 +95,7 @@ async def test_safe_points_of_another_length_are_refused_and_never_mistaken_for_
     disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.tablet.raise_safe_points(SafePoints(20, 30))
-    disk.durable[keys.SAFE_POINT_KEY] = disk.durable[keys.SAFE_POINT_KEY][:16]
+    disk.durable[SAFE_POINT_KEY] = disk.durable[SAFE_POINT_KEY][:16]
     with pytest.raises(StoreUnusable, match="have 16 bytes, not 24") as refused:
         await Rig(disk=disk).open()
     assert refused.value.fault is StoreFault.DAMAGED
@@ -106,7 +107,7 @@ async def test_a_storage_of_another_format_is_refused_by_name_and_left_as_it_is(
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
     await rig.tablet.close()
-    disk.durable[keys.FORMAT_KEY] = b"4"
+    disk.durable[FORMAT_KEY] = b"4"
     before = dict(disk.durable)
     refused = Rig(disk=disk)
     with pytest.raises(StoreUnusable, match="format b'4'"):

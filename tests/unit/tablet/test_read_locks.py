@@ -8,7 +8,8 @@ import pytest
 
 from percolator.errors import InvalidArgument
 from percolator.formats.records import KIND_READ_LOCK, RecordKind
-from percolator.tablet import judge, keys
+from percolator.tablet import judge
+from percolator.tablet.cells import FORMAT_KEY
 from percolator.tablet.state import SafePoints
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
@@ -193,9 +194,9 @@ async def test_the_format_is_marked_once_there_is_a_read_lock() -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(prewrite(ROW, 5))
     await rig.apply(commit(ROW, 5, 6))
-    assert disk.durable[keys.FORMAT_KEY] == b"1"
+    assert disk.durable[FORMAT_KEY] == b"1"
     await rig.apply(read_lock(ROW, 10))
-    assert disk.durable[keys.FORMAT_KEY] == b"3"
+    assert disk.durable[FORMAT_KEY] == b"3"
 
 
 async def test_a_change_feed_does_not_lower_the_format() -> None:
@@ -203,7 +204,7 @@ async def test_a_change_feed_does_not_lower_the_format() -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(read_lock(ROW, 10))
     await rig.tablet.set_schema_version(4, change_feed=True)
-    assert disk.durable[keys.FORMAT_KEY] == b"3"
+    assert disk.durable[FORMAT_KEY] == b"3"
     await rig.tablet.close()
     again = await Rig(disk=disk, schema_version=4, change_feed=True).open()
     assert again.tablet._state.feed.on

@@ -12,7 +12,7 @@ import pytest
 from percolator.errors import InvalidArgument
 from percolator.formats.records import RecordKind
 from percolator.tablet import visible_cells
-from percolator.tablet.keys import W, component, inverted
+from percolator.tablet.cells import W, component, inverted
 from percolator.tablet.scans import CROWDED
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import cells_pb2

@@ -13,9 +13,9 @@ from percolator.formats.records import RecordKind, acknowledgement_column
 from percolator.observers.watched_cell import Acknowledgement
 from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.storage import LevelDBStorage
-from percolator.tablet import tablet
+from percolator.tablet import scans
+from percolator.tablet.cells import VERSIONS_MAX, cell_prefix
 from percolator.tablet.collection import may_be_put_aside
-from percolator.tablet.keys import VERSIONS_MAX, cell_prefix
 from percolator.tablet.visible_cells import RUN_ENTRIES_MIN
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
@@ -189,7 +189,7 @@ async def test_rows_with_a_long_common_prefix_are_halved_although_others_are_aro
     length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of a tenant whose rows begin with its UUID."""
-    monkeypatch.setattr(tablet, "ESTIMATE_TRUSTED_BYTES", 1)
+    monkeypatch.setattr(scans, "ESTIMATE_TRUSTED_BYTES", 1)
     prefix = b"t" * length
     rig = await Rig().open()
     rows = [b"a", *(prefix + b"%03d" % number for number in range(400)), b"z"]
@@ -205,7 +205,7 @@ async def test_rows_with_a_long_common_prefix_are_halved_although_others_are_aro
 async def test_a_first_row_with_most_of_the_bytes_is_split_off(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tablet, "ESTIMATE_TRUSTED_BYTES", 1)
+    monkeypatch.setattr(scans, "ESTIMATE_TRUSTED_BYTES", 1)
     rig = await Rig().open()
     await rig.apply(written(b"", 5, 6, b"v" * 100_000))
     assert await rig.tablet.propose_split() is None
@@ -217,7 +217,7 @@ async def test_a_first_row_with_most_of_the_bytes_is_split_off(
 async def test_a_split_point_on_leveldb_is_found_by_bisection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tablet, "ESTIMATE_TRUSTED_BYTES", 1)
+    monkeypatch.setattr(scans, "ESTIMATE_TRUSTED_BYTES", 1)
     prefix = b"all rows have this in common/"
     with tempfile.TemporaryDirectory() as directory, DiskThreads(1, "test") as pool:
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.tablet import memory, opening
-from percolator.tablet.memory import LockMirror, NotifyIndex, OrderedKeys, Rate, RecentWrites
+from percolator.tablet import cells, opening
+from percolator.tablet.cells import LockMirror, NotifyIndex, OrderedKeys, Rate, RecentWrites
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.tablet.tablets import (
     NOTIFY,
@@ -53,7 +53,7 @@ def test_the_number_of_keys_that_wait_to_be_sorted_is_limited(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise, the first scan after a million locks would stop the server for a second."""
-    monkeypatch.setattr(memory, "UNSORTED_MAX", 4)
+    monkeypatch.setattr(cells, "UNSORTED_MAX", 4)
     ordered = OrderedKeys()
     for number in range(100):
         ordered.add(b"%03d" % number)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from percolator.errors import StoreUnusable, TabletMoved
-from percolator.tablet import keys
+from percolator.tablet.cells import SPACE_OF_PREFIX, decode
 from percolator.tablet.collection import Sweep
 from percolator.tablet.state import TabletIdentity
 from percolator.testing.memory_storage import DurableMemory
@@ -60,12 +60,12 @@ def stored(disk: DurableMemory) -> dict[bytes, bytes]:
     return {
         key: value
         for key, value in disk.durable.items()
-        if key[:1] in keys.SPACE_OF_PREFIX and len(key) > 1
+        if key[:1] in SPACE_OF_PREFIX and len(key) > 1
     }
 
 
 def is_inside(key: bytes, identity: TabletIdentity) -> bool:
-    row = keys.decode(key).row
+    row = decode(key).row
     return identity.start <= row and (not identity.end or row < identity.end)
 
 
@@ -81,7 +81,7 @@ async def test_exactly_the_cells_outside_are_removed_and_the_counts_become_true(
     disk = DurableMemory()
     await parent(disk)
     kept = {key: value for key, value in stored(disk).items() if is_inside(key, identity)}
-    assert {keys.decode(key).space for key in kept} == {LOCK, WRITE, DATA, ROLLBACK, NOTIFY}
+    assert {decode(key).space for key in kept} == {LOCK, WRITE, DATA, ROLLBACK, NOTIFY}
     child = await Rig(disk=disk, identity=identity).open()
     assert is_due(child)
     before = [await child.cells(space) for space in (LOCK, WRITE, DATA, ROLLBACK, NOTIFY)]
@@ -161,7 +161,7 @@ async def test_a_half_trimmed_tablet_that_is_split_again_is_trimmed_to_its_own_r
     await child.tablet.close()
     grandchild = await Rig(disk=disk, identity=TabletIdentity(7, 1, 2, b"c", b"f")).open()
     await grandchild.tablet.trim()
-    assert {keys.decode(key).row[:1] for key in stored(disk)} == {b"c", b"d", b"e"}
+    assert {decode(key).row[:1] for key in stored(disk)} == {b"c", b"d", b"e"}
     assert grandchild.tablet.statistics().cells == counts(disk)[0]
 
 

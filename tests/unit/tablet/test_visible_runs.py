@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from percolator.errors import InvariantViolation
 from percolator.formats.records import RecordKind, acknowledgement_column
-from percolator.tablet.keys import D, W, cell_prefix, component, inverted
+from percolator.tablet.cells import D, W, cell_prefix, component, inverted
 from percolator.tablet.state import FOREVER, Lifetimes, Ttls
 from percolator.tablet.visible_cells import RUN_VALUE_BYTES_MAX, VisibleCells, VisibleRuns, Walked
 from percolator.testing.memory_storage import DurableMemory

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.services.tabletserver.dump import _entry, as_line
-from percolator.tablet import keys
+from percolator.tablet.cells import cell_prefix, change_key
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tabletserver.memory_store import COLUMN, COMMIT, START, Machine, put, target
 
@@ -69,7 +69,7 @@ async def test_looks_are_answered_tablet_by_tablet() -> None:
 
 def test_a_dump_shows_what_is_in_a_feed() -> None:
     record = WriteRecord(START, RecordKind.PUT, b"v").encode()
-    key = keys.change_key(keys.cell_prefix(b"a", COLUMN), COMMIT)
+    key = change_key(cell_prefix(b"a", COLUMN), COMMIT)
     assert as_line(_entry(key, record)) == (
         f'F row="a" column="c" timestamp={COMMIT} start={START} kind="PUT" value="v"'
     )

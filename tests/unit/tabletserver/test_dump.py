@@ -8,22 +8,22 @@ import plyvel
 import pytest
 
 from percolator.services.tabletserver.dump import as_json, as_line, dumped
-from percolator.tablet import keys
+from percolator.tablet.cells import L, W, cell_prefix, change_key, inverted
 from tests.unit.tablet.tablets import COLUMN, lock_record, write_record
 
-CELL = keys.cell_prefix(b"row", COLUMN)
-WRITTEN = keys.W + CELL + keys.inverted(6)
-CHANGE = keys.change_key(CELL, 6)
+CELL = cell_prefix(b"row", COLUMN)
+WRITTEN = W + CELL + inverted(6)
+CHANGE = change_key(CELL, 6)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "space"),
     [
         (b"F", b"", "?"),
-        (keys.change_key(b"row without an end", 6), write_record(5), "?"),
+        (change_key(b"row without an end", 6), write_record(5), "?"),
         (CHANGE, b"no record", "F"),
-        (keys.L + CELL, b"no record", "L"),
-        (keys.W + CELL, write_record(5), "?"),
+        (L + CELL, b"no record", "L"),
+        (W + CELL, write_record(5), "?"),
         (b"Q", b"", "?"),
     ],
 )
@@ -33,7 +33,7 @@ def test_a_damaged_entry_is_shown_with_its_error_and_so_are_all_others(
     database = plyvel.DB(str(tmp_path), create_if_missing=True)
     database.put(b"Mformat", b"2")
     database.put(CHANGE, write_record(5, b"value"))
-    database.put(keys.L + CELL, lock_record(7))
+    database.put(L + CELL, lock_record(7))
     database.put(WRITTEN, write_record(5, b"value"))
     database.put(key, value)
     database.close()

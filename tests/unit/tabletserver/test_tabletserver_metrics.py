@@ -7,7 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from percolator.errors import StoreUnusable
 from percolator.services.tabletserver.metrics import TabletServerMetrics
-from percolator.tablet.keys import NOTIFY, encode
+from percolator.tablet.cells import NOTIFY, encode
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tabletserver.memory_store import Machine, disk_full, put
 

@@ -1,25 +1,303 @@
-"""The memory of an open tablet about its cells, so that most requests need no look at disk.
+"""Cells of a tablet: their keys, and what an open tablet has in memory about them.
 
-It is rebuilt when the tablet is opened, and changed only when a batch is durable.
+A key is the address of a cell, in bytes that sort in the order of the cells:
+
+    key        space 1 | row | column | [qualifier, only in N] | [~timestamp 8, not in L]
+    change     F | timestamp 8 | row | column
+    component  the bytes, each 00 written as 00 FF, terminated by 00 01
+
+`~timestamp` is the 64-bit complement, big-endian: the newest version of a cell comes first.
+A component never contains 00 01 before its end, and its end sorts below every continuation
+(00 01 < 00 FF < 01 < ... FF). So for any bytes, including 00 and the empty string, keys sort by
+row, then column, then qualifier, then newest first; no component of one key is mistaken for part of
+another; and the keys of one row, or of one cell, are contiguous.
+
+Between the spaces are *fences*: entries that are never deleted. Without them, an iterator that
+leaves a space walks over all deleted entries at the beginning of the next one: after a million
+committed locks, that took 300 us instead of 2.
 """
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 from sortedcontainers import SortedList
 
+from percolator.errors import InvariantViolation, NotReady
 from percolator.formats.records import (
     KIND_LOCK_ONLY,
     LOCK_HEADER_BYTES,
+    READ_LOCKS,
     START_TIMESTAMP_BYTES,
     WRITE_KIND_OFFSET,
     last_change,
+    locked_column,
+    read_locks_of,
 )
-from percolator.tablet.keys import READ_LOCK_MARK, W, inverted, locked_cell, timestamp_of
+from percolator.v1 import cells_pb2
 from percolator.world import Clock, Cursor
+
+LOCK: int = cells_pb2.SPACE_LOCK
+WRITE: int = cells_pb2.SPACE_WRITE
+DATA: int = cells_pb2.SPACE_DATA
+ROLLBACK: int = cells_pb2.SPACE_ROLLBACK
+NOTIFY: int = cells_pb2.SPACE_NOTIFY
+SPACES = (LOCK, WRITE, DATA, ROLLBACK, NOTIFY)
+
+D, F, L, M, N, R, W = b"D", b"F", b"L", b"M", b"N", b"R", b"W"
+"""First bytes of keys: the five spaces, F for the change feed, and M for what the tablet notes
+about itself."""
+
+PREFIX_OF_SPACE = {LOCK: L, WRITE: W, DATA: D, ROLLBACK: R, NOTIFY: N}
+SPACE_OF_PREFIX = {prefix: space for space, prefix in PREFIX_OF_SPACE.items()}
+
+FENCES = (b"C", b"E", b"M", b"O", b"S", b"V", b"X")
+"""Live entries before D, after D, after L, after N, after R, before W and after W."""
+FEED_FENCE = b"G"
+"""A live entry after F, in tablets with a change feed."""
+
+FORMAT_KEY = M + b"format"
+SAFE_POINT_KEY = M + b"safe_point"
+NEWEST_KEY = M + b"newest"
+STATISTICS_KEY = M + b"statistics"
+LOAD_FENCE_PREFIX = M + b"load_fence "
+LOAD_FLOOR_KEY = M + b"load_floor"
+FEED_KEY = M + b"feed"
+"""What the tablet stores about itself: see opening.py, state.py and state.py."""
+
+TIMESTAMP_MAX = 2**64 - 1
+TIMESTAMP_BYTES = 8
+
+RESERVED = b"\0\xff"
+"""How a reserved column, whose name begins with 00, begins as a component. It holds what an
+observer notes beside a cell. It is read only if it is named, and is not part of "all columns"."""
+
+READ_LOCK_MARK = READ_LOCKS.replace(b"\0", b"\0\xff")
+"""In an encoded cell that is a read lock; hardly ever in another one."""
+AFTER_READ_LOCKS = b"\xff" * 9
+"""Behind `read_locks_prefix`, it sorts after every read lock of the cell."""
+
+END = b"\0\x01"
+_AFTER = b"\0\x02"
+_COLUMN_CACHE_ENTRIES_MAX = 4096
+
+
+class CellKey(NamedTuple):
+    """The contents of a key in one of the five spaces."""
+
+    space: int
+    row: bytes
+    column: bytes
+    qualifier: bytes
+    timestamp: int
+
+
+def component(raw: bytes) -> bytes:
+    """One self-delimiting component: a row, a column or a qualifier."""
+    if b"\0" in raw:
+        raw = raw.replace(b"\0", b"\0\xff")
+    return raw + END
+
+
+def column_prefix(raw: bytes) -> bytes:
+    """How the components of all columns that begin with these bytes begin."""
+    return component(raw)[: -len(END)]
+
+
+def after_component(encoded: bytes) -> bytes:
+    """The smallest bytes that sort after every key beginning with this component."""
+    return encoded[:-2] + _AFTER
+
+
+def cell_prefix(row: bytes, column: bytes) -> bytes:
+    """The prefix that all keys of a (row, column) share after their space byte."""
+    return component(row) + component(column)
+
+
+def inverted(timestamp: int) -> bytes:
+    """A timestamp as encoded in keys: larger ones sort first."""
+    return (timestamp ^ TIMESTAMP_MAX).to_bytes(8, "big")
+
+
+def timestamp_of(key: bytes) -> int:
+    """The timestamp at the end of a key of W, D, R or N."""
+    return int.from_bytes(key[-8:], "big") ^ TIMESTAMP_MAX
+
+
+def encode(
+    space: int, row: bytes, column: bytes, timestamp: int = 0, qualifier: bytes = b""
+) -> bytes:
+    """The key of a cell."""
+    key = PREFIX_OF_SPACE[space] + cell_prefix(row, column)
+    if space == LOCK:
+        return key
+    if space == NOTIFY:
+        key += component(qualifier)
+    return key + inverted(timestamp)
+
+
+def decode(key: bytes) -> CellKey:
+    """Decodes a key into the address that `encode` was given."""
+    space = SPACE_OF_PREFIX.get(key[:1])
+    if space is None:
+        raise InvariantViolation(f"a key of no space: {key[:1]!r}")
+    row, at = split_component(key, 1)
+    column, at = split_component(key, at)
+    qualifier = b""
+    if space == NOTIFY:
+        qualifier, at = split_component(key, at)
+    if len(key) - at != (0 if space == LOCK else TIMESTAMP_BYTES):
+        raise InvariantViolation(
+            f"a key of space {key[:1]!r} with {len(key) - at} bytes at its end"
+        )
+    return CellKey(space, row, column, qualifier, 0 if space == LOCK else timestamp_of(key))
+
+
+def split_component(key: bytes, at: int) -> tuple[bytes, int]:
+    """The raw bytes of the component at this offset, and the offset after it."""
+    end = key.find(END, at)
+    if end < 0:
+        raise InvariantViolation("a key with a component that does not end")
+    return unescaped(key[at:end]), end + 2
+
+
+def unescaped(encoded: bytes) -> bytes:
+    """The raw bytes of a component without its end."""
+    if b"\0" not in encoded:
+        return encoded
+    if encoded.count(b"\0") != encoded.count(b"\0\xff"):
+        # Damage: taken for a row, it would be another row than the one that lies here.
+        raise InvariantViolation("a key with a byte 00 that is not escaped")
+    return encoded.replace(b"\0\xff", b"\0")
+
+
+def change_key(cell: bytes, timestamp: int) -> bytes:
+    """The key in the change feed of a commit of this cell (`cell_prefix`)."""
+    return F + timestamp.to_bytes(8, "big") + cell
+
+
+def change_of_write(key: bytes) -> bytes:
+    """The key in the change feed of what is stored under this key of W."""
+    return change_key(key[1:-TIMESTAMP_BYTES], timestamp_of(key))
+
+
+def split_change(key: bytes) -> tuple[int, bytes]:
+    """The commit timestamp and the cell of a key of the change feed."""
+    return int.from_bytes(key[1:9], "big"), key[9:]
+
+
+def is_reserved(cell: bytes) -> bool:
+    """Whether the column of this cell (`cell_prefix`) is reserved."""
+    # Hardly any cell contains these bytes at all, and every commit asks.
+    return RESERVED in cell and cell.startswith(RESERVED, split_component(cell, 0)[1])
+
+
+def locked_cell(cell: bytes) -> bytes | None:
+    """The cell that is locked, if this hidden one (`cell_prefix`) is a read lock; else None."""
+    if READ_LOCK_MARK not in cell:
+        return None
+    behind_row = split_component(cell, 0)[1]
+    column = locked_column(split_component(cell, behind_row)[0])
+    return None if column is None else cell[:behind_row] + component(column)
+
+
+def read_locks_prefix(cell: bytes) -> bytes:
+    """How all read locks of this cell (`cell_prefix`) begin."""
+    behind_row = split_component(cell, 0)[1]
+    column = split_component(cell, behind_row)[0]
+    return cell[:behind_row] + column_prefix(read_locks_of(column))
+
+
+def space_bounds(prefix: bytes, start: bytes, end: bytes) -> tuple[bytes, bytes]:
+    """First key (included) and last key (excluded) of a space's rows in [start, end)."""
+    return prefix + component(start), prefix + component(end) if end else _next(prefix)
+
+
+def cell_bounds(start: bytes, end: bytes) -> tuple[bytes, bytes | None]:
+    """Like `space_bounds`, without the space byte; None: no limit."""
+    return component(start), component(end) if end else None
+
+
+def _next(prefix: bytes) -> bytes:
+    return bytes([prefix[0] + 1])
+
+
+class ColumnEncoder(dict[bytes, bytes]):
+    """Caches the components of columns: a table has few columns and many rows."""
+
+    def __missing__(self, column: bytes) -> bytes:
+        if len(self) >= _COLUMN_CACHE_ENTRIES_MAX:
+            self.clear()
+        encoded = self[column] = component(column)
+        return encoded
+
+
+# The versions of one cell in a space with timestamps, newest first.
+#
+# Fences around the spaces keep a cursor valid after every seek to a key of a space, and
+# after one step back from it, so none of these functions checks that.
+
+Version = tuple[int, bytes]
+"""Timestamp and value."""
+
+VERSIONS_MAX = 1_024
+"""How many versions are looked at for one condition. No step of the protocol needs more than one,
+and a condition on all versions of a hot cell must not hold up everything else."""
+
+
+class TooManyVersions(Exception):
+    """A condition cannot be judged in reasonable time."""
+
+
+def limited(found: Iterable[Version]) -> Iterator[Version]:
+    """Yields versions; raises `TooManyVersions` after `VERSIONS_MAX` of them."""
+    for number, version in enumerate(found):
+        if number == VERSIONS_MAX:
+            raise TooManyVersions
+        yield version
+
+
+def descending(cursor: Cursor, prefix: bytes, from_: int, until: int) -> Iterator[Version]:
+    """Versions with from <= timestamp < until (0: no bound), newest first."""
+    cursor.seek(prefix + inverted(until - 1) if until else prefix)
+    while True:
+        key, value = cursor.item()
+        if not key.startswith(prefix):
+            return
+        timestamp = timestamp_of(key)
+        if timestamp < from_:
+            return
+        yield timestamp, value
+        cursor.next()
+
+
+def ascending(cursor: Cursor, prefix: bytes, from_: int, until: int) -> Iterator[Version]:
+    """Versions with from <= timestamp < until (0: no bound), oldest first.
+
+    The first version costs one seek and one step, however many there are above it: a transaction
+    that began long ago finds its own commit below a thousand later ones.
+    """
+    below = prefix + inverted(from_ - 1) if from_ else prefix[:-1] + b"\x02"
+    cursor.seek(below)
+    end = until or TIMESTAMP_MAX + 1
+    while True:
+        cursor.prev()
+        key, value = cursor.item()
+        if not key.startswith(prefix):
+            return
+        timestamp = timestamp_of(key)
+        if timestamp >= end:
+            return
+        yield timestamp, value
+
+
+# The memory of an open tablet about its cells, so that most requests need no look at disk.
+#
+# It is rebuilt when the tablet is opened, and changed only when a batch is durable.
 
 # A set of keys that is sorted only when its order is needed.
 #
@@ -458,7 +736,7 @@ class TabletCounts:
         """The size of the keys and values of these cells."""
         self.foreign_cells = 0
         self.foreign_bytes = 0
-        """The estimated part of both that belongs to other tablets' rows (trimming.py)."""
+        """The estimated part of both that belongs to other tablets' rows (collection.py)."""
         self.mutations_applied = 0
         self.mutations_refused = 0
         self.reads = 0
@@ -485,7 +763,7 @@ class TabletCounts:
 
 
 class LockMirror:
-    """Locked cells (`keys.cell_prefix`), each with the header of its lock."""
+    """Locked cells (`cell_prefix`), each with the header of its lock."""
 
     def __init__(self) -> None:
         self.headers: dict[bytes, bytes] = {}
@@ -543,3 +821,135 @@ class LockMirror:
         headers = self.headers
         for cell in self._order.between(start, stop, reverse=reverse):
             yield cell, headers[cell]
+
+
+# Cells that transactions hold in memory while they commit in one round.
+#
+# Such a transaction sets no locks. From the moment its cells are judged until its records are
+# durable and published, everything else that touches the cells waits here. What each rule prevents:
+#
+# * Mutations of a held cell wait. Otherwise a rollback marker would be put and reported, and the
+#   commit would still be written.
+# * Reads at or above the start timestamp wait. The commit timestamp may be below theirs, and there
+#   is no lock to report. Once it is known to be above a read, that read goes on: it must not see
+#   it. This holds for scans of changes up to a timestamp, too, which never come back to what they
+#   missed.
+# * The cells are held *before* the commit timestamp is fetched. So every timestamp that was handed
+#   out before is below the commit, and a read that came before has seen what it had to see.
+# * They are let go only after the batch was published. The storage shows a batch before its writer
+#   hears of it, and memory knows of it only after that.
+#
+# A waiter is woken only by the transactions in its way, and its total wait is limited. Otherwise,
+# on busy cells it would be woken for nothing and never time out.
+#
+# A server that dies loses what is held, and nothing else: the batch is in the log, or it never was.
+
+WAIT_SECONDS_MAX = 5.0
+"""How long a read waits. A commit waits about a second for the oracle, and then for the disk."""
+_RETRY_SECONDS = 0.1
+
+
+class Holder(Protocol):
+    """A transaction that holds cells."""
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def commit(self) -> int:
+        """Its commit timestamp; 0 while it is not known."""
+        ...
+
+    @property
+    def cells(self) -> Sequence[bytes]:
+        """`cell_prefix` of each."""
+        ...
+
+
+class HeldCells:
+    """The held cells of one tablet."""
+
+    def __init__(self) -> None:
+        self.holders: dict[bytes, Holder] = {}
+        """By cell. Public for lookups on the hottest paths."""
+        self._ordered = OrderedKeys()
+        """The same cells."""
+        self._changes: dict[Holder, asyncio.Future[None]] = {}
+        """The next change of each holder that something waits for."""
+        self._emptied: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self.holders)
+
+    def hold(self, holder: Holder) -> None:
+        for cell in holder.cells:
+            self.holders[cell] = holder
+            self._ordered.add(cell)
+
+    def let_go(self, holders: Collection[Holder]) -> None:
+        for holder in holders:
+            for cell in holder.cells:
+                del self.holders[cell]
+                self._ordered.remove(cell)
+        self.changed(holders)
+        if self._emptied is not None and not self.holders:
+            self._emptied.set_result(None)
+            self._emptied = None
+
+    def changed(self, holders: Iterable[Holder]) -> None:
+        """Wakes what waits for them: their commit timestamps are known, or they have let go."""
+        if not self._changes:
+            return
+        for holder in holders:
+            change = self._changes.pop(holder, None)
+            if change is not None:
+                change.set_result(None)
+
+    def in_the_way(self, cell: bytes, timestamp: int) -> Holder | None:
+        """The transaction that may be about to commit on the cell at or below this timestamp."""
+        holder = self.holders.get(cell)
+        return holder if holder is not None and _is_in_the_way(holder, timestamp) else None
+
+    def in_the_way_in_rows(self, start: bytes, end: bytes, timestamp: int) -> list[Holder]:
+        """The same for the rows in [start, end), each once; an empty end means to the last row.
+        Read locks change nothing that could be read."""
+        found = dict.fromkeys(
+            self.holders[cell]
+            for cell in self._ordered.between(*cell_bounds(start, end))
+            if locked_cell(cell) is None
+        )
+        return [holder for holder in found if _is_in_the_way(holder, timestamp)]
+
+    async def let_pass(self, in_the_way: Callable[[], Collection[Holder]]) -> None:
+        """Returns once this finds nothing, without an await after its last look. Raises `NotReady`
+        if that takes too long in total."""
+        deadline: float | None = None
+        while self.holders and (holders := in_the_way()):
+            loop = asyncio.get_running_loop()
+            if deadline is None:
+                deadline = loop.time() + WAIT_SECONDS_MAX
+            changes = [self._change_of(holder) for holder in holders]
+            # Not awaited directly: a caller that is cancelled must not take the others with it.
+            _, pending = await asyncio.wait(changes, timeout=deadline - loop.time())
+            if pending:
+                raise NotReady(
+                    "a commit of these cells is taking long: the oracle or the disk is slow",
+                    retry_after_seconds=_RETRY_SECONDS,
+                )
+
+    async def none_left(self) -> None:
+        """Returns when no cell is held."""
+        while self.holders:
+            if self._emptied is None:
+                self._emptied = asyncio.get_running_loop().create_future()
+            await asyncio.wait((self._emptied,))
+
+    def _change_of(self, holder: Holder) -> asyncio.Future[None]:
+        change = self._changes.get(holder)
+        if change is None:
+            change = self._changes[holder] = asyncio.get_running_loop().create_future()
+        return change
+
+
+def _is_in_the_way(holder: Holder, timestamp: int) -> bool:
+    return holder.start <= timestamp and holder.commit <= timestamp
