@@ -43,7 +43,6 @@ from percolator.tablet.requests import (
     unknown,
 )
 from percolator.tablet.state import TabletState, closed
-from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as pb
 
 BATCHES_PER_NOTE = 64
@@ -497,7 +496,8 @@ class HeldTransactions:
         self._called: deque[Place[WholeTransaction]] = deque()
         """Those of them that are the next to have all their cells."""
         self._ready: deque[WholeTransaction] = deque()
-        self._tasks = Tasks()
+        self._asked: dict[asyncio.Future[int], Sequence[WholeTransaction]] = {}
+        """Transactions that hold their cells, by the timestamps that they wait for."""
 
     @property
     def is_ready(self) -> bool:
@@ -584,8 +584,7 @@ class HeldTransactions:
         finally:
             self._judge.close()
         for first in range(0, len(held), TIMESTAMPS_AT_ONCE_MAX):
-            part = held[first : first + TIMESTAMPS_AT_ONCE_MAX]
-            self._tasks.start(self._take_timestamps(part))
+            self._take_timestamps(held[first : first + TIMESTAMPS_AT_ONCE_MAX])
         self._stir()
 
     def _obstacle(self, work: TransactionWork) -> PercolatorError | None:
@@ -649,17 +648,29 @@ class HeldTransactions:
 
     # ------------------------------------------------------------------ timestamps
 
-    async def _take_timestamps(self, held: Sequence[WholeTransaction]) -> None:
-        """Fetches the commit timestamps of transactions whose cells are held."""
+    def _take_timestamps(self, held: Sequence[WholeTransaction]) -> None:
+        """Asks for the commit timestamps of transactions whose cells are held."""
         try:
-            first = await self._first_timestamp(held)
+            asked = self._first_timestamp(held)
+        except PercolatorError as error:
+            self._without_timestamps(held, error.message)
+        else:
+            self._asked[asked] = held
+            asked.add_done_callback(self._have_timestamps)
+
+    def _have_timestamps(self, asked: asyncio.Future[int]) -> None:
+        held = self._asked.pop(asked)
+        try:
+            first = asked.result()
         except PercolatorError as error:
             self._without_timestamps(held, error.message)
         except BaseException as error:
             # A bug, or the end of the process: the cells must not stay held.
             self._without_timestamps(held, repr(error))
-            raise
+            if not asked.cancelled():
+                raise
         else:
+            self._state.guard.heard(first)
             in_time: list[WholeTransaction] = []
             early: list[WholeTransaction] = []
             for commit, transaction in commit_timestamps(held, first):
@@ -676,14 +687,13 @@ class HeldTransactions:
                 self._give_up(early, (), not_executed(NotExecuted(why)))
             self._stir()
 
-    async def _first_timestamp(self, held: Sequence[WholeTransaction]) -> int:
+    def _first_timestamp(self, held: Sequence[WholeTransaction]) -> asyncio.Future[int]:
         timestamps = self._state.timestamps
         if timestamps is None:
             raise NotExecuted("this server has no oracle")
         # A transaction that follows takes the timestamp after the commit of the one before it.
-        first = await timestamps(len(held) + sum(one.is_followed for one in held))
-        self._state.guard.heard(first)
-        return first
+        count = len(held) + sum(one.is_followed for one in held)
+        return asyncio.ensure_future(timestamps(count))
 
     def _without_timestamps(self, held: Sequence[WholeTransaction], why: str) -> None:
         waiting = list(self._waiting)

@@ -9,8 +9,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from percolator.services.tabletserver.collecting import Collecting
-from percolator.services.tabletserver.handler import DiskSpace, RequestCounts
-from percolator.services.tabletserver.tablets import Tablets
+from percolator.services.tabletserver.storage import DiskSpace
+from percolator.services.tabletserver.tablets import RequestCounts, Tablets
 from percolator.v1.tabletserver_pb2 import TabletDescription, TabletStatistics
 
 _PREFIX = "percolator_tabletserver_"

@@ -23,18 +23,22 @@ from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import load
 from percolator.services.tabletserver import dump
 from percolator.services.tabletserver.collecting import Collecting
-from percolator.services.tabletserver.handler import DiskSpace, TabletServerHandler
 from percolator.services.tabletserver.metrics import TabletServerMetrics
-from percolator.services.tabletserver.oracle_word import OracleWord
 from percolator.services.tabletserver.primaries_elsewhere import PrimariesElsewhere
 from percolator.services.tabletserver.settings import TabletServerSettings
-from percolator.services.tabletserver.storage import Budget, SharedDirectoryStore, TabletStore
-from percolator.services.tabletserver.tablets import Tablets
+from percolator.services.tabletserver.storage import (
+    Budget,
+    DiskSpace,
+    SharedDirectoryStore,
+    TabletStore,
+)
+from percolator.services.tabletserver.tablets import Tablets, TabletServerHandler
 from percolator.tablet.state import TimestampGuard
 from percolator.v1 import tabletserver_pb2
 from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.v1.master_pb2 import DrainServerRequest
 from percolator.wire.methods import DRAIN_SERVER
+from percolator.wire.timestamp_source import OracleOfCluster
 from percolator.world import Network
 
 # At shutdown, the master moves this server's tablets, so that no client waits for a lease.
@@ -117,7 +121,7 @@ async def tablet_server(
     await disk.check()
     host.background("disk space", disk.watch())
     host.watch_store(settings.store_root)
-    oracle = OracleWord(host.world, settings.masters)
+    oracle = OracleOfCluster(host.world, settings.masters)
     # A server that runs alone has no oracle to ask.
     alone = not settings.masters
     primaries = PrimariesElsewhere(host.world, settings.masters)
@@ -128,7 +132,7 @@ async def tablet_server(
         settings.limits(),
         host.background,
         log,
-        guard=TimestampGuard.by_own_clock(clock) if alone else TimestampGuard(oracle, clock),
+        guard=TimestampGuard.by_own_clock(clock) if alone else TimestampGuard(oracle.take, clock),
         timestamps=None if alone else oracle.take,
         commits=None if alone else primaries.commits,
         tablets_warn=settings.tablets_warn,
@@ -137,7 +141,7 @@ async def tablet_server(
     collecting = Collecting(tablets, host.background, log)
     handler = TabletServerHandler(
         tablets,
-        collecting,
+        collecting.raise_all,
         disk,
         clock,
         log,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from pydantic import Field, field_validator
@@ -9,8 +10,20 @@ from pydantic import Field, field_validator
 from percolator.bigtable.place import SCHEME
 from percolator.schema import ROW_BYTES_MAX
 from percolator.services.chassis.settings import FramedSettings, ListenAddress, Seconds
-from percolator.services.tabletserver.handler import RequestLimits
 from percolator.tablet.state import TabletLimits
+
+
+@dataclass(frozen=True)
+class RequestLimits:
+    """What one request may hold, and what all of them may hold together."""
+
+    rows_max: int = 10_000
+    queue_bytes_max: int = 64 << 20
+    answer_bytes_max: int = 8 << 20
+    """The size of one response to a scan of notifications; the caller asks again for the rest."""
+    request_seconds_max: float = 60.0
+    slow_request_seconds: float = 1.0
+
 
 _DEFAULTS = TabletLimits()
 _GIBIBYTE = 1 << 30

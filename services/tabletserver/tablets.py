@@ -1,4 +1,4 @@
-"""All tablets of this server: opened and closed as the master orders, looked up by every request.
+"""All tablets of this server: opened and closed as the master orders, and the calls to them.
 
 If a tablet fails to open, or fails later, it is listed with its error; the others keep serving.
 Orders about one tablet are carried out one after another.
@@ -7,16 +7,18 @@ Orders about one tablet are carried out one after another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import (
     InvalidArgument,
+    NotExecuted,
     NotReady,
+    Overloaded,
     PercolatorError,
     StoreFault,
     StoreUnusable,
@@ -24,8 +26,11 @@ from percolator.errors import (
 )
 from percolator.services.chassis.coordinator import Trouble
 from percolator.services.chassis.epoch_directory import EPOCH_MAX
-from percolator.services.tabletserver.storage import Ancestry, TabletStore
+from percolator.services.chassis.rpc import Quota, caller_identity, remaining_seconds
+from percolator.services.tabletserver.settings import RequestLimits
+from percolator.services.tabletserver.storage import Ancestry, DiskSpace, TabletStore
 from percolator.tablet.notification_watch import NotificationWatch
+from percolator.tablet.requests import not_executed
 from percolator.tablet.state import (
     Commits,
     CommitTimestamps,
@@ -34,10 +39,12 @@ from percolator.tablet.state import (
     TabletLimits,
     TimestampGuard,
     Ttls,
+    ttls_of,
 )
-from percolator.tablet.tablet import Tablet
+from percolator.tablet.tablet import AnswerRoom, Tablet
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.errors_pb2 import ErrorDetail
 from percolator.wire.backoff import Backoff
 from percolator.wire.status import to_detail
 from percolator.world import Clock, Random
@@ -579,3 +586,413 @@ def _check(identity: TabletIdentity) -> None:
         raise InvalidArgument("epoch", f"expected at most {EPOCH_MAX}, found {identity.epoch}")
     if identity.end and identity.start >= identity.end:
         raise InvalidArgument("range", "expected the start below the end")
+
+
+# TabletServerService: passes requests to tablets, and returns their responses.
+#
+# Every batch of a request is answered separately: a tablet that has moved, is full or is damaged
+# does not affect the others. The handler knows messages and `PercolatorError`s, but not gRPC.
+
+OVERLOAD_RETRY_SECONDS = 0.1
+_ANSWER_SECONDS = 0.5
+_ANSWER_SHARE = 0.1
+"""What is reserved of the caller's deadline for the answer: a caller without one has to take for
+unknown what was never executed."""
+
+_ANSWER_FULL = NotExecuted("the response is full; request the rest again")
+
+BatchT = TypeVar("BatchT", pb.MutationBatch, pb.TransactionBatch, pb.ReadBatch)
+ResultT = TypeVar("ResultT", pb.MutationBatchResult, pb.TransactionBatchResult, pb.ReadBatchResult)
+
+
+@dataclass
+class RequestCounts:
+    """Counts of what was requested since the start."""
+
+    pages: int = 0
+    slow: int = 0
+    queue_bytes: int = 0
+    """The bytes of mutations that are in progress now."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """Batches refused as a whole, by error."""
+
+
+class TabletServerHandler:
+    """Answers the RPCs of one tablet server."""
+
+    def __init__(
+        self,
+        tablets: Tablets,
+        raise_safe_points: Callable[
+            [pb.RaiseSafePointsRequest], Awaitable[pb.RaiseSafePointsResponse]
+        ],
+        disk: DiskSpace,
+        clock: Clock,
+        log: BoundLogger,
+        limits: RequestLimits = RequestLimits(),  # noqa: B008 - frozen
+        *,
+        server_id: str,
+        watches: Quota,
+    ) -> None:
+        """`watches` is the quota of streams that watch notifications."""
+        self._tablets = tablets
+        self._raise_safe_points = raise_safe_points
+        self._disk = disk
+        self._now = clock.monotonic_seconds
+        self._log = log
+        self._limits = limits
+        self._server_id = server_id
+        self._watches = watches
+        self.counts = RequestCounts()
+
+    # ---------------------------------------------------------------------------- rows
+
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
+        started = self._now()
+        deadline = self._deadline(started)
+        batches = request.batches
+        rows = sum(len(batch.mutations) + len(batch.steps.rows) for batch in batches)
+        self._check_rows(len(batches), rows)
+        bytes_held = request.ByteSize()
+        self.counts.queue_bytes += bytes_held
+        try:
+            results = await _each(batches, lambda i, batch: self._mutated(i, batch, deadline))
+        finally:
+            self.counts.queue_bytes -= bytes_held
+        self._note_slow("Mutate", started, batches)
+        return pb.MutateResponse(batches=results)
+
+    async def mutate_together(self, request: pb.MutateTogetherRequest) -> pb.MutateTogetherResponse:
+        started = self._now()
+        deadline = self._deadline(started)
+        batch = request.batch
+        self._check_rows(1, len(batch.mutations))
+        bytes_held = request.ByteSize()
+        self.counts.queue_bytes += bytes_held
+        try:
+            self._require_disk()
+            self._require_room()
+            tablet = await self._tablets.serving(batch.target)
+            response = await tablet.mutate_together(batch, deadline_seconds=deadline)
+        finally:
+            self.counts.queue_bytes -= bytes_held
+        self._note_slow("MutateTogether", started, [batch])
+        return response
+
+    async def roll_forward(self, request: pb.RollForwardRequest) -> pb.RollForwardResponse:
+        self._require_disk()
+        return await (await self._tablets.serving(request.target)).roll_forward(request)
+
+    async def commit_transactions(
+        self, request: pb.CommitTransactionsRequest
+    ) -> pb.CommitTransactionsResponse:
+        started = self._now()
+        deadline = self._deadline(started)
+        if request.wait_milliseconds:
+            deadline = min(deadline, started + request.wait_milliseconds / 1000)
+        batches = request.batches
+        self._check_rows(len(batches), sum(len(batch.rows) for batch in batches))
+        self._check_notifications(sum(len(batch.notifications) for batch in batches))
+        bytes_held = request.ByteSize()
+        self.counts.queue_bytes += bytes_held
+        try:
+            results = await _each(batches, lambda i, batch: self._committed(i, batch, deadline))
+        finally:
+            self.counts.queue_bytes -= bytes_held
+        self._note_slow("CommitTransactions", started, batches)
+        return pb.CommitTransactionsResponse(batches=results)
+
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
+        started = self._now()
+        batches = request.batches
+        rows = sum(len(batch.reads) + len(batch.cells.rows) for batch in batches)
+        self._check_rows(len(batches), rows)
+        room = AnswerRoom()
+        results = await _each(batches, lambda i, batch: self._read(i, batch, room))
+        self._note_slow("Read", started, batches)
+        return pb.ReadResponse(batches=results)
+
+    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
+        try:
+            tablet = await self._tablets.serving(request.target)
+            async with aclosing(tablet.scan(request)) as pages:
+                async for page in pages:
+                    self.counts.pages += 1
+                    yield page
+        except PercolatorError as error:
+            yield pb.ScanResponse(error=self._refusal(error, request.target))
+
+    async def scan_cells(self, request: pb.ScanCellsRequest) -> AsyncIterator[pb.ScanCellsResponse]:
+        try:
+            tablet = await self._tablets.serving(request.target)
+            async for page in tablet.scan_cells(request):
+                self.counts.pages += 1
+                yield page
+        except PercolatorError as error:
+            yield pb.ScanCellsResponse(error=self._refusal(error, request.target))
+
+    # ------------------------------------------------------------------------- changes
+
+    async def scan_changes(
+        self, request: pb.ScanChangesRequest
+    ) -> AsyncIterator[pb.ScanChangesResponse]:
+        try:
+            tablet = await self._tablets.serving(request.target)
+            async for page in tablet.scan_changes(request):
+                self.counts.pages += 1
+                yield page
+        except PercolatorError as error:
+            yield pb.ScanChangesResponse(error=self._refusal(error, request.target))
+
+    async def look_for_changes(
+        self, request: pb.LookForChangesRequest
+    ) -> pb.LookForChangesResponse:
+        self._check_rows(len(request.looks), 0)
+        response = pb.LookForChangesResponse()
+        for index, asked in enumerate(request.looks):
+            try:
+                result = await (await self._tablets.serving(asked.target)).look_for_changes(asked)
+            except PercolatorError as error:
+                detail = self._batch_refusal(error, f"looks[{index}]", asked.target)
+                result = pb.ChangesLookResult(error=detail)
+            response.looks.append(result)
+        return response
+
+    # ------------------------------------------------------------------- notifications
+
+    async def scan_notifications(
+        self, request: pb.ScanNotificationsRequest
+    ) -> pb.ScanNotificationsResponse:
+        self._check_rows(len(request.scans), 0)
+        response = pb.ScanNotificationsResponse()
+        bytes_left = self._limits.answer_bytes_max
+        for index, scan in enumerate(request.scans):
+            if bytes_left <= 0:
+                response.scans.add(error=to_detail(_ANSWER_FULL))
+                continue
+            try:
+                result = await (await self._tablets.serving(scan.target)).scan_notifications(scan)
+            except PercolatorError as error:
+                detail = self._batch_refusal(error, f"scans[{index}]", scan.target)
+                result = pb.NotificationScanResult(error=detail)
+            bytes_left -= result.ByteSize()
+            response.scans.append(result)
+            # Each scan takes up to a few milliseconds.
+            await asyncio.sleep(0)
+        return response
+
+    async def watch_notifications(
+        self, request: pb.WatchNotificationsRequest
+    ) -> AsyncIterator[pb.WatchNotificationsResponse]:
+        caller = caller_identity()
+        self._watches.take(caller)
+        try:
+            async with aclosing(self._tablets.watch.stream(request)) as answers:
+                async for answer in answers:
+                    yield answer
+        finally:
+            self._watches.give_back(caller)
+
+    # ------------------------------------------------------------------------- tablets
+
+    async def describe_tablets(
+        self, request: pb.DescribeTabletsRequest
+    ) -> pb.DescribeTabletsResponse:
+        return pb.DescribeTabletsResponse(tablets=self._tablets.describe(request.tablet_ids))
+
+    async def report(self, request: pb.ReportRequest) -> pb.ReportResponse:
+        self._tablets.guard.heard(request.newest_timestamp)
+        trouble = self._disk.trouble()
+        return pb.ReportResponse(
+            server_id=self._server_id,
+            tablets=[served.report() for served in self._tablets.all()],
+            writes_refused=None if trouble is None else to_detail(trouble),
+        )
+
+    async def propose_parts(self, request: pb.ProposePartsRequest) -> pb.ProposePartsResponse:
+        return await (await self._tablets.serving(request.target)).propose_parts(request)
+
+    async def fence(self, request: pb.FenceRequest) -> pb.FenceResponse:
+        return await (await self._tablets.serving(request.target)).fence(request)
+
+    async def load(self, request: pb.LoadRequest) -> pb.LoadResponse:
+        self._require_disk()
+        self._check_rows(1, len(request.rows))
+        return await (await self._tablets.serving(request.target)).load(request)
+
+    async def propose_split(self, request: pb.ProposeSplitRequest) -> pb.ProposeSplitResponse:
+        target = request.target
+        row = await (await self._tablets.serving(target)).propose_split(target)
+        return pb.ProposeSplitResponse(row=row)
+
+    async def open_tablet(self, request: pb.OpenTabletRequest) -> pb.OpenTabletResponse:
+        identity = TabletIdentity(
+            table_id=request.table_id,
+            tablet_id=request.tablet_id,
+            epoch=request.epoch,
+            start=request.range.start,
+            end=request.range.end,
+        )
+        ancestry = Ancestry(
+            request.must_exist,
+            request.origin_tablet_id,
+            request.origin_epoch,
+            request.served_epoch,
+        )
+        schema = Schema(request.schema_version, request.change_feed, ttls_of(request.ttls))
+        served = await self._tablets.open(identity, schema, ancestry)
+        return pb.OpenTabletResponse(tablet=served.describe())
+
+    async def close_tablet(self, request: pb.CloseTabletRequest) -> pb.CloseTabletResponse:
+        await self._tablets.close(request.tablet_id, request.epoch)
+        return pb.CloseTabletResponse()
+
+    async def raise_safe_points(
+        self, request: pb.RaiseSafePointsRequest
+    ) -> pb.RaiseSafePointsResponse:
+        return await self._raise_safe_points(request)
+
+    # ------------------------------------------------------------------------- batches
+
+    async def _mutated(
+        self, index: int, batch: pb.MutationBatch, deadline: float
+    ) -> pb.MutationBatchResult:
+        try:
+            if self._disk.full is not None:
+                return await self._mutated_on_full_disk(self._disk.full, batch, deadline)
+            result = await self._mutate(batch, deadline)
+        except PercolatorError as error:
+            detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
+            return pb.MutationBatchResult(error=detail)
+        return result
+
+    async def _mutate(self, batch: pb.MutationBatch, deadline: float) -> pb.MutationBatchResult:
+        self._require_room()
+        tablet = await self._tablets.serving(batch.target)
+        return await tablet.mutate(batch, deadline_seconds=deadline)
+
+    async def _mutated_on_full_disk(
+        self, full: StoreUnusable, batch: pb.MutationBatch, deadline: float
+    ) -> pb.MutationBatchResult:
+        """Like `_mutate`, for those mutations that need no room; refuses the others, and steps."""
+        fitting = [at for at, one in enumerate(batch.mutations) if not self._disk.refuses(one)]
+        if not fitting:
+            raise full.with_traceback(None)
+        smaller = pb.MutationBatch(
+            target=batch.target, mutations=[batch.mutations[at] for at in fitting]
+        )
+        answer = await self._mutate(smaller, deadline)
+        number = len(batch.mutations) + len(batch.steps.rows)
+        result = pb.MutationBatchResult(mutations=number)
+        unapplied = dict.fromkeys(range(number), not_executed(full))
+        for at in fitting:
+            del unapplied[at]
+        unapplied |= {fitting[one.mutation]: one.result for one in answer.unapplied}
+        for at, why in unapplied.items():
+            result.unapplied.add(mutation=at, result=why)
+        return result
+
+    async def _committed(
+        self, index: int, batch: pb.TransactionBatch, deadline: float
+    ) -> pb.TransactionBatchResult:
+        try:
+            self._require_disk()
+            self._require_room()
+            tablet = await self._tablets.serving(batch.target)
+            return await tablet.commit(batch, deadline_seconds=deadline)
+        except PercolatorError as error:
+            detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
+            return pb.TransactionBatchResult(error=detail)
+
+    def _deadline(self, started: float) -> float:
+        """Until when a request that begins now may wait to be executed. It is counted from now on,
+        so it does not matter what the caller's clock says."""
+        remaining = remaining_seconds()
+        if remaining is None:
+            return started + self._limits.request_seconds_max
+        return started + remaining - min(remaining * _ANSWER_SHARE, _ANSWER_SECONDS)
+
+    def _require_disk(self) -> None:
+        """Refuses what needs space on the disk while there is none."""
+        if self._disk.full is not None:
+            # All requests get the same error: its traceback would grow with each.
+            raise self._disk.full.with_traceback(None)
+
+    def _require_room(self) -> None:
+        if self.counts.queue_bytes > self._limits.queue_bytes_max:
+            raise Overloaded(
+                f"{self.counts.queue_bytes >> 20} MiB of mutations are in progress",
+                retry_after_seconds=OVERLOAD_RETRY_SECONDS,
+            )
+
+    async def _read(self, index: int, batch: pb.ReadBatch, room: AnswerRoom) -> pb.ReadBatchResult:
+        try:
+            result = await (await self._tablets.serving(batch.target)).read(batch, room)
+        except PercolatorError as error:
+            detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
+            return pb.ReadBatchResult(error=detail)
+        return result
+
+    def _check_rows(self, batches: int, rows: int) -> None:
+        if batches > self._limits.rows_max:
+            # An empty batch is two bytes of a request, and a task here.
+            raise InvalidArgument(
+                "batches", f"expected at most {self._limits.rows_max}, found {batches}"
+            )
+        if rows > self._limits.rows_max:
+            raise InvalidArgument(
+                "batches", f"expected at most {self._limits.rows_max} rows, found {rows}"
+            )
+
+    def _check_notifications(self, count: int) -> None:
+        """Each is a row that is written, although no cell of a transaction."""
+        if count > self._limits.rows_max:
+            raise InvalidArgument(
+                "batches.notifications",
+                f"expected at most {self._limits.rows_max} in total, found {count}",
+            )
+
+    def _refusal(self, error: PercolatorError, target: pb.TabletTarget) -> ErrorDetail:
+        """The error as a message. The error itself is not changed: many requests may share it."""
+        kind = type(error).__name__
+        self.counts.refused[kind] = self.counts.refused.get(kind, 0) + 1
+        detail = to_detail(error)
+        detail.where = detail.where or f"tablet {target.tablet_id}"
+        return detail
+
+    def _batch_refusal(
+        self, error: PercolatorError, batch: str, target: pb.TabletTarget
+    ) -> ErrorDetail:
+        detail = self._refusal(error, target)
+        if isinstance(error, InvalidArgument):
+            detail.invalid_argument.field = f"{batch}.{error.field}"
+        return detail
+
+    def _note_slow(
+        self,
+        method: str,
+        started: float,
+        batches: Sequence[pb.MutationBatch]
+        | Sequence[pb.TransactionBatch]
+        | Sequence[pb.ReadBatch],
+    ) -> None:
+        seconds = self._now() - started
+        if seconds < self._limits.slow_request_seconds:
+            return
+        self.counts.slow += 1
+        self._log.warning(
+            "slow request",
+            method=method,
+            seconds=round(seconds, 3),
+            tablets=[batch.target.tablet_id for batch in batches][:8],
+            batches=len(batches),
+        )
+
+
+async def _each(
+    batches: Sequence[BatchT], answer: Callable[[int, BatchT], Awaitable[ResultT]]
+) -> list[ResultT]:
+    """Runs all batches concurrently: one that waits for its disk does not hold up the others."""
+    if len(batches) == 1:
+        return [await answer(0, batches[0])]
+    return await asyncio.gather(*(answer(i, batch) for i, batch in enumerate(batches)))

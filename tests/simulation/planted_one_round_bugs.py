@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -32,6 +33,7 @@ from percolator.tablet.requests import (
     prewrite_conditions,
 )
 from percolator.tablet.state import TabletState
+from percolator.tasks import Tasks
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE
 from tests.simulation.scenario import Kind
 
@@ -46,7 +48,7 @@ def reads_do_not_wait(patch: Patch) -> None:
 
 def timestamp_fetched_before_the_cells_are_held(patch: Patch) -> None:
     """A reader above it has read the cells before they were held."""
-    correct = HeldTransactions.arrive
+    correct, tasks = HeldTransactions.arrive, Tasks()
 
     async def fetch_first(self: HeldTransactions, transactions: list[WholeTransaction]) -> None:
         try:
@@ -59,9 +61,9 @@ def timestamp_fetched_before_the_cells_are_held(patch: Patch) -> None:
         correct(self, transactions)
 
     def wrong(self: HeldTransactions, transactions: Iterable[WholeTransaction]) -> None:
-        self._tasks.start(fetch_first(self, list(transactions)))
+        tasks.start(fetch_first(self, list(transactions)))
 
-    async def ready_at_once(self: HeldTransactions, held: Sequence[WholeTransaction]) -> None:
+    def ready_at_once(self: HeldTransactions, held: Sequence[WholeTransaction]) -> None:
         self._ready.extend(held)
         self._stir()
 
@@ -279,9 +281,9 @@ def timestamp_is_not_set_aside(patch: Patch) -> None:
     ) -> Iterator[tuple[int, WholeTransaction]]:
         yield from enumerate(held, first)
 
-    async def one_each(self: HeldTransactions, held: Sequence[WholeTransaction]) -> int:
+    def one_each(self: HeldTransactions, held: Sequence[WholeTransaction]) -> asyncio.Future[int]:
         assert self._state.timestamps is not None
-        return await self._state.timestamps(len(held))
+        return asyncio.ensure_future(self._state.timestamps(len(held)))
 
     patch.setattr(group_commit, "commit_timestamps", wrong)
     patch.setattr(HeldTransactions, "_first_timestamp", one_each)

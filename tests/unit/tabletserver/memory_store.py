@@ -15,9 +15,9 @@ from percolator.errors import StoreFault, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.services.chassis.rpc import Quota
 from percolator.services.tabletserver.collecting import Collecting
-from percolator.services.tabletserver.handler import DiskSpace, RequestLimits, TabletServerHandler
-from percolator.services.tabletserver.storage import Ancestry
-from percolator.services.tabletserver.tablets import Tablets
+from percolator.services.tabletserver.settings import RequestLimits
+from percolator.services.tabletserver.storage import Ancestry, DiskSpace
+from percolator.services.tabletserver.tablets import Tablets, TabletServerHandler
 from percolator.tablet.state import Ownership, TabletIdentity, TabletLimits, TimestampGuard
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.v1 import cells_pb2
@@ -135,7 +135,7 @@ class Machine:
         self.collecting = Collecting(self.tablets, self._background, log)
         self.handler = TabletServerHandler(
             self.tablets,
-            self.collecting,
+            self.collecting.raise_all,
             self.disk,
             self.clock,
             log,

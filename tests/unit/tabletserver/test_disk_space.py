@@ -7,7 +7,7 @@ import asyncio
 import structlog
 
 from percolator.errors import Retry, StoreFault, StoreUnusable
-from percolator.services.tabletserver.handler import CHECK_SECONDS, DiskSpace
+from percolator.services.tabletserver.storage import CHECK_SECONDS, DiskSpace
 from tests.simulation.virtual_time import VirtualClock
 
 

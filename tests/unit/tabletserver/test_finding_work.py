@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from percolator.services.tabletserver.handler import RequestLimits
+from percolator.services.tabletserver.settings import RequestLimits
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE

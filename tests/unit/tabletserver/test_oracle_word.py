@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, Unavailable
-from percolator.services.tabletserver.oracle_word import ANSWER_SECONDS_MAX, OracleWord
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
 from percolator.v1.oracle_pb2 import GetTimestampsResponse
 from percolator.wire.methods import DESCRIBE, GET_TIMESTAMPS
+from percolator.wire.timestamp_source import ANSWER_SECONDS_MAX, OracleOfCluster
 from percolator.world import UnaryMethod, World
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.unary_network import UnaryNetwork
@@ -50,17 +50,17 @@ class Cluster(UnaryNetwork):
 
 
 @asynccontextmanager
-async def asking() -> AsyncIterator[tuple[Cluster, OracleWord]]:
+async def asking() -> AsyncIterator[tuple[Cluster, OracleOfCluster]]:
     cluster = Cluster()
     world = World(VirtualClock(asyncio.get_running_loop()), cluster, random.Random(1))
-    word = OracleWord(world, ["master:1"])
+    word = OracleOfCluster(world, ["master:1"])
     yield cluster, word
     await word.close()
 
 
 async def test_all_who_ask_at_once_share_a_description_and_hardly_any_requests() -> None:
     async with asking() as (cluster, word):
-        answers = await asyncio.gather(*(word() for _ in range(100)))
+        answers = await asyncio.gather(*(word.take() for _ in range(100)))
         assert len(set(answers)) == 100
         assert cluster.asked.count("master:1") == 1
         assert cluster.asked.count("a:1") <= 2
@@ -68,9 +68,9 @@ async def test_all_who_ask_at_once_share_a_description_and_hardly_any_requests()
 
 async def test_an_oracle_that_has_taken_the_place_of_another_one_is_found() -> None:
     async with asking() as (cluster, word):
-        await word()
+        await word.take()
         cluster.oracles, cluster.leading = ["b:1"], "b:1"
-        assert await word() == cluster.now
+        assert await word.take() == cluster.now
         assert cluster.asked[-1] == "b:1"
 
 
@@ -80,7 +80,7 @@ async def test_none_queues_behind_silent_masters(known: bool) -> None:
     longer than one answer may take, however many there are."""
     async with asking() as (cluster, word):
         if known:
-            await word()
+            await word.take()
             cluster.leading = ""
         cluster.silent.add("master:1")
         now = asyncio.get_running_loop().time
@@ -88,7 +88,7 @@ async def test_none_queues_behind_silent_masters(known: bool) -> None:
         async def take() -> float:
             began = now()
             with pytest.raises(PercolatorError):
-                await word()
+                await word.take()
             return now() - began
 
         takers = []
@@ -102,20 +102,20 @@ async def test_none_queues_behind_silent_masters(known: bool) -> None:
 
 async def test_with_silent_masters_an_oracle_that_is_known_is_asked_at_once() -> None:
     async with asking() as (cluster, word):
-        await word()
+        await word.take()
         cluster.leading = ""
         cluster.silent.add("master:1")
         with pytest.raises(PercolatorError):
-            await word()
+            await word.take()
         cluster.leading = "a:1"
         began = asyncio.get_running_loop().time()
-        assert await word() == cluster.now
+        assert await word.take() == cluster.now
         assert asyncio.get_running_loop().time() - began < 0.5
 
 
 async def test_one_who_leaves_takes_the_attempt_from_no_other() -> None:
     async with asking() as (_, word):
-        leaving, staying = (asyncio.ensure_future(word()) for _ in range(2))
+        leaving, staying = (asyncio.ensure_future(word.take()) for _ in range(2))
         await asyncio.sleep(0)
         leaving.cancel()
         assert await staying
@@ -125,7 +125,7 @@ async def test_where_no_oracle_is_registered_that_is_said_at_once() -> None:
     async with asking() as (cluster, word):
         cluster.oracles = []
         with pytest.raises(NotReady, match="no oracle is registered"):
-            await word()
+            await word.take()
 
 
 async def test_an_oracle_that_does_not_answer_is_waited_for_as_long_as_a_caller_waits() -> None:
@@ -133,5 +133,5 @@ async def test_an_oracle_that_does_not_answer_is_waited_for_as_long_as_a_caller_
         cluster.leading = ""
         began = asyncio.get_running_loop().time()
         with pytest.raises(PercolatorError):
-            await word()
+            await word.take()
         assert asyncio.get_running_loop().time() - began < 2 * ANSWER_SECONDS_MAX

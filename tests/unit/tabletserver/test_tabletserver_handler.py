@@ -11,7 +11,7 @@ from percolator.errors import StoreUnusable as UnusableStore
 from percolator.formats.records import KIND_PUT
 from percolator.protocol import steps
 from percolator.services.chassis.rpc import Exposed
-from percolator.services.tabletserver.handler import RequestLimits
+from percolator.services.tabletserver.settings import RequestLimits
 from percolator.tablet.state import TabletLimits
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
@@ -285,7 +285,7 @@ async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
     gate = machine.store.disks[1].gate = asyncio.Event()
     first = asyncio.create_task(machine.mutate(put(1, b"first")))
     await asyncio.sleep(0.01)
-    monkeypatch.setattr("percolator.services.tabletserver.handler.remaining_seconds", lambda: 2.0)
+    monkeypatch.setattr("percolator.services.tabletserver.tablets.remaining_seconds", lambda: 2.0)
     late = asyncio.create_task(machine.mutate(put(1, b"late")))
     await machine.clock.sleep(5)
     gate.set()
@@ -311,7 +311,7 @@ async def test_a_transaction_that_waits_is_answered_while_its_caller_still_waits
     writing = asyncio.create_task(machine.mutate(put(1, b"row")))
     await asyncio.sleep(0.01)
     monkeypatch.setattr(
-        "percolator.services.tabletserver.handler.remaining_seconds", lambda: remaining
+        "percolator.services.tabletserver.tablets.remaining_seconds", lambda: remaining
     )
     batch = pb.TransactionBatch(
         target=target(1),
