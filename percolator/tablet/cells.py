@@ -67,7 +67,7 @@ STATISTICS_KEY = M + b"statistics"
 LOAD_FENCE_PREFIX = M + b"load_fence "
 LOAD_FLOOR_KEY = M + b"load_floor"
 FEED_KEY = M + b"feed"
-"""What the tablet stores about itself: see opening.py, state.py and state.py."""
+"""Notes of the tablet about itself: see opening.py and state.py."""
 
 TIMESTAMP_MAX = 2**64 - 1
 TIMESTAMP_BYTES = 8
@@ -191,7 +191,7 @@ def split_change(key: bytes) -> tuple[int, bytes]:
 
 
 def is_reserved(cell: bytes) -> bool:
-    """Whether the column of this cell (`cell_prefix`) is reserved."""
+    """True if the column of this cell (`cell_prefix`) is reserved."""
     # Hardly any cell contains these bytes at all, and every commit asks.
     return RESERVED in cell and cell.startswith(RESERVED, split_component(cell, 0)[1])
 
@@ -438,9 +438,9 @@ class ReadLocks:
     def __init__(self, cells_max: int) -> None:
         """`cells_max` is the number of cells remembered as in `RecentWrites`."""
         self.used = False
-        """Whether there is, was, or is about to be any. Public, since the hottest paths ask."""
+        """True if there is, was, or is about to be any. Public, since the hottest paths ask."""
         self.noted = False
-        """Whether the storage says so."""
+        """True if the storage says so."""
         self.live: dict[bytes, dict[bytes, None]] = {}
         """The hidden cells that have a lock, by locked cell. No entry is empty."""
         self.held: dict[bytes, int] = {}
@@ -472,7 +472,7 @@ class ReadLocks:
                 self.held[cell] = left
 
     def may_exclude(self, cell: bytes, start: int) -> bool:
-        """Whether a transaction that began then may be excluded from this cell, which it wants to
+        """True if a transaction that began then may be excluded from this cell, which it wants to
         write or, if it is a hidden one, to hold a read lock in."""
         return cell in self.live or self.recent.bound(cell) >= start or READ_LOCK_MARK in cell
 
@@ -603,7 +603,7 @@ def newest_change_below(cursor: Cursor, cell: bytes, timestamp: int) -> int | No
 
 
 def lies_under_a_lock(cursor: Cursor, cell: bytes, timestamp: int) -> bool:
-    """Whether the next commit above this timestamp is lock-only and names what is below it."""
+    """True if the next commit above this timestamp is lock-only and names what is below it."""
     prefix = W + cell
     cursor.seek(prefix + inverted(timestamp))
     cursor.prev()
@@ -638,12 +638,12 @@ class NotifyIndex:
 
     @property
     def complete(self) -> bool:
-        """Whether every live notification is in the index."""
+        """True if every live notification is in the index."""
         return self.missing_from is None
 
     @property
     def worth_filling(self) -> bool:
-        """Whether the index has room for many more notifications from the store."""
+        """True if the index has room for many more notifications from the store."""
         return self.missing_from is not None and len(self._keys) <= self._entries_max // 2
 
     def __contains__(self, key: bytes) -> bool:
@@ -800,7 +800,7 @@ class LockMirror:
             self._order.remove(cell)
 
     def has_older(self, below: int) -> bool:
-        """Whether a transaction that began below this timestamp has a lock."""
+        """True if a transaction that began below this timestamp has a lock."""
         before = below.to_bytes(START_TIMESTAMP_BYTES, "big")
         # They may be a million, of as many clients, and no step of Python's is spent on each.
         return min(self._starts, default=before) < before
@@ -873,7 +873,7 @@ class HeldCells:
         self.holders: dict[bytes, Holder] = {}
         """By cell. Public for lookups on the hottest paths."""
         self._ordered = OrderedKeys()
-        """The same cells."""
+        """Its cells, in order."""
         self._changes: dict[Holder, asyncio.Future[None]] = {}
         """The next change of each holder that something waits for."""
         self._emptied: asyncio.Future[None] | None = None
@@ -911,8 +911,8 @@ class HeldCells:
         return holder if holder is not None and _is_in_the_way(holder, timestamp) else None
 
     def in_the_way_in_rows(self, start: bytes, end: bytes, timestamp: int) -> list[Holder]:
-        """The same for the rows in [start, end), each once; an empty end means to the last row.
-        Read locks change nothing that could be read."""
+        """As `in_the_way`, for the rows in [start, end), each once; an empty end means to the last
+        row. Read locks change nothing that could be read."""
         found = dict.fromkeys(
             self.holders[cell]
             for cell in self._ordered.between(*cell_bounds(start, end))

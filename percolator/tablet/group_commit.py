@@ -147,7 +147,7 @@ class GroupCommit:
 
     @property
     def _answers_something(self) -> bool:
-        """Whether the batch answers anything; if not, all that it looked at waits for cells."""
+        """True if the batch answers anything; if not, all that it looked at waits for cells."""
         return bool(self._taken) or self._mutations.answers_something
 
     async def _judge_and_write(self, batch: JudgedBatch) -> pb.MutationResult | None:
@@ -233,7 +233,7 @@ class MutationWork:
 
     @property
     def untaken(self) -> bool:
-        """Whether there are mutations that were not taken yet."""
+        """True if there are mutations that were not taken yet."""
         return self._taken < len(self.mutations)
 
     def take(self, most: int) -> range:
@@ -278,8 +278,8 @@ class MutationWork:
 
 # The mutations of a tablet: queued, waiting for their cells, judged in batches, answered.
 #
-# What waits for its cell (judge.py) has left the queue, and takes up no room in a batch: one
-# held cell must not stop the others.
+# A mutation that waits for its cell (judge.py) has left the queue, and takes up no room in a batch:
+# one held cell must not stop the others.
 
 _Waiting = tuple[MutationWork, int]
 """A mutation: the work that it belongs to, and its index there."""
@@ -299,7 +299,7 @@ class MutationQueue:
         self.last_change = self._judge.last_change
         self._queue: deque[MutationWork] = deque()
         self._called: deque[Place[_Waiting]] = deque()
-        """Those that waited for their cell and are the next to have it."""
+        """Mutations that waited for their cell and are the next to have it."""
         self._unanswered: dict[MutationWork, None] = {}
         """Everything in the queue, and what has left it to wait for cells."""
         self._met: dict[MutationWork, None] = {}
@@ -307,14 +307,14 @@ class MutationQueue:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batch has something to look at."""
+        """True if the next batch has something to look at."""
         # Closed by a failure outside of any batch: what waits for cells has to be told.
         is_closed = self._state.closed_because is not None
         return bool(self._queue or self._called or (is_closed and self._unanswered))
 
     @property
     def answers_something(self) -> bool:
-        """Whether the batch in progress answers any mutation."""
+        """True if the batch in progress answers any mutation."""
         return bool(self._met)
 
     def add(self, work: MutationWork) -> None:
@@ -351,7 +351,7 @@ class MutationQueue:
         self._judge.close()
 
     def _is_refused(self, work: MutationWork) -> bool:
-        """Whether nothing more of the work is judged. If so, its mutations end."""
+        """True if nothing more of the work is judged. If so, its mutations end."""
         refusal = work.refusal(self._state)
         if refusal is None:
             return False
@@ -492,16 +492,16 @@ class HeldTransactions:
         self._judge = Judge.of(state)
         self._lines = lines
         self._waiting: dict[WholeTransaction, Place[WholeTransaction]] = {}
-        """Those in lines."""
+        """Transactions in lines."""
         self._called: deque[Place[WholeTransaction]] = deque()
-        """Those of them that are the next to have all their cells."""
+        """Transactions in lines that are the next to have all their cells."""
         self._ready: deque[WholeTransaction] = deque()
         self._asked: dict[asyncio.Future[int], Sequence[WholeTransaction]] = {}
         """Transactions that hold their cells, by the timestamps that they wait for."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether the next batch has something to write or to answer."""
+        """True if the next batch has something to write or to answer."""
         return bool(self._ready)
 
     # ------------------------------------------------------------------ judging
@@ -637,7 +637,7 @@ class HeldTransactions:
         return None
 
     def _has_room(self, transaction: WholeTransaction, refusal: pb.MutationResult) -> bool:
-        """Whether the refusal fits into the answer: a short message may meet gigabytes of locks.
+        """True if the refusal fits into the answer: a short message may meet gigabytes of locks.
         Its own commit always does: it is as long as the message, and `ANSWER_FULL` would deny it.
         """
         if refusal.failed_condition == OWN_COMMIT:

@@ -119,7 +119,7 @@ class Place(Generic[T]):
         self.waiter = waiter
         self.cells = [*cells, *read_locked] if read_locked else cells
         self.read_locked = read_locked
-        """Those of the cells that it needs only for reading."""
+        """Cells that it needs only for reading."""
         self.called = called
         """Where it goes when it has all its cells."""
         self.lacks = 0
@@ -142,7 +142,7 @@ class Lines:
         """The cells of whose read locks it changes any."""
 
     def are_open(self, cells: Iterable[bytes], read_locked: Sequence[bytes] = ()) -> bool:
-        """Whether these cells are free, and nothing waits for them; the latter for reading."""
+        """True if these cells are free, and nothing waits for them; the latter for reading."""
         holders, touched, lines = self._held.holders, self.touched, self._lines
         for cell in cells:  # called for each mutation: a generator would double its price
             if cell in holders or cell in touched or cell in lines:
@@ -170,7 +170,7 @@ class Lines:
         return place
 
     def still_has_its_cells(self, place: Place[Any]) -> bool:
-        """Whether a place that was called has all its cells still. If not, it is called again: a
+        """True if a place that was called has all its cells still. If not, it is called again: a
         transaction in the batch may notify observers of a cell that it does not hold."""
         for cell in place.cells:
             if not self._is_free(cell, place):
@@ -553,7 +553,7 @@ class Judge:
         return None
 
     def _all_hold(self, cell: bytes, start: int) -> bool:
-        """Whether memory alone says that all conditions of a prewrite hold."""
+        """True if memory alone says that all conditions of a prewrite hold."""
         recent = self._recent
         if cell in self._headers or start <= recent.newest_marker:
             return False
@@ -599,7 +599,7 @@ class Judge:
         return -1
 
     def _judge(self, cell: bytes, condition: CheckedCondition) -> tuple[bool, Version | None]:
-        """Whether the condition holds, and the version that fails it, if one does."""
+        """True if the condition holds; else False, and the version that fails it, if one does."""
         _, expectation, _, _, prefix, required, _ = condition
         versions_found = self._versions(cell, condition)
         if expectation == ABSENT:
@@ -684,7 +684,7 @@ def _too_many_versions(index: int) -> pb.MutationResult:
     )
 
 
-# What one group commit will write, and what becomes true in memory once that is durable.
+# Changes that one group commit will write, and that memory learns of once they are durable.
 
 
 class JudgedBatch:
@@ -723,7 +723,7 @@ class JudgedBatch:
 
     @property
     def changed(self) -> bool:
-        """Whether there is anything to write."""
+        """True if there is anything to write."""
         return self._changed
 
     def add(self, mutation: CheckedMutation) -> None:
@@ -851,7 +851,7 @@ class JudgedBatch:
         """Deletes only what exists: a tombstone for what never existed slows every later seek."""
         kind, space, _, value, _ = change
         key = PREFIX_OF_SPACE[space] + address
-        # What memory knows, the store has. Nearly all handled notifications are among that.
+        # The store has all that memory knows. Nearly all handled notifications are among that.
         is_known = space == NOTIFY and kind == DELETE and address in self._state.index
         found = b"" if is_known else self._get(key)
         if found is None or (kind != DELETE and not found.startswith(value)):

@@ -253,7 +253,7 @@ def marked_below(bound: int, changes: Sequence[CheckedChange]) -> int:
 
 
 def record_fault(space: int, timestamp: int, value: bytes) -> tuple[str, str] | None:
-    """What is wrong with a record that is to be put, as field and reason; None if nothing is.
+    """The fault of a record that is to be put, as field and reason; None if it has none.
 
     Everything that is later read at fixed offsets has to exist: a tablet never stores a record that
     it cannot read, because one such lock would break every scan over it."""
@@ -345,7 +345,7 @@ COMMIT_SECONDARY: int = pb.StepList.KIND_COMMIT_SECONDARY
 WRITE_STEP: int = pb.StepList.KIND_WRITE
 
 _NEW = (PREWRITE, WRITE_STEP)
-"""What is stored where no lock was."""
+"""Kinds of steps that store something where no lock was."""
 _LIST_OF = {"value": "steps.values", "timestamp": "steps.commit_timestamps"}
 """The list that has the field of a change."""
 
@@ -448,7 +448,7 @@ def prewrite_conditions(start: int) -> PrewriteConditions:
 
 
 def commit_conditions(kind: int, start: int, min_commit: int) -> list[CheckedCondition]:
-    """Those of the commit point, or of a commit of another cell."""
+    """Conditions of the commit point, or of a commit of another cell."""
     own = timestamp_bytes(start)
     own_commit: CheckedCondition = (SPACE_WRITE, ABSENT, start, 0, own, b"", b"")
     if kind == COMMIT_SECONDARY:
@@ -565,7 +565,7 @@ class WholeTransaction:
         """Why it is not committed, if it was judged and a condition failed."""
 
     def mutations(self) -> list[CheckedMutation]:
-        """What is written, once the commit timestamp is known."""
+        """Its mutations, once the commit timestamp is known."""
         start, commit = self.start, self.commit
         found: list[CheckedMutation] = []
         for row, column, cell, kind, value, observers in self.writes:

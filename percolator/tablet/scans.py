@@ -103,7 +103,7 @@ class ScanPlan:
     reverse: bool
     report_deletes: bool
     joined: bool
-    """Whether pages may have their cells joined."""
+    """True if pages may have their cells joined."""
     rows_max: int
     """The limit of one page."""
     bytes_max: int
@@ -227,7 +227,7 @@ class ScanPage:
         self._state.require_open()
 
     def admit(self, row: bytes) -> bool:
-        """Whether there is room for a row with visible cells, after the locked rows before it."""
+        """True if there is room for a row with visible cells, after the locked rows before it."""
         if self._lock_rows and not self._admit_locked_before(row):
             return False
         if self.rows >= self.rows_max or self._cells.bytes >= self.bytes_max:
@@ -242,7 +242,7 @@ class ScanPage:
         return self._lock_rows[self._locks_counted : self._locks_counted + 1] == [row]
 
     def _admit_locked_before(self, row: bytes) -> bool:
-        """Whether there is room for the locked rows before this row."""
+        """True if there is room for the locked rows before this row."""
         lock_rows, reverse = self._lock_rows, self._plan.reverse
         while self._locks_counted < len(lock_rows):
             lock_row = lock_rows[self._locks_counted]

@@ -78,11 +78,11 @@ class Ownership(Protocol):
     """One server's ownership of a tablet: once lost, it never comes back."""
 
     def look(self) -> bool:
-        """Whether it stands. Blocks, so call it from a thread that waits for the disk anyway."""
+        """True if it stands. Blocks, so call it from a thread that waits for the disk anyway."""
         ...
 
     async def stands(self) -> bool:
-        """The same without blocking. One look answers every call made before it began."""
+        """As `look`, without blocking. One look answers every call made before it began."""
         ...
 
 
@@ -196,18 +196,18 @@ class Lifetimes:
         self.by_column = dict(ttls)
         """Milliseconds by column."""
         self.by_component = {component(column): ttl for column, ttl in ttls}
-        """The same by encoded column."""
+        """Milliseconds by encoded column."""
 
     def __bool__(self) -> bool:
         return bool(self.ttls)
 
     def hides(self, column: bytes, commit: int, timestamp: int) -> bool:
-        """Whether a value of this column is expired at the timestamp."""
+        """True if a value of this column is expired at the timestamp."""
         ttl = self.by_column.get(column)
         return ttl is not None and is_expired(commit, timestamp, ttl)
 
     def hides_component(self, encoded: bytes, commit: int, timestamp: int) -> bool:
-        """The same for an encoded column."""
+        """As `hides`, for an encoded column."""
         ttl = self.by_component.get(encoded)
         return ttl is not None and is_expired(commit, timestamp, ttl)
 
@@ -512,7 +512,7 @@ _RECORD = struct.Struct(">QBQQ")
 
 @dataclass(frozen=True)
 class ChangeFeed:
-    """What a tablet notes about its feed."""
+    """The notes of a tablet about its feed."""
 
     schema_version: int = 0
     """The version of the schema that has switched it on or off."""
@@ -539,11 +539,11 @@ class ChangeFeed:
 
     @property
     def ever_on(self) -> bool:
-        """Whether anything may be stored under F."""
+        """True if anything may be stored under F."""
         return self.schema_version > 0
 
     def is_changed_by(self, schema_version: int, *, on: bool) -> bool:
-        """Whether this version of the schema switches the feed on or off."""
+        """True if this version of the schema switches the feed on or off."""
         return on != self.on and schema_version > self.schema_version
 
     def note(self, batch: StorageBatch, *, beside_read_locks: bool) -> None:
@@ -580,11 +580,11 @@ class Collected:
     history_bytes: int = 0
     """The size of superseded versions that stay because they are above the safe point."""
     spared: bool = False
-    """Whether deletions stayed because an observer has yet to be notified of them."""
+    """True if deletions stayed because an observer has yet to be notified of them."""
     more_at: int = TIMESTAMP_MAX
     """Once the safe point has reached this timestamp, a value that stayed has expired."""
     missed_load: bool = False
-    """Whether a bulk load was opened since the pass began. What it has stored may lie below, since
+    """True if a bulk load was opened since the pass began. What it has stored may lie below, since
     its commit timestamp is as old as the load is long."""
 
 

@@ -133,8 +133,8 @@ _FULL = NotExecuted("the response is full; request the rest again")
 
 
 class AnswerRoom:
-    """What the batches of one call share: each for itself, those to a hundred tablets would make an
-    answer of hundreds of MiB."""
+    """Bytes that the batches of one call share: each for itself, batches to a hundred tablets would
+    make an answer of hundreds of MiB."""
 
     __slots__ = ("taken_bytes", "walking")
 
@@ -170,7 +170,7 @@ class PointReads:
         self._taken = 0
         """How many of them are known to the other batches of the call."""
         self._bytes_max = state.limits.answer_bytes_max
-        """What the other batches leave of the answer. Below 0 if they have exceeded it."""
+        """Bytes that the other batches leave of the answer. Below 0 if they have exceeded it."""
         self._admitted = -1
         """The index of the last read that found room: it is answered completely."""
         self._began = 0
@@ -182,7 +182,7 @@ class PointReads:
         """As of the cursor in use."""
         self._refused: dict[int, PercolatorError] = {}
         self._chosen: dict[int, Container[bytes] | None] = {}
-        """What each read wants that walks over its whole row."""
+        """Columns of each read that walks over its whole row."""
 
     async def answer(self) -> pb.ReadBatchResult:
         """Raises `InvalidArgument`."""
@@ -336,7 +336,7 @@ class PointReads:
                 if not self._has_room(index):
                     continue
             elif index != current:
-                # What `_has_room` does, without the call.
+                # As `_has_room` does, without the call.
                 current, began = index, size
             seek(prefix + suffix)
             key, value = item()
@@ -398,7 +398,7 @@ class PointReads:
         return (key, record) if found else (b"", b"")
 
     def _has_room(self, index: int) -> bool:
-        """Whether this read may add more to the answer. Refuses the read if not."""
+        """True if this read may add more to the answer. Refuses the read if not."""
         limits, size = self._state.limits, self._bytes
         if index != self._admitted:
             if size > self._bytes_max:
@@ -492,7 +492,7 @@ class PointReads:
         self._bytes += len(record)
 
     def _is_gone(self, index: int) -> bool:
-        """Whether what this read has not found may have been collected since its cursor was
+        """True if what this read has not found may have been collected since its cursor was
         created: values that lie apart are read as they are now. It is refused at the end. Raises
         `SchemaChanged` if it may have expired under times to live that are newer than the cursor.
         """
@@ -518,7 +518,7 @@ class PointReads:
         self._values = [self._values[at] for at in kept]
 
 
-# What a tablet reports about itself.
+# Reports of a tablet about itself.
 
 
 def statistics(state: TabletState, queue_bytes: int) -> pb.TabletStatistics:
@@ -677,7 +677,7 @@ class Tablet:
 
     @property
     def needs_trimming(self) -> bool:
-        """Whether cells of other tablets' rows may be stored here, for example after a split."""
+        """True if cells of other tablets' rows may be stored here, for example after a split."""
         return collection.is_due(self._state)
 
     async def trim(self) -> int:

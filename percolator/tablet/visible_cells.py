@@ -54,7 +54,7 @@ from percolator.world import Cursor, Storage
 
 
 def blocks_read(header: bytes, timestamp: int, passed: Container[int]) -> bool:
-    """Whether a lock is in the way of a read at `timestamp`.
+    """True if a lock is in the way of a read at `timestamp`.
 
     It is if its transaction may commit at or below the timestamp: the transaction began no later,
     writes the cell, has not been pushed above the timestamp, and is not known to be passable.
@@ -286,13 +286,13 @@ class VisibleCells:
         self._row_prefix = self._cell = NOWHERE
         self._row_admitted = False
         self._column: bytes | None = None
-        """Of the current cell; None once its visible version was found, or if none is wanted."""
+        """The current column; None once its visible version was found, or if none is wanted."""
         self._columns_met: dict[bytes, bytes | None] = {}
         """Columns by how they are in keys; None for those that are not wanted."""
 
     @property
     def commit_timestamps(self) -> list[int]:
-        """Those of the cells found so far."""
+        """Commit timestamps of the cells found so far."""
         stored = struct.unpack(f">{len(self._commits)}Q", b"".join(self._commits))
         return [one ^ TIMESTAMP_MAX for one in stored]
 
@@ -368,7 +368,7 @@ class VisibleCells:
                 break
         self.row, self._row_prefix, self._row_admitted = row, row_prefix, admitted
         self._cell, self._column = cell, column
-        # Of the entry that ends a walk, only a slice has made use.
+        # Only a slice has made use of the entry that ends a walk.
         self.looked_at += looked_at + (walked is Walked.SLICE)
         return walked
 
@@ -431,9 +431,9 @@ RUN_VALUE_BYTES_MAX = 4096
 """A larger value ends a run. Clients store values apart from 1 KiB on, unless told otherwise."""
 ONE_BY_ONE_MAX = 1024
 STEPS_FOR_A_CELL = 2
-"""What finding a cell costs without runs, in entries of a run: a walk jumps over old versions."""
+"""The cost of finding a cell without runs, in entries of a run: a walk jumps over old versions."""
 STEPS_FOR_A_ROW = 6
-"""The same of a row, backwards: it takes two seeks to come to its beginning."""
+"""The cost of finding a row backwards: it takes two seeks to come to its beginning."""
 
 _JUDGED = frozenset((KIND_PUT, KIND_DELETE))
 _kind_of = itemgetter(WRITE_KIND_OFFSET)

@@ -58,10 +58,10 @@ _WORTH_ANOTHER_TRY = (errors.NotExecuted, errors.ExecutionUnknown)
 
 
 class Taker(Protocol):
-    """What receives a timestamp: a future of it, or what goes on with it at once."""
+    """Receives a timestamp: a future of it, or an object that goes on with it at once."""
 
     def done(self) -> bool:
-        """Whether it no longer wants one: its caller has left, or it has received one."""
+        """True if it no longer wants one: its caller has left, or it has received one."""
         ...
 
     def set_result(self, timestamp: int, /) -> None:

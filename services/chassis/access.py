@@ -36,7 +36,7 @@ _LOOK_SECONDS = 2.0
 _SHOWN_CHARACTERS_MAX = 20
 
 _BEGINNING_CHARACTERS = 6
-"""Of 43 characters of a token: the others cannot be guessed."""
+"""A token has 43 characters: the others cannot be guessed."""
 
 _FIELD = "tokens"
 

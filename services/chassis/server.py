@@ -65,7 +65,7 @@ from percolator.world import Clock
 
 OPEN_STREAMS_MAX = 1_000
 CONNECTION_STREAMS_MAX = 16
-"""Of those, the streams of one connection. It may have as many calls that are no streams."""
+"""The streams of one connection among them. It may have as many calls that are no streams."""
 _RETRY_SECONDS = 1.0
 
 MessageT = TypeVar("MessageT", bound=Message)

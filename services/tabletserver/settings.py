@@ -15,7 +15,7 @@ from percolator.tablet.state import TabletLimits
 
 @dataclass(frozen=True)
 class RequestLimits:
-    """What one request may hold, and what all of them may hold together."""
+    """Limits of one request, and of all of them together."""
 
     rows_max: int = 10_000
     queue_bytes_max: int = 64 << 20

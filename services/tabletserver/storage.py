@@ -68,7 +68,7 @@ _TABLE = re.compile(r"([0-9]+)\.(?:ldb|sst)")
 
 @dataclass(frozen=True)
 class ClonePlan:
-    """What to do with the files of a LevelDB directory."""
+    """How to copy the files of a LevelDB directory."""
 
     copied_first: tuple[str, ...]
     linked: tuple[str, ...]
@@ -91,7 +91,7 @@ def plan_clone(names: Iterable[str]) -> ClonePlan:
 
 
 def lacks_current(names: Iterable[str]) -> bool:
-    """Whether there is data that LevelDB would not find: that is damage, never the result of a
+    """True if there is data that LevelDB would not find: that is damage, never the result of a
     crash during creation."""
     present = set(names)
     return CURRENT not in present and any(
@@ -295,7 +295,7 @@ def _lock_holder(path: Path) -> str | None:
 
 
 def fault_of(error: Exception) -> StoreFault:
-    """What an error of LevelDB or of the operating system means for the store."""
+    """The fault of the store behind an error of LevelDB or of the operating system."""
     if isinstance(error, plyvel.CorruptionError):
         return StoreFault.DAMAGED
     text = str(error)
@@ -314,10 +314,10 @@ OPEN_FILES_MIN = 74
 
 @dataclass(frozen=True)
 class Ancestry:
-    """What a tablet starts with. One that has had no owner: by default with nothing."""
+    """The data that a tablet starts with: by default none, for one that has had no owner."""
 
     must_exist: bool = False
-    """Whether it has had an owner: then finding nothing is damage."""
+    """True if it has had an owner: then finding nothing is damage."""
     origin_tablet_id: int = 0
     origin_epoch: int = 0
     """The epoch of the tablet of the same table that was split; 0 for none."""
@@ -343,7 +343,7 @@ class TabletStore(Protocol):
 
 @dataclass(frozen=True)
 class Budget:
-    """What all LevelDBs of one process may use together."""
+    """The resources that all LevelDBs of one process may use together."""
 
     write_buffers_bytes: int = WRITE_BUFFERS_BYTES
     block_caches_bytes: int = 128 * MEBIBYTE
@@ -488,7 +488,7 @@ class DiskSpace:
         """The error with which writes are refused; None while there is space."""
 
     def refuses(self, mutation: pb.Mutation) -> bool:
-        """Whether there is no room for this mutation."""
+        """True if there is no room for this mutation."""
         if self.full is None:
             return False
         if self.bytes_free < self._reserve_bytes // 2:
@@ -528,14 +528,14 @@ class DiskSpace:
             try:
                 await self.check()
             except OSError as error:
-                # Whether the store is gone is for the watch of the store to decide.
+                # The watch of the store decides whether it is gone.
                 self._trouble.lasts(error)
             else:
                 self._trouble.is_over()
 
 
 def _frees_or_marks(change: pb.Change) -> bool:
-    """Whether it deletes something, or is a roll-back marker."""
+    """True if it deletes something, or is a roll-back marker."""
     return change.kind != pb.Change.KIND_PUT or (
         change.space == SPACE_ROLLBACK and not change.value
     )

@@ -104,7 +104,7 @@ class Background(Protocol):
 
 
 class Schema(NamedTuple):
-    """What a tablet has to know of its table's schema."""
+    """The parts of its table's schema that a tablet has to know."""
 
     version: int
     change_feed: bool = False
@@ -113,7 +113,7 @@ class Schema(NamedTuple):
 
 @dataclass
 class TabletEvents:
-    """What happened to all tablets of this process, including those that have left it."""
+    """Counts of events of all tablets of this process, including those that have left it."""
 
     reopened: int = 0
     """How often a tablet was reopened after an I/O error."""
@@ -125,7 +125,7 @@ class TabletEvents:
 
 @dataclass(frozen=True)
 class SharedByTablets:
-    """What every tablet of a server shares."""
+    """Objects that all tablets of a server share."""
 
     store: TabletStore
     clock: Clock
@@ -168,8 +168,8 @@ class ServedTablet:
         self._ended: Tablet | None = None
         """A tablet that no longer serves, and is not closed yet: until then its LevelDB is open."""
         self._notifications_written = 0
-        """Those of before the tablet was last opened. Comparing counts works only if they never
-        shrink within an epoch."""
+        """The count from before the tablet was last opened. Comparing counts works only if they
+        never shrink within an epoch."""
         self._error: PercolatorError | None = NotReady(
             f"tablet {identity.tablet_id} is being opened",
             retry_after_seconds=OPENING_RETRY_SECONDS,
@@ -244,7 +244,7 @@ class ServedTablet:
         )
 
     def describe(self) -> pb.TabletDescription:
-        """What it is, and its current state."""
+        """Its identity and current state."""
         if self._tablet is not None:
             description = self._tablet.describe()
             description.schema_version = self.schema_version
@@ -262,7 +262,7 @@ class ServedTablet:
         return description
 
     def report(self) -> pb.ReportedTablet:
-        """What the master needs to know several times a second, and no more."""
+        """No more than the master needs to know several times a second."""
         reported = pb.ReportedTablet(
             tablet_id=self.identity.tablet_id,
             epoch=self.identity.epoch,
@@ -368,7 +368,7 @@ class ServedTablet:
         trouble = Trouble(self._log, "tablet cannot be opened yet")
         while not self._closed:
             if not await self._ownership.stands():
-                # What is found there, if anything, belongs to another owner.
+                # Anything that is found there belongs to another owner.
                 self._log.warning("tablet lost to a later owner before it could be reopened")
                 self._lose()
                 return
@@ -426,7 +426,7 @@ class Tablets:
         self.watch = NotificationWatch()
         """The streams that receive notifications from any of the tablets."""
         self.guard = guard
-        """What is known of the oracle's time, for all tablets."""
+        """The oracle's time as far as it is known, for all tablets."""
         self._shared = SharedByTablets(
             store,
             clock,
@@ -443,7 +443,7 @@ class Tablets:
 
     @property
     def events(self) -> TabletEvents:
-        """What has happened since the process started."""
+        """Events since the process started."""
         return self._shared.events
 
     async def serving(self, target: pb.TabletTarget) -> Tablet:
@@ -596,8 +596,8 @@ def _check(identity: TabletIdentity) -> None:
 OVERLOAD_RETRY_SECONDS = 0.1
 _ANSWER_SECONDS = 0.5
 _ANSWER_SHARE = 0.1
-"""What is reserved of the caller's deadline for the answer: a caller without one has to take for
-unknown what was never executed."""
+"""The time that is reserved of the caller's deadline for the answer: a caller without one has to
+take for unknown what was never executed."""
 
 _ANSWER_FULL = NotExecuted("the response is full; request the rest again")
 
