@@ -7,16 +7,13 @@
 
 A database belongs to the event loop in which it was opened.
 
-Open `database.py` first, then `transaction.py`. A transaction is a chain of classes, each of which
-adds one thing: `moment.py` (one timestamp), `scanning.py`, `reading.py` (so far, `snapshot.py` is
-the same), `reading_in_turn.py`, `writing.py`, and `one_message.py` (how most of them commit).
-
-`awaiting.py` says which calls have to be awaited.
+Open `database.py` first, then `transaction.py`, and `reader.py` for the reads of transactions and
+snapshots. `awaiting.py` says which calls have to be awaited.
 
 `engine.py` wires together what all transactions of a database use, and `connecting.py` finds the
-parts of a cluster. Besides transactions there are `changes.py` (on `following.py`), `shared.py`
-with `share.py`, `bulk_load.py`, `pin.py`, and `observing.py`, which starts workers. `internals.py`
-and `transaction_internals.py` are what the rest of the library needs, and programs do not.
+parts of a cluster. Besides transactions there are `changes.py`, `shared.py`, `bulk_load.py`,
+`pin.py`, and `observing.py`, which starts workers. `DatabaseInternals` and `TransactionInternals`
+are what the rest of the library needs, and programs do not.
 
 The rules of transactions are in `percolator.protocol`, not here.
 """

@@ -1,8 +1,7 @@
 """The blocking API: for each class of the asyncio API, one that calls it from other threads.
 
-`python -m tools.blocking_api` (`make blocking`) generates this file from percolator/aio: each
-signature, docstring and body here, but for bodies that begin with "By hand", and members that
-asyncio's classes lack. Edit these here, and all else in percolator/aio.
+Generated from percolator/aio by tools/blocking_api.py: run `make blocking`. Only bodies that begin
+with "By hand" are edited here, and members that asyncio's classes lack.
 """
 
 from __future__ import annotations
@@ -105,16 +104,15 @@ def connect(
 class Reads(Wrapper[S]):
     """The reads of snapshots and transactions."""
 
+    _prefetches = True
+    """The next page of a scan is fetched while this one is used."""
+
     def __reduce__(self) -> NoReturn:
         raise not_picklable("a snapshot or transaction")
 
     def _check(self) -> None:
         self._loop_thread.require_usable()
         self._asynchronous.require_not_ended()
-
-    def _prefetches(self) -> bool:
-        """True if the next page of a scan is fetched while this one is used."""
-        return True
 
     @property
     def statistics(self) -> Statistics:
@@ -205,7 +203,7 @@ class Reads(Wrapper[S]):
         >>> for row in snapshot.scan(accounts, prefix="b", columns=[balance]):
         ...     print(row.key, row[balance])
         """
-        # By hand: a page is fetched while the one before is used.
+        # By hand: pages are asked for in the event loop, and rows are yielded in this thread.
         self._check()
         pages = self._asynchronous.scan_pages(
             table,
@@ -256,6 +254,8 @@ class Transaction(Reads[aio.Transaction]):
 
     joins_transactions = True
     """A `@transactional` function that is called with this transaction joins it."""
+    _prefetches = False
+    """A page must show what the transaction writes before that page is requested."""
 
     def __init__(self, loop_thread: LoopCalls, transaction: aio.Transaction) -> None:
         super().__init__(loop_thread, transaction)
@@ -274,10 +274,6 @@ class Transaction(Reads[aio.Transaction]):
         """Goes to the event loop only with a write that has to wait for the cluster's answer."""
         if written is not DONE:
             self._loop_thread.call(lambda: written)
-
-    def _prefetches(self) -> bool:
-        """No: a page must show what the transaction writes before that page is requested."""
-        return False
 
     @property
     def outcome(self) -> Outcome:
@@ -424,7 +420,7 @@ class Pin(Wrapper[aio.Pin]):
         self._loop_thread.call(self._asynchronous.close, self._asynchronous.close)
 
     def __enter__(self) -> Pin:
-        # closed if the caller is interrupted.
+        # Closed if the caller is interrupted.
         self._loop_thread.call(self._asynchronous.set, self._asynchronous.close)
         return self
 
@@ -446,8 +442,8 @@ class SharedTransaction(Wrapper[aio.SharedTransaction]):
     """
 
     def __enter__(self) -> SharedTransaction:
-        # left if the caller is interrupted. Not `abort`: without an answer, that keeps it
-        # alive, to be repeated.
+        # Left if the caller is interrupted. Not `abort`: without an answer, that keeps it alive, to
+        # be repeated.
         leave = partial(self._asynchronous.__aexit__, None, None, None)
         self._loop_thread.call(self._asynchronous.begin, leave)
         return self
@@ -491,7 +487,7 @@ class Share(Wrapper[aio.Share]):
     """
 
     def __enter__(self) -> Share:
-        # abandoned if the caller is interrupted.
+        # Abandoned if the caller is interrupted.
         self._loop_thread.call(self._asynchronous.begin, self._asynchronous.abandon)
         return self
 
@@ -655,7 +651,6 @@ class Worker(Wrapper[asynchronous_worker.Worker]):
         self._call(self._asynchronous.wait)
 
     def __enter__(self) -> Worker:
-        # see `start`.
         self.start()
         return self
 

@@ -310,12 +310,11 @@ class LoopCalls:
         self,
         pages: AsyncGenerator[R, None],
         *,
-        ahead: Callable[[], bool] = lambda: True,
+        ahead: bool = True,
         check: Callable[[], None] = lambda: None,
     ) -> Generator[R, None, None]:
-        """Yields pages, each fetched while the previous one is used, as long as `ahead` allows it.
-
-        `check` is called before requesting a page that was not fetched ahead.
+        """Yields pages. With `ahead`, each is fetched while the previous one is used. Without,
+        `check` is called before each request but the first.
         """
 
         async def next_page() -> R | _NoMore:
@@ -324,7 +323,7 @@ class LoopCalls:
         page = self.start(next_page)
         try:
             while not isinstance(found := page.wait(), _NoMore):
-                if ahead():
+                if ahead:
                     page = self.start(next_page)
                     yield found
                 else:
