@@ -1,4 +1,5 @@
-"""The blocking and the asyncio API have the same names and parameters, all documented."""
+"""The blocking and the asyncio API have the same names, all documented. That their signatures are
+the same, a test of the generator says (tests/unit/repository/test_tidy.py)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import pytest
 
 import percolator
 from percolator import aio
-from percolator.blocking import api as blocking_worker
+from percolator.blocking import api
 from percolator.observers import worker as asynchronous_worker
 
 INTERNAL = {
@@ -31,7 +32,7 @@ PAIRS: list[tuple[type, type]] = [
     (percolator.Transaction, aio.Transaction),
     (percolator.Snapshot, aio.Snapshot),
     (percolator.Changes, aio.Changes),
-    (blocking_worker.Worker, asynchronous_worker.Worker),
+    (api.Worker, asynchronous_worker.Worker),
 ]
 
 
@@ -66,22 +67,6 @@ def test_the_names_are_the_same(blocking: type, asynchronous: type) -> None:
 
 
 @pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS)
-def test_the_parameters_are_the_same(blocking: type, asynchronous: type) -> None:
-    ours, theirs = _public(blocking), _public(asynchronous)
-    for name in set(ours) & set(theirs):
-        one, other = ours[name], theirs[name]
-        if not callable(one) or not callable(other):
-            continue
-        if name == "set_many":
-            continue  # asyncio takes asynchronous iterables too
-        parameters = [
-            [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
-            for function in (one, other)
-        ]
-        assert parameters[0] == parameters[1], name
-
-
-@pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS)
 def test_everything_public_is_documented(blocking: type, asynchronous: type) -> None:
     for kind in (blocking, asynchronous):
         undocumented = [
@@ -90,11 +75,6 @@ def test_everything_public_is_documented(blocking: type, asynchronous: type) -> 
             if callable(member) and not inspect.getdoc(member)
         ]
         assert undocumented == []
-
-
-def test_both_have_the_same_connect() -> None:
-    one, other = inspect.signature(percolator.connect), inspect.signature(aio.connect)
-    assert one.parameters == other.parameters
 
 
 def test_every_public_name_exists() -> None:
