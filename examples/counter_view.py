@@ -65,11 +65,11 @@ def view(shards: int = SHARDS) -> Observer:
         if before == after:
             return  # changed and changed back, or handled by an earlier run
         if before is not None:
-            await _add(tx, *before, sign=-1)
+            await _add(tx, *before, factor=-1)
         if after is None:
             tx.delete(row, counted)
         else:
-            await _add(tx, *after, sign=1)
+            await _add(tx, *after, factor=1)
             tx.set(row, counted, after)
 
     return keep
@@ -79,11 +79,11 @@ observers: Sequence[Observer] = [view()]
 """For `percolator worker --observers examples.counter_view:observers`."""
 
 
-async def _add(tx: aio.Transaction, customer: str, value: int, shard: int, *, sign: int) -> None:
+async def _add(tx: aio.Transaction, customer: str, value: int, shard: int, *, factor: int) -> None:
     for who in (customer, EVERYBODY):
         key = (who, shard)
-        tx.set(key, number, await tx.get(key, number, default=0) + sign)
-        tx.set(key, amount, await tx.get(key, amount, default=0) + sign * value)
+        tx.set(key, number, await tx.get(key, number, default=0) + factor)
+        tx.set(key, amount, await tx.get(key, amount, default=0) + factor * value)
 
 
 def shown(snapshot: Snapshot) -> dict[str, tuple[int, int]]:

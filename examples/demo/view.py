@@ -97,7 +97,7 @@ def _tablet(state: State, tablet: Tablet, name: str, server: Server) -> Text:
 def _legend(state: State) -> list[Text]:
     if not state.tablets:
         return []
-    return [Text("+ taken over from the killed server   ? not served at this moment", style="dim")]
+    return [Text("+ taken over from the killed server   ? not served now", style="dim")]
 
 
 def _who_serves(state: State) -> list[str]:

@@ -4,7 +4,7 @@
                                       [--inlinks TABLE] [--replace]
 
 It reads all documents at one snapshot, and loads the result into empty serving tables, or replaces
-both tables at one moment. Spark's own functions do all the work: rows pass through Python only on
+both tables at once. Spark's own functions do all the work: rows pass through Python only on
 their way from and to the store.
 """
 
@@ -129,7 +129,7 @@ def load_served(
 def replace_served(
     found: Tables, address: str, serving: str = "serving", inlinks: str = "inlinks"
 ) -> None:
-    """Replaces both tables at one moment."""
+    """Replaces both tables at once."""
     from percolator.spark import together
 
     with together(address=address) as job:

@@ -304,21 +304,21 @@ class _Exporter:
         # One thread for the file, so that a cancelled export closes it only after the write in
         # progress.
         with export_files.being_written(path) as unfinished, ThreadPoolExecutor(1) as thread:
-            in_turn = partial(asyncio.get_running_loop().run_in_executor, thread)
+            in_thread = partial(asyncio.get_running_loop().run_in_executor, thread)
             file = part_files.create(unfinished, self._planned, table)
             try:
                 # Otherwise the scan would stay open for as long as the exception's traceback lives.
                 async with aclosing(self._pieces(table.name, planned)) as pieces:
                     async for piece in pieces:
-                        await in_turn(file.write, piece)
+                        await in_thread(file.write, piece)
                         if len(columns) < COLUMNS_NOTED_MAX:
                             columns |= piece.column_names()
                         cells += piece.cells
             finally:
                 # Shielded: even a second cancellation must not prevent closing.
-                await asyncio.shield(in_turn(file.close))
+                await asyncio.shield(in_thread(file.close))
             # In the thread, too: a slow disk must not keep the loop from renewing the pin.
-            await in_turn(export_files.publish, path)
+            await in_thread(export_files.publish, path)
         return replace(
             planned,
             cells=cells,

@@ -176,7 +176,7 @@ class GoogleAccount:
             raise NotReady(f"Google's token server was not reached: {_said(error)}") from None
         except self._errors.GoogleAuthError as error:
             if error.retryable:
-                raise NotReady(f"Google gives no token at the moment: {_said(error)}") from None
+                raise NotReady(f"Google gives no token now: {_said(error)}") from None
             self._credentials = None  # found again if somebody mends them
             raise Unauthenticated(
                 f"Google refuses the credentials ({_said(error)}); to replace them: {_HOW}"

@@ -47,7 +47,7 @@ def export(
 ) -> None:
     """Copy tables into a directory, or verify such a copy.
 
-    The copy shows all tables as they are at one moment. The cluster stays in use meanwhile. If an
+    The copy shows all tables as of one timestamp. The cluster stays in use meanwhile. If an
     export is interrupted, run the same command to resume it. Other programs can read the files,
     too. For a directory named "verify", write ./verify.
     """

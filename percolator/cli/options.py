@@ -2,7 +2,7 @@
 
 Options that select something are refused if they are given without a value: `percolator
 dead-letters clear --table "$TABLE" --yes` with a variable that is not set would otherwise mean all
-tables, and `--at "$MOMENT"` the present.
+tables, and `--at "$AT"` the present.
 """
 
 from __future__ import annotations

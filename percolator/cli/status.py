@@ -402,7 +402,7 @@ def status(
     """Show the cluster, its servers, and what is wrong."""
     here = connection(context)
     if watch and check:
-        fail(UsageError("--check reports one moment: it cannot be combined with --watch"))
+        fail(UsageError("--check looks once: it cannot be combined with --watch"))
     if watch:
         keep_showing(here, lambda network: look(here, network), _as_text, _as_data, every=every)
         return

@@ -223,8 +223,8 @@ class AwaitedIntents:
         intents: Intents,
         registered: Callable[[], Awaitable[Registered]],
     ) -> None:
-        """`registered` returns what is registered at some moment after it was called, and raises
-        `NotReady` unless the caller led at that moment."""
+        """`registered` returns what is registered at some time after it was called, and raises
+        `NotReady` unless the caller led at that time."""
         self._env = env
         self._intents = intents
         self._registered = registered

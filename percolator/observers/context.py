@@ -142,7 +142,7 @@ class Admission(Protocol):
         be admitted or released."""
 
     def admit(self, claim: Claim, timestamps: Iterable[int]) -> None:
-        """Queues it, if there is room, and it was not handled meanwhile."""
+        """Queues it, if the queue has space, and it was not handled meanwhile."""
 
     def release(self, claims: Iterable[Claim]) -> None:
         """Leaves these cells to others."""

@@ -102,7 +102,7 @@ _JUMPS_MAX = 8
 """The most jumps in one pass."""
 _RANDOM_BYTES = 8
 _RESOLVE_SECONDS = 2.0
-"""How long a pass waits, at most once, for primaries that no server has at the moment."""
+"""How long a pass waits, at most once, for primaries that no server has now."""
 _KNOWN_SECONDS = 0.1
 """The wait reported to `cleanup`. The locks are old, so it should check their owners at once."""
 
@@ -231,7 +231,7 @@ class TabletPass:
         if answer.locks and self._may_resolve:
             await self._resolve(answer.request.table_id, answer.locks, now)
         if answer.problem is not None:
-            return  # no server has it at the moment; the next pass tries again
+            return  # no server has it now; the next pass tries again
         if not taken:
             self._jump()
         elif answer.rest is not None:
@@ -496,7 +496,7 @@ _ASK_SECONDS = 5.0
 _WATCH_RETRY_SECONDS_MIN = 0.05
 _WATCH_RETRY_SECONDS_MAX = 2.0
 _BATCHES_WAITING_MAX = 64
-"""Batches kept for a slow reader. Above this, servers wait, and drop what has no room."""
+"""Batches kept for a slow reader. Above this, servers wait, and drop the rest."""
 
 Finder = Callable[[int, float], Awaitable[Sequence[TabletLocation]]]
 """Finds all tablets of a table, by a deadline: `Catalog.all_tablets`."""

@@ -303,7 +303,7 @@ class Threads:
             self._jobs.append(job)
             try:
                 self._staff()
-            except RuntimeError:  # there is no room for another thread: the caller tries again
+            except RuntimeError:  # no further thread can be started: the caller tries again
                 self._jobs.remove(job)
                 raise
         try:
@@ -328,7 +328,9 @@ class Threads:
             job.on_late_return = on_late_return
             if not job.is_back:
                 self._threads -= 1
-                with suppress(RuntimeError):  # no room for another thread: the next job tries again
+                with suppress(
+                    RuntimeError
+                ):  # no further thread can be started: the next job tries again
                     self._staff()
 
     def _staff(self) -> None:
@@ -337,7 +339,7 @@ class Threads:
             self._changed.notify()
         elif self._threads < self._threads_max:
             threading.Thread(target=self._serve, name="observer", daemon=True).start()
-            self._threads += 1  # not before: the machine may have no room for it
+            self._threads += 1  # not before: the machine may refuse it
 
     def close(self) -> None:
         """Ends idle threads. Those that were given up end when they return, or with the process."""

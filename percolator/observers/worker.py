@@ -217,7 +217,7 @@ class Worker:
             watched = by_name.get((one.table_id, one.observer))
             if watched is None or not watched.is_active:
                 continue
-            # If there is no room, the scanner finds it: it is woken as soon as there is some.
+            # If the queue is full, the scanner finds it: it is woken as soon as there is space.
             parts.queue.offer(watched, one.row, one.column, (one.timestamp,))
 
     async def _follow_changes(self, parts: _Parts) -> None:

@@ -379,7 +379,7 @@ class IndexEntries(Generic[K, T, W]):
         return frozenset(self._part_for(row, one) for one in values)
 
     def _part_for(self, row: K, value: W) -> bytes:
-        """A value of a row, if an entry has room for both."""
+        """A value of a row, if an entry can hold both."""
         try:
             part = self.value_part(value)
         except SchemaError as error:

@@ -154,7 +154,7 @@ class BucketRows(HashedParts[K]):
 
 
 BATCH_MAX = 50_000
-"""Each entry of a batch is deleted, and may have a key to write: a transaction has room for twice
+"""Each entry of a batch is deleted, and may have a key to write: a transaction can have twice
 this."""
 BATCH_BYTES = 16 * 1024 * 1024
 

@@ -1,4 +1,4 @@
-"""`percolator.routing.cells.Cells` on a row store: the door of this room."""
+"""`percolator.routing.cells.Cells` on a row store."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class Conformance:
         promises: list[tuple[str, Callable[[], Awaitable[str]]]] = [
             ("of many who check the same, one makes its changes", self._one_wins),
             ("a check that finds, and one that counts", self._counts),
-            ("a row is read as of one moment", self._one_moment),
+            ("a row is read at once", self._read_at_once),
             ("a deletion deletes one version", self._one_version),
             ("times and values are selected by range, and the newest", self._ranges),
             ("times far in the future", self._late_times),
@@ -117,9 +117,9 @@ class Conformance:
             return "3 cells were found to be nothing"
         return ""
 
-    async def _one_moment(self) -> str:
-        """A lock turns into a record in one change: a reading shows the one or the other."""
-        key = self._key(b"moment")
+    async def _read_at_once(self) -> str:
+        """A lock becomes a record in one change: a reading shows the one or the other."""
+        key = self._key(b"read at once")
         lock, record = (
             SetCell(LOCKS, _COLUMN, _time(1), b""),
             SetCell(WRITES, _COLUMN, _time(2), b""),
@@ -127,12 +127,12 @@ class Conformance:
         no_lock, no_record = DeleteCell(*lock[:3]), DeleteCell(*record[:3])
         await self._make(key, _NOTHING, [lock])
 
-        async def turn() -> None:
+        async def swap() -> None:
             for _ in range(_ROUNDS):
                 await self._make(key, _SOMETHING, [no_lock, record])
                 await self._make(key, _SOMETHING, [no_record, lock])
 
-        odd, _ = await asyncio.gather(self._odd(key), turn())
+        odd, _ = await asyncio.gather(self._odd(key), swap())
         return f"{odd} readings showed lock and record, or neither" if odd else ""
 
     async def _odd(self, key: bytes) -> int:

@@ -100,8 +100,8 @@ class _Call:
     def admits(self, rows: Sequence[RowChange], deadline: float) -> bool:
         """True if these rows can be added. No call changes a row twice."""
         is_early = self._deadline <= deadline
-        has_room = len(self.rows) + len(rows) <= ROWS_MAX
-        return is_early and has_room and all(self.rows.get(row.key, row) == row for row in rows)
+        is_small = len(self.rows) + len(rows) <= ROWS_MAX
+        return is_early and is_small and all(self.rows.get(row.key, row) == row for row in rows)
 
     async def follow(self, rows: Sequence[RowChange]) -> bool:
         """Waits for the call, which includes these rows; true if it was answered."""

@@ -64,7 +64,8 @@ class RowLoader:
                 for rows in self._calls_of(cells, start, commit):
                     await self._calls.acquire()
                     call = group.create_task(self._call(table_id, rows, seconds))
-                    # Not in the call itself: cancelled before it has begun, it would keep its room.
+                    # Not in the call itself: cancelled before it has begun, it would stay in
+                    # flight.
                     call.add_done_callback(lambda _: self._calls.release())
         except BaseExceptionGroup as several:
             raise several.exceptions[0] from None

@@ -405,7 +405,7 @@ class Joined:
         self.steps[place] = step
         self.columns.add(step.asked.column)
 
-    def has_room(self, step: Step, check_bytes_max: int) -> bool:
+    def fits(self, step: Step, check_bytes_max: int) -> bool:
         """True if the step may join. Then it has to be added."""
         if step.asked.column in self.columns:
             return False
@@ -423,7 +423,7 @@ def joined(steps: Iterable[tuple[int, int, Step]], check_bytes_max: int) -> Iter
         row = step.asked.row
         key = (table_id, row, step.start, step.expects_lock)
         group = open_.get(key)
-        if group is not None and not group.has_room(step, check_bytes_max):
+        if group is not None and not group.fits(step, check_bytes_max):
             yield open_.pop(key)
             group = None
         if group is None:

@@ -68,7 +68,7 @@ from percolator.world import World
 #
 # A store says only that a check did not pass. Then the row is read once, and the first condition
 # that fails there is the answer, with the cell that failed it, as a tablet answers. The step has
-# changed nothing, so it is as if it had been judged at the moment of that reading. If no condition
+# changed nothing, so it is as if it had been judged at the time of that reading. If no condition
 # fails any more, the step is sent again.
 
 _FAMILIES: dict[Space, tuple[str, ...]] = {
@@ -305,7 +305,7 @@ class RowMutations:
     ) -> None:
         """Answers those steps that are not possible in the row as it is now.
 
-        What steps look at takes more room than their checks, which joined them. So it may take
+        What steps look at takes more space than their checks, which joined them. So it may take
         several readings; each step is judged on one.
         """
         needs = [

@@ -110,7 +110,7 @@ async def steady_scan(
     first: bytes = b"",
     rows_max: int = 0,
 ) -> AsyncGenerator[StoredRow, None]:
-    """As `RowStore.scan`, forwards and to the end of the table. Rows are read at different moments.
+    """As `RowStore.scan`, forwards and to the end of the table. Rows are read at different times.
     Raises `DeadlineExceeded` if it makes no progress for too long."""
     clock, left = world.clock, rows_max
     silence, is_last_try = limits.silence_seconds, False

@@ -134,7 +134,7 @@ class Sample(NamedTuple):
 
 
 class RowChange(NamedTuple):
-    """Changes of one row, made at one moment, whatever is there."""
+    """Changes of one row, made at once, whatever is there."""
 
     key: bytes
     changes: Sequence[Change]
@@ -172,7 +172,7 @@ class RowStore(Protocol):
         changes: Sequence[Change],
         timeout_seconds: float,
     ) -> Awaitable[bool]:
-        """Makes the changes if the check allows it, all at one moment. Returns whether it did."""
+        """Makes the changes if the check allows it, all at once. Returns whether it did."""
 
     def write(
         self, table_id: int, rows: Sequence[RowChange], timeout_seconds: float

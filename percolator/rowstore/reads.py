@@ -82,9 +82,9 @@ from percolator.world import World
 # way: it hides the one below, which is then read by itself. Notes of collection are asked for from
 # the earliest timestamp on.
 #
-# All have their timestamps before the call is sent, so each row is read at a moment that is good
-# for all of them. The deadline is that of whoever leads: only those join that have as much time or
-# more. If the call fails, each reads for itself: the reason may be another's row.
+# All have their timestamps before the call is sent, so each row is read at a time that is good for
+# all of them. The deadline is that of the read that leads: only reads join that have as much time
+# or more. If the call fails, each reads for itself: the reason may be another's row.
 
 ROWS_MAX: Final = 32
 """Larger calls would hardly save more, and everybody waits for the slowest row."""
@@ -126,7 +126,7 @@ class Gathering:
 # What a read at a timestamp needs of a row, and what it makes of that.
 #
 # One reading of a row returns its locks that began by then, and of each column the newest put or
-# deletion by then, all as of one moment: a commit removes the lock and stores its record in one
+# deletion by then, all read at once: a commit removes the lock and stores its record in one
 # change, so a reading shows the one or the other. Which of the locks are in the way is judged here,
 # from their records.
 

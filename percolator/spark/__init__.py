@@ -137,7 +137,7 @@ def store_catalog(table: Table[Any], catalog: str, *, address: str | None = None
 
 
 def together(*, address: str | None = None, keep_seconds: float = 60.0) -> Together:
-    """Several writes that appear at one moment, when the block ends, or not at all.
+    """Several writes that appear at once, when the block ends, or not at all.
 
     Each write takes the job's options. They can be of any mode, and each table may be in one of
     them. If the driver dies, its locks last for another `keep_seconds`.

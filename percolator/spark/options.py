@@ -260,7 +260,7 @@ class WriteOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, overwrite: bool = False) -> WriteOptions:
-        """`overwrite`: the mode of the write, which replaces the whole table at one moment."""
+        """`overwrite`: the mode of the write, which replaces the whole table at once."""
         given = Given(options, COMMON | WRITE, "writing")
         operation = given.one_of("operation", OPERATIONS)
         for name, only in _ONLY_WITH.items():
@@ -330,7 +330,7 @@ def _check_overwrite(given: Given, operation: str) -> None:
 def _check_atomic(given: Given, operation: str) -> None:
     """Refuses what an atomic job cannot do."""
     if operation == BULK_LOAD:
-        raise InvalidArgument("atomic", "a bulk load appears at one moment anyway: leave it out")
+        raise InvalidArgument("atomic", "a bulk load appears at once anyway: leave it out")
     if operation == MERGE:
         raise InvalidArgument("atomic", "is for upsert and delete: a merge looks at rows first")
     for name, why in _NOT_ATOMIC.items():

@@ -147,7 +147,7 @@ class SparkSnapshot:
             self._pin.close()
 
     def _keep(self, table: str | None) -> None:
-        """Sets the pin. For a moment of the past, this needs a table that still has it."""
+        """Sets the pin. For a time in the past, this needs a table that still has it."""
         if self._pin is not None:
             self._pin.check()
             return

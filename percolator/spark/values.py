@@ -174,7 +174,7 @@ _BOUNDS = {
 }
 """The first and the last that a codec can store. Spark has others."""
 _EIGHT = 8
-"""The size of a number, moment or day."""
+"""The size of a number, time or day."""
 
 
 def decoded(values: Stored, kind: str, target: pa.DataType) -> pa.Array:
@@ -244,7 +244,7 @@ def _codec(kind: str) -> codecs.Codec[Any]:
 
 
 def _shown_as(target: pa.DataType, numbers: pa.Array) -> pa.Array:
-    """Numbers as what they count: microseconds are moments, days are dates."""
+    """Numbers as what they count: microseconds are times, days are dates."""
     if pa.types.is_timestamp(target):
         return numbers.view(target)
     if pa.types.is_date(target):
@@ -300,7 +300,7 @@ def _to_block(values: pa.Array, kind: str) -> Bytes:
 
 
 def _require_within(numbers: pa.Array, kind: str) -> None:
-    """Refuses moments and days that programs in Python could not read. Where there is a null, the
+    """Refuses times and days that programs in Python could not read. Where there is a null, the
     block may have any number."""
     first, last = _BOUNDS[kind]
     for number in numbers.to_pylist():
@@ -326,12 +326,12 @@ def decoded_nested(values: Sequence[bytes | None], kind: DataType, target: pa.Da
 def encoded_nested(values: pa.Array, kind: DataType) -> list[bytes | None]:
     """The JSON to store for an array of the type."""
     convert, encode = to_json(kind), codecs.json.encode
-    # Moments come in the time zone of the session, of which Python may not know the name.
+    # Times come in the time zone of the session, of which Python may not know the name.
     in_utc = values.cast(to_arrow_type(kind, timezone="UTC"))
     try:
         found = in_utc.to_pylist()
     except (OverflowError, ValueError) as error:
-        raise SchemaError(f"a moment or a day is beyond the years 1 to 9999: {error}") from None
+        raise SchemaError(f"a time or a day is beyond the years 1 to 9999: {error}") from None
     return [None if value is None else encode(convert(value)) for value in found]
 
 
@@ -397,7 +397,7 @@ def _atom_from_json(kind: DataType, where: str) -> Conversion:
         return _integer(kind, where)
     parse: Conversion = {
         DateType: date.fromisoformat,
-        TimestampType: _moment,
+        TimestampType: _time_with_zone,
         DecimalType: lambda text: _exact(kind, text),
         BinaryType: lambda text: base64.b64decode(text, validate=True),
     }[type(kind)]
@@ -437,7 +437,7 @@ def _number(kind: DataType, where: str) -> Conversion:
     return convert
 
 
-def _moment(text: str) -> datetime:
+def _time_with_zone(text: str) -> datetime:
     found = datetime.fromisoformat(text)
     if found.utcoffset() is None:
         raise ValueError

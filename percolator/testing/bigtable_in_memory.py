@@ -1,7 +1,7 @@
 """A model of Bigtable in memory: its data interface, as far as the driver uses it.
 
 It answers the messages of the wire, so that the driver runs as it is. It keeps what Bigtable
-promises and no more: one row is changed, checked and read at one moment; between two rows of a
+promises and no more: one row is changed, checked and read at once; between two rows of a
 reading, anything may happen. It is as strict as the service, which refuses what an emulator may
 accept: times that are not multiples of a thousand, unknown families, chains and interleaves of
 fewer than two filters, empty ranges, filters and requests to read that are too long.
@@ -122,7 +122,7 @@ class BigtableInMemory:
             raise InvalidArgument("mutations", f"{len(changes)} changes")
         for change in changes:
             _check_change(table, change)
-        # From here on, nothing waits: this is the moment at which it happens.
+        # From here on, nothing waits: it happens here.
         row = table.rows.get(key, {})
         matched = bool(_filtered(_cells(row), request.predicate_filter))
         row = dict(row)

@@ -52,7 +52,7 @@ class LockServiceLimits:
     ttl_milliseconds_min: int = 500
     ttl_milliseconds_max: int = 60_000
     sessions_max: int = 100_000
-    buried_max: int = 100_000
+    ended_max: int = 100_000
     """Ids that ended in the grace period after a restart: they must not be revived."""
     locks_max: int = 1_000_000
     lock_name_bytes_total_max: int = 256 * 1024 * 1024
@@ -243,7 +243,7 @@ class OpenSessions:
         self._last_number = 0
         self._activity_bytes = 0
         # Ids that ended or expired here, kept for as long as a takeover could revive them.
-        self._buried: set[bytes] = set()
+        self._ended: set[bytes] = set()
         self._takes_over = True
         """False once an id that ended could not be remembered: a takeover could revive it."""
         self.counts = SessionCounts()
@@ -276,7 +276,7 @@ class OpenSessions:
             )
         self._take_quota(caller)
         session_id = self._random.randbytes(SESSION_ID_BYTES)
-        while session_id in self._by_id or session_id in self._buried:
+        while session_id in self._by_id or session_id in self._ended:
             session_id = self._random.randbytes(SESSION_ID_BYTES)
         self.counts.opened += 1
         return self._add(session_id, info, caller)
@@ -356,8 +356,8 @@ class OpenSessions:
         for session in due:
             self._forget(session)
         self.counts.expired += len(due)
-        if self._buried and not self._is_in_grace():
-            self._buried.clear()
+        if self._ended and not self._is_in_grace():
+            self._ended.clear()
         return len(due)
 
     def _living(self, session_id: bytes) -> Session | None:
@@ -369,7 +369,7 @@ class OpenSessions:
     def _take_over(self, session_id: bytes, info: SessionInfo, caller: CallerIdentity) -> None:
         if not self._is_undecided(session_id):
             raise self._expired(session_id)
-        if not self._is_within(info.ttl_milliseconds) and self._bury(session_id):
+        if not self._is_within(info.ttl_milliseconds) and self._remember_end(session_id):
             # Its owner is told that it expired, so a later renewal that asks for a longer life must
             # not revive it. If its end cannot be remembered, the owner is not told.
             raise self._expired(session_id)
@@ -382,7 +382,7 @@ class OpenSessions:
     def _is_undecided(self, session_id: bytes) -> bool:
         """True if this may be a session of the previous incarnation that has not reported."""
         return (
-            session_id not in self._by_id and session_id not in self._buried and self._is_in_grace()
+            session_id not in self._by_id and session_id not in self._ended and self._is_in_grace()
         )
 
     def _is_within(self, milliseconds: int) -> bool:
@@ -437,14 +437,14 @@ class OpenSessions:
         self._quota.give_back(session.caller)
         del self._by_id[session.session_id]
         del self._by_number[session.number]
-        if self._is_in_grace() and not self._bury(session.session_id):
+        if self._is_in_grace() and not self._remember_end(session.session_id):
             self._takes_over = False
 
-    def _bury(self, session_id: bytes) -> bool:
+    def _remember_end(self, session_id: bytes) -> bool:
         """Remembers that the session has ended, unless the limit is reached."""
-        if len(self._buried) >= self._limits.buried_max:
+        if len(self._ended) >= self._limits.ended_max:
             return False
-        self._buried.add(session_id)
+        self._ended.add(session_id)
         return True
 
     def _take_quota(self, caller: CallerIdentity) -> None:

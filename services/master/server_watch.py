@@ -120,7 +120,7 @@ class ServerWatch:
         for other in self.servers.values():
             if other.address == address and other.server_id != server_id:
                 # An address belongs to one process at a time: the former one is gone.
-                self._bury(other, "another process has its address")
+                self._give_up(other, "another process has its address")
         server = WatchedServer(server_id, address, self._lived.tick())
         self.servers[server_id] = server
         server.asking = self._tasks.start(self._ask_forever(server), name=f"watch {address}")
@@ -199,7 +199,7 @@ class ServerWatch:
 
     def _answered(self, server: WatchedServer, answer: pb.ReportResponse) -> None:
         if answer.server_id != server.server_id:
-            self._bury(server, "another process answers at its address")
+            self._give_up(server, "another process answers at its address")
             return
         server.heard = self._lived.tick()
         server.broken = 0
@@ -216,11 +216,11 @@ class ServerWatch:
     def _no_answer(self, server: WatchedServer, error: PercolatorError) -> None:
         server.broken = server.broken + 1 if isinstance(error, Unavailable) else 0
         if server.broken >= _BROKEN_ATTEMPTS:
-            self._bury(server, f"cannot connect: {error.message}")
+            self._give_up(server, f"cannot connect: {error.message}")
         elif self.silence_milliseconds(server) > self._times.lease_seconds * 1000:
-            self._bury(server, f"silent for {self._times.lease_seconds:g} s: {error.message}")
+            self._give_up(server, f"silent for {self._times.lease_seconds:g} s: {error.message}")
 
-    def _bury(self, server: WatchedServer, reason: str) -> None:
+    def _give_up(self, server: WatchedServer, reason: str) -> None:
         if server.is_dead():
             return
         was_alive = server.state is ServerState.ALIVE

@@ -108,10 +108,10 @@ class ThroughBareGateways(Access):
     # Even if the last call was not executed, an earlier attempt may have been.
     unknown = (OutcomeUnknown, ExecutionUnknown, NotExecuted, SnapshotTooOld)
 
-    def __init__(self, network: Network, addresses: list[str], turn: int) -> None:
+    def __init__(self, network: Network, addresses: list[str], number: int) -> None:
         self._network = network
         self._addresses = addresses
-        self._turn = turn
+        self._number = number
         self._start = 0
         self._writes: dict[bytes, bytes] = {}
 
@@ -154,13 +154,13 @@ class ThroughBareGateways(Access):
         """Makes the same call at one gateway after another until one answers."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while True:
-            address = self._addresses[self._turn % len(self._addresses)]
+            address = self._addresses[self._number % len(self._addresses)]
             try:
                 return await self._network.unary(address, method)(request, _CALL_SECONDS)
             except (OutcomeUnknown, ExecutionUnknown, NotExecuted):
                 if time.monotonic() > deadline:
                     raise
-                self._turn += 1
+                self._number += 1
                 await asyncio.sleep(_RETRY_SECONDS)
 
 
@@ -232,7 +232,7 @@ async def accesses(life: Life) -> AsyncIterator[list[Access]]:
     network = GrpcNetwork(client_credentials())
     try:
         addresses = life.address.split(",")
-        yield [ThroughBareGateways(network, addresses, turn) for turn in numbers]
+        yield [ThroughBareGateways(network, addresses, number) for number in numbers]
     finally:
         await network.close()
 

@@ -97,7 +97,7 @@ class Client:
         return self._seen.commits
 
     def commits_in_progress(self) -> int:
-        """The number of commits sent and not answered at this moment. Only for a stopped client."""
+        """The number of commits sent and not answered now. Only for a stopped client."""
         self._seen.read()
         return len(self._seen.in_progress)
 

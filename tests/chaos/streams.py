@@ -43,7 +43,7 @@ class Streams:
         self._scene = scene
         self._kinds = kinds
         self._seed = seed
-        self._turn = asyncio.Semaphore(together)
+        self._limit = asyncio.Semaphore(together)
         self._began = 0.0
         self._in_effect: dict[str, float] = {}
 
@@ -69,7 +69,7 @@ class Streams:
                 return
             if late > 0 and fault.name not in missing:
                 continue
-            async with self._turn, self._scene.roles.taken(fault.roles):
+            async with self._limit, self._scene.roles.taken(fault.roles):
                 await self._inject(fault, chance)
 
     async def _inject(self, fault: Fault, chance: Random) -> None:

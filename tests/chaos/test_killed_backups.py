@@ -84,7 +84,7 @@ async def killed(cluster: LocalCluster, directory: Path, point: str) -> None:
 
 
 @pytest.mark.parametrize("point", EXPORT)
-async def test_an_export_that_was_killed_is_gone_on_with_at_its_own_moment(
+async def test_an_export_that_was_killed_can_be_resumed_at_its_own_timestamp(
     point: str, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     directory = tmp_path / "copy"

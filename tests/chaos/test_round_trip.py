@@ -1,5 +1,5 @@
 """A million cells are exported while they are written, collected, split and moved, and servers and
-the export itself are killed. Imported elsewhere, they are as they were at that moment."""
+the export itself are killed. Imported elsewhere, they are as they were at that time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _target(tmp_path: Path) -> Iterator[LocalCluster]:
         yield started
 
 
-async def test_a_million_cells_come_back_as_they_were_at_one_moment(
+async def test_a_million_cells_come_back_as_of_one_timestamp(
     source: LocalCluster, target: LocalCluster, tmp_path: Path
 ) -> None:
     directory = tmp_path / "export"

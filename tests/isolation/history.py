@@ -5,7 +5,7 @@ every operation returned, how it ended, and the instants between which each time
 Recording appends named tuples to a list (about a microsecond each) and never makes a run fail.
 
 Invariant: at every instant, a record is correct if its client dies right then. It starts as
-aborted (nothing was sent), is unknown from the moment commit is called, and ends as what the
+aborted (nothing was sent), is unknown from when commit is called, and ends as what the
 client was told. So a crash of the client needs no further bookkeeping.
 
 For good explanations, each value in a workload should be unique: the checker's verdict is exact

@@ -99,8 +99,8 @@ class SimulatedFiles(MemoryFiles):
             await self._store_answers.wait()
 
     async def heard(self) -> None:
-        """Takes the time between the end of a write in a thread and the moment when the event loop
-        hears of it. Both a moment and a long while are likely."""
+        """Takes the time between the end of a write in a thread and when the event loop
+        hears of it. Both a short and a long while are likely."""
         seconds = _HEARD_SECONDS_MAX * self._random.random() ** 4
         await self._loop.sleep(seconds)
         if not self.survives("hear", ROOT):

@@ -298,7 +298,7 @@ class Wire:
         self.loop = loop
         self.random = random
         self.faults: NetworkFaults = PERFECT
-        """May be replaced at any moment; applies to messages sent from then on."""
+        """May be replaced at any time; applies to messages sent from then on."""
         self.links = Links()
         self.time_outs = TimeOuts(loop)
         self.counts: FaultCounts = Counter()

@@ -220,7 +220,7 @@ def readers_do_not_notice_that_a_ttl_has_become_shorter(patch: Patch) -> None:
 
 
 def a_ttl_becomes_longer_while_expired_cells_are_deleted(patch: Patch) -> None:
-    """A reader goes by it at once. It finds the record of a value that is gone a moment later."""
+    """A reader goes by it at once. It finds the record of a value that is gone a little later."""
     correct = Upkeep._follow_schema
 
     async def wrong(self: Upkeep, schema_version: int, *, change_feed: bool, ttls: Ttls) -> None:

@@ -230,7 +230,7 @@ def reads_pass_locks(patch: Patch) -> None:
 
 
 def commits_are_read_before_locks(patch: Patch) -> None:
-    """Two calls are two moments: between them, a lock turns into a commit."""
+    """Two calls see two states: between them, a lock becomes a commit."""
     correct = RowReads.read
 
     async def wrong(
@@ -601,12 +601,12 @@ def epoch_not_raised_at_a_registration(patch: Patch) -> None:
 def epoch_from_before_the_timestamps(patch: Patch) -> None:
     """An observer was registered in between, and the commit at that timestamp misses it. Every
     second answer is slow: if all were, the registration's own would be, too."""
-    turns = PerSeed(lambda: cycle((0.0, _BETWEEN_TWO_LOOKS_SECONDS)))
+    pauses = PerSeed(lambda: cycle((0.0, _BETWEEN_TWO_LOOKS_SECONDS)))
 
     async def wrong(self: OracleHandler, request: GetTimestampsRequest) -> GetTimestampsResponse:
         oracle = self._candidacy.serving()
         epoch = oracle.catalogue_epoch
-        await asyncio.sleep(next(turns.now()))
+        await asyncio.sleep(next(pauses.now()))
         first = await oracle.get_timestamps(request.count)
         return GetTimestampsResponse(first=first, count=request.count, catalogue_epoch=epoch)
 
@@ -653,7 +653,7 @@ def table_deleted_before_the_locks_are_resolved(patch: Patch) -> None:
 
 
 def with_eager_masters(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
-    """The bug, where masters collect often, and from their first moment on: otherwise a run of a
+    """The bug, where masters collect often, and from the start: otherwise a run of a
     few seconds, whose masters are disrupted, sees few tables deleted. What sessions need is judged
     too early then, so that snapshots are refused; nothing else depends on it."""
 

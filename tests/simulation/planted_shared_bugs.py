@@ -1,7 +1,7 @@
 """Bugs of shared transactions.
 
 That a part pushed above the commit is never committed, and that a tablet checks its ownership after
-it has written a group, is shown by tests/unit/tablet/test_together.py: the moments in which it
+it has written a group, is shown by tests/unit/tablet/test_together.py: the times at which it
 matters are too rare here.
 """
 
@@ -329,7 +329,7 @@ SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] 
 #
 # That a part pushed above the commit is never committed, that nothing is committed after the marker
 # that closes it, and what becomes of proofs, is shown by tests/unit/rowstore/test_groups.py: the
-# moments in which it matters are too rare here.
+# situations in which it matters are too rare here.
 
 
 def all_locks_of_the_row_count(patch: Patch) -> None:

@@ -74,7 +74,7 @@ class VirtualClock:
         await asyncio.sleep(seconds)
 
     def set_wall_back(self, milliseconds: int) -> None:
-        """Sets the clock back, as an operator or a time server may do at any moment. A negative
+        """Sets the clock back, as an operator or a time server may do at any time. A negative
         number sets it forward."""
         self._wall_offset_milliseconds -= milliseconds
 

@@ -1,4 +1,4 @@
-"""The lists that clients append to: where they are stored, and which are in use at a moment."""
+"""The lists that clients append to: where they are stored, and which are in use."""
 
 from __future__ import annotations
 

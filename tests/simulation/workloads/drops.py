@@ -305,7 +305,7 @@ class Successors(Workload):
     ) -> None:
         """Afterwards the transaction either sees what it saw, or it is refused."""
         if before is None:
-            # Another snapshot of the same moment sees the table, and the transaction itself only
+            # Another snapshot at the same timestamp sees the table, and the transaction itself only
             # the next one, unless it is refused.
             async with session.database.snapshot(at=await tx.timestamp()) as twin:
                 before = await _get(twin)

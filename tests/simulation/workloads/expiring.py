@@ -2,7 +2,7 @@
 
 Transactions read, wait, and read again, while values come to their ends. The checker knows of the
 time to live, so it decides for each read and scan whether the value had to be there. The values of
-one read without a timestamp must be those of a moment between two timestamps.
+one read without a timestamp must be those between two timestamps.
 """
 
 from __future__ import annotations

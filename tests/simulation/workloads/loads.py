@@ -134,7 +134,7 @@ def _row(bucket: int, number: int) -> bytes:
 # Several loaders of one tablet, beside transactions of its other rows, which commit in one round.
 #
 # All clients work on the same few ranges for a while, then on the next ones: so transactions hold
-# rows of a range at the moment at which it is closed, and loads of one range overlap. Most
+# rows of a range when it is closed, and loads of one range overlap. Most
 # transactions also write a row outside of all ranges.
 #
 # When the trouble is over, loaders load without a pause, while transactions commit one after the

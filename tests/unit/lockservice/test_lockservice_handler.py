@@ -664,7 +664,7 @@ async def test_the_end_of_a_session_that_has_not_reported_yet_is_not_promised() 
 
 
 async def test_strangers_with_invented_ids_end_no_living_session() -> None:
-    async with started_lock_service(LockServiceLimits(buried_max=3)) as handler:
+    async with started_lock_service(LockServiceLimits(ended_max=3)) as handler:
         await asyncio.sleep(2)
         told = set()
         for number in range(10):
@@ -682,7 +682,7 @@ async def test_strangers_with_invented_ids_end_no_living_session() -> None:
 
 
 async def test_when_the_dead_cannot_all_be_remembered_no_session_is_taken_over() -> None:
-    async with started_lock_service(LockServiceLimits(buried_max=1)) as handler:
+    async with started_lock_service(LockServiceLimits(ended_max=1)) as handler:
         remembered, forgotten = await opened(handler), await opened(handler)
         for session_id in (remembered, forgotten):
             await handler.end_session(pb.EndSessionRequest(session_id=session_id))

@@ -74,7 +74,7 @@ class LockServiceMachine(RuleBasedStateMachine):
         self.collected = True
         self.started = self.now
         self.alive: dict[bytes, int] = {}
-        self.buried: set[bytes] = set()
+        self.ended: set[bytes] = set()
         self.held: dict[bytes, ModelLock] = {}
 
     # What is expected
@@ -82,12 +82,12 @@ class LockServiceMachine(RuleBasedStateMachine):
     def in_grace(self, ttl: int) -> bool:
         return self.now < self.started + ttl
 
-    def bury(self, session_id: bytes) -> None:
+    def note_end(self, session_id: bytes) -> None:
         self.alive.pop(session_id, None)
-        self.buried.add(session_id)
+        self.ended.add(session_id)
 
     def may_report(self, session_id: bytes, ttl: int) -> bool:
-        return session_id not in self.buried and self.in_grace(ttl)
+        return session_id not in self.ended and self.in_grace(ttl)
 
     def holder(self, name: bytes) -> bytes | None:
         lock = self.held.get(name)
@@ -123,7 +123,7 @@ class LockServiceMachine(RuleBasedStateMachine):
         elif not self.may_report(session_id, ttl):
             with pytest.raises(SessionExpired):
                 self.sessions.renew(session_id, info, OWN)
-            self.bury(session_id)
+            self.note_end(session_id)
             return
         elif len(self.alive) >= LIMITS.sessions_max:
             with pytest.raises(Overloaded):
@@ -142,7 +142,7 @@ class LockServiceMachine(RuleBasedStateMachine):
                 self.sessions.end(session_id)
             return
         self.sessions.end(session_id)
-        self.bury(session_id)
+        self.note_end(session_id)
 
     @rule(session_id=ids)
     def act_in_the_name_of(self, session_id: bytes) -> None:
@@ -218,7 +218,7 @@ class LockServiceMachine(RuleBasedStateMachine):
         self.now += milliseconds
         self.time.tick()
         for session_id in [i for i, deadline in self.alive.items() if deadline <= self.now]:
-            self.bury(session_id)
+            self.note_end(session_id)
         self.held = {name: lock for name, lock in self.held.items() if lock.deadline > self.now}
 
     def collect(self, wanted: bool) -> None:
@@ -238,7 +238,7 @@ class LockServiceMachine(RuleBasedStateMachine):
             expected = Liveness.DEAD
             if session_id in self.alive:
                 expected = Liveness.ALIVE
-            elif session_id not in self.buried and self.in_grace(LIMITS.ttl_milliseconds_max):
+            elif session_id not in self.ended and self.in_grace(LIMITS.ttl_milliseconds_max):
                 expected = Liveness.UNDECIDED
             assert self.sessions.liveness(session_id) is expected
 
