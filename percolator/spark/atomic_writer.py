@@ -73,7 +73,7 @@ class Locking:
         self._task = task
         internal = here.database.internal
         # It waits for other writers' locks as long as a transaction would be retried.
-        self._share = internal.share(
+        self._attempt = internal.share(
             ticket, task, 0, options.retry_seconds, only_changes=options.only_changes
         )
         catalog, deadline = internal.engine.catalog, here.deadline(options.target)
@@ -101,19 +101,19 @@ class Locking:
     @property
     def kept(self) -> int:
         """How many cells had their values already."""
-        return self._share.kept
+        return self._attempt.kept
 
     def finish(self) -> Receipt:
         """Locks the rest, and returns what the driver needs to commit it."""
         self._flush()
         self._wait()
-        return self._here.call(self._share.finish)
+        return self._here.call(self._attempt.finish)
 
     def _flush(self) -> None:
         self._wait()
         if self._writes:
             writes, self._writes, self._bytes = self._writes, {}, 0
-            self._under_way = self._here.thread.start(partial(self._share.write, writes))
+            self._under_way = self._here.thread.start(partial(self._attempt.write, writes))
 
     def _wait(self) -> None:
         under_way, self._under_way = self._under_way, None
@@ -121,7 +121,7 @@ class Locking:
             under_way.wait()
 
     def __enter__(self) -> Locking:
-        self._here.call(self._share.begin)
+        self._here.call(self._attempt.begin)
         return self
 
     def __exit__(
@@ -133,7 +133,7 @@ class Locking:
         with suppress(PercolatorError):  # what failed to be locked needs no rolling back
             self._wait()
         try:
-            self._here.call(self._share.abandon)
+            self._here.call(self._attempt.abandon)
         except PercolatorError as problem:
             # The first error says more, and what is not rolled back expires by itself.
             log.warning("an attempt at task %r was left to expire: %s", self._task, problem)
@@ -144,7 +144,7 @@ _PREFIX_BYTES = 6
 
 
 @dataclass(frozen=True)
-class PartOfJob:
+class WriteOfJob:
     """One write of the job, as the processes of that write know it."""
 
     ticket: Ticket
@@ -166,7 +166,7 @@ class PartOfJob:
         made.rename(directory / f"{self.name}{_SUFFIX}")
 
 
-def part_of_job(option: str) -> PartOfJob:
+def write_of_job(option: str) -> WriteOfJob:
     """A new write of the job that this option names."""
     try:
         given = json.loads(option)
@@ -176,18 +176,18 @@ def part_of_job(option: str) -> PartOfJob:
         raise InvalidArgument(
             "together", "is not from percolator.spark.together: pass all of its options"
         ) from error
-    return PartOfJob(ticket, directory, os.urandom(_PREFIX_BYTES).hex())
+    return WriteOfJob(ticket, directory, os.urandom(_PREFIX_BYTES).hex())
 
 
 async def commit_or_roll_back(
-    whole: aio.SharedTransaction, receipts: Sequence[Receipt], job: str
+    shared: aio.SharedTransaction, receipts: Sequence[Receipt], job: str
 ) -> Timestamp | None:
     """As `commit`, but an unknown outcome is settled by asking: otherwise the job would fail, and
     its rows might appear."""
     try:
-        return await whole.commit(receipts)
+        return await shared.commit(receipts)
     except OutcomeUnknown as unknown:
-        committed = await whole.abort()
+        committed = await shared.abort()
         if committed is None:
             raise ConflictError(f"{job} was rolled back: {unknown.message}") from unknown
         return committed
@@ -210,43 +210,43 @@ class Together:
             raise InvalidArgument("keep_seconds", f"expected a number {bounds}, got {keep_seconds}")
         self._address = address
         self._keep_seconds = keep_seconds
-        self._whole: SharedTransaction | None = None
+        self._shared: SharedTransaction | None = None
         self._directory: TemporaryDirectory[str] | None = None
 
     @property
     def options(self) -> dict[str, str]:
-        """The options that make a write part of the job."""
-        if self._whole is None or self._directory is None:
+        """The options that make a write one of the job."""
+        if self._shared is None or self._directory is None:
             raise UsageError("the job begins with its block: use it in a with statement")
-        ticket = self._whole.ticket
-        part = asdict(ticket) | {"row": ticket.row.hex(), "directory": self._directory.name}
+        ticket = self._shared.ticket
+        option = asdict(ticket) | {"row": ticket.row.hex(), "directory": self._directory.name}
         address = {} if self._address is None else {"address": self._address}
-        return {"together": json.dumps(part), "atomic": "true", **address}
+        return {"together": json.dumps(option), "atomic": "true", **address}
 
     @property
     def commit_timestamp(self) -> Timestamp | None:
         """When everything appeared. None before that, and if nothing was written."""
-        return None if self._whole is None else self._whole.commit_timestamp
+        return None if self._shared is None else self._shared.commit_timestamp
 
-    def _commit(self, whole: SharedTransaction, directory: Path) -> None:
+    def _commit(self, shared: SharedTransaction, directory: Path) -> None:
         files = sorted(directory.glob(f"*{_SUFFIX}"))
         receipts: list[Receipt] = []
         for file in files:
             receipts += pickle.loads(file.read_bytes())  # noqa: S301 - only our user can write there
-        whole.call_inside(commit_or_roll_back, receipts, "the job")
+        shared.call_inside(commit_or_roll_back, receipts, "the job")
 
     def __enter__(self) -> Together:
-        if self._whole is not None:
+        if self._shared is not None:
             raise UsageError("the job has begun already")
-        whole = shared_database(self._address).shared_transaction(ttl=self._keep_seconds)
+        shared = shared_database(self._address).shared_transaction(ttl=self._keep_seconds)
         # Before the transaction begins: if the disk is full, nothing would end that.
         directory = TemporaryDirectory(prefix="percolator-job-")
         try:
-            whole.__enter__()
+            shared.__enter__()
         except BaseException:
             directory.cleanup()
             raise
-        self._whole, self._directory = whole, directory
+        self._shared, self._directory = shared, directory
         return self
 
     def __exit__(
@@ -255,16 +255,16 @@ class Together:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if self._whole is None or self._directory is None:
+        if self._shared is None or self._directory is None:
             return
         with self._directory as directory:
             try:
                 if error is None:
-                    self._commit(self._whole, Path(directory))
+                    self._commit(self._shared, Path(directory))
             except BaseException as failure:
-                self._whole.__exit__(type(failure), failure, failure.__traceback__)
+                self._shared.__exit__(type(failure), failure, failure.__traceback__)
                 raise
-            self._whole.__exit__(kind, error, traceback)
+            self._shared.__exit__(kind, error, traceback)
 
 
 REST = "rest"
@@ -290,13 +290,13 @@ class AtomicWriter(DataSourceArrowWriter):
     """Upserts or deletes, in one transaction of the whole job."""
 
     def __init__(
-        self, options: WriteOptions, ticket: Ticket, part: PartOfJob | None = None
+        self, options: WriteOptions, ticket: Ticket, write: WriteOfJob | None = None
     ) -> None:
-        """`part`: which part of a job of several writes this is; then the job commits it."""
+        """`write`: the write of a job of several writes that this is; then the job commits it."""
         self._options = options
         self.ticket = ticket
-        self._part = part
-        self._prefix = "" if part is None else f"{part.name}."
+        self._write = write
+        self._prefix = "" if write is None else f"{write.name}."
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Locked:
         show_log()
@@ -326,21 +326,23 @@ class AtomicWriter(DataSourceArrowWriter):
         show_log()
         here = connection_to(self._options.target)
         receipts = receipts_of(messages)
-        if self._part is not None:
-            self._leave_to_job(here, self._part, receipts)
-            log.info("part of a job that is not committed yet: %s", total(messages))
+        if self._write is not None:
+            self._leave_to_job(here, self._write, receipts)
+            log.info("write of a job that is not committed yet: %s", total(messages))
             return
         committed = here.call(lambda: commit(here, self._options, self.ticket, receipts))
         log.info("atomic job, committed at %s: %s", committed, total(messages))
 
-    def _leave_to_job(self, here: Connection, part: PartOfJob, receipts: Sequence[Receipt]) -> None:
+    def _leave_to_job(
+        self, here: Connection, write: WriteOfJob, receipts: Sequence[Receipt]
+    ) -> None:
         chosen = list(receipts)
         if self._options.overwrite:
             task = f"{self._prefix}{REST}"
             chosen.append(
                 here.call(lambda: _rest(here, self._options, self.ticket, receipts, task))
             )
-        part.note(chosen)
+        write.note(chosen)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         show_log()
@@ -368,12 +370,12 @@ async def commit(
 ) -> Timestamp | None:
     """Commits what these tasks have locked, or rolls it back and raises. Runs in the event loop."""
     internal = here.database.internal
-    async with internal.shared_transaction(None, None, options.retry_seconds, ticket) as whole:
+    async with internal.shared_transaction(None, None, options.retry_seconds, ticket) as shared:
         chosen = list(receipts)
         if options.overwrite:
             chosen.append(await _rest(here, options, ticket, receipts, REST))
-        committed = await commit_or_roll_back(whole, chosen, "the atomic job")
-        await whole.told(TOLD_SECONDS)  # this process may end next
+        committed = await commit_or_roll_back(shared, chosen, "the atomic job")
+        await shared.told(TOLD_SECONDS)  # this process may end next
     return committed
 
 

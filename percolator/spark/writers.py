@@ -43,9 +43,9 @@ from percolator.spark.atomic_writer import (
     Locked,
     begin,
     commit,
-    part_of_job,
     receipts_of,
     roll_back,
+    write_of_job,
 )
 from percolator.spark.bulk_load import BulkLoadWriter
 from percolator.spark.catalog import FrameCatalog
@@ -78,8 +78,8 @@ def writer_of(options: WriteOptions, schema: StructType) -> DataSourceWriter:
     if options.operation == BULK_LOAD:
         return BulkLoadWriter(options)
     if options.together is not None:
-        part = part_of_job(options.together)
-        return AtomicWriter(options, part.ticket, part)
+        write = write_of_job(options.together)
+        return AtomicWriter(options, write.ticket, write)
     if options.atomic:
         return AtomicWriter(options, begin(here, options))
     now = here.call(here.database.timestamp)
@@ -231,10 +231,10 @@ class Sink(DataSourceStreamArrowWriter):
     async def _mark(self, here: Connection, ticket: Ticket, marks: Marks, number: int) -> Receipt:
         """Locks the number of the batch. Raises `ConflictError` if it was written meanwhile."""
         internal, seconds = here.database.internal, self._options.retry_seconds
-        async with internal.share(ticket, TASK, 0, seconds) as share:
+        async with internal.share(ticket, TASK, 0, seconds) as attempt:
             for column, value in {BATCH: number, **marks.more}.items():
-                await share.set(marks.row, column, value)
-            return await share.finish()
+                await attempt.set(marks.row, column, value)
+            return await attempt.finish()
 
     async def _ensure_table(self, here: Connection) -> None:
         catalog = here.database.internal.engine.catalog

@@ -456,23 +456,6 @@ def deletes_without_a_note(patch: Patch) -> None:
     patch.setattr(Plan, "changes", wrong)
 
 
-def collects_beside_an_older_lock(patch: Patch) -> None:
-    """The lock can no longer be resolved: its rollback is refused, and its commit may be gone."""
-    nowhere = Selection(COLLECTED, b"\xff")
-
-    def wrong(bounds: Bounds, times: Times) -> Check:
-        return Check((nowhere,), found=False)
-
-    correct = collection._Row._sort
-
-    def blind(self: Any, cell: StoredCell) -> None:
-        correct(self, cell)
-        self.has_older_lock = False
-
-    patch.setattr(collection, "no_older_lock", wrong)
-    patch.setattr(collection._Row, "_sort", blind)
-
-
 def deletion_goes_first(patch: Patch) -> None:
     """Deleted values reappear."""
     correct = Plan.changes

@@ -84,10 +84,10 @@ class Task:
     """The driver knows how the job has ended."""
 
 
-def _noted_kept(share: Share) -> set[bytes]:
+def _noted_kept(attempt: Share) -> set[bytes]:
     """Fills in the rows that the attempt keeps."""
     kept: set[bytes] = set()
-    lock = share._attempt._lock
+    lock = attempt._attempt._lock
 
     async def noting(
         given: Mapping[CellAddress, Write], deadline: float
@@ -96,7 +96,7 @@ def _noted_kept(share: Share) -> set[bytes]:
         kept.update(cell.row for cell, write in locked.items() if write is KEPT)
         return locked
 
-    share._attempt._lock = noting  # type: ignore[method-assign]
+    attempt._attempt._lock = noting  # type: ignore[method-assign]
     return kept
 
 
@@ -132,29 +132,29 @@ class Jobs(Workload):
         recorded = session.begin_alone()
         database = session.database
         tasks: list[Task] = []
-        whole: SharedTransaction | None = None
+        shared: SharedTransaction | None = None
         try:
             since = None
             if session.random.random() < 0.5:
                 since = await database.timestamp()
                 recorded.began(since)
-            whole = database.shared_transaction(unchanged_since=since)
-            await whole.begin()
-            tasks = self._tasks(session, whole.ticket)
+            shared = database.shared_transaction(unchanged_since=since)
+            await shared.begin()
+            tasks = self._tasks(session, shared.ticket)
             if await self._finished(session, tasks) and session.random.random() < 0.9:
                 results = [task.result for task in tasks if task.result is not None]
                 if session.random.random() < _REPLACES:
-                    results.append(await self._rest(session, whole.ticket, results))
-                await self._commit(session, recorded, whole, results)
+                    results.append(await self._rest(session, shared.ticket, results))
+                await self._commit(session, recorded, shared, results)
         except PercolatorError as error:
             session.expect(error)
         finally:
             for task in tasks:
                 task.ended = True
-            if whole is not None and not whole._ended:
-                await self._abort(session, whole, recorded)
+            if shared is not None and not shared._ended:
+                await self._abort(session, shared, recorded)
             for task in tasks:
-                task.closed = whole is not None and whole._ended in _CLOSED
+                task.closed = shared is not None and shared._ended in _CLOSED
 
     def _tasks(self, session: Session, ticket: Ticket) -> list[Task]:
         random = session.random
@@ -189,7 +189,7 @@ class Jobs(Workload):
         self,
         session: Session,
         recorded: RecordedTransaction,
-        whole: SharedTransaction,
+        shared: SharedTransaction,
         results: Sequence[Result],
     ) -> None:
         parts = [part for result in results for part in result.receipt.parts]
@@ -207,7 +207,7 @@ class Jobs(Workload):
                     recorded.put(key, value)
             for part in receipt.parts:
                 recorded.lock((SHARED_NAME, receipt.row, part.column))
-        ticket = whole.ticket
+        ticket = shared.ticket
         recorded.lock((SHARED_NAME, ticket.row, CLOSED))
         starts = [ticket.began, *(part.start for part in parts)]
         session.note_parts(recorded.record.start_ts, starts)
@@ -215,7 +215,7 @@ class Jobs(Workload):
         receipts = [result.receipt for result in results]
         timeout = _SHORT_SECONDS if session.random.random() < 0.3 else None
         try:
-            commit = await whole.commit(receipts, timeout=timeout)
+            commit = await shared.commit(receipts, timeout=timeout)
         except OutcomeUnknown as error:
             recorded.unknown()
             if session.random.random() < 0.5:
@@ -225,7 +225,7 @@ class Jobs(Workload):
         except PercolatorError:
             recorded.aborted()
             if session.random.random() < 0.5:
-                whole._end(_LEFT)  # a program that goes on to something else
+                shared._end(_LEFT)  # a program that goes on to something else
             raise
         else:
             # Only now: before a rollback, others may have committed what it was to keep.
@@ -255,15 +255,15 @@ class Jobs(Workload):
         return Result(receipt, {row: None for row in found if row not in written})
 
     async def _abort(
-        self, session: Session, whole: SharedTransaction, recorded: RecordedTransaction
+        self, session: Session, shared: SharedTransaction, recorded: RecordedTransaction
     ) -> None:
         """Ends what has not committed, or is not known to have."""
         called = recorded.record.commit_called is not None
         try:
-            commit = await whole.abort()
+            commit = await shared.abort()
         except PercolatorError as error:
             session.expect(error)
-            whole._end(_LEFT)
+            shared._end(_LEFT)
             return
         if called:
             session.claim(recorded, committed=commit is not None)
@@ -277,7 +277,7 @@ class Jobs(Workload):
         if task.ended and random.random() < 0.7:
             return
         only_changes = random.random() < _ONLY_CHANGES
-        share = session.database.internal.share(
+        attempt = session.database.internal.share(
             task.ticket,
             task.name,
             0,
@@ -285,18 +285,18 @@ class Jobs(Workload):
             replace_after_seconds=_REPLACE_AFTER_SECONDS,
             only_changes=only_changes,
         )
-        kept = _noted_kept(share)
+        kept = _noted_kept(attempt)
         rows = task.rows if random.random() < 0.7 else random.sample(task.rows, 1)
         writes: Writes = {row: None if random.random() < 0.1 else session.unique() for row in rows}
         comes_late = task.closed
         try:
             if only_changes:
                 await self._repeat_some(session, writes)
-            await share.begin()
-            await self._write(session, share, writes)
+            await attempt.begin()
+            await self._write(session, attempt, writes)
             if random.random() < 0.1:
                 return  # it dies: nothing is rolled back
-            receipt = await share.finish()
+            receipt = await attempt.finish()
             if comes_late:
                 session.broken(f"task {task.name} has begun after its job had ended")
             if random.random() < 0.1:
@@ -310,12 +310,12 @@ class Jobs(Workload):
             return  # the job has been committed without it
         except PercolatorError as error:
             session.expect(error)
-            after_all = await self._refused(session, share)
+            after_all = await self._refused(session, attempt)
             if after_all is None:
                 return
             receipt = after_all
         finally:
-            share._leave()
+            attempt._leave()
         if task.result is None:
             task.result = Result(receipt, writes, frozenset(kept))
 
@@ -325,24 +325,24 @@ class Jobs(Workload):
             if session.random.random() < 0.6:
                 writes[row] = await session.database.get(row, self._value)
 
-    async def _refused(self, session: Session, share: Share) -> Receipt | None:
+    async def _refused(self, session: Session, attempt: Share) -> Receipt | None:
         """Receipt of a program that continues after an error: None, unless there is a bug."""
         try:
-            return await share.finish()
+            return await attempt.finish()
         except UsageError:
             return None
         except PercolatorError as error:
             session.expect(error)
             return None
 
-    async def _write(self, session: Session, share: Share, writes: Writes) -> None:
+    async def _write(self, session: Session, attempt: Share, writes: Writes) -> None:
         for row, value in writes.items():
             if value is None:
-                await share.delete(row, self._value)
+                await attempt.delete(row, self._value)
             else:
-                await share.set(row, self._value, value)
+                await attempt.set(row, self._value, value)
             if session.random.random() < 0.5:
-                await share._flush()
+                await attempt._flush()
                 await asyncio.sleep(session.random.random() ** 4)
 
     # ------------------------------------------------------------------ others
@@ -401,9 +401,9 @@ class Deciders(Workload):
                     self._waiting.remove(one)
                     _, number, ticket, chosen = one
                     internal = session.database.internal
-                    whole = internal.shared_transaction(None, None, _SECONDS, ticket)
-                    await whole.begin()
-                    await self._drive(session, number, whole, chosen)
+                    shared = internal.shared_transaction(None, None, _SECONDS, ticket)
+                    await shared.begin()
+                    await self._drive(session, number, shared, chosen)
                     return
             if session.random.random() < 0.3:
                 await self._begin(session)
@@ -412,30 +412,30 @@ class Deciders(Workload):
 
     async def _begin(self, session: Session) -> None:
         database, number = session.database, next(self._numbers)
-        whole = database.shared_transaction(timeout=_SECONDS)
-        await whole.begin()
+        shared = database.shared_transaction(timeout=_SECONDS)
+        await shared.begin()
         receipts = []
         for task in _TASKS:
-            share = database.internal.share(whole.ticket, task, 0, _SECONDS)
+            attempt = database.internal.share(shared.ticket, task, 0, _SECONDS)
             try:
-                await share.begin()
+                await attempt.begin()
                 for row in _rows(task, number):
-                    await share.set(row, self._value, session.unique())
-                receipts.append(await share.finish())
+                    await attempt.set(row, self._value, session.unique())
+                receipts.append(await attempt.finish())
             finally:
-                share._leave()
+                attempt._leave()
         chosen = [session.random.sample(receipts, session.random.randint(1, 3)) for _ in range(2)]
-        self._waiting.append((session.client, number, whole.ticket, chosen[1]))
+        self._waiting.append((session.client, number, shared.ticket, chosen[1]))
         await asyncio.sleep(session.random.random() * 0.2)
-        await self._drive(session, number, whole, chosen[0])
+        await self._drive(session, number, shared, chosen[0])
 
     async def _drive(
-        self, session: Session, number: int, whole: SharedTransaction, chosen: Sequence[Receipt]
+        self, session: Session, number: int, shared: SharedTransaction, chosen: Sequence[Receipt]
     ) -> None:
         database, named = session.database, [one.task for one in chosen]
         commit: int
         try:
-            commit = await whole.commit(chosen) or 0
+            commit = await shared.commit(chosen) or 0
             there, gone = named, []
         except OtherDriverCommitted as lost:
             session.count(LOST_TO_ANOTHER)
@@ -447,8 +447,8 @@ class Deciders(Workload):
         except ConflictError:
             commit, there, gone = 0, [], named
         finally:
-            if not whole._ended:
-                whole._end("was left")
+            if not shared._ended:
+                shared._end("was left")
         for _ in range(2):
             seen = await self._seen(database, number)
             if not seen.issuperset(there) or not seen.isdisjoint(gone):
