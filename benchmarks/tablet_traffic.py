@@ -206,7 +206,7 @@ def _cell(row: bytes) -> CellAddress:
 
 def _write(rows: list[bytes], start: int) -> WriteSteps:
     """A transaction that writes all these rows."""
-    return WriteSteps(start, {_cell(row): (KIND_PUT, VALUE) for row in rows}, b"", len(VALUE))
+    return WriteSteps(start, {_cell(row): (KIND_PUT, VALUE) for row in rows}, len(VALUE))
 
 
 def row_key(number: int) -> bytes:

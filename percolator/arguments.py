@@ -6,8 +6,7 @@ for something else nor cause an error deep inside the library.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Awaitable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from itertools import islice
 from typing import Any, TypeVar
@@ -82,14 +81,10 @@ def require_text(value: object, field: str) -> None:
         raise InvalidArgument(field, f"expected a str, got {type(value).__name__}")
 
 
-def require_function(function: object, field: str = "function", *, keywords: object = None) -> None:
-    """Refuses what cannot be called, with these keyword arguments if any."""
+def require_function(function: object, field: str = "function") -> None:
+    """Refuses what cannot be called."""
     if not callable(function):
         raise InvalidArgument(field, f"expected a function, got {type(function).__name__}")
-    if keywords is not None and not isinstance(keywords, Mapping):
-        raise InvalidArgument(
-            "keywords", f"expected a mapping from names to values, got {type(keywords).__name__}"
-        )
 
 
 def as_timestamp(moment: object, field: str) -> Timestamp:
@@ -182,35 +177,6 @@ def listed_cells(cells: object, most: int) -> list[tuple[object, Column[Any]]]:
         if not (isinstance(cell, tuple) and len(cell) == _PAIR and isinstance(cell[1], Column)):
             raise InvalidArgument(f"cells[{place}]", f"{cell!r:.80} is not a row and a column")
     return found
-
-
-def finished(result: R) -> R:
-    """The result of a function that ran in a transaction. Refuses a coroutine: it has not run."""
-    if inspect.iscoroutine(result):
-        result.close()
-        raise UsageError(
-            "expected a function, got a coroutine function: use percolator.aio for those"
-        )
-    _refuse_generator(result)
-    return result
-
-
-def awaited(result: Awaitable[R]) -> Awaitable[R]:
-    """The awaitable that a coroutine function returned. Refuses the results of other functions."""
-    _refuse_generator(result)
-    if not inspect.isawaitable(result):
-        raise UsageError(
-            f"expected a coroutine function, got a function that returns {type(result).__name__}"
-        )
-    return result
-
-
-def _refuse_generator(result: object) -> None:
-    if inspect.isgenerator(result) or inspect.isasyncgen(result):
-        raise UsageError(
-            "expected a function that runs in the transaction, got one that returns a generator, "
-            "whose body would run afterwards: return a list instead"
-        )
 
 
 def require_no_internal_name(name: str) -> None:

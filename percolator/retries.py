@@ -1,24 +1,75 @@
-"""How often a transaction is retried after conflicts, and when."""
+"""Functions that run in a transaction: how often they are run again after conflicts, and when."""
 
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
+import warnings
+from collections.abc import Awaitable, Coroutine, Mapping
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol, TypeVar
 
-from percolator.arguments import WHOLE_MAX, require_seconds, require_whole
-from percolator.errors import CellAddress, InvalidArgument, PercolatorError, Retry, SchemaError
-from percolator.protocol.contention import (
-    Baton,
-    Contender,
-    Inside,
-    Loss,
-    conflict_pause_seconds,
-    outer_calls,
-    warn_of_inner_call,
+from percolator.arguments import WHOLE_MAX, require_function, require_seconds, require_whole
+from percolator.errors import (
+    CellAddress,
+    InvalidArgument,
+    PercolatorError,
+    Retry,
+    SchemaError,
+    UsageError,
 )
+from percolator.protocol.contention import Baton, Contender, Loss, conflict_pause_seconds
 from percolator.protocol.environment import Environment
+from percolator.protocol.write_set import Write
 from percolator.wire.backoff import Backoff, doubled_seconds
+
+R = TypeVar("R")
+
+
+# Functions that may be run, and their results.
+
+
+def require_runnable(function: object, keywords: object) -> None:
+    """Refuses what cannot be run in a transaction, with these keyword arguments if any."""
+    if not callable(function):
+        require_function(function)  # raises
+    if keywords is not None and not isinstance(keywords, Mapping):
+        raise InvalidArgument(
+            "keywords", f"expected a mapping from names to values, got {type(keywords).__name__}"
+        )
+
+
+def finished(result: R) -> R:
+    """The result of a function that ran in a transaction. Refuses a coroutine: it has not run."""
+    if inspect.iscoroutine(result):
+        result.close()
+        raise UsageError(
+            "expected a function, got a coroutine function: use percolator.aio for those"
+        )
+    _refuse_generator(result)
+    return result
+
+
+def awaited(result: Awaitable[R]) -> Awaitable[R]:
+    """The awaitable that a coroutine function returned. Refuses the results of other functions."""
+    _refuse_generator(result)
+    if not inspect.isawaitable(result):
+        raise UsageError(
+            f"expected a coroutine function, got a function that returns {type(result).__name__}"
+        )
+    return result
+
+
+def _refuse_generator(result: object) -> None:
+    if inspect.isgenerator(result) or inspect.isasyncgen(result):
+        raise UsageError(
+            "expected a function that runs in the transaction, got one that returns a generator, "
+            "whose body would run afterwards: return a list instead"
+        )
 
 
 @dataclass(frozen=True)
@@ -47,7 +98,7 @@ class RetryPolicy:
             )
 
     def allows(self, error: PercolatorError, attempts: int) -> bool:
-        """Whether to run the transaction again: never if it may have committed."""
+        """True if the transaction may be run again: never if it may have committed."""
         return _is_repeatable(error) and attempts < self.attempts_max
 
 
@@ -57,12 +108,83 @@ def require_policy(retry: object) -> None:
         raise InvalidArgument("retry", f"expected a RetryPolicy, got {type(retry).__name__}")
 
 
+# Calls inside of calls: a function that runs in a transaction may start another one, and wait.
+#
+# If it does so in its turn at a hot cell (protocol/contention.py), an inner call that stood in line
+# there would wait for the outer one, which waits for it. So a call inside of one that stands in
+# line takes no turns. It is found by the context of the running code, which tasks and
+# `asyncio.to_thread` inherit.
+
+
+class Call(Protocol):
+    """A function that is being run in a transaction, again after conflicts."""
+
+    is_running: bool
+    """One of its attempts is being made. A task that it has started may outlast it."""
+
+    @property
+    def in_line(self) -> bool:
+        """True if it stands in line at hot cells, or has its turn there."""
+        ...
+
+
+_LIBRARY = "percolator."
+_outer: ContextVar[tuple[Call, ...]] = ContextVar("outer calls", default=())
+
+
+def outer_calls() -> tuple[Call, ...]:
+    """The calls that the running code is inside of."""
+    return _outer.get()
+
+
+def warn_of_inner_call() -> None:
+    """Warns of a transaction of its own that a function runs inside of another one.
+
+    It commits even if the other one fails or is run again, and that is seldom meant.
+    """
+    level = 1
+    frame = sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARY):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(
+        "a transaction is run inside of another one, and is no part of it: it commits even if the "
+        "other one does not. Pass the transaction (tx) instead of the database to join it",
+        RuntimeWarning,
+        stacklevel=level,
+    )
+
+
+class Inside:
+    """A block of code that runs inside of this call."""
+
+    __slots__ = ("_before", "_call")
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._before: tuple[Call, ...] = ()
+
+    def __enter__(self) -> None:
+        self._before = _outer.get()
+        _outer.set((*self._before, self._call))
+        self._call.is_running = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._call.is_running = False
+        # Not by its token: a coroutine that was dropped is ended in any context.
+        _outer.set(self._before)
+
+
 class Attempts:
     """Counts the attempts at one transaction, and waits between them.
 
     After a conflict, the transaction stands in line with the others of this client that have lost
-    at the cell (hot_cells.py). If another client won, it first pauses (rivals.py). It also pauses
-    if it lost in spite of its turn: to one that takes none, perhaps to a call of its own function.
+    at the cell (protocol/contention.py). If another client won, it first pauses. It also pauses if
+    it lost in spite of its turn: to one that takes none, perhaps to a call of its own function.
     """
 
     def __init__(self, policy: RetryPolicy, env: Environment, caller: object = None) -> None:
@@ -72,9 +194,7 @@ class Attempts:
         self._caller = caller
         self._began = env.now()
         self._deadline = self._began + policy.deadline_seconds
-        self._backoff = Backoff(
-            env.clock, env.random, policy.backoff_seconds_min, policy.backoff_seconds_max
-        )
+        self._backoff: Backoff | None = None
         self._attempts = 0
         self._lost_to_others = 0
         self._contender: Contender | None = None
@@ -108,16 +228,23 @@ class Attempts:
         loss = Loss.reported_by(error)
         if loss is None or self._must_not_wait:
             self.end()
-            return await self._backoff.pause(self._deadline)
+            return await self._back_off()
         if not self._env.knows_winner(loss):
             # It keeps its turn meanwhile: the next in line would meet the same rivals.
             await self._pause(self._after_losing_at(loss.cell), self._deadline)
         elif self._contender is not None and self._contender.has_turn_at(loss.cell):
             self.end()  # the next in line may fare better
-            if not await self._backoff.pause(self._deadline):
+            if not await self._back_off():
                 return False
         turn = self._lost_at(loss.cell).stand_in_line()
         return await self._granted(turn, self._deadline) and self._env.now() < self._deadline
+
+    def _back_off(self) -> Coroutine[None, None, bool]:
+        """Pauses, longer each time. False if no time is left for another attempt."""
+        if self._backoff is None:
+            shortest, longest = self._policy.backoff_seconds_min, self._policy.backoff_seconds_max
+            self._backoff = Backoff(self._env.clock, self._env.random, shortest, longest)
+        return self._backoff.pause(self._deadline)
 
     def _after_losing_at(self, cell: CellAddress) -> float:
         """The longest pause after a conflict with another client."""
@@ -154,14 +281,19 @@ class Attempts:
 
     @property
     def is_followed(self) -> bool:
-        """Whether another one could begin directly above this one's commit, which is about to be
-        sent."""
+        """True if another transaction could begin directly above this one's commit, which is about
+        to be sent."""
         return self._contender is not None and self._contender.is_followed
 
-    def end(self, baton: Baton | None = None) -> None:
+    def committed(self, commit: int, writes: Mapping[CellAddress, Write]) -> None:
+        """As `end`. The next in line may begin directly above the commit."""
+        if self._contender is not None:
+            self._contender.leave(Baton.after(commit, writes))
+
+    def end(self) -> None:
         """Lets the next in line go: this transaction has committed, or was given up."""
         if self._contender is not None:
-            self._contender.leave(baton)
+            self._contender.leave()
 
     async def ended(self) -> None:
         """As `end`, to be called from other threads."""
@@ -169,12 +301,12 @@ class Attempts:
 
     @property
     def in_line(self) -> bool:
-        """Whether it stands in line or has its turn, so that `end` would let others go."""
+        """True if it stands in line or has its turn, so that `end` would let others go."""
         return self._contender is not None and self._contender.in_line
 
     @property
     def _must_not_wait(self) -> bool:
-        """Whether those whose turn it would wait for may be waiting for this call to return."""
+        """True if transactions for which it would wait may be waiting for this call to return."""
         return any(call.in_line for call in self._outer)
 
     def _lost_at(self, cell: CellAddress) -> Contender:
@@ -184,7 +316,7 @@ class Attempts:
         return self._contender
 
     async def _granted(self, turn: asyncio.Future[Baton | None], deadline: float) -> bool:
-        """Waits for a turn, but not beyond the deadline. Whether it came in time."""
+        """Waits for a turn, but not beyond the deadline. True if it came in time."""
         if not turn.done():
             left = deadline - self._env.now()
             await asyncio.wait((turn,), timeout=max(left, 0.0))

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from percolator import codecs
 from percolator.codecs import Codec, KeyCodec
-from percolator.codecs.keys import require_key_codec
+from percolator.codecs.keys import after_prefix, require_key_codec
 from percolator.codecs.names import COLUMN_BYTES_MAX
-from percolator.errors import SchemaError, UsageError
+from percolator.errors import InvalidArgument, SchemaError, UsageError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -183,8 +183,8 @@ class Family(Generic[T]):
         return hash((self.table.name, self.prefix))
 
 
-# ---------------------------------------------------------------------------- to bytes and back
-
+# To bytes and back.
+#
 # A codec knows only the value, and its "expected str, got int" is of little use to a program that
 # writes hundreds of cells: these functions add the table, the row and the column.
 
@@ -254,7 +254,43 @@ def _at(
     return SchemaError(f"{where}: {error.message}")
 
 
-# ---------------------------------------------------------------------------- rows
+Columns = Sequence[Column[Any] | Family[Any]]
+Range = tuple[bytes, bytes]
+
+
+def stored_names(
+    table: Table[Any], columns: Columns | None
+) -> tuple[list[bytes] | None, tuple[bytes, ...]]:
+    """The names of the columns, None for all, and the prefixes of the families."""
+    if columns is None:
+        return None, ()
+    for column in columns:
+        if column.table.name != table.name:
+            raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
+    names = [column.name for column in columns if isinstance(column, Column)]
+    return names, tuple(column.prefix for column in columns if isinstance(column, Family))
+
+
+def stored_range(table: Table[K], start: K | None, end: K | None, prefix: K | None) -> Range:
+    """The rows from the first one, and before the last one: empty if there is no last one."""
+    first = b"" if start is None else encoded_key(table, start, field="start")
+    last = b"" if end is None else _end(encoded_key(table, end, field="end"))
+    if prefix is not None:
+        begin = encoded_prefix(table, prefix)
+        after = after_prefix(begin)
+        first = max(first, begin)
+        last = min(last, after) if last and after else last or after
+    return first, last
+
+
+def _end(row: bytes) -> bytes:
+    """Refuses an empty row as the end of a range: it would mean "to the last row"."""
+    if not row:
+        raise InvalidArgument("end", "is empty, and no row is before the empty row")
+    return row
+
+
+# Rows.
 
 
 class KnownCodecs(Protocol):

@@ -7,13 +7,13 @@
 
 A database belongs to the event loop in which it was opened.
 
-Open `database.py` first, then `transaction.py`, and `reader.py` for the reads of transactions and
-snapshots. `awaiting.py` says which calls have to be awaited.
+Open `database.py` first, then `transaction.py`. Transactions and snapshots (`snapshot.py`) read by
+a `Reader` (`reader.py`); that file also says which calls have to be awaited.
 
 `engine.py` wires together what all transactions of a database use, and `connecting.py` finds the
 parts of a cluster. Besides transactions there are `changes.py`, `shared.py`, `bulk_load.py`,
 `pin.py`, and `observing.py`, which starts workers. `DatabaseInternals` and `TransactionInternals`
-are what the rest of the library needs, and programs do not.
+are for the rest of the library: programs do not need them.
 
 The rules of transactions are in `percolator.protocol`, not here.
 """

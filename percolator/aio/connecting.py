@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from percolator.aio.activity import ProcessActivity
 from percolator.aio.database import Database
-from percolator.aio.engine import Closes, Engine, OpenStarts, Rows
+from percolator.aio.engine import Closes, Engine, Rows
 from percolator.aio.row_store import ClusterRows
 from percolator.arguments import require_seconds, require_text
 from percolator.errors import InvalidArgument, PercolatorError, Unavailable, UsageError
 from percolator.limits import Limits
+from percolator.protocol.environment import OpenStarts
 from percolator.retries import RetryPolicy, require_policy
 from percolator.v1.cluster_pb2 import (
     SERVICE_KIND_LOCK_SERVICE,

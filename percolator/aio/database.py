@@ -24,7 +24,7 @@ from percolator.aio.changes import Changes, Following
 from percolator.aio.engine import Engine
 from percolator.aio.observing import new_worker, stop_all, worker_context
 from percolator.aio.pin import Pin
-from percolator.aio.reader import fresh_timestamp
+from percolator.aio.reader import Reader
 from percolator.aio.set_many import BulkWriter
 from percolator.aio.shared import (
     REPLACE_AFTER_SECONDS,
@@ -35,16 +35,14 @@ from percolator.aio.shared import (
     new_ticket,
 )
 from percolator.aio.snapshot import Snapshot
-from percolator.aio.transaction import Outcome, Transaction, settled
+from percolator.aio.transaction import Outcome, Transaction
 from percolator.arguments import (
     as_option,
-    awaited,
     column_ttl,
     column_ttls,
     listed,
     listed_tables,
     require_bool,
-    require_function,
     require_no_internal_name,
     require_seconds,
     require_table,
@@ -64,7 +62,8 @@ from percolator.observers.definition import Observer, checked
 from percolator.observers.quiet import Quiet, wait_until_quiet
 from percolator.observers.registration import register
 from percolator.observers.worker import Worker, WorkerLimits
-from percolator.retries import Attempts, RetryPolicy, require_policy
+from percolator.protocol.commit import settled
+from percolator.retries import Attempts, RetryPolicy, awaited, require_policy, require_runnable
 from percolator.schema import Column, Readable, Table, encoded_key
 from percolator.timestamps import Timestamp
 from percolator.v1.master_pb2 import Codecs, TableOptions
@@ -187,8 +186,10 @@ class DatabaseInternals:
 
 
 def _code(function: Callable[..., object] | None) -> object:
-    """What stays the same if a function is defined again for each call: its code. A wrapper's code
-    is shared by all that it wraps: functions that only read would wait with the others.
+    """The code of a function: it stays the same if the function is defined again for each call.
+
+    A wrapper's code is shared by all functions that it wraps: functions that only read would wait
+    with the others.
     """
     if function is None:
         return None
@@ -431,15 +432,22 @@ class Database:
         """
         began = self._engine.now()
         try:
-            async with self.snapshot(timeout=timeout) as snapshot:
-                return await snapshot._get_now(row, column, default)
+            return await self._get(row, column, default, timeout)
         except SchemaError as error:
             if not error.was_dropped:
                 raise
         # Another one may have its name.
         left = (timeout or self._engine.limits.call_seconds) - (self._engine.now() - began)
-        async with self.snapshot(timeout=max(left, 0.001)) as snapshot:
-            return await snapshot._get_now(row, column, default)
+        return await self._get(row, column, default, max(left, 0.001))
+
+    async def _get(
+        self, row: object, column: Readable[Any], default: object, timeout: float | None
+    ) -> Any:  # noqa: ANN401 - the column's values
+        reader = Reader(self._engine, timeout, "snapshot")
+        try:
+            return await reader.get_now(row, column, default, timeout)
+        finally:
+            reader.finish("is closed")
 
     def pin(
         self,
@@ -473,7 +481,7 @@ class Database:
 
         `@transactional` does this when its function is called with a database.
         """
-        require_function(function, keywords=keywords)
+        require_runnable(function, keywords)
         attempts = self.internal.attempts(retry, function)
         retries = 0
         try:
@@ -569,7 +577,7 @@ class Database:
         """A fresh timestamp, above everything committed so far."""
         deadline = self.internal.deadline(timeout)
         left = deadline - self._engine.now()
-        return Timestamp(await fresh_timestamp(self._engine, left))
+        return Timestamp(await self._engine.fresh_timestamp(left))
 
     # ------------------------------------------------------------------ observers
 

@@ -1,4 +1,4 @@
-"""What all transactions of one `Database` share: connections, caches, background work."""
+"""The parts that all transactions of a `Database` share: connections, caches, background work."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from percolator.errors import (
     SchemaError,
     TabletLocation,
     UsageError,
+    harmless,
 )
 from percolator.limits import Limits
 from percolator.protocol.announcing import is_current, learn_schemas
-from percolator.protocol.environment import Environment, Owners, Verdicts
-from percolator.protocol.heartbeats import Heartbeats
-from percolator.protocol.read import NewestReads
+from percolator.protocol.environment import Environment, OpenStarts, Owners, Verdicts
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.shared.beats import Beats
+from percolator.protocol.write_set import Heartbeats
 from percolator.routing.catalog import Catalog, TableInfo, TabletMap, with_remedy
 from percolator.routing.cells import Cells, Groups, RangeRequest
 from percolator.routing.contents import Contents, TabletContents
@@ -153,24 +153,6 @@ class Rows(NamedTuple):
     times: Times
 
 
-class OpenStarts:
-    """The start timestamps of open transactions and snapshots. The oldest limits collection."""
-
-    def __init__(self) -> None:
-        self._starts: dict[int, int] = {}
-
-    def add(self, owner: object, start_timestamp: int) -> None:
-        self._starts[id(owner)] = start_timestamp
-
-    def discard(self, owner: object) -> None:
-        self._starts.pop(id(owner), None)
-
-    def oldest(self) -> int:
-        """The oldest start timestamp; 0 if nothing is open."""
-        # A copy, since other threads may end their transactions at the same time.
-        return min(list(self._starts.values()), default=0)
-
-
 class SlowLog:
     """Logs slow transactions: one line a minute, which counts those that were left out."""
 
@@ -228,6 +210,8 @@ class Engine:
         self._deleted_tables = DeletedTables(world, self.catalog, limits)
         self.locks = locks
         self._rows = rows
+        self.row_bytes_max = limits.row_bytes_max
+        """No shorter row is too long."""
         self.cells: StoredCells = self._router
         self.groups: Groups = self._router
         """Mutations of one row that are made together or not at all."""
@@ -236,13 +220,14 @@ class Engine:
         self.contents: Contents = TabletContents(world, self.catalog)
         self.timestamps: TimestampSource | SpacedTimestamps = timestamps
         self.intents: Intents | None = None
-        """What waits for observers, if it is in a row store."""
+        """The changes that wait for observers, if they are in a row store."""
         if rows is not None:
             self.intents = Intents(rows.store, rows.times, world, limits)
             self._use(rows, self.intents)
             self.timestamps = SpacedTimestamps(timestamps)
-        self.asks_for_drops = rows is not None
-        """True for a row store, which does not refuse calls for tables that were dropped."""
+        self.is_on_rows = rows is not None
+        """A row store has the cells. It knows nothing but timestamps, and does not refuse calls for
+        tables that were dropped."""
         dropped = self._deleted_tables if rows is None else DroppedTables(self.catalog.refresh)
         self.open_starts = open_starts
         self.activity = activity
@@ -265,8 +250,6 @@ class Engine:
         )
         self.cleanup = Cleanup(self.env)
         self.heartbeats = Heartbeats(self.env)
-        # A row store knows nothing but timestamps.
-        self.newest_reads = NewestReads(self._router, self.now) if rows is None else None
         self.beats = Beats(self.env)
         self.slow_log = SlowLog(world.clock)
         self._all_is_closed = asyncio.Event()
@@ -276,6 +259,7 @@ class Engine:
         """Has the cells in a row store, in place of tablets."""
         world, limits = self.world, self.limits
         rows.store.name_of = self.catalog.name_of
+        self.row_bytes_max = min(limits.row_bytes_max, KEY_BYTES_MAX)
         self.ranges = SampledRanges(rows.store, world, limits)
         self.contents = RowContents(rows.store, rows.times)
         self.cells = RowStoreCells(rows.store, intents, rows.times, world, limits)
@@ -289,7 +273,7 @@ class Engine:
 
     @property
     def router(self) -> Router:
-        """What only tablets can do: change feeds."""
+        """The way to tablets, for change feeds: a row store has none."""
         self._require_tablets()
         return self._router
 
@@ -303,19 +287,12 @@ class Engine:
     def require_row(self, field: str, row: bytes) -> None:
         """Raises `InvalidArgument` for a row that is too long to be stored. Once a transaction has
         locked others, it is too late: nobody could ask such a primary what became of it."""
-        most, found = self.limits.row_bytes_max, len(row)
-        if self._rows is not None:
-            most, found = min(most, KEY_BYTES_MAX), len(row_key(row))
-        if found > most:
-            raise InvalidArgument(field, f"has {found} bytes, at most {most}")
-
-    @property
-    def is_on_rows(self) -> bool:
-        """Whether a row store has the cells. Only for what is done in another way there."""
-        return self._rows is not None
+        found = len(row if self._rows is None else row_key(row))
+        if found > self.row_bytes_max:
+            raise InvalidArgument(field, f"has {found} bytes, at most {self.row_bytes_max}")
 
     def row_loader(self) -> RowLoader:
-        """What loads cells in bulk into a row store."""
+        """A loader of cells in bulk, into a row store."""
         if self._rows is None:
             raise UsageError("the cells of this database are in tablets")
         return RowLoader(self._rows.store, self._rows.times, self.world, self.limits)
@@ -342,6 +319,13 @@ class Engine:
         if not in_own_loop:
             raise UsageError("a database belongs to the event loop in which it was connected")
 
+    async def fresh_timestamp(self, timeout_seconds: float) -> int:
+        """A timestamp from the oracle, for a call that has done nothing yet."""
+        try:
+            return await self.timestamps.get(timeout_seconds=timeout_seconds)
+        except PercolatorError as error:
+            raise harmless(error)  # noqa: B904 - it has its cause already
+
     def is_current(self, info: TableInfo) -> bool:
         """True if a table was there at the epoch of the catalogue that came with the newest
         timestamp."""
@@ -353,7 +337,7 @@ class Engine:
 
     async def table(self, table: Table[Any], deadline: float) -> TableInfo:
         known = self.catalog.known(table.name)
-        if known is not None and self.asks_for_drops:
+        if known is not None and self.is_on_rows:
             with suppress(SchemaError):  # another one may have its name
                 await self.require_tables((known,), deadline)
         try:

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from percolator.aio.engine import Engine
-from percolator.aio.reader import fresh_timestamp
 from percolator.arguments import as_timestamp, require_seconds, require_table, require_text
 from percolator.errors import (
     InvalidArgument,
@@ -124,7 +123,7 @@ class Pin:
     async def _set(self) -> None:
         engine = self._engine
         deadline = engine.now() + self._timeout_seconds
-        now = Timestamp(await fresh_timestamp(engine, self._timeout_seconds))
+        now = Timestamp(await engine.fresh_timestamp(self._timeout_seconds))
         at = now if self._wanted is None else self._wanted
         if at > now:
             raise InvalidArgument(

@@ -1,7 +1,7 @@
-"""Reads at one timestamp: by key and by range, for snapshots and transactions.
+"""The base of snapshots and transactions: reads at one timestamp, and calls that must be awaited.
 
-A `Reader` holds the timestamp, and what the names of tables mean at it. From its first use to its
-end, it keeps history from collection.
+A `Reader` reads by key and by range. It holds the timestamp, and what the names of tables mean at
+it. From its first use to its end, it keeps history from collection.
 
 A transaction that is run again after conflicts fetches its timestamp when it has its turn
 (protocol/contention.py): a snapshot that is taken before would lose. So all that needs the
@@ -11,20 +11,25 @@ timestamp waits together with the first read, at whichever cell.
 from __future__ import annotations
 
 import asyncio
+import inspect
+import sys
 from asyncio import get_running_loop
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
     Awaitable,
+    Callable,
     Coroutine,
     Iterable,
     Mapping,
     Sequence,
 )
 from contextlib import aclosing, nullcontext
-from typing import Any, TypeVar, overload
+from functools import wraps
+from itertools import islice
+from types import CodeType, FrameType
+from typing import Any, Protocol, TypeAlias, TypeVar, cast, overload
 
-from percolator.aio.awaiting import Awaits, LateWrites, must_be_awaited
 from percolator.aio.engine import Engine
 from percolator.arguments import (
     COLUMNS_MAX,
@@ -36,25 +41,32 @@ from percolator.arguments import (
     require_table,
     require_whole,
 )
-from percolator.codecs.keys import after_prefix
 from percolator.errors import (
     CellAddress,
     InvalidArgument,
     PercolatorError,
-    SchemaError,
     UsageError,
     harmless,
 )
+from percolator.observers.time_limits import ClusterWaits
 from percolator.protocol.environment import Statistics
-from percolator.protocol.read import LockResolver, read_rows
-from percolator.protocol.scan import FoundRow, own_value, scan_pages
-from percolator.protocol.write_set import KnownRow, WriteSet, known_rows
+from percolator.protocol.read import FoundRow, LockResolver, read_rows, scan_pages
+from percolator.protocol.write_set import WriteSet
 from percolator.retries import Attempts
 from percolator.routing.catalog import TableInfo
-from percolator.routing.cells import FoundCell, RangeRequest, RowRequest, RowResult, wants
+from percolator.routing.cells import (
+    FoundCell,
+    KnownRow,
+    RangeRequest,
+    RowRequest,
+    RowResult,
+    known_rows,
+    wants,
+)
 from percolator.routing.lanes import CellAnswer
 from percolator.schema import (
     Column,
+    Columns,
     Family,
     Readable,
     Row,
@@ -62,63 +74,200 @@ from percolator.schema import (
     decoded_key,
     decoded_value,
     encoded_key,
-    encoded_prefix,
+    stored_names,
+    stored_range,
 )
-from percolator.timestamps import Timestamp
+from percolator.timestamps import NEWEST, Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 
-# Which stored cells the columns and keys of a caller mean.
+# Calls that must be awaited.
+#
+# A write only fills a buffer, so it takes effect at the call. Other calls have to be awaited:
+# without `await`, Python only makes a coroutine, and a commit would leave out its work. So
+# `must_be_awaited` notes each call. A commit is refused if one has not begun, or is still running.
 
 K = TypeVar("K")
 T = TypeVar("T")
 D = TypeVar("D")
+R = TypeVar("R")
+M = TypeVar("M", bound=Callable[..., Coroutine[Any, Any, Any]])
 
-Columns = Sequence[Column[Any] | Family[Any]]
-Range = tuple[bytes, bytes]
-
-
-def stored_names(
-    table: Table[Any], columns: Columns | None
-) -> tuple[list[bytes] | None, tuple[bytes, ...]]:
-    """The names of the columns, None for all, and the prefixes of the families."""
-    if columns is None:
-        return None, ()
-    for column in columns:
-        if column.table.name != table.name:
-            raise SchemaError(f"{column!r} is not a column of table {table.name!r}")
-    names = [column.name for column in columns if isinstance(column, Column)]
-    return names, tuple(column.prefix for column in columns if isinstance(column, Family))
+_PRUNE_FROM = 64
+_TURNS = 3
+"""Turns of the event loop until a cancelled call has ended, even a gathered one."""
 
 
-def stored_range(table: Table[K], start: K | None, end: K | None, prefix: K | None) -> Range:
-    """The rows from the first one, and before the last one: empty if there is no last one."""
-    first = b"" if start is None else encoded_key(table, start, field="start")
-    last = b"" if end is None else _end(encoded_key(table, end, field="end"))
-    if prefix is not None:
-        begin = encoded_prefix(table, prefix)
-        after = after_prefix(begin)
-        first = max(first, begin)
-        last = min(last, after) if last and after else last or after
-    return first, last
+async def timed(waits: ClusterWaits, call: Coroutine[Any, Any, R]) -> R:
+    """A call of an observer's run, whose time is counted."""
+    with waits.call():
+        return await call
 
 
-def _end(row: bytes) -> bytes:
-    """Refuses an empty row as the end of a range: it would mean "to the last row"."""
-    if not row:
-        raise InvalidArgument("end", "is empty, and no row is before the empty row")
-    return row
+_Call: TypeAlias = tuple[Any, CodeType, int, str]
+"""A coroutine, the code and the instruction that made it, and the name of the function that was
+called (empty for a method of the transaction). The frame would keep all its variables alive."""
 
+
+def _is_unfinished(coroutine: Any) -> bool:  # noqa: ANN401 - a coroutine, with its frame
+    """True if it has not begun, or waits for something. A function that joined the transaction and
+    calls the commit is not: it is running now, and no other coroutine is."""
+    return coroutine.cr_frame is not None and not coroutine.cr_running
+
+
+def _has_begun(coroutine: Any) -> bool:  # noqa: ANN401 - see above
+    return inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
+
+
+def _as_error(called: _Call, owner: str, end: str) -> UsageError:
+    """`end`: what becomes of it, such as that nothing is committed."""
+    coroutine, code, instruction, name = called
+    method = _method(coroutine)
+    name = name or f"{owner}.{method.__name__}"
+    given = method.cr_frame.f_locals
+    shown = [_shown(given[one]) for one in ("table", "row", "column") if one in given]
+    line = next(islice(code.co_positions(), instruction // 2, None))[0]
+    call = f"{name}({', '.join(shown) or '...'})"
+    place = f"{code.co_filename}:{line}"
+    if _has_begun(coroutine):
+        return UsageError(f"{call} at {place} is still running, so {end}: await it first")
+    return UsageError(
+        f"{call} at {place} was called without await, so it has done nothing, and {end}: "
+        f"write await {name}(...)"
+    )
+
+
+def _method(call: Any) -> Any:  # noqa: ANN401 - a coroutine, with its frame
+    """The coroutine of the method itself, if the call is timed."""
+    return call.cr_frame.f_locals["call"] if call.cr_code is timed.__code__ else call
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Table):
+        return f"table {value.name!r}"
+    if isinstance(value, Column):
+        return f"{value.table.name!r}:{value.name.decode(errors='replace')!r}"
+    if isinstance(value, Family):
+        return f"{value.table.name!r}:{value.prefix.decode(errors='replace')!r}"
+    return f"{value!r:.100}"
+
+
+class Awaits:
+    """Base of transactions and the like, which note the calls that have not ended."""
+
+    _called = "tx"
+    """Its name in errors."""
+    _end_of_unfinished = "nothing is committed"
+    _waits: ClusterWaits | None = None
+    """Counts the time of its calls, if it belongs to an observer's run."""
+    _calls: list[_Call] | None = None
+    _prune_at = _PRUNE_FROM
+
+    def _is_over(self) -> bool:
+        """True once it has ended, so that no commit would leave a call out."""
+        return False
+
+    def _note_call(self, call: Any, frame: FrameType, name: str = "") -> None:  # noqa: ANN401 - a coroutine
+        """Notes a call, made in this frame, that has to end before the commit."""
+        calls = self._calls
+        if calls is None:
+            calls = self._calls = []
+        elif len(calls) >= self._prune_at:
+            calls = self._calls = [one for one in calls if one[0].cr_frame is not None]
+            self._prune_at = max(_PRUNE_FROM, 2 * len(calls))
+        calls.append((call, frame.f_code, frame.f_lasti, name))
+
+    def _note_function(self, call: Any, frame: FrameType) -> None:  # noqa: ANN401 - a coroutine
+        """Notes the call of a function that was given this transaction. `frame` is that of the
+        wrapper of the function."""
+        if not self._is_over():
+            # The body of a recipe's method is private: the error has to name the method.
+            method = frame.f_code.co_qualname
+            is_body = call.__name__.startswith("_") and "<locals>" not in method
+            name = method if is_body else call.__qualname__.rpartition("<locals>.")[2]
+            self._note_call(call, frame.f_back or frame, name)
+
+    def _unfinished(self) -> _Call | None:
+        for call in self._calls or ():
+            if _is_unfinished(call[0]):
+                return call
+        return None
+
+    async def _forgotten(self) -> UsageError | None:
+        """The error for a call that has not ended. Calls that were cancelled are given time to end,
+        and tasks that were created time to begin."""
+        for _ in range(_TURNS):
+            if self._unfinished() is None:
+                return None
+            await asyncio.sleep(0)
+        call = self._unfinished()
+        return None if call is None else _as_error(call, self._called, self._end_of_unfinished)
+
+    async def _leave_block(
+        self,
+        kind: type[BaseException] | None,
+        leave: Callable[[type[BaseException] | None], Awaitable[None]],
+    ) -> None:
+        """Ends a block by `leave`, and raises the error for a forgotten call, unless the block has
+        failed: then its own error says more."""
+        forgotten = None
+        try:
+            if kind is None:
+                forgotten = await self._forgotten()
+        finally:
+            await leave(kind)
+        if forgotten is not None:
+            raise forgotten
+
+    def _forget_calls(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Closes the calls that have not begun, at the end: Python would warn of each of them,
+        beside the error that says more. Tasks that were created may still begin, and see that the
+        transaction has ended. Works in any thread."""
+        calls, self._calls = self._calls, None
+        if calls and not loop.is_closed():
+            forgotten = [one[0] for one in calls if _is_unfinished(one[0])]
+            if forgotten:
+                loop.call_soon_threadsafe(_close, forgotten)
+
+
+def _close(calls: list[Any]) -> None:
+    for call in calls:
+        if not _has_begun(call):
+            _method(call).close()
+            call.close()
+
+
+def must_be_awaited(method: M) -> M:
+    """A method that does nothing before it is awaited: a forgotten `await` is an error."""
+
+    @wraps(method)
+    def call(
+        self: Awaits,
+        /,
+        *arguments: Any,  # noqa: ANN401 - the method's
+        **keywords: Any,  # noqa: ANN401 - the method's
+    ) -> Coroutine[Any, Any, Any]:
+        made = method(self, *arguments, **keywords)
+        if self._waits is not None:
+            made = timed(self._waits, made)
+        if not self._is_over():
+            self._note_call(made, sys._getframe(1))
+        return made
+
+    return cast(M, call)
+
+
+# Reads at one timestamp.
 
 _NOTHING = FoundCell(0, None)
 _NO_WRITES: Mapping[bytes, bytes | None] = {}
 
 
-async def fresh_timestamp(engine: Engine, timeout_seconds: float) -> int:
-    """A timestamp from the oracle, for a call that has done nothing yet."""
-    try:
-        return await engine.env.timestamps.get(timeout_seconds=timeout_seconds)
-    except PercolatorError as error:
-        raise harmless(error)  # noqa: B904 - it has its cause already
+class Unsettled(Protocol):
+    """Writes that have not taken effect yet, until they are settled."""
+
+    def __len__(self) -> int: ...
+
+    async def settle(self, deadline: float) -> None: ...
 
 
 class Reader:
@@ -143,7 +292,7 @@ class Reader:
     """Done when the first read no longer waits for the turn."""
     known: KnownRow | None = None
     """Cells that are known as of its timestamp, and so need not be read."""
-    late: LateWrites | None = None
+    late: Unsettled | None = None
     """The transaction's writes that have not taken effect yet, but must before anything is read."""
 
     def __init__(
@@ -237,14 +386,14 @@ class Reader:
             if not self.start:
                 self.set_start(start)
             self.require_older_tables()
-            if self.engine.asks_for_drops:
+            if self.engine.is_on_rows:
                 await self.engine.require_tables(self.tables.values(), deadline)
             return self.start
 
     async def _begin_in_the_past(self, at: Timestamp, deadline: float) -> int:
         self.statistics.round_trips += 1
         left = max(deadline - self.engine.now(), 0.001)
-        now = await fresh_timestamp(self.engine, left)
+        now = await self.engine.fresh_timestamp(left)
         if at > now:
             # Later commits below it would appear in a snapshot that was already read.
             raise InvalidArgument(
@@ -252,7 +401,7 @@ class Reader:
             )
         self.set_start(at)
         self.require_older_tables()
-        if self.engine.asks_for_drops:
+        if self.engine.is_on_rows:
             await self.engine.require_tables(self.tables.values(), deadline)
         return at
 
@@ -277,7 +426,7 @@ class Reader:
     def bound(self, name: str) -> TableInfo | None:
         """The table that has this name here; None if a master has to be asked."""
         info = self.tables.get(name) or self.engine.catalog.known(name)
-        if info is None or (self.engine.asks_for_drops and not self.engine.is_current(info)):
+        if info is None or (self.engine.is_on_rows and not self.engine.is_current(info)):
             return None
         return self.bind(info)
 
@@ -324,7 +473,8 @@ class Reader:
 
     def row(self, table: Table[Any], key: object, column: Readable[Any] | None = None) -> bytes:
         row = encoded_key(table, key, column=column)
-        self.engine.require_row("row", row)
+        if len(row) >= self.engine.row_bytes_max:
+            self.engine.require_row("row", row)
         return row
 
     # ------------------------------------------------------------------ checks
@@ -358,11 +508,7 @@ class Reader:
     # ------------------------------------------------------------------ reads
 
     async def get(
-        self,
-        row: object,
-        column: Readable[Any],
-        default: Any,  # noqa: ANN401 - the program's
-        timeout: float | None,
+        self, row: object, column: Readable[Any], default: object, timeout: float | None
     ) -> Any:  # noqa: ANN401 - the column's values
         """The value of one cell, or `default` if it has none."""
         deadline = self.deadline(timeout)
@@ -370,7 +516,7 @@ class Reader:
         if self.late:
             await self.late.settle(deadline)
         if self._own is not None and self._own.cells:
-            written = own_value(self._own, address)
+            written = self._own.own_value(address)
             if written is not None:
                 value = written.value
                 return default if value is None else decoded_value(column, row, value)
@@ -388,6 +534,43 @@ class Reader:
         if found is None or found.value is None:
             return default
         return decoded_value(column, row, found.value)
+
+    async def get_now(
+        self, row: object, column: Readable[Any], default: object, timeout: float | None
+    ) -> Any:  # noqa: ANN401 - the column's values
+        """As `get`, if nothing else is read: without a timestamp, if that is possible.
+
+        A snapshot needs a timestamp so that all its reads agree. A read that is the only one does
+        not: it shows what its tablet has when it looks, as if the oracle had handed out a timestamp
+        just then:
+
+        - Every commit that has a timestamp by then is shown, or is in the way. A commit in one
+          round holds its cells before it asks for its timestamp, and the tablet waits for held
+          cells. A commit in two phases has a lock before that, and *every* lock is in the way: its
+          owner may have committed at its primary already, and said so.
+        - Every later commit of the cell asks for its timestamp later.
+
+        Nothing can be decided about a lock without a timestamp, since its owner may be pushed above
+        none. So if one is met, the cell is read again, in a snapshot. So is a cell whose values
+        expire: only a timestamp decides which have.
+        """
+        engine, deadline = self.engine, self.deadline(timeout)
+        if not engine.is_on_rows:  # a row store knows nothing but timestamps
+            cell = self.known_address(row, column) or await self.address(row, column, deadline)
+            schema = self.env.schemas.get(cell.table_id)
+            if schema is None or cell.column not in schema.expiring:
+                try:
+                    found = await engine.cells.read_cell(*cell, NEWEST, deadline)
+                except InvalidArgument as refused:
+                    # Values of the column expire, and this client does not know it yet.
+                    if not refused.field.endswith(".timestamp"):
+                        raise
+                else:
+                    if not isinstance(found, RowResult):
+                        if found is None or found.value is None:
+                            return default
+                        return decoded_value(column, row, found.value)
+        return await self.get(row, column, default, max(deadline - engine.now(), 0.001))
 
     async def _past_locks(
         self, address: CellAddress, answer: RowResult, start: int, deadline: float
@@ -428,7 +611,7 @@ class Reader:
         for row, column in pairs:
             address = self.known_address(row, column) or await self.address(row, column, deadline)
             addresses.append(address)
-            written = None if self._own is None else own_value(self._own, address)
+            written = None if self._own is None else self._own.own_value(address)
             if written is None and self.known is not None and self.known.has(address):
                 written = self.known[address.column] or _NOTHING
             if written is None:
@@ -539,7 +722,7 @@ class Reader:
         names: list[bytes] | None,
         prefixes: tuple[bytes, ...],
     ) -> dict[bytes, dict[bytes, bytes | None]]:
-        """What the transaction has written to these rows itself, by row and column; None for a
+        """The transaction's own writes to these rows, by row and column; None for a
         deletion."""
         own = self._own
         if own is None or not own.cells:
@@ -555,7 +738,7 @@ class Reader:
             cells = [CellAddress(table_id, row, name) for row in rows for name in names]
         found: dict[bytes, dict[bytes, bytes | None]] = {}
         for cell in cells:
-            written = own_value(own, cell)
+            written = own.own_value(cell)
             if written is not None:
                 found.setdefault(cell.row, {})[cell.column] = written.value
         return found

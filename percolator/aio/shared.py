@@ -26,8 +26,9 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar
 
-from percolator.aio.awaiting import DONE, Awaits, Later, LateWrites, Written, must_be_awaited
 from percolator.aio.engine import Engine
+from percolator.aio.reader import Awaits, must_be_awaited
+from percolator.aio.transaction import DONE, Later, LateWrites, Written
 from percolator.arguments import as_timestamp, require_seconds
 from percolator.errors import (
     CellAddress,

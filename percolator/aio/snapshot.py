@@ -12,12 +12,16 @@ from typing import Any, TypeVar, cast
 from percolator.aio.engine import Engine
 from percolator.aio.reader import Reader, Reads
 from percolator.arguments import as_timestamp
-from percolator.errors import CellAddress
-from percolator.protocol.read import LockResolver, NotNow, read_rows
-from percolator.protocol.scan import pages_past_locks, resolved_page, without_locks_of
+from percolator.protocol.read import (
+    LockResolver,
+    pages_past_locks,
+    read_rows,
+    resolved_page,
+    without_locks_of,
+)
 from percolator.routing.cells import CellPage, RangeRequest, RowRequest
 from percolator.routing.range_scan import SentPage
-from percolator.schema import Readable, Table, decoded_value
+from percolator.schema import Table
 from percolator.timestamps import Timestamp
 from percolator.v1.tabletserver_pb2 import RowRead
 
@@ -149,29 +153,6 @@ class Snapshot(Reads):
                     page.commit_timestamps.append(cell.commit_timestamp)
                     page.values.append(cell.value)
         return page
-
-    async def _get_now(self, row: object, column: Readable[Any], default: Any) -> Any:  # noqa: ANN401 - the column's values
-        """As `get`, if nothing else is read: without a timestamp, if that is possible."""
-        deadline = self._reader.deadline(None)
-        newest = self._engine.newest_reads
-        if newest is not None and newest.are_possible:
-            cell = self._reader.known_address(row, column) or await self._reader.address(
-                row, column, deadline
-            )
-            if not self._expires(cell):
-                self.statistics.round_trips += 1
-                found = await newest.read(cell, deadline)
-                if not isinstance(found, NotNow):
-                    if found is None or found.value is None:
-                        return default
-                    return decoded_value(column, row, found.value)
-        left = max(deadline - self._engine.now(), 0.001)
-        return await self._reader.get(row, column, default, left)
-
-    def _expires(self, cell: CellAddress) -> bool:
-        """Whether values of the cell expire, as far as this client knows."""
-        schema = self._engine.env.schemas.get(cell.table_id)
-        return schema is not None and cell.column in schema.expiring
 
     async def close(self) -> None:
         """Ends the snapshot: from now on, the history that it needed may be collected.

@@ -14,6 +14,7 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
+    Generator,
     Iterable,
     Mapping,
     Sequence,
@@ -22,34 +23,28 @@ from contextlib import aclosing
 from enum import Enum
 from functools import partial
 from types import TracebackType
-from typing import Any, TypeVar, overload
+from typing import Any, Generic, TypeAlias, TypeVar, cast, overload
 
-from percolator.aio.awaiting import DONE, LateWrites, Written, must_be_awaited
 from percolator.aio.engine import Engine
-from percolator.aio.reader import Reader, Reads
+from percolator.aio.reader import Reader, Reads, must_be_awaited, timed
 from percolator.arguments import require_bool, require_seconds
 from percolator.errors import (
     CellAddress,
     ConflictError,
+    DeadlineExceeded,
     InvalidArgument,
-    OutcomeLost,
     OutcomeUnknown,
-    PercolatorError,
     SchemaError,
-    SnapshotTooOld,
     UsageError,
 )
-from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.observers.time_limits import ClusterWaits
 from percolator.protocol.announcing import notify_weak_observers
-from percolator.protocol.commit import Commit, mark_primary
-from percolator.protocol.contention import Baton
-from percolator.protocol.environment import Environment
-from percolator.protocol.scan import FoundRow
-from percolator.protocol.write_set import KnownRow, WriteSet, WriteSteps
+from percolator.protocol.commit import Commit, settled
+from percolator.protocol.read import FoundRow
+from percolator.protocol.write_set import WriteSet, WriteSteps
 from percolator.retries import Attempts
 from percolator.routing.catalog import NO_OBSERVERS, TableInfo
-from percolator.routing.cells import FoundCell
+from percolator.routing.cells import FoundCell, KnownRow
 from percolator.schema import Column, Table, encoded_value
 from percolator.timestamps import Timestamp
 
@@ -77,31 +72,160 @@ _ENDINGS = {
 _COMMITTING = "is being committed"
 
 
-async def settled(env: Environment, start: int, primary: CellAddress, deadline: float) -> int:
-    """The commit timestamp of the transaction, or 0 once it can never commit.
+# Writes take effect without `await`.
+#
+# The result of a write may be awaited, and need not be. If the client has to ask for the table
+# first, the write waits in `LateWrites`, in order, for the next read or the commit.
 
-    Raises `OutcomeUnknown` if there is no answer in time, and `OutcomeLost` if there is none left.
-    """
-    write = WriteSteps(start, {primary: (KIND_LOCK_ONLY, b"")}, b"", 0)
-    try:
-        return await mark_primary(env, write, deadline)
-    except (SnapshotTooOld, SchemaError) as problem:
-        raise OutcomeLost(
-            f"the outcome of the transaction that began at {start} can no longer be determined: "
-            f"{problem}",
-            start_timestamp=start,
-            primary=primary,
-        ) from problem
-    except PercolatorError as problem:
-        raise OutcomeUnknown(
-            f"still unknown: {problem}", start_timestamp=start, primary=primary
-        ) from problem
+
+class Done(Coroutine[Any, Any, None]):
+    """The result of a write that has taken effect: a coroutine, so that it can become a task. There
+    is only one, which any number of tasks may await."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return cast("Generator[Any, Any, None]", iter(()))
+
+    def send(self, value: object) -> Any:  # noqa: ANN401 - as declared by Coroutine
+        raise StopIteration
+
+    def throw(self, kind: Any, error: Any = None, traceback: Any = None) -> Any:  # noqa: ANN401 - see above
+        raise kind if error is None else error
+
+    def close(self) -> None: ...
+
+
+DONE = Done()
+
+
+class Later(Coroutine[Any, Any, None]):
+    """The result of a write for which more is to be done, such as asking for its table. Awaited, it
+    does that at once; otherwise the next read or the commit does."""
+
+    __slots__ = ("_begun", "_work")
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self._work = work
+        self._begun: Coroutine[Any, Any, None] | None = None
+
+    def _begin(self) -> Coroutine[Any, Any, None]:
+        if self._begun is None:
+            self._begun = self._work()
+        return self._begun
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._work().__await__()
+
+    def send(self, value: object) -> Any:  # noqa: ANN401 - as declared by Coroutine
+        return self._begin().send(value)
+
+    def throw(self, kind: Any, error: Any = None, traceback: Any = None) -> Any:  # noqa: ANN401 - see above
+        return self._begin().throw(kind if error is None else error)
+
+    def close(self) -> None:
+        self._begin().close()
+
+
+Written: TypeAlias = Done | Later
+"""The result of a write. It may be awaited, and need not be. (It is a union because mypy's
+`unused-awaitable` accepts a union that is not awaited.)"""
+
+
+class _LateWrite(Generic[A]):
+    """A write that waits: its cells have to be asked for, or an earlier write waits."""
+
+    __slots__ = ("find", "found", "turn", "write")
+
+    def __init__(
+        self, find: Callable[[float], Awaitable[A]], found: A | None, write: Callable[[A], object]
+    ) -> None:
+        self.find = find
+        self.found = found
+        self.write = write
+        self.turn = asyncio.Lock()
+        """Held by the one call that asks."""
+
+
+class LateWrites:
+    """The writes of a transaction that wait for an answer of the cluster, and all later ones, in
+    the order in which they were made."""
+
+    __slots__ = ("_now", "_waiting")
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """`now` is the clock by which deadlines are given."""
+        self._now = now
+        self._waiting: list[_LateWrite[Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(
+        self,
+        find: Callable[[float], Awaitable[A]],
+        write: Callable[[A], object],
+        deadline: Callable[[], float],
+        *,
+        found: A | None = None,
+        waits: ClusterWaits | None = None,
+    ) -> Later:
+        """`find` asks the cluster, and has no effect; `write` is called with its result, `found` if
+        that is known already. `deadline` returns the deadline of a write that is awaited now, and
+        raises if the transaction has ended."""
+        late = _LateWrite(find, found, write)
+        self._waiting.append(late)
+
+        def awaited() -> Coroutine[Any, Any, None]:
+            call = self._awaited(late, deadline)
+            return call if waits is None else timed(waits, call)
+
+        return Later(awaited)
+
+    async def settle(self, deadline: float) -> None:
+        """Returns when all have taken effect. One that is refused stays: a commit must not leave
+        it out."""
+        while self._waiting:
+            await self._ask(self._waiting[0], deadline)
+
+    async def _awaited(self, late: _LateWrite[Any], deadline: Callable[[], float]) -> None:
+        if late in self._waiting:
+            try:
+                await self._ask(late, deadline())
+            except BaseException:
+                # The caller knows, and may go on without it.
+                if late in self._waiting:
+                    self._waiting.remove(late)
+                raise
+
+    async def _ask(self, late: _LateWrite[Any], deadline: float) -> None:
+        """Asks for the cells of one write, and writes what need not wait any longer.
+
+        Only one call at a time asks for a write. If a read asked beside the call that awaits it,
+        one could be refused and the other not: the write would be lost after its caller was told
+        that it has taken effect, or be committed after its caller was told that it was refused.
+        """
+        try:
+            async with asyncio.timeout(max(deadline - self._now(), 0.0)):
+                await late.turn.acquire()
+        except TimeoutError:
+            text = "the deadline passed while a write waited for its table"
+            raise DeadlineExceeded(text) from None
+        try:
+            if late in self._waiting and late.found is None:
+                late.found = await late.find(deadline)
+            # Not beyond the first write that has still to ask: of two to a cell, the last counts.
+            while self._waiting and self._waiting[0].found is not None:
+                self._waiting[0].write(self._waiting[0].found)
+                del self._waiting[0]
+        finally:
+            late.turn.release()
 
 
 class WriteBuffer:
-    """What one transaction writes, checked and encoded, in the program until its commit."""
+    """The writes of one transaction, checked and encoded, in the program until its commit."""
 
-    __slots__ = ("_engine", "_reader", "_update_lock", "_waits", "cells", "weak")
+    __slots__ = ("_engine", "_late", "_reader", "_update_lock", "_waits", "cells", "weak")
 
     def __init__(self, reader: Reader, cells: WriteSet) -> None:
         """`reader` knows what the names of tables mean, and which writes wait for an answer of the
@@ -111,6 +235,7 @@ class WriteBuffer:
         self.cells = cells
         self.weak: set[CellAddress] | None = None
         """The cells whose weak observers are notified once the transaction has committed."""
+        self._late: LateWrites | None = None
         self._update_lock: asyncio.Lock | None = None
         self._waits: ClusterWaits | None = None
 
@@ -190,10 +315,10 @@ class WriteBuffer:
         if found is not None and not self._reader.late:
             write(found)
             return DONE
-        if self._reader.late is None:
-            self._reader.late = LateWrites(self._engine.now)
+        if self._late is None:
+            self._late = self._reader.late = LateWrites(self._engine.now)
         deadline = partial(self._reader.deadline, None)
-        return self._reader.late.add(find, write, deadline, found=found, waits=self._waits)
+        return self._late.add(find, write, deadline, found=found, waits=self._waits)
 
     async def write_together(
         self,
@@ -348,7 +473,7 @@ class Transaction(Reads):
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, or begun to end."""
+        """True if it has ended, or begun to end."""
         return bool(self._reader.ended)
 
     @property
@@ -505,12 +630,12 @@ class Transaction(Reads):
             if isinstance(error, ConflictError):
                 self._env.tally.lost_at(error.cell)
             raise
-        self.commit_timestamp = Timestamp(commit)
+        self.commit_timestamp = int.__new__(Timestamp, commit)  # the oracle's: in range
         self._env.tally.commits += 1
         self._end(Outcome.COMMITTED)
         if self._attempts is not None:
             # At once, rather than when the caller's thread has woken up.
-            self._attempts.end(Baton.after(commit, buffer.cells.cells))
+            self._attempts.committed(commit, buffer.cells.cells)
         return self.commit_timestamp
 
     async def _complete(self, deadline: float) -> None:
@@ -534,7 +659,6 @@ class Transaction(Reads):
         write = WriteSteps(
             start,
             self._buffer.cells.stored(start),
-            env.owners.session_id or b"",
             env.limits.value_inline_bytes_max,
             weak_notifications=sorted(weak) if weak else (),
             tables=self._reader.tables,
@@ -681,7 +805,7 @@ class TransactionInternals:
         await self._transaction._write_together(puts, deletes)
 
     async def expires(self, column: Column[Any], timeout: float | None = None) -> bool:
-        """Whether values of the column expire. Ask after reading from its table: only then is it
+        """True if values of the column expire. Ask after reading from its table: only then is it
         known whether the client's schema is the newest."""
         reader = self._reader
         deadline = reader.deadline(timeout)

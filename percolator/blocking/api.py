@@ -18,13 +18,11 @@ from typing import Any, Generic, NoReturn, TypeVar, overload
 from percolator import aio
 from percolator.aio import Outcome
 from percolator.aio import changes as asynchronous_changes
-from percolator.aio.awaiting import DONE, Written
 from percolator.aio.database import DRAIN_SECONDS
-from percolator.aio.reader import Columns
 from percolator.aio.set_many import source_of
 from percolator.aio.shared import Receipt, Ticket
+from percolator.aio.transaction import DONE, Written
 from percolator.arguments import (
-    finished,
     listed,
     listed_cells,
     listed_tables,
@@ -44,8 +42,8 @@ from percolator.observers.quiet import Quiet
 from percolator.observers.watched import Counters
 from percolator.observers.worker import WorkerLimits
 from percolator.protocol.environment import Statistics
-from percolator.retries import RetryPolicy
-from percolator.schema import Column, Readable, Row, Table
+from percolator.retries import RetryPolicy, finished, require_runnable
+from percolator.schema import Column, Columns, Readable, Row, Table
 from percolator.timestamps import Timestamp
 from percolator.wire.tls import Tls
 
@@ -887,7 +885,7 @@ class Database(Wrapper[aio.Database]):
         """
         # By hand: the function runs in the calling thread.
         self._check()
-        require_function(function, keywords=keywords)
+        require_runnable(function, keywords)
         internal = self._asynchronous.internal
         attempts = internal.attempts(retry, function)
         retries = 0

@@ -40,8 +40,7 @@ from percolator.observers.watched import Watched
 from percolator.observers.watched_cell import Acknowledgement
 from percolator.protocol import steps
 from percolator.protocol.environment import Statistics
-from percolator.protocol.read import read_rows
-from percolator.protocol.scan import FoundRow, scan_pages
+from percolator.protocol.read import FoundRow, read_rows, scan_pages
 from percolator.retries import Attempts, RetryPolicy
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
 from percolator.v1 import master_pb2

@@ -28,8 +28,9 @@ from percolator.observers.time_limits import ClusterWaits
 from percolator.observers.watched import Watched
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.write_set import KnownRow, WriteSet
+from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import Catalog
+from percolator.routing.cells import KnownRow
 from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb

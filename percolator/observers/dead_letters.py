@@ -34,8 +34,7 @@ from percolator.observers.watched_cell import Acknowledgement, look
 from percolator.observers.work_queue import Work
 from percolator.protocol import steps
 from percolator.protocol.environment import Statistics
-from percolator.protocol.read import read_rows
-from percolator.protocol.scan import scan_pages
+from percolator.protocol.read import read_rows, scan_pages
 from percolator.routing.cells import CellMutation, RangeRequest, RowRequest
 from percolator.schema import DEAD_LETTERS_NAME, Table
 from percolator.timestamps import in_json

@@ -42,7 +42,7 @@ from percolator.errors import (
 from percolator.observers.context import LOCKS_OF_ANY_AGE, WorkerContext, WorkRequest
 from percolator.observers.dead_letters import DEAD_LETTERS, LETTER
 from percolator.protocol.environment import Statistics
-from percolator.protocol.scan import scan_pages
+from percolator.protocol.read import scan_pages
 from percolator.routing.cells import RangeRequest
 from percolator.v1 import master_pb2
 from percolator.wire.backoff import Backoff

@@ -38,9 +38,10 @@ from percolator.observers.time_limits import RunTime, Threads, TimeLimit, TimeLi
 from percolator.observers.watched import Watched
 from percolator.observers.watched_cell import NOTHING_SEEN, Acknowledgement, WatchedCell, look
 from percolator.observers.work_queue import Work, WorkQueue
-from percolator.protocol.contention import Contender, Inside, Loss
+from percolator.protocol.contention import Contender, Loss
 from percolator.protocol.environment import Environment
-from percolator.protocol.write_set import KnownRow
+from percolator.retries import Inside
+from percolator.routing.cells import KnownRow
 from percolator.tasks import Tasks
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.wire.backoff import pause_seconds
@@ -472,7 +473,7 @@ class HotCellLine:
     def waits(self, work: Work) -> bool:
         """True if the work has to stand in line before its first run; makes it a contender."""
         cell = work.watched.hot_cell
-        if work.contender is not None or cell is None or cell not in self._env.hot_cells:
+        if work.contender is not None or cell is None or cell not in self._env.hot_cells.lines:
             return False
         work.contender = Contender(
             self._env.hot_cells,

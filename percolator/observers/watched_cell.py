@@ -20,8 +20,7 @@ from percolator.formats.records import ACKNOWLEDGED_BYTES, PUT_ASIDE
 from percolator.observers.context import RunTransaction, WorkerContext
 from percolator.observers.work_queue import Work
 from percolator.protocol.read import read_rows
-from percolator.protocol.write_set import KnownRow
-from percolator.routing.cells import FoundCell, RowRequest
+from percolator.routing.cells import FoundCell, KnownRow, RowRequest
 from percolator.v1.tabletserver_pb2 import RowRead
 
 

@@ -315,7 +315,7 @@ class WorkQueue:
     def _may_begin(self, lane: _Lane) -> bool:
         """Work that has not lost yet may be taken, even if it would only stand in line."""
         cell = lane.watched.hot_cell
-        if cell is None or cell not in self._hot_cells:
+        if cell is None or cell not in self._hot_cells.lines:
             return True
         return len(lane.in_line) < IN_LINE_MAX
 

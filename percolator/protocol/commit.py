@@ -57,6 +57,7 @@ from percolator.errors import (
     DeadlineExceeded,
     InvalidArgument,
     InvariantViolation,
+    OutcomeLost,
     OutcomeUnknown,
     Overloaded,
     PercolatorError,
@@ -70,6 +71,7 @@ from percolator.errors import (
     Unavailable,
     UsageError,
 )
+from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.protocol import conflicts, steps
 from percolator.protocol.announcing import Announcement, notify_weak_observers
 from percolator.protocol.conflicts import (
@@ -79,15 +81,17 @@ from percolator.protocol.conflicts import (
     require_same,
 )
 from percolator.protocol.environment import ROLLED_BACK, Environment, LockWait, Statistics
-from percolator.protocol.heartbeats import (
+from percolator.protocol.resolving.cleanup import Cleanup
+from percolator.protocol.resolving.primaries import Primaries
+from percolator.protocol.write_set import (
     LEAD_SECONDS_MAX,
     Heartbeats,
     PrimaryLock,
+    WriteSteps,
+    locked_cell,
+    require_same_codecs,
     seconds_until,
 )
-from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.resolving.primaries import Primaries
-from percolator.protocol.write_set import WriteSteps, locked_cell, require_same_codecs
 from percolator.routing.cells import (
     APPLIED,
     Answer,
@@ -372,9 +376,10 @@ class Commit:
         return await self.commit_primary(deadline)
 
     def begin_two_phases(self) -> PrimaryLock:
-        """What only two phases need: the lock on the primary."""
+        """Makes what only two phases need: the lock on the primary."""
         if self._lock is None:
             env, write = self._env, self._write
+            write.session = env.owners.session_id or b""
             self._lock = PrimaryLock(env, write, self._started_seconds)
             if env.announcing is not None:
                 self._announcement = Announcement(env, env.announcing, write)
@@ -772,7 +777,7 @@ async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -
     """
     deadline = background_deadline(env)
     pending = write.cells[1:]
-    backoff = env.backoff()
+    backoff: Backoff | None = None
     while pending:
         again: list[CellAddress] = []
         for cells in portions(pending):
@@ -788,8 +793,10 @@ async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -
                     again.append(cell)
             await env.refresh_schemas(requests, answers, deadline)
         pending = again
-        if pending and not await backoff.pause(deadline):
-            return
+        if pending:
+            backoff = backoff or env.backoff()
+            if not await backoff.pause(deadline):
+                return
 
 
 def _check_secondary(write: WriteSteps, cell: CellAddress, commit: int, answer: Refused) -> None:
@@ -822,6 +829,27 @@ async def mark_primary(env: Environment, write: WriteSteps, deadline: float) -> 
             return answer.offender.timestamp
         if answer.retry is Retry.USELESS or not await backoff.pause(deadline):
             raise answer
+
+
+async def settled(env: Environment, start: int, primary: CellAddress, deadline: float) -> int:
+    """The commit timestamp of the transaction, or 0 once it can never commit.
+
+    Raises `OutcomeUnknown` if there is no answer in time, and `OutcomeLost` if there is none left.
+    """
+    write = WriteSteps(start, {primary: (KIND_LOCK_ONLY, b"")}, 0)
+    try:
+        return await mark_primary(env, write, deadline)
+    except (SnapshotTooOld, SchemaError) as problem:
+        raise OutcomeLost(
+            f"the outcome of the transaction that began at {start} can no longer be determined: "
+            f"{problem}",
+            start_timestamp=start,
+            primary=primary,
+        ) from problem
+    except PercolatorError as problem:
+        raise OutcomeUnknown(
+            f"still unknown: {problem}", start_timestamp=start, primary=primary
+        ) from problem
 
 
 async def roll_back_all(

@@ -23,19 +23,14 @@ Rules, each with the failure that it prevents:
 from __future__ import annotations
 
 import asyncio
-import sys
-import warnings
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from heapq import heappop, heappush
-from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from percolator.errors import CellAddress, ConflictError, PercolatorError
 from percolator.formats.records import KIND_DELETE, KIND_PUT
-from percolator.protocol.write_set import KnownRow, Write
-from percolator.routing.cells import FollowedCommit, FoundCell
+from percolator.routing.cells import FollowedCommit, FoundCell, KnownRow
 from percolator.world import Random
 
 # What a transaction that has committed at a hot cell hands to the next in line there.
@@ -58,11 +53,11 @@ class Baton(NamedTuple):
 
     start: int
     """The timestamp directly above the commit of the transaction before it."""
-    writes: Mapping[CellAddress, Write]
-    """What that transaction has written."""
+    writes: Mapping[CellAddress, tuple[int, bytes]]
+    """The writes of that transaction."""
 
     @classmethod
-    def after(cls, commit: int, writes: Mapping[CellAddress, Write]) -> Baton | None:
+    def after(cls, commit: int, writes: Mapping[CellAddress, tuple[int, bytes]]) -> Baton | None:
         """None if no timestamp was set aside."""
         return cls(commit + 1, writes) if isinstance(commit, FollowedCommit) else None
 
@@ -76,80 +71,9 @@ class Baton(NamedTuple):
         return KnownRow(table_id, row, {column: found})
 
 
-# Calls inside of calls: a function that runs in a transaction may start another one, and wait.
-#
-# If it does so in its turn at a hot cell (hot_cells.py), an inner call that stood in line there
-# would wait for the outer one, which waits for it. So a call inside of one that stands in line
-# takes no turns. It is found by the context of the running code, which tasks and
-# `asyncio.to_thread` inherit.
-
-
-class Call(Protocol):
-    """A function that is being run in a transaction, again after conflicts."""
-
-    is_running: bool
-    """Whether one of its attempts is being made. A task that it has started may outlast it."""
-
-    @property
-    def in_line(self) -> bool:
-        """Whether it stands in line at hot cells, or has its turn there."""
-        ...
-
-
-_LIBRARY = "percolator."
-_outer: ContextVar[tuple[Call, ...]] = ContextVar("outer calls", default=())
-
-
-def outer_calls() -> tuple[Call, ...]:
-    """The calls that the running code is inside of."""
-    return _outer.get()
-
-
-def warn_of_inner_call() -> None:
-    """Warns of a transaction of its own that a function runs inside of another one.
-
-    It commits even if the other one fails or is run again, and that is seldom meant.
-    """
-    level = 1
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_LIBRARY):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(
-        "a transaction is run inside of another one, and is no part of it: it commits even if the "
-        "other one does not. Pass the transaction (tx) instead of the database to join it",
-        RuntimeWarning,
-        stacklevel=level,
-    )
-
-
-class Inside:
-    """A block of code that runs inside of this call."""
-
-    __slots__ = ("_before", "_call")
-
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        self._before: tuple[Call, ...] = ()
-
-    def __enter__(self) -> None:
-        self._before = _outer.get()
-        _outer.set((*self._before, self._call))
-        self._call.is_running = True
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._call.is_running = False
-        # Not by its token: a coroutine that was dropped is ended in any context.
-        _outer.set(self._before)
-
-
 # Rivals: other clients whose transactions have won recently, and the cells where they did.
 #
-# Lines (hot_cells.py) exist within one client. Between clients there are only pauses, and with
+# Lines exist within one client. Between clients there are only pauses, and with
 # pauses after conflicts alone, winners go on winning: a client that has just committed retries at
 # once, while all others pause longer and longer. With fifty clients on two cells, the unluckiest
 # waited hundreds of times as long as most. So there are two rules:
@@ -175,13 +99,13 @@ def conflict_pause_seconds(randomness: Random, longest_seconds: float, age_secon
 
 
 class _Contention:
-    """What is known about one cell."""
+    """The callers that have lost at one cell, and how long they pause there."""
 
     __slots__ = ("callers", "seconds", "since")
 
     def __init__(self) -> None:
         self.callers: set[object] = set()
-        """What has lost: functions, observers."""
+        """Functions and observers that have lost."""
         self.seconds = 0.0
         """The longest pause, as of `since`."""
         self.since = 0.0
@@ -194,24 +118,21 @@ class Rivals:
     """Where transactions of other clients have won recently. Times are monotonic."""
 
     def __init__(self) -> None:
-        self._contended: OrderedDict[CellAddress, _Contention] = OrderedDict()
+        self.contended: OrderedDict[CellAddress, _Contention] = OrderedDict()
 
     def __len__(self) -> int:
-        return len(self._contended)
-
-    def __contains__(self, cell: CellAddress) -> bool:
-        return cell in self._contended
+        return len(self.contended)
 
     def note_loss(
         self, cell: CellAddress, caller: object, longest_seconds: float, now: float
     ) -> None:
         """Notes that this caller has lost at the cell, and pauses for `longest_seconds` at most."""
-        contention = self._contended.get(cell)
+        contention = self.contended.get(cell)
         if contention is None:
-            contention = self._contended[cell] = _Contention()
-            if len(self._contended) > REMEMBERED_CELLS_MAX:
-                self._contended.popitem(last=False)
-        self._contended.move_to_end(cell)
+            contention = self.contended[cell] = _Contention()
+            if len(self.contended) > REMEMBERED_CELLS_MAX:
+                self.contended.popitem(last=False)
+        self.contended.move_to_end(cell)
         contention.callers.add(caller)
         contention.seconds = max(contention.seconds_at(now), longest_seconds)
         contention.since = now
@@ -221,12 +142,12 @@ class Rivals:
 
         A caller that has never lost there does not write the cell, and needs none.
         """
-        contention = self._contended.get(cell)
+        contention = self.contended.get(cell)
         if contention is None:
             return 0.0
         seconds = contention.seconds_at(now)
         if seconds < PAUSE_SECONDS_MIN:
-            del self._contended[cell]
+            del self.contended[cell]
             return 0.0
         return seconds if caller in contention.callers else 0.0
 
@@ -325,23 +246,20 @@ class HotCells:
     """The lines of one client. Belongs to its event loop."""
 
     def __init__(self) -> None:
-        self._lines: dict[CellAddress, _Line] = {}
+        self.lines: dict[CellAddress, _Line] = {}
+        """Where something stands in line, or has a moment ago."""
         self._joined = 0
 
     def __len__(self) -> int:
         """The number of cells where something stands in line."""
-        return sum(line.end is None for line in self._lines.values())
-
-    def __contains__(self, cell: CellAddress) -> bool:
-        """Whether something stands in line there, or has a moment ago."""
-        return cell in self._lines
+        return sum(line.end is None for line in self.lines.values())
 
     def has_lost(self, caller: object, cell: CellAddress) -> bool:
-        """Whether there is a line at the cell, and this caller has lost there since it formed.
+        """True if there is a line at the cell, and this caller has lost there since it formed.
 
         Then it writes the cell: a caller that only reads the cell never conflicts, and never waits.
         """
-        line = self._lines.get(cell)
+        line = self.lines.get(cell)
         return line is not None and caller in line.callers
 
     def join(self, turn: Turn) -> None:
@@ -349,9 +267,9 @@ class HotCells:
         turn.number = self._joined
         self._joined += 1
         for cell in turn.cells:
-            line = self._lines.get(cell)
+            line = self.lines.get(cell)
             if line is None:
-                line = self._lines[cell] = _Line()
+                line = self.lines[cell] = _Line()
             elif line.end is not None:
                 line.end.cancel()
                 line.end = None
@@ -360,10 +278,10 @@ class HotCells:
         self._grant(turn.cells)
 
     def is_followed(self, turn: Turn) -> bool:
-        """Whether one that could take the baton is the next in line. Asked before the commit."""
+        """True if one that could take the baton is the next in line. Asked before the commit."""
         turn.followers = self._joined
         for cell in turn.cells:
-            following = self._lines[cell].first()
+            following = self.lines[cell].first()
             if following is not None and following.is_reading:
                 return True
         return False
@@ -377,7 +295,7 @@ class HotCells:
         if not turn.granted.done():
             turn.granted.cancel()
         for cell in turn.cells:
-            line = self._lines[cell]
+            line = self.lines[cell]
             if line.owner is turn:
                 line.owner = None
         self._grant(turn.cells, baton, turn.followers)
@@ -387,16 +305,16 @@ class HotCells:
     ) -> None:
         """Begins every turn that can begin, now that something has changed at these cells."""
         for cell in cells:
-            line = self._lines.get(cell)
+            line = self.lines.get(cell)
             if line is None or line.owner is not None or line.end is not None:
                 continue
             turn = line.first()
             if turn is None:
                 loop = asyncio.get_running_loop()
-                line.end = loop.call_later(KEPT_SECONDS, self._lines.pop, cell)
+                line.end = loop.call_later(KEPT_SECONDS, self.lines.pop, cell)
             elif self._is_first_everywhere(turn):
                 for each in turn.cells:
-                    self._lines[each].owner = heappop(self._lines[each].waiting)
+                    self.lines[each].owner = heappop(self.lines[each].waiting)
                 takes = turn.is_reading and turn.number < followers
                 timer = asyncio.get_running_loop().call_later(turn.seconds, self._expire, turn)
                 turn.begin(timer, baton if takes else None)
@@ -404,7 +322,7 @@ class HotCells:
 
     def _is_first_everywhere(self, turn: Turn) -> bool:
         for cell in turn.cells:
-            line = self._lines[cell]
+            line = self.lines[cell]
             if line.owner is not None or line.first() is not turn:
                 return False
         return True
@@ -438,11 +356,11 @@ class Contender:
 
     @property
     def in_line(self) -> bool:
-        """Whether it stands in line, or has its turn."""
+        """True if it stands in line, or has its turn."""
         return self._turn is not None and not self._turn.left
 
     def has_turn_at(self, cell: CellAddress) -> bool:
-        """Whether it has its turn at this cell, and the turn has not lasted too long."""
+        """True if it has its turn at this cell, and the turn has not lasted too long."""
         turn = self._turn
         return turn is not None and not turn.left and turn.granted.done() and cell in turn.cells
 
@@ -452,7 +370,7 @@ class Contender:
 
     @property
     def is_followed(self) -> bool:
-        """Whether it has its turn, and the next in line could take the baton. Asked before its
+        """True if it has its turn, and the next in line could take the baton. Asked before its
         commit is sent."""
         turn = self._turn
         if turn is None or turn.left or not turn.granted.done():

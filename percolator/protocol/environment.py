@@ -1,4 +1,4 @@
-"""What the protocol depends on: everything it needs from outside, through narrow interfaces."""
+"""Everything that the protocol needs from outside, through narrow interfaces."""
 
 from __future__ import annotations
 
@@ -109,6 +109,24 @@ class Tally:
             self.cells.lost_at(cell)
 
 
+class OpenStarts:
+    """The start timestamps of open transactions and snapshots. The oldest limits collection."""
+
+    def __init__(self) -> None:
+        self._starts: dict[int, int] = {}
+
+    def add(self, owner: object, start_timestamp: int) -> None:
+        self._starts[id(owner)] = start_timestamp
+
+    def discard(self, owner: object) -> None:
+        self._starts.pop(id(owner), None)
+
+    def oldest(self) -> int:
+        """The oldest start timestamp; 0 if nothing is open."""
+        # A copy, since other threads may end their transactions at the same time.
+        return min(list(self._starts.values()), default=0)
+
+
 # What one transaction has cost so far, for its program: `tx.statistics`.
 
 
@@ -133,19 +151,17 @@ class LockWait:
         )
 
 
+@dataclass(slots=True, repr=False, eq=False)
 class Statistics:
-    """What one transaction has cost so far."""
+    """The cost of one transaction so far."""
 
-    __slots__ = ("_lock_waits", "retries", "round_trips", "rows_read")
-
-    def __init__(self) -> None:
-        self.round_trips = 0
-        """How often the transaction waited for responses; parallel requests count once."""
-        self.rows_read = 0
-        """How many rows were asked for or scanned."""
-        self.retries = 0
-        """How many of the round trips repeated a request: it had failed, or met a lock."""
-        self._lock_waits: list[LockWait] | None = None
+    round_trips: int = 0
+    """How often the transaction waited for responses; parallel requests count once."""
+    rows_read: int = 0
+    """How many rows were asked for or scanned."""
+    retries: int = 0
+    """How many of the round trips repeated a request: it had failed, or met a lock."""
+    _lock_waits: list[LockWait] | None = None
 
     @property
     def lock_waits(self) -> list[LockWait]:
@@ -212,14 +228,14 @@ class Announcing(Protocol):
         starts: Collection[int],
         deadline: float,
     ) -> None:
-        """The same for all cells of a table that the transactions that began then have locked, in
-        these columns, each with an observer."""
+        """As `announce`, for all cells of a table that the transactions that began then have
+        locked, in these columns, each with an observer."""
         ...
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What all transactions of one client share."""
+    """The parts of a client that all its transactions share."""
 
     cells: Cells
     timestamps: Timestamps
@@ -270,11 +286,11 @@ class Environment:
         return cell.described(self.table_names(cell.table_id), key)
 
     def is_contended(self, cell: CellAddress) -> bool:
-        """Whether transactions of this client have recently lost at the cell."""
-        return cell in self.hot_cells or cell in self.rivals
+        """True if transactions of this client have recently lost at the cell."""
+        return cell in self.hot_cells.lines or cell in self.rivals.contended
 
     def knows_winner(self, loss: Loss) -> bool:
-        """Whether this client knows the winner's outcome. Then it was nearly always its own."""
+        """True if this client knows the winner's outcome. Then it was nearly always its own."""
         return self.verdicts.get(loss.winner) is not None
 
     def backoff(self) -> Backoff:

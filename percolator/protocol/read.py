@@ -13,19 +13,33 @@ row has more such locks, the rest are removed, or pushed one by one.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from enum import Enum
-from typing import Final, Protocol
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
+from contextlib import aclosing
+from typing import TypeVar
 
-from percolator.errors import CellAddress, DeadlineExceeded, InvalidArgument
+from percolator.errors import DeadlineExceeded
+from percolator.formats.records import (
+    KIND_PUT,
+    START_TIMESTAMP_BYTES,
+    timestamp_bytes,
+)
 from percolator.protocol import conflicts
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment, LockWait, Statistics
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.routing.cells import FoundCell, RowRequest, RowResult
-from percolator.routing.lanes import CellAnswer
-from percolator.timestamps import NEWEST
+from percolator.protocol.resolving.rolling_in_bulk import WHOLE_PAGE
+from percolator.protocol.write_set import LOCK_KINDS, WriteSet
+from percolator.routing.cells import (
+    CellPage,
+    FoundCell,
+    RangePage,
+    RangeRequest,
+    RowRequest,
+    RowResult,
+)
+from percolator.routing.range_scan import JoinedPage, SentPage
 from percolator.v1.tabletserver_pb2 import RowRead
+from percolator.wire.backoff import Backoff
 
 PASSING_MAX = 256
 """How many start timestamps a read of one row may carry."""
@@ -81,7 +95,7 @@ class LockResolver:
         self._deadline = deadline
         self._statistics = statistics
         self._reads_values = reads_values
-        self._backoff = env.backoff()
+        self._backoff: Backoff | None = None
         self._began = env.now()
         self._waits: dict[int, LockWait] = {}
         self._decided: set[int] = set()
@@ -138,7 +152,7 @@ class LockResolver:
         a commit does that meets a lock, so that one handler serves both."""
         waited = self._env.now() - self._began
         self._note(met, waited)
-        if self._backoff.rounds == 0:
+        if self._backoff is None:
             waited = 0.0
         starts = {lock.lock.start_timestamp for lock in met}
         passable = await self._cleanup.resolve(
@@ -157,6 +171,7 @@ class LockResolver:
         if decided == starts and not decided <= self._decided:
             self._decided |= decided
             return  # read again at once; if that meets the same locks once more, we pause
+        self._backoff = self._backoff or self._env.backoff()
         if not await self._backoff.pause(self._deadline):
             raise conflicts.locked(self._env, self._timestamp, met[0])
 
@@ -196,64 +211,181 @@ def _pass(read: RowRead, passable: Sequence[MetLock]) -> list[MetLock]:
     return surplus
 
 
-# Reading one cell as it is now, in one round trip: its tablet says what is newest.
+# Scanning a range at a timestamp, with the transaction's own writes laid over the stored cells.
 #
-# A snapshot needs a timestamp so that all its reads show the same moment. A read that is the only
-# one does not: it shows the moment at which the tablet looks. That is the same as if the oracle had
-# handed out a timestamp at this moment:
-#
-# - Every commit that has a timestamp by then is shown, or is in the way. A commit in one round
-#   holds its cells before it asks for its timestamp, and the tablet waits for held cells. A commit
-#   in two phases has a lock before that, and *every* lock is in the way: its owner may have
-#   committed at its primary already, and said so.
-# - Every later commit of the cell asks for its timestamp later.
-#
-# Nothing can be decided about a lock without a timestamp, since its owner may be pushed above none.
-# So if one is met, the cell is read again, in a snapshot. So is a cell whose values expire: only a
-# timestamp decides which have.
+# A page reports the locks that it met. Either a lock says what its cell holds, or the row is read
+# again by itself, at the same timestamp, once the lock is resolved; the other rows are kept, since
+# a snapshot does not change. Then the scan is begun again behind the page if more transactions are
+# known by now whose locks it may pass: a job with a million locks is asked about once, and not with
+# each page. A page full of locks always ends the scan for the time being: once they are resolved,
+# the next pages have fewer.
 
-TIMESTAMPS_SECONDS = 60.0
-"""After a server has refused such a read, timestamps are used for this long: it may be upgraded."""
+FoundRow = tuple[bytes, dict[bytes, FoundCell]]
+"""A row, and its cells by column: at least one."""
 
 
-class NotNow(Enum):
-    """The answer that takes a snapshot instead."""
-
-    NOT_NOW = "not now"
+Page = TypeVar("Page", RangePage, CellPage, SentPage)
 
 
-NOT_NOW: Final = NotNow.NOT_NOW
+async def pages_past_locks(
+    begin: Callable[[RangeRequest], AsyncGenerator[Page, None]],
+    request: RangeRequest,
+    cleanup: Cleanup,
+) -> AsyncGenerator[Page, None]:
+    """Yields the pages of a scan. The caller resolves the locks of each before it asks for the
+    next."""
+    passing = cleanup.passable(request.timestamp, PASSING_MAX)
+    rest: RangeRequest | None = request
+    while rest is not None:
+        asked, rest = rest._replace(passing=passing), None
+        left: RangeRequest | None = asked
+        crowded: Page | None = None
+        async with aclosing(begin(asked)) as pages:
+            async for page in pages:
+                left = None if left is None else _behind(left, page, request.row_limit)
+                if len(page.locks) >= WHOLE_PAGE:
+                    crowded, rest = page, left
+                    break
+                has_locks = bool(page.locks)
+                yield page
+                if has_locks and left is not None:
+                    known = cleanup.passable(request.timestamp, PASSING_MAX)
+                    if not set(known) <= set(passing):
+                        passing, rest = known, left
+                        break
+        if crowded is not None:
+            # Meanwhile the server must not read pages that will look different afterwards.
+            yield crowded
+            passing = cleanup.passable(request.timestamp, PASSING_MAX)
 
 
-class ReadsCells(Protocol):
-    """What reads single cells."""
+def _behind(asked: RangeRequest, page: RangePage | SentPage, row_limit: int) -> RangeRequest | None:
+    """The rest of a scan after a page; None after the last one. Behind all the rows that it
+    wanted, it wants `row_limit` again."""
+    limit = asked.row_limit
+    if limit and not isinstance(page, JoinedPage):
+        limit -= len({*page.rows, *(lock.row for lock in page.locks)})
+        limit = limit if limit > 0 else row_limit
+    if asked.reverse:
+        is_last = not page.start or page.start <= asked.start
+        return None if is_last else asked._replace(end=page.start, row_limit=limit)
+    is_last = not page.end or (bool(asked.end) and page.end >= asked.end)
+    return None if is_last else asked._replace(start=page.end, row_limit=limit)
 
-    def read_cell(
-        self, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
-    ) -> Awaitable[CellAnswer]: ...
+
+async def scan_pages(
+    env: Environment,
+    cleanup: Cleanup,
+    request: RangeRequest,
+    own: WriteSet | None,
+    timeout_seconds: float,
+    statistics: Statistics,
+) -> AsyncGenerator[list[FoundRow], None]:
+    """Yields the rows of the range in order, in pages. The timeout applies to each page."""
+
+    def begin(request: RangeRequest) -> AsyncGenerator[RangePage, None]:
+        return env.cells.scan(request, timeout_seconds)
+
+    async with aclosing(pages_past_locks(begin, request, cleanup)) as pages:
+        async for page in pages:
+            statistics.round_trips += 1
+            rows = page.rows
+            statistics.rows_read += len(rows)
+            if page.locks:
+                timestamp, deadline = request.timestamp, env.now() + timeout_seconds
+                resolver = LockResolver(env, cleanup, timestamp, deadline, statistics)
+                rows = await _without_locks(resolver, request, page)
+            written = None
+            if own is not None and own.cells:
+                written = own.rows(request.table_id, page.start, page.end)
+                _lay_over(rows, written, request)
+            if page.locks or written:
+                found = [(row, cells) for row, cells in rows.items() if cells]
+                found.sort(key=_row_of, reverse=request.reverse)
+                yield found
+            else:
+                yield list(rows.items())
 
 
-class NewestReads:
-    """Reads of single cells without a timestamp, and what is known about the servers' releases."""
+def without_locks_of(page: CellPage, starts: Set[int]) -> CellPage:
+    """The page without the locks of these transactions: their cells count as missing."""
+    if not page.locks:
+        return page
+    # A lock begins with its start timestamp. Decoding each of many would take longer.
+    left_out = {timestamp_bytes(start) for start in starts}
+    locks = [lock for lock in page.locks if lock.value[:START_TIMESTAMP_BYTES] not in left_out]
+    return page._replace(locks=locks)
 
-    def __init__(self, cells: ReadsCells, now: Callable[[], float]) -> None:
-        self._cells = cells
-        self._now = now
-        self._timestamps_until = 0.0
 
-    @property
-    def are_possible(self) -> bool:
-        return self._now() >= self._timestamps_until
+async def resolved_page(resolver: LockResolver, request: RangeRequest, page: CellPage) -> CellPage:
+    """The page after its rows with locks were read again; deleted cells are left out."""
+    rows = await _without_locks(resolver, request, page.by_row())
+    cells = [
+        (row, column, found.commit_timestamp, found.value)
+        for row in sorted(rows, reverse=request.reverse)
+        for column, found in sorted(rows[row].items())
+        if found.value is not None
+    ]
+    return CellPage(
+        [row for row, _, _, _ in cells],
+        [column for _, column, _, _ in cells],
+        [commit for _, _, commit, _ in cells],
+        [value for _, _, _, value in cells],
+        [],
+        [],
+        page.start,
+        page.end,
+    )
 
-    async def read(self, cell: CellAddress, deadline: float) -> FoundCell | NotNow | None:
-        """The newest version of the cell; None if there is none. NOT_NOW if it takes a snapshot."""
-        table_id, row, column = cell
-        try:
-            found = await self._cells.read_cell(table_id, row, column, NEWEST, deadline)
-        except InvalidArgument as refused:
-            if not refused.field.endswith(".timestamp"):
-                raise
-            # Values of the column expire, and this client does not know it yet.
-            self._timestamps_until = self._now() + TIMESTAMPS_SECONDS
-            return NOT_NOW
-        return NOT_NOW if isinstance(found, RowResult) else found
+
+async def _without_locks(
+    resolver: LockResolver, request: RangeRequest, page: RangePage
+) -> dict[bytes, dict[bytes, FoundCell]]:
+    """The page's rows, with what is behind the locks."""
+    rows = page.rows
+    blocked: dict[bytes, RowResult] = {}
+    for lock in page.locks:
+        answer = blocked.get(lock.row)
+        if answer is None:
+            answer = blocked[lock.row] = RowResult()
+            answer.found = rows.get(lock.row, {})
+        answer.locks.append(lock)
+    again = [
+        RowRequest(
+            request.table_id,
+            RowRead(
+                row=row,
+                columns=request.columns,
+                all_columns=request.all_columns,
+                timestamp=request.timestamp,
+                report_deletes=request.report_deletes,
+                column_prefixes=request.prefixes,
+            ),
+        )
+        for row in blocked
+    ]
+    answers = list(blocked.values())
+    await resolver.read_past(again, answers)
+    for row, answer in zip(blocked, answers, strict=True):
+        rows[row] = answer.found
+    return rows
+
+
+def _lay_over(
+    rows: dict[bytes, dict[bytes, FoundCell]],
+    written: dict[bytes, dict[bytes, tuple[int, bytes]]],
+    request: RangeRequest,
+) -> None:
+    for row, writes in written.items():
+        cells = rows.setdefault(row, {})
+        for column, (kind, value) in writes.items():
+            if kind in LOCK_KINDS or not request.wants(column):
+                continue
+            if kind == KIND_PUT:
+                cells[column] = FoundCell(0, value)
+            else:
+                cells.pop(column, None)
+
+
+def _row_of(row: FoundRow) -> bytes:
+    return row[0]

@@ -1,4 +1,9 @@
-"""What a transaction wants to write, kept in the client until commit, and seen by its own reads.
+"""The writes of a transaction: its write set, the steps for their cells, and the primary's lock.
+
+WriteSet      the writes, in the client until the commit, and seen by the transaction's own reads
+WriteSteps    the mutations that lock, commit and roll back these cells
+PrimaryLock   the lock on the primary while a commit in two phases is in progress
+Heartbeats    keep the primary locks of a client's commits alive
 
 A deletion is a write; so is a lock, which changes nothing but conflicts with other writers; and so
 is a read lock, which conflicts with all but read locks. An empty value is a value. The limits are
@@ -7,7 +12,10 @@ checked as the set grows, so that the error is raised at the line that exceeds t
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
@@ -19,22 +27,35 @@ from percolator.formats.records import (
     KIND_PUT_IN_DATA,
     KIND_READ_LOCK,
     LOCK_HEADER,
+    TTL_MILLISECONDS_MAX,
     WRITE_HEADER,
+    LockRecord,
     lock_prefix,
     locked_column,
     read_lock_column,
     shared_part,
+    timestamp_bytes,
 )
 from percolator.limits import Limits
 from percolator.protocol import steps
+from percolator.protocol.environment import Environment
 from percolator.routing.catalog import TableInfo, TableSchema
-from percolator.routing.cells import CellMutation, CommonStep, FoundCell, WholeCommit
+from percolator.routing.cells import (
+    APPLIED,
+    Answer,
+    CellMutation,
+    CommonStep,
+    FoundCell,
+    Refused,
+    WholeCommit,
+)
+from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.cells_pb2 import Cell
 from percolator.v1.tabletserver_pb2 import Mutation, StepList
 
 # Read locks in the client: a transaction's write set names the cell, the cluster a hidden one.
 #
-# The hidden cell has the start timestamp in its name (formats/hidden_cells.py), which is known only
+# The hidden cell has the start timestamp in its name (formats/records.py), which is known only
 # at the commit. From then on a read lock is a lock-only write like any other: it may be the
 # primary, and it is prewritten, committed and rolled back.
 
@@ -42,7 +63,7 @@ from percolator.v1.tabletserver_pb2 import Mutation, StepList
 def stored_writes(
     writes: Mapping[CellAddress, tuple[int, bytes]], start: int
 ) -> dict[CellAddress, tuple[int, bytes]]:
-    """What the transaction writes to which stored cells."""
+    """The writes by stored cell."""
     return {
         read_lock_of(cell, start) if write[0] == KIND_READ_LOCK else cell: (
             (KIND_LOCK_ONLY, b"") if write[0] == KIND_READ_LOCK else write
@@ -87,14 +108,14 @@ _NO_TABLES: Mapping[str, TableInfo] = {}
 
 
 class WriteSteps:
-    """What one transaction writes, and the steps that it sends for these cells."""
+    """The writes of one transaction, and the steps that it sends for their cells."""
 
     __slots__ = (
-        "_session",
         "_shared",
         "cells",
         "inline_bytes_max",
         "primary",
+        "session",
         "start",
         "tables",
         "weak_notifications",
@@ -105,7 +126,6 @@ class WriteSteps:
         self,
         start: int,
         writes: Mapping[CellAddress, Write],
-        session: bytes,
         inline_bytes_max: int,
         *,
         weak_notifications: Sequence[CellAddress] = (),
@@ -119,7 +139,8 @@ class WriteSteps:
         self.primary = self.cells[0]
         """The least cell: a function of the write set, so that every committer of the transaction
         picks the same one."""
-        self._session = session
+        self.session = b""
+        """The session of the process that commits it. Set it before the first lock is built."""
         self._shared = b""
         self.inline_bytes_max = inline_bytes_max
         self.weak_notifications = weak_notifications
@@ -127,7 +148,7 @@ class WriteSteps:
         self.tables = tables
 
     def fits_one_message(self, limits: Limits) -> bool:
-        """Whether the transaction is small enough to be one message, and in one table."""
+        """True if the transaction is small enough to be one message, and in one table."""
         writes, weak = self.writes, self.weak_notifications
         if len(writes) + len(weak) > limits.one_round_cells_max:
             return False
@@ -182,7 +203,7 @@ class WriteSteps:
 
     def _lock(self, min_commit: int, ttl_milliseconds: int, kind: int, value: bytes) -> bytes:
         if not self._shared:  # what commits in one round needs no lock
-            self._shared = shared_part(self._session, self.primary)
+            self._shared = shared_part(self.session, self.primary)
         header = LOCK_HEADER.pack(self.start, min_commit, ttl_milliseconds, kind)
         return b"".join((header, self._shared, value))
 
@@ -323,56 +344,8 @@ def require_same_codecs(
             info.codecs.require_unchanged(schema.codecs, put)
 
 
-# What an observer's transaction knows of the row of its change, and what it reads of it.
-#
-# The columns of this row that the last run of an observer has read are read together with the
-# change, in the first message of its next run (the paper's section 2.5). All of it is as of the
-# transaction's own timestamp: nothing that an earlier run has read is used.
-
-
-class KnownRow:
-    """Some cells of one row, as a transaction's timestamp shows them."""
-
-    __slots__ = ("_cells", "_place", "read")
-
-    def __init__(self, table_id: int, row: bytes, cells: Mapping[bytes, FoundCell | None]) -> None:
-        self._place = (table_id, row)
-        self._cells = cells
-        self.read: dict[bytes, None] = {}
-        """The columns of the row that were asked for, known or not, in that order."""
-
-    def has(self, address: CellAddress) -> bool:
-        """Whether the cell is known, and need not be read. Notes that it was asked for."""
-        table_id, row, column = address
-        if (table_id, row) != self._place:
-            return False
-        self.read[column] = None
-        return column in self._cells
-
-    def cells_of(
-        self, table_id: int, row: bytes, columns: Sequence[bytes]
-    ) -> Mapping[bytes, FoundCell | None] | None:
-        """These cells, if all of them are known. Notes that they were asked for."""
-        if (table_id, row) != self._place:
-            return None
-        self.read.update(dict.fromkeys(columns))
-        if not self._cells.keys() >= set(columns):
-            return None
-        return {column: self._cells[column] for column in columns}
-
-    def __getitem__(self, column: bytes) -> FoundCell | None:
-        return self._cells[column]
-
-
-def known_rows(
-    known: KnownRow | None, table_id: int, rows: Iterable[bytes], columns: Sequence[bytes] | None
-) -> dict[bytes, Mapping[bytes, FoundCell | None]]:
-    """The rows of which all these columns are known; none without columns."""
-    if known is None or not columns:
-        return {}
-    found = {row: known.cells_of(table_id, row, columns) for row in rows}
-    return {row: cells for row, cells in found.items() if cells is not None}
-
+LOCK_KINDS = (KIND_LOCK_ONLY, KIND_READ_LOCK)
+"""Writes that change nothing a reader could see."""
 
 _FEW = 32
 """So many writes are sooner looked through than sorted by row."""
@@ -414,8 +387,15 @@ class WriteSet:
         self._columns = None
         self.has_read_locks = self.has_read_locks or other.has_read_locks
 
+    def own_value(self, cell: CellAddress) -> FoundCell | None:
+        """The written cell, with a value of None if it was deleted; None if it was not changed."""
+        write = self.cells.get(cell)
+        if write is None or write[0] in LOCK_KINDS:
+            return None
+        return FoundCell(0, write[1] if write[0] == KIND_PUT else None)
+
     def stored(self, start: int) -> Mapping[CellAddress, Write]:
-        """What is stored in which cells by a transaction that began then."""
+        """The writes by stored cell, of a transaction that began then."""
         return stored_writes(self.cells, start) if self.has_read_locks else self.cells
 
     def write_together(self, writes: Sequence[tuple[CellAddress, bytes | None]]) -> None:
@@ -506,3 +486,286 @@ def _by_row(writes: Iterable[tuple[CellAddress, Write]]) -> dict[bytes, dict[byt
     for (_, row, column), write in writes:
         found.setdefault(row, {})[column] = write
     return found
+
+
+# Keeping long commits alive: the lock on the primary, and the heartbeats that raise it.
+#
+# A lock's time to live is short, so that a dead owner holds others up for seconds only. While its
+# owner is alive and committing, the primary's time to live is raised every second; the time to live
+# of the other locks does not matter. One timer serves all commits of a client, since most end
+# before it fires.
+#
+# Readers push the least commit timestamp in that lock, each time a younger snapshot meets one of
+# the transaction's locks. A replacement that fits only the lock as it was last seen comes too late
+# if its way takes longer than the time between two pushes. On a busy cluster, every one would, and
+# a transaction at work would be taken for dead. So what keeps it alive pushes it as well: it raises
+# the least commit timestamp, whatever that is by then, unless it is as high already. After a
+# refusal, the next replacement has a longer lead: pushes follow the oracle's clock, so it arrives
+# above them once the lead is longer than its way.
+#
+# The attempts at shared transactions are kept alive like that, too (shared/keeping.py). A commit
+# raises its lock only if a reader was faster than a plain replacement.
+#
+# Rules, each with the failure that it prevents:
+# - A replacement is never below what its process has sent before: the lead is kept until one was
+#   applied. And once a process says that the attempt has finished, it sends nothing else. Otherwise
+#   a beat that is late, or on its way at the same time, would say that the attempt is still at
+#   work, and nobody but that attempt would keep the part alive.
+# - The lead is no longer than it has to be, and zero without a refusal: the commit waits until the
+#   oracle is above it.
+# - A commit's lock that is above the oracle already is not raised: no reader pushes it, so another
+#   committer has. Two of them would raise it ever higher, and neither could commit.
+# - While an ordinary commit has a timestamp that no reader has passed, its heartbeats raise the
+#   lock no higher than that. Otherwise each of them would make the commit in progress fail, and a
+#   slow commit would never be applied.
+
+ATTEMPTS_PER_BEAT_MAX = 4
+"""A reader that pushes the lock makes a heartbeat fail. The next one has a longer lead."""
+LEAD_SECONDS_MAX = 5.0
+_ORACLE_SECONDS = 0.5
+"""How far the oracle may be above where it is believed to be: its answer took time, too."""
+
+
+class Lead:
+    """How far above the least commit timestamps that were seen the next replacement is."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._seconds = 0.0
+
+    def above(self, least: int) -> int:
+        """The least commit timestamp to set."""
+        return later(least, self._seconds) + 1
+
+    @property
+    def is_needed(self) -> bool:
+        """Readers were faster, and no replacement was applied since."""
+        return self._seconds > 0.0
+
+    def refused(self, took_seconds: float) -> None:
+        """A reader was faster; the answer came after this time."""
+        # A push is at most this much ahead of its time.
+        ahead = self._limits.push_after_seconds
+        self._seconds = min(ahead + 2 * (self._seconds + took_seconds), LEAD_SECONDS_MAX)
+
+    def applied(self) -> None:
+        self._seconds = 0.0
+
+
+def later(timestamp: int, seconds: float) -> int:
+    """The timestamp that many seconds above."""
+    return timestamp + (int(seconds * 1000) << SEQUENCE_BITS)
+
+
+def seconds_until(least: int, now: int) -> float:
+    """How long it takes until the oracle, which is at `now`, has reached this timestamp."""
+    if now >= least:
+        return 0.0
+    return max((least >> SEQUENCE_BITS) - (now >> SEQUENCE_BITS), 1) / 1000
+
+
+class Heartbeat(NamedTuple):
+    """A step that raises the time to live of a commit's lock, and the lock's fields after it."""
+
+    step: CellMutation
+    min_commit: int
+    ttl: int
+    is_for_lock: bool
+    """The lock was known to be there when this was sent."""
+
+
+class Raises:
+    """The least commit timestamps that the heartbeats of one ordinary commit set."""
+
+    __slots__ = ("_highest", "lead")
+
+    def __init__(self, limits: Limits) -> None:
+        self.lead = Lead(limits)
+        self._highest = 0
+
+    def least(self, seen: int, commit: int, oracle: int) -> int:
+        """The least commit timestamp that the next heartbeat sets, given that of the lock when it
+        was last seen, the commit timestamp, if one was taken, and about where the oracle is. It
+        leaves the lock as it is unless it has to raise it.
+        """
+        least = seen
+        if self.lead.is_needed and seen <= later(oracle, _ORACLE_SECONDS):
+            least = commit if commit >= seen else self.lead.above(seen)
+        # One that was sent and not answered may still arrive.
+        least = max(least, self._highest)
+        if least > seen:
+            self._highest = least
+        return least
+
+
+class PrimaryLock:
+    """The lock of one commit on its primary, as it is stored: not as it was sent.
+
+    Heartbeats raise its time to live, and readers push its least commit timestamp. The commit
+    succeeds only on the lock that was last seen.
+    """
+
+    __slots__ = (
+        "_env",
+        "_raises",
+        "_started_seconds",
+        "_write",
+        "commit",
+        "is_awaited",
+        "is_locked",
+        "is_lost",
+        "min_commit",
+        "ttl",
+    )
+
+    def __init__(self, env: Environment, write: WriteSteps, started_seconds: float) -> None:
+        """`started_seconds`: when the start timestamp was received, on the monotonic clock."""
+        self._env = env
+        self._write = write
+        self._started_seconds = started_seconds
+        self._raises = Raises(env.limits)
+        self.commit = 0
+        """The commit timestamp that was taken for it."""
+        self.min_commit = write.start + 1
+        """The least commit timestamp in the stored lock; readers raise it."""
+        self.ttl = 0
+        """The time to live in the stored lock, in milliseconds; heartbeats raise it."""
+        self.is_locked = False
+        self.is_awaited = False
+        """A prewrite of the primary was sent, with others, and they are not all answered."""
+        self.is_lost = False
+        """A heartbeat found the lock gone."""
+
+    def choose_ttl(self) -> None:
+        """Sets the time to live of the next prewrite. Once the primary is locked, heartbeats do."""
+        if not self.is_locked:
+            self.ttl = self._ttl_from(self._env.now())
+
+    def answered(self, *, is_locked: bool) -> None:
+        """The prewrites that were sent with that of the primary have been answered."""
+        self.is_awaited = False
+        self.is_locked = self.is_locked or is_locked
+
+    def _ttl_from(self, now: float) -> int:
+        """A time to live counts from the start timestamp, so the time already elapsed is added."""
+        elapsed = now - self._started_seconds
+        seconds = elapsed + self._env.limits.lock_ttl_seconds
+        return min(int(seconds * 1000), TTL_MILLISECONDS_MAX)
+
+    def learn(self, answer: Refused) -> None:
+        """Takes over both numbers of our lock as it is stored: there, they only grow."""
+        _, min_commit, ttl, _ = LOCK_HEADER.unpack_from(answer.offender.value)
+        self.min_commit = max(self.min_commit, min_commit)  # answers may overtake each other
+        # Until the primary is known to be locked, our `ttl` is what the last attempt would have
+        # set. If we kept it, and an earlier attempt had set another, every heartbeat would fail.
+        self.ttl = max(self.ttl, ttl) if self.is_locked else ttl
+
+    def is_ours(self, answer: Refused) -> bool:
+        """True if the lock that was found is that of this transaction."""
+        cell = answer.cell
+        return cell is not None and cell.value.startswith(timestamp_bytes(self._write.start))
+
+    def wants_heartbeat(self, now: float) -> bool:
+        """True if the primary is locked, or may be, and a good part of its time to live has passed.
+
+        It may be while another tablet, which has failed perhaps, has not answered for its cells.
+        """
+        limits = self._env.limits
+        set_at = self._started_seconds + self.ttl / 1000 - limits.lock_ttl_seconds
+        is_due = now >= set_at + limits.heartbeat_seconds / 2
+        return is_due and (self.is_locked or self.is_awaited) and not self.is_lost
+
+    def heartbeat(self) -> Heartbeat:
+        """The step that raises the time to live."""
+        now = self._env.now()
+        ttl = max(self.ttl, self._ttl_from(now))
+        oracle = later(self._write.start, now - self._started_seconds)
+        least = self._raises.least(self.min_commit, self.commit, oracle)
+        step = self._write.heartbeat(self.min_commit, self.ttl, least, ttl)
+        return Heartbeat(step, least, ttl, self.is_locked)
+
+    def after_heartbeat(self, beat: Heartbeat, answer: Answer, took_seconds: float) -> bool:
+        """Returns True if the lock had changed, so that another heartbeat should follow at once."""
+        if answer is APPLIED:
+            self.min_commit = max(self.min_commit, beat.min_commit)
+            self.ttl = max(self.ttl, beat.ttl)
+            self.is_locked = True
+            self._raises.lead.applied()
+        elif isinstance(answer, Refused):
+            if self.is_ours(answer):
+                self._raises.lead.refused(took_seconds)
+                self.learn(answer)
+                self.is_locked = True
+                return True
+            # Otherwise it may have overtaken the prewrite, which may have been answered since.
+            self.is_lost = self.is_lost or beat.is_for_lock
+        return False
+
+
+class Heartbeats:
+    """The locks of the commits in progress that take two phases."""
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._locks: dict[PrimaryLock, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, lock: PrimaryLock) -> None:
+        self._locks[lock] = None
+        if self._timer is None:
+            self._wait()
+
+    def discard(self, lock: PrimaryLock) -> None:
+        self._locks.pop(lock, None)
+
+    def close(self) -> None:
+        self._locks.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _wait(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._env.limits.heartbeat_seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._locks:
+            self._env.background.start(self._beat())
+            self._wait()
+
+    async def _beat(self) -> None:
+        env, limits = self._env, self._env.limits
+        now = env.now()
+        due = [lock for lock in self._locks if lock.wants_heartbeat(now)]
+        # The next beat repeats one that gets no answer: there are two in each time to live.
+        deadline = now + limits.heartbeat_seconds
+        for _ in range(ATTEMPTS_PER_BEAT_MAX):
+            if not due:
+                return
+            beats = [lock.heartbeat() for lock in due]
+            began = env.now()
+            answers = await env.cells.mutate([beat.step for beat in beats], deadline)
+            took = env.now() - began
+            # A refused heartbeat is sent again at once. If it waited for the next beat, one reader
+            # a second, each pushing the lock, would be enough to let a live owner's lock expire.
+            due = [
+                lock
+                for lock, beat, answer in zip(due, beats, answers, strict=True)
+                if lock.after_heartbeat(beat, answer, took) and lock in self._locks
+            ]
+
+
+def raised(lock: LockRecord, least: int, ttl_milliseconds: float, value: bytes) -> LockRecord:
+    """The lock with a higher least commit timestamp, another time to live, and another state."""
+    ttl = min(int(ttl_milliseconds), TTL_MILLISECONDS_MAX)
+    return replace(lock, min_commit_timestamp=least, ttl_milliseconds=ttl, value=value)
+
+
+def raising(lock: LockRecord) -> CellMutation:
+    """Puts this lock in the place of the part's lock, if that has a lower least commit
+    timestamp."""
+    table_id, row, column = lock.primary
+    below = lock.min_commit_timestamp - 1
+    step = steps.raise_lock(row, column, lock.start_timestamp, below, lock.encode())
+    return CellMutation(table_id, step)

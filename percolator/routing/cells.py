@@ -8,11 +8,13 @@ A deadline is an instant on the clock's monotonic time, in seconds.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
 from percolator.errors import (
+    CellAddress,
     InvalidArgument,
     InvariantViolation,
     NotExecuted,
@@ -26,38 +28,20 @@ from percolator.v1.tabletserver_pb2 import Mutation, RowRead
 #
 # A message of its own would cost the client and the server most of what the mutation costs them.
 
-_OTHER_BYTES = 32
-"""The size of a step in a request besides row, column and value."""
 
-
+@dataclass(slots=True, eq=False)
 class CommonStep:
     """One entry of a `StepList`; a subclass for each kind."""
 
-    __slots__ = ("column", "commit", "min_commit", "observers", "row", "start", "value")
+    row: bytes
+    column: bytes
+    value: bytes
+    start: int
+    commit: int = 0
+    min_commit: int = 0
+    observers: tuple[bytes, ...] = ()
 
     kind = 0
-
-    def __init__(
-        self,
-        row: bytes,
-        column: bytes,
-        value: bytes,
-        start: int,
-        commit: int = 0,
-        min_commit: int = 0,
-        observers: tuple[bytes, ...] = (),
-    ) -> None:
-        self.row = row
-        self.column = column
-        self.value = value
-        self.start = start
-        self.commit = commit
-        self.min_commit = min_commit
-        self.observers = observers
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.row) + len(self.column) + len(self.value) + _OTHER_BYTES
 
     def mutation(self) -> Mutation:
         """The step as a mutation of its own, as row stores and the memory take it."""
@@ -147,7 +131,7 @@ class RowResult:
         self.locks: list[Cell] = []
 
     def size_bytes(self) -> int:
-        """Of the columns and values that were found."""
+        """The size of the columns and values that were found."""
         return sum(len(column) + len(cell.value or b"") for column, cell in self.found.items())
 
 
@@ -169,6 +153,55 @@ class ReadSize:
                 f"the answer would have more than {self._bytes_max} bytes: ask for fewer rows at "
                 "once",
             )
+
+
+class KnownRow:
+    """Some cells of one row, as a transaction's timestamp shows them: they need not be read.
+
+    The columns that the last run of an observer has read in the row of its change are read together
+    with the next change, in the first message of its run (the paper's section 2.5). Nothing that an
+    earlier run has read is used.
+    """
+
+    __slots__ = ("_cells", "_place", "read")
+
+    def __init__(self, table_id: int, row: bytes, cells: Mapping[bytes, FoundCell | None]) -> None:
+        self._place = (table_id, row)
+        self._cells = cells
+        self.read: dict[bytes, None] = {}
+        """The columns of the row that were asked for, known or not, in that order."""
+
+    def has(self, address: CellAddress) -> bool:
+        """True if the cell is known, and need not be read. Notes that it was asked for."""
+        table_id, row, column = address
+        if (table_id, row) != self._place:
+            return False
+        self.read[column] = None
+        return column in self._cells
+
+    def cells_of(
+        self, table_id: int, row: bytes, columns: Sequence[bytes]
+    ) -> Mapping[bytes, FoundCell | None] | None:
+        """These cells, if all of them are known. Notes that they were asked for."""
+        if (table_id, row) != self._place:
+            return None
+        self.read.update(dict.fromkeys(columns))
+        if not self._cells.keys() >= set(columns):
+            return None
+        return {column: self._cells[column] for column in columns}
+
+    def __getitem__(self, column: bytes) -> FoundCell | None:
+        return self._cells[column]
+
+
+def known_rows(
+    known: KnownRow | None, table_id: int, rows: Iterable[bytes], columns: Sequence[bytes] | None
+) -> dict[bytes, Mapping[bytes, FoundCell | None]]:
+    """The rows of which all these columns are known; none without columns."""
+    if known is None or not columns:
+        return {}
+    found = {row: known.cells_of(table_id, row, columns) for row in rows}
+    return {row: cells for row, cells in found.items() if cells is not None}
 
 
 class RangeRequest(NamedTuple):
@@ -201,7 +234,7 @@ class RangeRequest(NamedTuple):
 
 
 def wants(column: bytes, names: Sequence[bytes] | None, prefixes: tuple[bytes, ...]) -> bool:
-    """Whether a read of these names (None: of all), and of these prefixes, includes the column."""
+    """True if a read of these names (None: of all) and of these prefixes includes the column."""
     return names is None or column in names or column.startswith(prefixes)
 
 
@@ -233,7 +266,7 @@ class CellPage(NamedTuple):
     end: bytes
 
     def by_row(self) -> RangePage:
-        """The same page with an object for each cell."""
+        """The page with an object for each cell."""
         rows: dict[bytes, dict[bytes, FoundCell]] = {}
         deletes = set(self.deletes)
         last: bytes | None = None
@@ -266,11 +299,11 @@ class ChangesRequest(NamedTuple):
     after: int
     until: int
     before: bool = False
-    """Whether to return what the cells were before, too."""
+    """The values before the changes are returned, too."""
 
 
 class ChangesSeen(NamedTuple):
-    """What a look for changes has found, in all tablets of a table."""
+    """The findings of a look for changes, in all tablets of a table."""
 
     reached: int
     """Every change up to this timestamp is stored."""
@@ -329,7 +362,7 @@ class WholeCommit(NamedTuple):
     """Another transaction waits for this one, and would begin directly above it."""
 
     def lies_in(self, location: TabletLocation) -> bool:
-        """Whether the tablet has all of its rows."""
+        """True if the tablet has all of its rows."""
         start, end = location.start, location.end
         first, last = self.rows[0], self.rows[-1]
         if first < start or (end and last >= end):

@@ -80,6 +80,9 @@ class SchemaVersions:
 NOWHERE = TabletLocation(table_id=0, tablet_id=0, epoch=0, start=b"", end=b"", address="")
 """The location of a row before it was looked up."""
 
+_STEP_BYTES = 32
+"""The size of a step in a request besides row, column and value."""
+
 
 class PendingRow:
     """One mutation or one row to read, on its way to a tablet server and back."""
@@ -117,7 +120,9 @@ class PendingRow:
         self.message: Any = message
         self.row: bytes = message.row
         self.size_bytes: int = (
-            message.size_bytes if isinstance(message, CommonStep) else message.ByteSize()
+            len(message.row) + len(message.column) + len(message.value) + _STEP_BYTES
+            if isinstance(message, CommonStep)
+            else message.ByteSize()
         )
         self.location = NOWHERE
         self.attempts = 0
@@ -290,8 +295,6 @@ class PendingCell:
 # part of the protocol (percolator/protocol/commit.py). What cannot be committed in this way still
 # can be in two phases. If a message is refused because of one transaction, the others in it are not
 # answered.
-
-"""The size of a cell in a request besides row, column and value."""
 
 
 class PendingCommit:

@@ -21,7 +21,6 @@ import math
 import operator
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Protocol
 
 from percolator import errors
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError
@@ -57,31 +56,17 @@ BACKOFF_SECONDS_MAX = 0.5
 _WORTH_ANOTHER_TRY = (errors.NotExecuted, errors.ExecutionUnknown)
 
 
-class Taker(Protocol):
-    """Receives a timestamp: a future of it, or an object that goes on with it at once."""
-
-    def done(self) -> bool:
-        """True if it no longer wants one: its caller has left, or it has received one."""
-        ...
-
-    def set_result(self, timestamp: int, /) -> None:
-        """Must not raise: others receive theirs in the same turn."""
-        ...
-
-    def set_exception(self, error: errors.PercolatorError, /) -> None: ...
-
-
 class _Batch:
     """The calls that share a request, in the order in which they came.
 
-    Three lists instead of one list of tuples: besides its taker, a call creates no object that the
+    Three lists instead of one list of tuples: besides its future, a call creates no object that the
     garbage collector has to look at.
     """
 
-    __slots__ = ("count", "counts", "deadlines", "takers")
+    __slots__ = ("count", "counts", "deadlines", "futures")
 
     def __init__(self) -> None:
-        self.takers: list[Taker] = []
+        self.futures: list[asyncio.Future[int]] = []
         self.counts: list[int] = []
         self.deadlines: list[float] = []
         """In the event loop's time."""
@@ -98,7 +83,7 @@ class _Batch:
             count += self.counts[kept]
             kept += 1
         rest = _Batch()
-        rest.takers, self.takers = self.takers[kept:], self.takers[:kept]
+        rest.futures, self.futures = self.futures[kept:], self.futures[:kept]
         rest.counts, self.counts = self.counts[kept:], self.counts[:kept]
         rest.deadlines, self.deadlines = self.deadlines[kept:], self.deadlines[:kept]
         rest.count, self.count = self.count - count, count
@@ -107,22 +92,22 @@ class _Batch:
     def take_over(self, later: _Batch) -> None:
         """Drops calls that no longer wait, and appends those of `later`."""
         both = zip(
-            self.takers + later.takers,
+            self.futures + later.futures,
             self.counts + later.counts,
             self.deadlines + later.deadlines,
             strict=True,
         )
         waiting = [entry for entry in both if not entry[0].done()]
-        self.takers = [taker for taker, _, _ in waiting]
+        self.futures = [future for future, _, _ in waiting]
         self.counts = [count for _, count, _ in waiting]
         self.deadlines = [deadline for _, _, deadline in waiting]
         self.count = sum(self.counts)
 
     def fail(self, error: errors.PercolatorError) -> None:
-        for taker in self.takers:
-            if not taker.done():
+        for future in self.futures:
+            if not future.done():
                 # A copy each: raising a shared error would lengthen its traceback every time.
-                taker.set_exception(copy(error))
+                future.set_exception(copy(error))
 
 
 class TimestampSource:
@@ -186,12 +171,6 @@ class TimestampSource:
         With a `count`, the first of that many consecutive ones. `DeadlineExceeded` means that no
         oracle answered in time; the call may be repeated.
         """
-        future = self._create_future()
-        self.give(future, count, timeout_seconds)
-        return future
-
-    def give(self, taker: Taker, count: int = 1, timeout_seconds: float | None = None) -> None:
-        """As `get`, for what goes on with the timestamp at once: no task has to be woken for it."""
         # This is called hundreds of thousands of times a second, so every line counts. It is not a
         # coroutine, which would cost another object and another frame.
         if count.__class__ is not int:
@@ -212,17 +191,19 @@ class TimestampSource:
             # The task starts in the next turn of the loop, after all calls of this turn were made.
             self._dispatcher = self._loop.create_task(self._dispatch())
         waiting = self._waiting
-        if len(waiting.takers) >= WAITERS_MAX:
+        if len(waiting.futures) >= WAITERS_MAX:
             raise errors.Overloaded(
                 f"{WAITERS_MAX} calls are already waiting for timestamps",
                 retry_after_seconds=BACKOFF_SECONDS_MAX,
             )
-        waiting.takers.append(taker)
+        future = self._create_future()
+        waiting.futures.append(future)
         waiting.counts.append(count)
         waiting.deadlines.append(deadline)
         waiting.count += count
         if deadline < self._reap_at:
             self._reap_no_later_than(deadline)
+        return future
 
     async def close(self) -> None:
         """Fails all calls that are waiting. Closing twice is harmless."""
@@ -240,7 +221,7 @@ class TimestampSource:
         """Sends requests, one at a time, until no call is waiting."""
         failed_attempts = 0
         try:
-            while self._waiting.takers:
+            while self._waiting.futures:
                 batch = self._in_flight = self._waiting
                 self._waiting = _Batch()
                 if batch.count > self._request_count_max:
@@ -259,7 +240,7 @@ class TimestampSource:
                     self._put_back(batch)
                     await self._turn_to_the_next(failed_attempts, error)
                 except errors.PercolatorError as error:
-                    if _is_too_many(error) and len(batch.takers) > 1:
+                    if _is_too_many(error) and len(batch.futures) > 1:
                         # The oracle's limit is set below the default.
                         self._request_count_max = max(batch.count // 2, 1)
                         self._grow_at = self.requests_answered + REQUESTS_BEFORE_GROWTH
@@ -314,10 +295,10 @@ class TimestampSource:
         if self.requests_answered == self._grow_at:
             self._request_count_max = min(self._request_count_max * 2, self._count_max)
             self._grow_at += REQUESTS_BEFORE_GROWTH
-        for taker, count in zip(batch.takers, batch.counts, strict=True):
+        for future, count in zip(batch.futures, batch.counts, strict=True):
             # A call that was cancelled or has timed out in the meantime leaves a gap.
-            if not taker.done():
-                taker.set_result(first)
+            if not future.done():
+                future.set_result(first)
             first += count
 
     def _refuse_for_ever(self, first: int, asked: int, received: int) -> None:
@@ -362,12 +343,12 @@ class TimestampSource:
         now = self._now()
         earliest = math.inf
         for batch in (self._in_flight, self._waiting):
-            for taker, deadline in zip(batch.takers, batch.deadlines, strict=True):
-                if taker.done():
+            for future, deadline in zip(batch.futures, batch.deadlines, strict=True):
+                if future.done():
                     continue
                 if deadline <= now:
                     reason = self._last_failure or "no answer yet"
-                    taker.set_exception(
+                    future.set_exception(
                         errors.DeadlineExceeded(
                             f"the oracle did not answer in time; last error: {reason}"
                         )

@@ -450,7 +450,7 @@ class Commits:
 
     def _steps(self, start: int, writes: Writes) -> WriteSteps:
         inline_bytes_max = self._engine.limits.value_inline_bytes_max
-        return WriteSteps(start, writes.cells.stored(start), b"", inline_bytes_max)
+        return WriteSteps(start, writes.cells.stored(start), inline_bytes_max)
 
     async def _after_failure(
         self, start: int, writes: Writes, problem: PercolatorError, deadline: float

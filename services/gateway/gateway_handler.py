@@ -17,8 +17,7 @@ from percolator.errors import (
 )
 from percolator.protocol.change_reader import IDLE_SECONDS, ChangeReader
 from percolator.protocol.environment import ROLLED_BACK, Statistics
-from percolator.protocol.read import read_rows
-from percolator.protocol.scan import scan_pages
+from percolator.protocol.read import read_rows, scan_pages
 from percolator.routing.cells import FoundCell, RowRequest, StoredChange
 from percolator.services.chassis.rpc import caller_identity, remaining_seconds
 from percolator.services.gateway.commits import Commits, Requests

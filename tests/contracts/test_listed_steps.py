@@ -30,7 +30,8 @@ def _sent() -> list[CellMutation]:
     """What transactions send on their way to a commit, for every kind of write."""
     found = []
     for cell, write in WRITES.items():
-        steps = WriteSteps(START, {cell: write}, b"session", inline_bytes_max=10)
+        steps = WriteSteps(START, {cell: write}, inline_bytes_max=10)
+        steps.session = b"session"
         found += [
             steps.prewrite(cell, 0, 1000),
             steps.prewrite(cell, PUSHED, 1000),

@@ -354,7 +354,7 @@ def test_a_lock_on_an_observed_column_is_waited_for(pages: Pages) -> None:
         table_id = (await context.describe(table)).table_id
         cell = CellAddress(table_id, b"a", b"body")
         start = await context.env.timestamps.get()
-        write = WriteSteps(start, {cell: (KIND_PUT, b"text")}, b"", 1024)
+        write = WriteSteps(start, {cell: (KIND_PUT, b"text")}, 1024)
         if context.env.announcing is not None:
             announcement = Announcement(context.env, context.env.announcing, write)
             await announcement.announce(write.cells, context.deadline())

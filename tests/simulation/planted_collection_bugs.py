@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from percolator.aio.engine import OpenStarts
 from percolator.aio.snapshot import Snapshot
 from percolator.aio.transaction import TransactionInternals
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.protocol import commit
 from percolator.protocol.conflicts import MetLock
-from percolator.protocol.environment import ROLLED_BACK, Environment
+from percolator.protocol.environment import ROLLED_BACK, Environment, OpenStarts
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.services.master.collection import CollectionTimes
 from percolator.services.master.tablet_collection import OldLocks

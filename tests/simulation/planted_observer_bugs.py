@@ -28,13 +28,12 @@ from percolator.protocol.announcing import Announcement
 from percolator.protocol.commit import Commit
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.resolving.rolling import Rolling
-from percolator.protocol.write_set import KnownRow
 from percolator.recipes.combine_queue import CombineQueue
 from percolator.recipes.export_queue import ExportQueue
 from percolator.recipes.index import IndexEntries
 from percolator.recipes.sharded_counter import ShardedCounter
 from percolator.routing.catalog import Catalog, TableSchema
-from percolator.routing.cells import FoundCell
+from percolator.routing.cells import FoundCell, KnownRow
 from percolator.rowstore import intents
 from percolator.rowstore.intents import Intent, Intents, SharedWrites
 from percolator.rowstore.port import RowChange

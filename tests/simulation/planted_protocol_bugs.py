@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from percolator.aio.awaiting import LateWrites
 from percolator.aio.reader import Reader
-from percolator.errors import CellAddress, PercolatorError
+from percolator.aio.transaction import LateWrites
+from percolator.errors import PercolatorError
 from percolator.formats.records import KIND_LOCK_ONLY, WRITE_KIND_OFFSET
 from percolator.protocol import commit, steps
 from percolator.protocol.conflicts import MetLock
-from percolator.protocol.read import NewestReads, NotNow
 from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.write_set import WriteSteps
 from percolator.routing import lanes
@@ -22,12 +21,11 @@ from percolator.routing.cells import (
     APPLIED,
     CellMutation,
     CommonStep,
-    FoundCell,
     Refused,
     RowRequest,
     RowResult,
 )
-from percolator.routing.lanes import PendingRow, Problem, Queued
+from percolator.routing.lanes import CellAnswer, PendingRow, Problem, Queued
 from percolator.routing.router import Router
 from percolator.services.master.collection import CollectionTimes
 from percolator.tablet import judge, requests, scans
@@ -411,15 +409,15 @@ def reads_of_now_do_not_wait_for_held_cells(patch: Patch) -> None:
 
 def locked_cell_counts_as_empty(patch: Patch) -> None:
     """The answer that reports a lock does not have the cell's value."""
-    correct = NewestReads.read
+    correct = Router.read_cell
 
     async def wrong(
-        self: NewestReads, cell: CellAddress, deadline: float
-    ) -> FoundCell | NotNow | None:
-        found = await correct(self, cell, deadline)
-        return None if isinstance(found, NotNow) else found
+        self: Router, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
+    ) -> CellAnswer:
+        found = await correct(self, table_id, row, column, timestamp, deadline)
+        return None if timestamp == NEWEST and isinstance(found, RowResult) else found
 
-    patch.setattr(NewestReads, "read", wrong)
+    patch.setattr(Router, "read_cell", wrong)
 
 
 NEWEST_BUGS = (

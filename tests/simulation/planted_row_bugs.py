@@ -14,7 +14,6 @@ from typing import Any, cast
 
 import pytest
 
-from percolator.aio.engine import OpenStarts
 from percolator.bigtable import messages
 from percolator.bigtable.store import BigtableStore
 from percolator.errors import (
@@ -28,6 +27,7 @@ from percolator.errors import (
 from percolator.formats.records import START_TIMESTAMP_BYTES, locked_column
 from percolator.history.rows import RowHistory
 from percolator.protocol import steps
+from percolator.protocol.environment import OpenStarts
 from percolator.protocol.steps import OWN_COMMIT
 from percolator.routing.cells import APPLIED, Refused, RowRequest, RowResult
 from percolator.rowstore import collection, mapping, mutations, reads

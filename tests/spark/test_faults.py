@@ -89,7 +89,7 @@ def test_reads_settle_abandoned_locks(read: Read, db: percolator.Database) -> No
             CellAddress(info.table_id, url.encode(), b"visits"): (KIND_PUT, bytes(7) + b"\x63")
             for url in ("a00001", "c00001", "d00001")
         }
-        write = WriteSteps(start, writes, b"", 1024)
+        write = WriteSteps(start, writes, 1024)
         steps = [write.prewrite(cell, start + 1, 50) for cell in write.cells]
         assert await engine.router.mutate(steps, deadline) == [APPLIED] * 3
         commit = await engine.env.timestamps.get()

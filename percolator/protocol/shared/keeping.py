@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from percolator.formats.records import LockRecord, timestamp_bytes
 from percolator.protocol.environment import Environment
-from percolator.protocol.heartbeats import Lead, raised, raising
 from percolator.protocol.part_states import FINISHED
 from percolator.protocol.shared.names import Job
+from percolator.protocol.write_set import Lead, raised, raising
 from percolator.routing.cells import Answer, Refused, RowRequest
 from percolator.timestamps import NEWEST, SEQUENCE_BITS
 from percolator.v1.cells_pb2 import SPACE_LOCK

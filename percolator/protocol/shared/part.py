@@ -16,10 +16,10 @@ from percolator.formats.records import (
 )
 from percolator.protocol import steps
 from percolator.protocol.environment import Environment
-from percolator.protocol.heartbeats import Lead, raised, raising
 from percolator.protocol.part_states import FINISHED, OPEN
 from percolator.protocol.shared.closing import ended, look
 from percolator.protocol.shared.names import Job, PartKey, PartName
+from percolator.protocol.write_set import Lead, raised, raising
 from percolator.routing.cells import APPLIED, Groups, Refused
 from percolator.v1.cells_pb2 import SPACE_LOCK
 

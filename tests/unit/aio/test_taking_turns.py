@@ -192,7 +192,7 @@ async def test_one_that_dies_in_its_turn_lets_the_next_go_at_once() -> None:
             had_lost = bool(lost)
             await lose_once(db, tx, lost)
             if had_lost:
-                assert await cell(db) in db.internal.engine.env.hot_cells
+                assert await cell(db) in db.internal.engine.env.hot_cells.lines
                 raise ValueError("a mistake of the program")
 
         with pytest.raises(ValueError, match="a mistake"):
@@ -215,7 +215,7 @@ async def test_one_that_waits_for_something_else_in_its_turn_holds_up_others_for
         await asyncio.sleep(0.0)
         await asyncio.sleep(0.001)
         owner = await cell(db)
-        assert owner in db.internal.engine.env.hot_cells
+        assert owner in db.internal.engine.env.hot_cells.lines
         began = now()
         other = Contender(db.internal.engine.env.hot_cells, None, 0.0)
         other.lost_at(owner)

@@ -23,10 +23,9 @@ from percolator.errors import (
 from percolator.limits import Limits
 from percolator.protocol.commit import Commit
 from percolator.protocol.environment import Environment, Statistics, Verdicts
-from percolator.protocol.heartbeats import Heartbeats
 from percolator.protocol.read import read_rows
 from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.write_set import Write, WriteSteps
+from percolator.protocol.write_set import Heartbeats, Write, WriteSteps
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import (
     APPLIED,
@@ -334,7 +333,6 @@ class Client:
         write = WriteSteps(
             start,
             writes,
-            self.network.session_id or b"",
             self.env.limits.value_inline_bytes_max,
             weak_notifications=weak,
         )

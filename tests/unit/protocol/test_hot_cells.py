@@ -46,11 +46,11 @@ async def test_a_line_ends_a_moment_after_the_last_one_has_left() -> None:
     three = contender(lines, 3.0, JOE)
     three.stand_in_line()
     await asyncio.sleep(KEPT_SECONDS + 0.1)
-    assert BOB not in lines
-    assert JOE in lines
+    assert BOB not in lines.lines
+    assert JOE in lines.lines
     three.leave()
     await asyncio.sleep(KEPT_SECONDS + 0.1)
-    assert JOE not in lines
+    assert JOE not in lines.lines
 
 
 async def test_the_oldest_goes_first_whenever_it_came() -> None:
@@ -132,7 +132,7 @@ async def test_one_who_lost_at_many_cells_stands_in_line_at_the_last_few() -> No
     cells = [CellAddress(1, b"%d" % number, b"c") for number in range(CELLS_MAX + 3)]
     many = contender(lines, 1.0, *cells)
     many.stand_in_line()
-    assert [cell in lines for cell in cells] == [False] * 3 + [True] * CELLS_MAX
+    assert [cell in lines.lines for cell in cells] == [False] * 3 + [True] * CELLS_MAX
 
 
 async def test_only_a_function_that_has_lost_at_a_cell_is_known_there() -> None:

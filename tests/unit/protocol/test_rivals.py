@@ -49,7 +49,7 @@ def test_rivals_that_have_gone_are_forgotten() -> None:
     rivals = Rivals()
     rivals.note_loss(BOB, "a function", 1.0, 10.0)
     assert rivals.longest_seconds(BOB, "a function", 10.0 + 10 * HALF_LIFE_SECONDS) == 0.0
-    assert BOB not in rivals
+    assert BOB not in rivals.contended
 
 
 def test_only_so_many_cells_are_remembered() -> None:
@@ -57,4 +57,4 @@ def test_only_so_many_cells_are_remembered() -> None:
     for number in range(REMEMBERED_CELLS_MAX + 5):
         rivals.note_loss(BOB._replace(row=b"%d" % number), "a function", 1.0, 10.0)
     assert len(rivals) == REMEMBERED_CELLS_MAX
-    assert BOB._replace(row=b"4") not in rivals
+    assert BOB._replace(row=b"4") not in rivals.contended

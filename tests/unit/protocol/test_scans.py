@@ -7,7 +7,7 @@ import pytest
 from percolator.errors import CellAddress
 from percolator.limits import Limits
 from percolator.protocol.environment import Statistics
-from percolator.protocol.scan import scan_pages
+from percolator.protocol.read import scan_pages
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.cells import RangeRequest
 

@@ -23,7 +23,8 @@ def test_a_common_step_means_what_its_message_means(
     column: bytes, write: tuple[int, bytes]
 ) -> None:
     cell = CellAddress(TABLE, b"row", column)
-    steps = WriteSteps(at(5), {cell: write}, b"session", 100)
+    steps = WriteSteps(at(5), {cell: write}, 100)
+    steps.session = b"session"
     for asked in (
         steps.prewrite(cell, at(5) + 1, 1_000),
         steps.commit_primary(NO_OBSERVERS, at(5) + 1, at(9)),
@@ -38,7 +39,8 @@ def test_a_common_step_means_what_its_message_means(
 
 def test_the_lock_of_a_reader_asks_about_the_cell() -> None:
     cell = CellAddress(TABLE, b"row", read_lock_column(b"c", at(5)))
-    steps = WriteSteps(at(5), {cell: (KIND_LOCK_ONLY, b"")}, b"session", 100)
+    steps = WriteSteps(at(5), {cell: (KIND_LOCK_ONLY, b"")}, 100)
+    steps.session = b"session"
     asked = steps.prewrite(cell, at(5) + 1, 1_000)
     common, plain = mapped_step(asked.mutation, TIMES), mapped(asked.message(), TIMES)
     assert common.mutation == asked.message()
@@ -47,6 +49,6 @@ def test_the_lock_of_a_reader_asks_about_the_cell() -> None:
 
 def test_a_timestamp_that_cannot_be_stored_is_refused() -> None:
     cell = CellAddress(TABLE, b"row", b"c")
-    steps = WriteSteps(at(5) + 1, {cell: (KIND_PUT, b"value")}, b"session", 100)
+    steps = WriteSteps(at(5) + 1, {cell: (KIND_PUT, b"value")}, 100)
     with pytest.raises(InvalidArgument, match="multiples of 64"):
         mapped_step(steps.prewrite(cell, at(6), 1_000).mutation, TIMES)

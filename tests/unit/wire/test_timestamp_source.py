@@ -428,3 +428,30 @@ async def test_a_bug_in_the_network_layer_hangs_no_caller() -> None:
         await source.get()
     with pytest.raises(errors.InvariantViolation):
         await source.get()
+
+
+class _CtrlC(BaseException):
+    """A `KeyboardInterrupt` would end the test's loop."""
+
+
+class _Interrupted(asyncio.Future[int]):
+    def set_result(self, timestamp: int, /) -> None:
+        super().set_result(timestamp)
+        raise _CtrlC
+
+
+async def test_no_call_is_forgotten_although_ctrl_c_came_while_timestamps_were_handed_out() -> None:
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda *_: None)
+    source = source_of(Oracles())
+    create_future = source._create_future
+    before = source.get()
+    source._create_future = _Interrupted
+    interrupted = source.get()
+    source._create_future = create_future
+    behind = [source.get(), source.get()]
+    assert await before == 1000
+    assert await interrupted == 1001
+    assert await source.get() == 1006
+    assert [await one for one in behind] == [1004, 1005]
+    loop.set_exception_handler(None)
