@@ -28,7 +28,7 @@ EXIT_REFUSED = 2
 NEEDED = (
     "grpc_health",
     "grpc_reflection",
-    "plyvel",
+    "plyvel_next" if sys.version_info >= (3, 13) else "plyvel",
     "prometheus_client",
     "pydantic",
     "structlog",

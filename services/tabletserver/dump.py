@@ -17,13 +17,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import plyvel
-
 from percolator.errors import InvariantViolation
 from percolator.formats.records import LockRecord, WriteRecord
 from percolator.services.chassis import epoch_directory
 from percolator.services.chassis.epoch_directory import Stage
 from percolator.services.chassis.files import RealFiles
+from percolator.services.tabletserver import leveldb
 from percolator.services.tabletserver.storage import clone_leveldb
 from percolator.tablet.cells import (
     FEED_FENCE,
@@ -61,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
         directory = closed_directory(options.path)
         for cell in dumped(directory):
             sys.stdout.write((as_json(cell) if options.json else as_line(cell)) + "\n")
-    except (CannotDump, OSError, plyvel.Error) as error:
+    except (CannotDump, OSError, leveldb.Error) as error:
         sys.stderr.write(f"dump: {error}\n")
         return EXIT_REFUSED
     return 0
@@ -83,7 +82,7 @@ def dumped(directory: Path) -> Iterator[dict[str, Any]]:
     """Every entry, in key order; the fences between the spaces are left out."""
     with tempfile.TemporaryDirectory(prefix="tablet-dump-") as scratch:
         asyncio.run(_clone(directory, Path(scratch)))
-        database = plyvel.DB(scratch, create_if_missing=False)
+        database = leveldb.DB(scratch, create_if_missing=False)
         try:
             for key, value in database.iterator():
                 if key not in FENCES and key != FEED_FENCE:

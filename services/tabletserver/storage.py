@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-import plyvel
 from structlog.stdlib import BoundLogger
 
 from percolator.errors import (
@@ -34,6 +33,7 @@ from percolator.services.chassis.epoch_directory import (
     take_over,
 )
 from percolator.services.chassis.files import DiskThreads, EpochDirectory, Files
+from percolator.services.tabletserver import leveldb
 from percolator.tablet.state import Ownership, TabletIdentity
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as pb
@@ -127,7 +127,7 @@ async def _copy(files: Files, source: Path, target: Path) -> None:
         await file.fsync()
 
 
-# `Storage` on LevelDB: the only module that uses plyvel.
+# `Storage` on LevelDB.
 #
 # A tablet relies on this behaviour of LevelDB's `DBImpl::Write` (1.22, 1.23):
 #
@@ -173,7 +173,7 @@ def write_buffer_bytes(open_tablets: int, together_bytes: int = WRITE_BUFFERS_BY
 class LevelDBStorage:
     """One open LevelDB directory. Never fork while one is open: that loses LevelDB's lock."""
 
-    failures: tuple[type[Exception], ...] = (plyvel.Error, OSError)
+    failures: tuple[type[Exception], ...] = (leveldb.Error, OSError)
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class LevelDBStorage:
         self._threads = threads
         self._slow = slow or threads
         try:
-            self._database = plyvel.DB(
+            self._database = leveldb.DB(
                 # LevelDB creates the directory that it is given, whatever its options say. No
                 # directory can be created at a path that ends in "/.". Without it, a deposed owner,
                 # whose directory was renamed, would leave a ghost under the live name.
@@ -227,7 +227,9 @@ class LevelDBStorage:
         entries: Iterator[tuple[bytes, bytes]] = self._database.iterator(start=start, stop=stop)
         return entries
 
-    async def write(self, batch: plyvel.WriteBatch, then: Callable[[], bool] | None = None) -> bool:
+    async def write(
+        self, batch: leveldb.WriteBatch, then: Callable[[], bool] | None = None
+    ) -> bool:
         return await self._threads.run(partial(_write, batch, then))
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
@@ -267,7 +269,7 @@ class LevelDBStorage:
         self._database.compact_range(start=_BEYOND_ALL_KEYS, stop=_BEYOND_ALL_KEYS + b"\xff")
 
 
-def _write(batch: plyvel.WriteBatch, then: Callable[[], bool] | None) -> bool:
+def _write(batch: leveldb.WriteBatch, then: Callable[[], bool] | None) -> bool:
     batch.write()
     return then is None or then()
 
@@ -296,7 +298,7 @@ def _lock_holder(path: Path) -> str | None:
 
 def fault_of(error: Exception) -> StoreFault:
     """The fault of the store behind an error of LevelDB or of the operating system."""
-    if isinstance(error, plyvel.CorruptionError):
+    if isinstance(error, leveldb.CorruptionError):
         return StoreFault.DAMAGED
     text = str(error)
     number = getattr(error, "errno", None)

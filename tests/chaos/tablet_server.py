@@ -17,10 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
-import plyvel
-
 from percolator.services.chassis.lifecycle import run
 from percolator.services.chassis.settings import load
+from percolator.services.tabletserver import leveldb
 from percolator.services.tabletserver.service import build
 from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.services.tabletserver.storage import LevelDBStorage
@@ -35,7 +34,7 @@ def note_fsyncs(notes: IO[str]) -> None:
     write = LevelDBStorage.write
 
     async def noting(
-        self: LevelDBStorage, batch: plyvel.WriteBatch, then: Callable[[], bool] | None = None
+        self: LevelDBStorage, batch: leveldb.WriteBatch, then: Callable[[], bool] | None = None
     ) -> bool:
         owned = await write(self, batch, then)
         for path, size in _logs(self._directory):

@@ -306,7 +306,10 @@ async def test_a_port_may_be_given_to_another_kind_of_server_at_once(
 # A store that another process has open is refused, and the error names that process.
 
 
-HOLD = "import plyvel, sys; db = plyvel.DB(sys.argv[1], create_if_missing=True); print(); input()"
+HOLD = (
+    "import sys; from percolator.services.tabletserver.leveldb import DB; "
+    "db = DB(sys.argv[1], create_if_missing=True); print(); input()"
+)
 
 
 def test_the_process_that_has_a_tablet_open_is_named(tmp_path: Path) -> None:

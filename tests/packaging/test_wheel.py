@@ -97,7 +97,15 @@ def test_the_wheel_asks_for_what_a_client_needs(wheel: Path) -> None:
 
 
 def test_nothing_is_installed_that_a_client_does_not_need(environment: Path) -> None:
-    absent = ["plyvel", "pyspark", "pyarrow", "prometheus_client", "structlog", "tests"]
+    absent = [
+        "plyvel",
+        "plyvel_next",
+        "pyspark",
+        "pyarrow",
+        "prometheus_client",
+        "structlog",
+        "tests",
+    ]
     program = (
         "import importlib.util, sys\n"
         "print([name for name in sys.argv[1:] if importlib.util.find_spec(name)])"

@@ -100,9 +100,9 @@ def test_a_second_one_in_a_directory_says_how_to_stop_the_first(
 def test_without_what_the_services_need_it_names_the_extra(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "plyvel" else name)
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == "pydantic" else name)
     assert refused("--temporary") == (
-        "error: `percolator dev` needs plyvel: pip install 'percolator-store[server]'"
+        "error: `percolator dev` needs pydantic: pip install 'percolator-store[server]'"
     )
 
 

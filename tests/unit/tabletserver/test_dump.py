@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import plyvel
 import pytest
 
+from percolator.services.tabletserver import leveldb
 from percolator.services.tabletserver.dump import as_json, as_line, dumped
 from percolator.tablet.cells import L, W, cell_prefix, change_key, inverted
 from tests.unit.tablet.tablets import COLUMN, lock_record, write_record
@@ -30,7 +30,7 @@ CHANGE = change_key(CELL, 6)
 def test_a_damaged_entry_is_shown_with_its_error_and_so_are_all_others(
     key: bytes, value: bytes, space: str, tmp_path: Path
 ) -> None:
-    database = plyvel.DB(str(tmp_path), create_if_missing=True)
+    database = leveldb.DB(str(tmp_path), create_if_missing=True)
     database.put(b"Mformat", b"2")
     database.put(CHANGE, write_record(5, b"value"))
     database.put(L + CELL, lock_record(7))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-import plyvel
 import pytest
 
 from percolator.services.chassis.epoch_directory import take_over
 from percolator.services.chassis.files import RealFiles
+from percolator.services.tabletserver import leveldb
 from percolator.services.tabletserver.storage import clone_leveldb, lacks_current, plan_clone
 
 TAKEOVERS = 10
@@ -46,7 +46,7 @@ def test_tables_without_current_are_damage_and_an_unfinished_creation_is_not() -
 class Writer:
     """An owner that writes and compacts as fast as it can, and records what it may acknowledge."""
 
-    def __init__(self, database: plyvel.DB, own: Path, first: int) -> None:
+    def __init__(self, database: leveldb.DB, own: Path, first: int) -> None:
         self._database = database
         self._own = own
         self._identity = own.stat().st_ino
@@ -73,7 +73,7 @@ class Writer:
                 self._next += 20
                 if self._own.stat().st_ino != self._identity:
                     return
-            except (plyvel.Error, FileNotFoundError):
+            except (leveldb.Error, FileNotFoundError):
                 # Its directory is gone: anything that it does now fails.
                 return
             self.acknowledged = self._next
@@ -105,7 +105,7 @@ async def test_taking_over_from_a_compacting_owner_loses_nothing_acknowledged(
         for epoch in range(1, TAKEOVERS + 1):
             # While the former owner writes and compacts at full speed.
             directory = await take_over(files, tmp_path, epoch, clone_leveldb)
-            database = plyvel.DB(
+            database = leveldb.DB(
                 str(directory.path),
                 create_if_missing=True,
                 write_buffer_size=BUFFER_BYTES,
