@@ -8,7 +8,7 @@
                                           or deletion at or below s" is a filter of the store
     d        start      value             values too long for their record
     r        start      nothing           rollback markers, and proofs (below)
-    g        safe point nothing           notes: history was collected here (collected.py)
+    g        safe point nothing           notes: history was collected here (collection.py)
 
 Every table of the cluster is a table of the store. A row's key is its name; only rows of nothing
 but zero bytes get one more of these, since a store has no row with an empty name. A column's name
@@ -193,7 +193,7 @@ def _cancel_too(numbers: asyncio.Future[int], timestamp: asyncio.Future[int]) ->
 # Proofs: what says that a cell has neither a commit nor a marker of a transaction.
 #
 # A check finds cells, or finds that there are none; it cannot do both at once. Where cells have to
-# be found, a proof makes it possible to find, too, that something else is not there (grouping.py).
+# be found, a proof makes it possible to find, too, that something else is not there (mutations.py).
 #
 # A proof is put under the condition that the cell has neither. Whatever puts one of them deletes
 # the proof in the same change: every rollback does, and so do groups with those that they have

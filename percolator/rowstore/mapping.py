@@ -9,7 +9,7 @@ So there are two kinds of steps:
                       found
 
 A step without changes (status) is only judged: a store's checks need changes. Groups of steps that
-are made together or not at all are in grouping.py.
+are made together or not at all are in mutations.py.
 
 Two facts about steps are used, and nothing else is known of them here:
 
@@ -17,11 +17,11 @@ Two facts about steps are used, and nothing else is known of them here:
   these steps removes the lock in the same change, and no prewrite passes them. So a step that
   expects the lock need not ask about the other two.
 * A commit of the transaction itself is a commit at or above its start. So a prewrite asks only
-  about the latter; judging.py tells them apart when the check has found one.
+  about the latter; mutations.py tells them apart when the check has found one.
 
 Where history was collected, what a step asks about may be gone, so steps that expect nothing ask
-for the note of that, too (collected.py). A lock of a transaction excludes notes above its start, so
-a step that expects the lock need not.
+for the note of that, too (collection.py). A lock of a transaction excludes notes above its start,
+so a step that expects the lock need not.
 """
 
 from __future__ import annotations

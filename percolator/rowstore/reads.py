@@ -1,6 +1,6 @@
 """Reads of rows at a timestamp: those that want the same columns share a call.
 
-Reads of single rows share it also if they belong to different transactions (gathering.py).
+Reads of single rows share it also if they belong to different transactions (`Gathering`).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What crosses a network: methods, errors, connections, credentials, and clients of small services.
+"""Calls over a network: methods, errors, connections, credentials, and clients of small services.
 
     calls        methods.py (every remote procedure), status.py (errors), channels.py (gRPC)
-    frames       frames/: the faster way, for the calls made most often
+    frames       frames.py: the faster way, for the calls made most often
     addresses    addresses.py, cluster.py, through.py (by way of a gateway)
-    kept         by_address.py, line.py: what is kept for an address, and until when
     credentials  tls.py, credentials.py, renewal.py, tokens.py, roles.py
     oracle       timestamp_source.py: many callers share one request
     lock service lock_service.py, sessions.py, liveness.py, advisory_locks.py

@@ -3,8 +3,8 @@
 1. Decide how far: as far as each table's retention allows, but nothing that a session or pin needs.
 2. Write the decision down, and look at the sessions again. A pin that was set meanwhile wins: the
    tables whose history it would lose are left alone.
-3. Only now is anything collected: by tablets (tablet_collecting.py), or row by row
-   (row_collecting.py).
+3. Only now is anything collected: by tablets (tablet_collection.py), or row by row
+   (row_term.py).
 
 A round that fails at any step has deleted nothing that is needed, and the next one starts over.
 """

@@ -29,7 +29,7 @@ _WIDTH = 140
 _GUIDED_SHARE, _FILES_SHARE = 0.2, 0.15
 """Shares of the time; the cluster has the rest."""
 
-_ON_ROWS = "the cluster has tablet servers; on_rows.py gives these to one on a row store"
+_ON_ROWS = "the cluster has tablet servers; judging.py gives these to one on a row store"
 UNREACHED = {
     f"/percolator.v1.{name}": _ON_ROWS
     for name in (

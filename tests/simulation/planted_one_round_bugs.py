@@ -259,7 +259,7 @@ ONE_ROUND_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | Non
 whether they are caught in seconds."""
 
 
-# Bugs of batons: one for each of their rules (baton.py).
+# Bugs of handing over a hot cell: one for each rule (percolator/protocol/contention.py).
 
 
 def baton_taken_by_one_that_came_later(patch: Patch) -> None:

@@ -2,7 +2,7 @@
 
 A cluster of processes works for this long, while memory, descriptors, tasks and threads of each
 process, the files of LevelDB and the latencies of all operations are sampled. History is kept for
-seconds, so that what is stored has a size. The exit code is 1 if a series grows (`levelling.py`
+seconds, so that what is stored has a size. The exit code is 1 if a series grows (`series.py`
 says what that means), if the client read what it must not read, or if a process logged a bug.
 """
 
