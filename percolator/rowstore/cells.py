@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 from percolator.codecs.readable import quoted
@@ -278,11 +279,7 @@ class SampledRanges:
 
     async def _samples(self, table_id: int, deadline: float) -> Sequence[Sample]:
         patience = Patience(self._world, self._limits, deadline)
-        while True:
-            try:
-                return await self._store.sample(table_id, patience.attempt_seconds)
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
+        return await patience.repeated(partial(self._store.sample, table_id))
 
 
 def _borders(samples: Sequence[Sample], part_bytes: int, before: int = 0) -> Iterator[bytes]:

@@ -26,10 +26,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Final
 
-from percolator.errors import PercolatorError
 from percolator.formats.records import (
     KIND_PUT,
     KIND_PUT_IN_DATA,
@@ -353,14 +353,9 @@ class RowCollector:
     ) -> bool:
         """Returns whether the change was made: not if there is an older lock by now."""
         check, patience = no_older_lock(bounds, self._times), self._patience()
-        while True:
-            try:
-                return await self._store.check_and_mutate(
-                    table_id, key, check, changes, patience.attempt_seconds
-                )
-            except PercolatorError as error:
-                # It deletes what goes in any case, so it may be repeated even if it was executed.
-                await patience.outlast(error, is_read=True)
+        # It deletes what goes in any case, so it may be repeated even if it was executed.
+        change = partial(self._store.check_and_mutate, table_id, key, check, changes)
+        return await patience.repeated(change)
 
     def _patience(self) -> Patience:
         deadline = self._world.clock.monotonic_seconds() + _SLICE_SECONDS

@@ -27,7 +27,7 @@ from contextlib import aclosing
 from hashlib import blake2b
 from typing import Final, NamedTuple
 
-from percolator.errors import CellAddress, InvariantViolation, PercolatorError
+from percolator.errors import CellAddress, InvariantViolation
 from percolator.limits import Limits
 from percolator.rowstore.layout import WRITES, Times
 from percolator.rowstore.patience import Part, Patience, cells_locked_by, scanned_part
@@ -301,11 +301,7 @@ class Intents:
 
     async def _attempted(self, rows: Callable[[], Sequence[RowChange]], deadline: float) -> None:
         patience = Patience(self._world, self._limits, deadline)
-        while True:
-            try:
-                return await self._store.write(INTENTS_TABLE, rows(), patience.attempt_seconds)
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
+        await patience.repeated(lambda seconds: self._store.write(INTENTS_TABLE, rows(), seconds))
 
     async def _part(
         self,

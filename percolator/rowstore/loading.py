@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Final
 
-from percolator.errors import InvalidArgument, PercolatorError
+from percolator.errors import InvalidArgument
 from percolator.formats.records import KIND_PUT, KIND_PUT_IN_DATA, WRITE_HEADER
 from percolator.limits import Limits
 from percolator.rowstore.layout import (
@@ -73,12 +74,8 @@ class RowLoader:
     async def _call(self, table_id: int, rows: Sequence[RowChange], seconds: float) -> None:
         deadline = self._world.clock.monotonic_seconds() + seconds
         patience = Patience(self._world, self._limits, deadline)
-        while True:
-            try:
-                return await self._store.write(table_id, rows, patience.attempt_seconds)
-            except PercolatorError as error:
-                # What was written is written again, and is the same.
-                await patience.outlast(error, is_read=True)
+        # What was written is written again, and is the same.
+        await patience.repeated(partial(self._store.write, table_id, rows))
 
     def _calls_of(
         self, cells: Sequence[Cell], start: int, commit: int

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from percolator.errors import (
@@ -321,16 +322,9 @@ class RowMutations:
     async def _look(
         self, group: Joined, selections: Sequence[Selection], patience: Patience
     ) -> list[StoredCell]:
-        key = row_key(group.row)
-        while True:
-            try:
-                rows = await self._store.read(
-                    group.table_id, [key], selections, patience.attempt_seconds
-                )
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
-            else:
-                return rows[0].cells if rows else []
+        read = partial(self._store.read, group.table_id, [row_key(group.row)], selections)
+        rows = await patience.repeated(read)
+        return rows[0].cells if rows else []
 
 
 async def _all_of(works: Sequence[Coroutine[None, None, None]]) -> None:
@@ -478,10 +472,5 @@ class RowGroups:
 
     async def _look(self, table_id: int, key: bytes, patience: Patience) -> Sequence[StoredCell]:
         selections = (*_JUDGED, transactions_collected_above(0, self._times))
-        while True:
-            try:
-                rows = await self._store.read(table_id, [key], selections, patience.attempt_seconds)
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
-            else:
-                return rows[0].cells if rows else []
+        rows = await patience.repeated(partial(self._store.read, table_id, [key], selections))
+        return rows[0].cells if rows else []

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import aclosing
 from copy import copy
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from percolator.errors import CellAddress, DeadlineExceeded, PercolatorError, Retry, SchemaError
 from percolator.formats.records import KIND_LOCK_ONLY, LOCK_HEADER
@@ -16,6 +16,8 @@ from percolator.rowstore.port import TIME_UNIT, RowStore, Selection, StoredRow, 
 from percolator.v1.cells_pb2 import SPACE_LOCK, Cell
 from percolator.wire.backoff import Backoff, asked_pause_seconds
 from percolator.world import World
+
+T = TypeVar("T")
 
 _TIMEOUT_SECONDS_MIN = 0.001
 _NO_TABLE = (
@@ -48,6 +50,15 @@ class Patience:
         may have made them, and be the very reason; or it may still arrive, and make them. So from
         now on no error says that nothing was executed: only the row tells."""
         self._was_refused = True
+
+    async def repeated(self, call: Callable[[float], Awaitable[T]]) -> T:
+        """The answer to a call that may be sent again even if it was executed. It is given the
+        time-out of each attempt."""
+        while True:
+            try:
+                return await call(self.attempt_seconds)
+            except PercolatorError as error:
+                await self.outlast(error, is_read=True)
 
     async def outlast(self, problem: PercolatorError, *, is_read: bool) -> None:
         """Returns when the call may be sent again: it was not executed, or it changes nothing.

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import AsyncGenerator, Container, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from percolator.codecs.keys import after_prefix
@@ -394,7 +395,8 @@ class RowReads:
         cells: list[StoredCell] = []
         bytes_max = self._store.check_bytes_max
         for selections in data_selections(result, wanted, self._times, bytes_max):
-            rows = await self._patiently(table_id, [row_key(row)], selections, patience)
+            read = partial(self._store.read, table_id, [row_key(row)], selections)
+            rows = await patience.repeated(read)
             cells += rows[0].cells if rows else []
         add_data(row, result, cells, wanted, self._times)
 
@@ -465,21 +467,9 @@ class RowReads:
     ) -> list[StoredRow]:
         bytes_max = self._store.check_bytes_max
         selections = wanted.selections(self._times, bytes_max, earliest=earliest)
-        return await self._patiently(table_id, keys, selections, patience) if selections else []
-
-    async def _patiently(
-        self,
-        table_id: int,
-        keys: Sequence[bytes],
-        selections: Sequence[Selection],
-        patience: Patience,
-    ) -> list[StoredRow]:
-        while True:
-            try:
-                seconds = patience.attempt_seconds
-                return await self._store.read(table_id, keys, selections, seconds)
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
+        if not selections:
+            return []
+        return await patience.repeated(partial(self._store.read, table_id, keys, selections))
 
 
 def _wanted(read: RowRead) -> Wanted:
@@ -584,11 +574,7 @@ class RowScan:
         """The next part of the range."""
         asked, self._asked_seconds = self._asked_seconds, 0.0
         await patience.keep_pause(asked)
-        while True:
-            try:
-                return await self._attempt(patience.attempt_seconds)
-            except PercolatorError as error:
-                await patience.outlast(error, is_read=True)
+        return await patience.repeated(self._attempt)
 
     async def _attempt(self, seconds: float) -> _Part:
         selections = self._wanted.selections(self._times, self._store.check_bytes_max)
