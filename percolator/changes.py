@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class ChangeKind(Enum):
-    """What has happened to the cell."""
+    """Kind of change of a cell."""
 
     PUT = "put"
     """It has a value. Whether it had one before is not known: that was not asked for."""
@@ -79,11 +79,11 @@ class Change(Generic[K]):
         """The stored bytes before the change; None if there were none, or they were not asked
         for."""
         self.ends_commit = ends_commit
-        """Whether it is the last change of its commit. A reader that has handled it may
-        later continue after `commit_timestamp`."""
+        """True for the last change of its commit. A reader that has handled it may later continue
+        after `commit_timestamp`."""
 
     def is_of(self, column: Readable[Any]) -> bool:
-        """Whether it is a change of this column."""
+        """True if it is a change of this column."""
         if not isinstance(column, Column) or column.table.name != self.table.name:
             raise SchemaError(f"{column!r} is not a column of table {self.table.name!r}")
         return column.name == self.column

@@ -135,7 +135,7 @@ def seconds_between(earlier: int, later: int) -> float:
 
 
 def is_expired(commit: int, snapshot: int, ttl_milliseconds: int) -> bool:
-    """Whether a value that was committed at `commit` is invisible at `snapshot`.
+    """True if a value that was committed at `commit` is invisible at `snapshot`.
 
     Only these numbers decide, and once it is, it is so at all later snapshots.
     """

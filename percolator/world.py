@@ -35,15 +35,12 @@ class Clock(Protocol):
 
     def wall_milliseconds(self) -> int:
         """Milliseconds since 1970-01-01 UTC. May jump both ways, and differs between machines."""
-        ...
 
     def monotonic_seconds(self) -> float:
         """Seconds since some fixed instant. Never goes back. Means nothing to other machines."""
-        ...
 
     async def sleep(self, seconds: float) -> None:
         """Returns after `seconds` of this machine's monotonic time."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,9 @@ class StreamMethod(Generic[RequestT, ResponseT]):
     request: type[RequestT]
     response: type[ResponseT]
     is_short: Callable[[RequestT], bool] | None = None
-    """Whether one response will probably do for a request. Then the stream may end after the first,
-    and the caller asks again for the rest. None: a stream never ends before its last response."""
+    """Says if one response probably suffices for a request. Then the stream may end after the
+    first, and the caller asks again for the rest. None: a stream never ends before its last
+    response."""
 
 
 UnaryCall = Callable[[RequestT, float], Awaitable[ResponseT]]
@@ -73,7 +71,7 @@ UnaryCall = Callable[[RequestT, float], Awaitable[ResponseT]]
 
 
 class Responses(Protocol[AnswerT_co]):
-    """What a stream answers, one after the other. Whoever does not want all of it closes it
+    """Responses of a stream, in order. A caller that does not want all of them closes it
     (`contextlib.aclosing`): the call goes on until then."""
 
     def __aiter__(self) -> AsyncIterator[AnswerT_co]: ...
@@ -94,7 +92,6 @@ class Network(Protocol):
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
         """A callable that can be used for many calls: keep it, rather than asking for each call."""
-        ...
 
     def stream(
         self, address: str, method: StreamMethod[RequestT, ResponseT]
@@ -112,7 +109,6 @@ class Cursor(Protocol):
 
     def seek(self, key: bytes) -> None:
         """Moves to the first entry whose key is not less than `key`."""
-        ...
 
     def valid(self) -> bool: ...
 
@@ -122,11 +118,9 @@ class Cursor(Protocol):
 
     def next(self) -> None:
         """Moves forward; from the last entry to outside. Call it only if `valid`."""
-        ...
 
     def prev(self) -> None:
         """Moves back; from the first entry to outside. Call it only if `valid`."""
-        ...
 
     def close(self) -> None: ...
 
@@ -149,11 +143,10 @@ class Storage(Protocol[BatchT]):
     """
 
     failures: tuple[type[Exception], ...]
-    """What any method or cursor raises if the disk fails or the stored data is damaged."""
+    """Errors of any method or cursor if the disk fails or the stored data is damaged."""
 
     def fault(self, error: Exception) -> StoreFault:
         """The kind of fault behind one of the `failures`."""
-        ...
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -161,11 +154,9 @@ class Storage(Protocol[BatchT]):
 
     def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The entries with start <= key < stop at this instant, in order. Consume them soon."""
-        ...
 
     def batch(self) -> BatchT:
         """An empty batch for this storage."""
-        ...
 
     async def write(self, batch: BatchT, then: Callable[[], bool] | None = None) -> bool:
         """Writes all or nothing, and returns when it is durable.
@@ -177,19 +168,15 @@ class Storage(Protocol[BatchT]):
         be there once the storage is opened again, and nothing else may be written before that. Only
         one write may run at a time.
         """
-        ...
 
     def approximate_bytes(self, start: bytes, stop: bytes) -> int:
         """The size on disk of a range of keys; recent writes may be missing."""
-        ...
 
     async def compact(self, start: bytes, stop: bytes) -> None:
         """Removes what deleted entries with start <= key < stop have left behind."""
-        ...
 
     async def close(self) -> None:
         """Makes reopening cheap, closes open cursors, and releases the storage."""
-        ...
 
 
 class MachineClock:

@@ -86,7 +86,7 @@ class RowLoad:
         raise UsageError(f"cannot begin the load: others keep loading table {self._plan.table!r}")
 
     async def resume(self, timestamps: LoadTimestamps) -> bool:
-        """Whether the table of this run is still there, with everything that it has loaded.
+        """True if the table of this run is still there, with everything that it has loaded.
 
         False if another run has taken over or dropped it. Raises `LoadComplete`.
         """
@@ -112,8 +112,7 @@ class RowLoad:
         return (await self._abandon(await self._engine.env.timestamps.get())).complete
 
     async def undo(self, timestamps: LoadTimestamps) -> bool:
-        """The same for one run. Returns whether there was anything to drop. Raises
-        `LoadComplete`."""
+        """Drops the table of one run. Returns whether there was one. Raises `LoadComplete`."""
         return await self.resume(timestamps) and (await self._abandon(timestamps.start)).found
 
     async def _abandon(self, run: int) -> pb.AbandonLoadResponse:
@@ -141,7 +140,7 @@ class RowLoad:
     # ------------------------------------------------------------------ together
 
     def loaded(self, timestamps: LoadTimestamps) -> pb.PublishLoadsRequest.Loaded:
-        """What a master is told to publish."""
+        """The table of this run, for a request to publish it."""
         start, commit = timestamps
         return pb.PublishLoadsRequest.Loaded(
             table_id=self._table_id, run=start, commit_timestamp=commit

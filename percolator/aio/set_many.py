@@ -30,7 +30,7 @@ BulkRows = Iterable[BulkRow] | AsyncIterable[BulkRow]
 
 
 class TransactionRunner(Protocol):
-    """What runs the transactions: `percolator.aio.Database`."""
+    """Runner of the transactions: `percolator.aio.Database`."""
 
     async def run(
         self,

@@ -112,7 +112,7 @@ class Announcement:
         return [unknown] * len(answers)
 
     def _has_nothing_for(self, cells: Sequence[CellAddress]) -> bool:
-        """Whether it is known that nobody observes these cells: true of most transactions."""
+        """True if it is known that nobody observes these cells, as in most transactions."""
         for cell in cells:
             schema = self._env.schemas.get(cell.table_id)
             if schema is None or self._write.observers(cell, schema):

@@ -132,7 +132,7 @@ def another(write: WriteSteps, cell: CellAddress, what: str) -> AnotherWriteSet:
 
 
 def is_own_lock(write: WriteSteps, cell: CellAddress, answer: Refused) -> bool:
-    """Whether a prewrite of the cell was refused because of the transaction's own lock."""
+    """True if a prewrite of the cell was refused because of the transaction's own lock."""
     if answer.condition != steps.PREWRITE_LOCKED:
         return False
     found = answer.offender

@@ -132,7 +132,7 @@ def _checked(write: WriteSteps, cell: CellAddress, answer: Answer) -> int:
 
 
 def _has_trace(answer: Answer) -> bool:
-    """Whether the cell has the transaction's commit record or its lock."""
+    """True if the cell has the transaction's commit record or its lock."""
     return isinstance(answer, Refused) and answer.condition != steps.OWN_ROLLBACK
 
 

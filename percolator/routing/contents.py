@@ -28,7 +28,6 @@ class Contents(Protocol):
     ) -> AsyncGenerator[Cell, None]:
         """The cells of one space in the rows from start to end (empty: to the last row), by row,
         column, and from newest to oldest. Only the cells of one page are as of one moment."""
-        ...
 
 
 class TabletContents:

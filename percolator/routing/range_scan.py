@@ -67,7 +67,7 @@ class JoinedBytes:
         return self.block[: self._offset(1)], self.block[self._offset(-2) :]
 
     def is_whole(self) -> bool:
-        """Whether its values fill the block. Arrow would look outside of it without asking."""
+        """True if its values fill the block. Arrow would look outside of it without asking."""
         if not self.offsets or len(self.offsets) % _OFFSET_BYTES:
             return False
         bounds = self.bounds().tolist()
@@ -146,7 +146,7 @@ class RangeScan:
         self._at_end = bool(request.end) and request.start >= request.end
 
     def ended(self) -> bool:
-        """Whether the scan has reached the end of the range."""
+        """True if the scan has reached the end of the range."""
         return self._at_end
 
     async def pages(self) -> AsyncGenerator[RangePage, None]:
@@ -373,7 +373,8 @@ def _malformed(why: str) -> ExecutionUnknown:
 
 
 def _is_part(rest: RowRange, start: bytes, end: bytes, *, reverse: bool) -> bool:
-    """Whether a page was taken off the range at the right side; if not, a scan might never end."""
+    """True if a page was taken off the range at the right side; otherwise a scan might never
+    end."""
     if reverse:
         return rest.start == start and start < rest.end and (not end or rest.end < end)
     return rest.end == end and start < rest.start and (not end or rest.start < end)

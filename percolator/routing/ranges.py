@@ -30,13 +30,11 @@ class Ranges(Protocol):
 
     def of_table(self, table_id: int, deadline: float) -> Awaitable[list[TableRange]]:
         """The whole table, in order, in as many ranges as it has natural ones: at least one."""
-        ...
 
     def cut(
         self, rows: TableRange, part_bytes: int, timeout_seconds: float
     ) -> Awaitable[list[bytes]]:
         """Rows that cut this part of one of these ranges into parts of about `part_bytes`."""
-        ...
 
 
 class TabletRanges:

@@ -79,11 +79,9 @@ class Ownership(Protocol):
 
     def look(self) -> bool:
         """True if it stands. Blocks, so call it from a thread that waits for the disk anyway."""
-        ...
 
     async def stands(self) -> bool:
         """As `look`, without blocking. One look answers every call made before it began."""
-        ...
 
 
 # How far the history of a tablet's cells may have been collected.

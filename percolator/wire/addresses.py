@@ -28,7 +28,7 @@ class HostPort:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def is_loopback(self) -> bool:
-        """Whether only this machine can reach the address."""
+        """True if only this machine can reach the address."""
         if self.host == "localhost":
             return True
         try:
@@ -37,7 +37,7 @@ class HostPort:
             return False
 
     def is_wildcard(self) -> bool:
-        """Whether the host means every interface: good to listen on, useless to dial."""
+        """True if the host means every interface: good to listen on, useless to dial."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:

@@ -474,7 +474,6 @@ class Used(Protocol):
 
     def unused_since(self) -> float | None:
         """By the event loop's clock; None while a call is in progress or waits."""
-        ...
 
 
 UsedT = TypeVar("UsedT", bound=Used)

@@ -23,7 +23,7 @@ _IDS_PER_CALL_MAX = 1_000
 
 
 class Liveness(IntEnum):
-    """What is known about a session, numbered as on the wire."""
+    """State of a session, numbered as on the wire."""
 
     ALIVE = pb.LIVENESS_ALIVE
     DEAD = pb.LIVENESS_DEAD
@@ -98,7 +98,8 @@ class LivenessLookups:
                 return
 
     async def _known(self, asked: Sequence[bytes]) -> dict[bytes, Liveness]:
-        """What the current lock service says, and the others of those that it takes for dead."""
+        """Answers of the current lock service, and of the others about sessions that it takes for
+        dead."""
         current = self._calls.current()
         found = await self._told_by(current, asked)
         for address in [one for one in self._calls.addresses if one != current]:
@@ -113,7 +114,7 @@ class LivenessLookups:
         return found
 
     async def _told_by(self, address: str, asked: Sequence[bytes]) -> dict[bytes, Liveness]:
-        """What one lock service says of these sessions."""
+        """Answers of one lock service about these sessions."""
         request = pb.CheckSessionsRequest(session_ids=asked)
         response = await self._calls.call_at(
             address, lambda stub: stub.check_sessions, request, self._timeout_seconds

@@ -61,7 +61,7 @@ class LockServiceCalls:
         request: RequestT,
         timeout: float,
     ) -> ResponseT:
-        """The same at one of the addresses."""
+        """As `call`, at one of the addresses."""
         try:
             return await procedure(self._stub(address))(request, timeout)
         except (ExecutionUnknown, NotReady):

@@ -42,7 +42,7 @@ _DESCRIPTION_BYTES_MAX = 256
 _SECONDS_MAX = 86_400.0
 _TIMESTAMP_MAX = 2**64 - 1
 ACTIVITY_BYTES_MAX = 8_192
-"""What a lock service accepts by default."""
+"""The largest report that a lock service accepts by default."""
 _JITTER = 0.2
 """Renewals come early by up to this fraction of their interval; otherwise, all clients would renew
 at the same moment after a restart."""
@@ -56,7 +56,7 @@ class SessionSettings:
     """For humans: "worker shop.index on host-7 pid 312". At most 256 bytes."""
     ttl_seconds: float = 3.0
     ttl_may_be_shorter: bool = False
-    """Whether a lock service that does not allow so long a time to live may shorten it."""
+    """True if a lock service that does not allow so long a time to live may shorten it."""
     pin_at: int = 0
     """If not 0, the session is a pin: history from this timestamp on is not collected."""
     liveness_timeout_seconds: float = 1.0

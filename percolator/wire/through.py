@@ -34,7 +34,7 @@ GATEWAY = "gateway"
 
 
 def shutting_down(service: str, retry_after_seconds: float) -> NotReady:
-    """What a server says of calls that it takes no longer, since it is about to end."""
+    """Refusal of calls by a server that is about to end."""
     return NotReady(
         f"the {service} is shutting down", retry_after_seconds=retry_after_seconds, leaving=service
     )
@@ -50,7 +50,7 @@ def routed(network: Network, addresses: Sequence[str], cluster: DescribeResponse
 
 
 def routed_world(world: World, addresses: Sequence[str], cluster: DescribeResponse) -> World:
-    """The same world, with a network that reaches the servers of the cluster."""
+    """This world with a network that reaches the servers of the cluster."""
     return replace(world, network=routed(world.network, addresses, cluster))
 
 
@@ -103,7 +103,7 @@ class ThroughNetwork:
     def stream_of_any(
         self, method: StreamMethod[RequestT, ResponseT]
     ) -> StreamCall[RequestT, ResponseT]:
-        """The same for one that streams its answer."""
+        """As `unary_of_any`, for a method that streams its answer."""
         return self._streams_in_turn([self._network.stream(one, method) for one in self._gateways])
 
     def _streams_in_turn(
@@ -135,7 +135,7 @@ class ThroughNetwork:
 
 
 def _another_may_answer(error: PercolatorError) -> bool:
-    """Whether the gateway itself may be the trouble. If a server behind it is not ready, no other
+    """True if the gateway itself may be the trouble. If a server behind it is not ready, no other
     gateway can help, and one that is gone would cost time."""
     if isinstance(error, NotReady):
         return error.leaving == GATEWAY

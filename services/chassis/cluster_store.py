@@ -354,29 +354,23 @@ class ClusterStore(Protocol):
     @property
     def name(self) -> str:
         """As `--store` names it."""
-        ...
 
     async def establish_identity(self) -> ClusterIdentity:
         """The identity of the store, created if the store is empty."""
-        ...
 
     async def refuse_other_cluster(self, cluster_id: str) -> None:
         """Raises unless the store may be that of the cluster. Empty: of any cluster."""
-        ...
 
     def coordinator(self, times: CoordinatorTimes) -> Coordinator:
         """Roles, values of leaders and sessions, as all processes on this store see them."""
-        ...
 
     def watch(self, host: AnyHost) -> None:
         """Reports that this process does not serve while the store hangs, and ends the process when
         the store is gone."""
-        ...
 
     def rows(self) -> RowStorePlace | None:
         """How clients reach the cells, if they are in this store. None: tablet servers have them.
         Known once the identity is."""
-        ...
 
 
 class DirectoryStore:

@@ -262,7 +262,6 @@ class Led(Protocol):
     @property
     def is_over(self) -> bool:
         """True if it has ended, and nothing of it is left to do."""
-        ...
 
     async def resign(self) -> None: ...
 
@@ -282,7 +281,7 @@ class OwnProcess(ABC, Generic[LedT]):
         self._times = times
         self._open: list[BeatingSession] = []
         self._led: list[LedT] = []
-        """Those that may still stand, or have not noticed yet that they do not."""
+        """Leaderships that may still stand, or whose end has not been noticed yet."""
 
     @abstractmethod
     async def read(self, role: str, key: str) -> bytes | None:
@@ -346,29 +345,23 @@ class Leadership(Protocol):
     @property
     def epoch(self) -> int:
         """Higher than that of every former leader."""
-        ...
 
     async def stands(self) -> bool:
         """True if no later leader had read anything when this was called. Raises `StoreUnusable` if
         the store does not say."""
-        ...
 
     async def check(self) -> None:
         """Raises `NotReady` unless it stands; after the first time, always raises it."""
-        ...
 
     async def get(self, key: str) -> bytes | None:
         """The last value that this or a former leader wrote. `StoreUnusable` if it is damaged."""
-        ...
 
     async def put(self, key: str, value: bytes) -> None:
         """Returns when the value is durable and this process still leads; raises `NotReady` or
         `StoreUnusable` otherwise, and `InvalidArgument` for a value that is too large."""
-        ...
 
     async def resign(self) -> None:
         """Lets the next candidate lead at once."""
-        ...
 
 
 class Session(Protocol):
@@ -386,32 +379,25 @@ class Coordinator(Protocol):
         """Returns when this process leads: at once, or when the former leader is gone, has been
         silent for too long, or is known to be lost: `lost` returns the holder of a leader that the
         candidate knows, from elsewhere, to be lost."""
-        ...
 
     async def leader(self, role: str) -> KnownLeader | None:
         """The present leader, as far as can be told from outside."""
-        ...
 
     async def read(self, role: str, key: str) -> bytes | None:
         """The last value that a leader of the role wrote; it may be slightly out of date. Any
         process may read it."""
-        ...
 
     def watch(self, role: str, key: str) -> AsyncGenerator[bytes | None, None]:
         """Yields the present value, and then every new value that it sees. Never ends."""
-        ...
 
     async def open_session(self, name: str, value: bytes) -> Session:
         """Opens a session, one per name and process."""
-        ...
 
     async def sessions(self, prefix: str) -> Mapping[str, bytes]:
         """The live sessions by name. Call it often: it sees who is silent by what has changed."""
-        ...
 
     async def close(self) -> None:
         """Resigns, and ends sessions."""
-        ...
 
 
 def check_name(field: str, name: str) -> None:

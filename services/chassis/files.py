@@ -48,13 +48,11 @@ class OpenFile(Protocol):
 
     async def append(self, data: bytes) -> None:
         """Appends all of `data`; after an `OSError`, a part of it may have been appended."""
-        ...
 
     async def fsync(self) -> None: ...
 
     async def close(self) -> None:
         """Closes without making anything durable. Closing twice is harmless."""
-        ...
 
     async def __aenter__(self) -> Self: ...
 
@@ -71,7 +69,6 @@ class FileLock(Protocol):
 
     def release(self) -> None:
         """Releases it. Returns at once; another process can take it soon after."""
-        ...
 
 
 class Files(Protocol):
@@ -80,23 +77,18 @@ class Files(Protocol):
     @property
     def fsyncs(self) -> int:
         """The number of fsyncs so far, of files and directories, including failed ones."""
-        ...
 
     async def make_directory(self, path: Path) -> None:
         """Fails if anything has that name, so that only one process can create it."""
-        ...
 
     async def remove_directory(self, path: Path) -> None:
         """Removes an empty directory."""
-        ...
 
     async def rename(self, source: Path, target: Path) -> None:
         """Atomic; a file replaces a file, a directory an empty one. Within one directory only."""
-        ...
 
     async def link(self, source: Path, target: Path) -> None:
         """A second name for a file; fails if anything has that name."""
-        ...
 
     async def unlink(self, path: Path) -> None: ...
 
@@ -104,40 +96,31 @@ class Files(Protocol):
 
     def stat_now(self, path: Path) -> FileStatus:
         """Like `stat`, but it blocks: for a thread that may wait for the disk."""
-        ...
 
     async def stat_waits(self, device: int) -> bool:
         """True if a `stat` of a known name on this device may have to wait for anything."""
-        ...
 
     async def list(self, path: Path) -> list[str]:
         """The names in a directory, sorted."""
-        ...
 
     async def read(self, path: Path, *, bytes_max: int) -> bytes:
         """The whole content; `OSError` EFBIG if it is longer than `bytes_max`."""
-        ...
 
     async def create(self, path: Path, *, exclusive: bool = True) -> OpenFile:
         """Creates an empty file. Unless `exclusive`, an existing one is emptied."""
-        ...
 
     async def fsync_directory(self, path: Path) -> None:
         """Makes its names durable, and the absence of those that were removed."""
-        ...
 
     async def lock(self, path: Path) -> FileLock:
         """Locks a file, created if missing; `BlockingIOError` if another holder has it."""
-        ...
 
     async def free_bytes(self, path: Path) -> int:
         """How many bytes an unprivileged process may still write beside `path`."""
-        ...
 
     async def file_system(self, path: Path) -> str:
         """The type of the file system that holds `path`, which need not be there yet, as
         /proc/mounts names it; empty where there is none."""
-        ...
 
     def close(self) -> None: ...
 

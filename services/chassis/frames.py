@@ -106,19 +106,15 @@ class Listener(Protocol):
 
     def began(self, connection: ServedConnection) -> str:
         """It is made, after any handshake. Returns why it cannot stay, or nothing."""
-        ...
 
     def greeted(self, connection: ServedConnection) -> None:
         """It has said hello."""
-        ...
 
     def keeps(self, more: int) -> bool:
         """A connection keeps so many more bytes of incomplete frames. Whether there is memory."""
-        ...
 
     def refused(self) -> None:
         """This side does not put up with one any longer."""
-        ...
 
     def ended(self, connection: ServedConnection) -> None: ...
 

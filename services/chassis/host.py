@@ -32,7 +32,6 @@ class Watch(Protocol):
 
     async def run(self) -> None:
         """Returns when the store is gone."""
-        ...
 
 
 class MakeWatch(Protocol):

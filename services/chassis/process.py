@@ -19,7 +19,7 @@ MINOR_DISTANCE_MAX = 1
 
 
 def are_compatible(one: str, other: str) -> bool:
-    """Whether, say, "1.4.2" and "1.5.0" may work in one cluster. False for an invalid version."""
+    """True if, say, "1.4.2" and "1.5.0" may work in one cluster. False for an invalid version."""
     first, second = _VERSION.fullmatch(one), _VERSION.fullmatch(other)
     if first is None or second is None:
         return False

@@ -734,7 +734,6 @@ class Forwarder(Protocol):
     @property
     def services(self) -> Sequence[str]:
         """Full names of the services for which it answers, in addition to those of this process."""
-        ...
 
     def handler(
         self, details: grpc.HandlerCallDetails, gate: Gate, check: Check
@@ -743,7 +742,6 @@ class Forwarder(Protocol):
 
         The handler that it returns subjects the call to the gate and the check.
         """
-        ...
 
 
 class RpcEdge(grpc.GenericRpcHandler):  # type: ignore[misc]  # grpc has no types

@@ -357,16 +357,13 @@ class DurableMark(Protocol):
     @property
     def epoch(self) -> int:
         """The catalogue's epoch: durable, too."""
-        ...
 
     async def advance_epoch(self, epoch: int) -> None:
         """Returns when an epoch at least as high is durable. Raises as `write`."""
-        ...
 
     async def write(self, milliseconds: int) -> None:
         """Returns when the mark is durable. `StoreUnusable` means that it may or may not be,
         `NotReady` that another oracle leads."""
-        ...
 
 
 @dataclass(frozen=True)
