@@ -652,8 +652,10 @@ class HeldTransactions:
         """Asks for the commit timestamps of transactions whose cells are held."""
         try:
             asked = self._first_timestamp(held)
-        except PercolatorError as error:
-            self._without_timestamps(held, error.message)
+        except Exception as error:
+            self._without_timestamps(held, error)
+            if not isinstance(error, PercolatorError):
+                raise
         else:
             self._asked[asked] = held
             asked.add_done_callback(self._have_timestamps)
@@ -662,12 +664,9 @@ class HeldTransactions:
         held = self._asked.pop(asked)
         try:
             first = asked.result()
-        except PercolatorError as error:
-            self._without_timestamps(held, error.message)
         except BaseException as error:
-            # A bug, or the end of the process: the cells must not stay held.
-            self._without_timestamps(held, repr(error))
-            if not asked.cancelled():
+            self._without_timestamps(held, error)
+            if not isinstance(error, PercolatorError | asyncio.CancelledError):
                 raise
         else:
             self._state.guard.heard(first)
@@ -695,7 +694,9 @@ class HeldTransactions:
         count = len(held) + sum(one.is_followed for one in held)
         return asyncio.ensure_future(timestamps(count))
 
-    def _without_timestamps(self, held: Sequence[WholeTransaction], why: str) -> None:
+    def _without_timestamps(self, held: Sequence[WholeTransaction], error: BaseException) -> None:
+        """Whatever the reason, a bug or the end of the process, the cells must not stay held."""
+        why = error.message if isinstance(error, PercolatorError) else repr(error)
         waiting = list(self._waiting)
         self._stop_waiting(waiting)
         self._give_up(held, waiting, not_executed(NotExecuted(f"no commit timestamp: {why}")))

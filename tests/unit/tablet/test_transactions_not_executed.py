@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from percolator.errors import InvalidArgument, SchemaChanged, TabletMoved, Unavailable
+from percolator.errors import InvalidArgument, Overloaded, SchemaChanged, TabletMoved, Unavailable
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     APPLIED,
@@ -61,6 +61,19 @@ async def test_a_server_without_an_oracle_does_not_execute_it() -> None:
     rig = await Rig().open()
     result = await rig.tablet.commit(together([whole(10, {b"a": b"1"})]), deadline_seconds=1e9)
     assert only(result).outcome == NOT_EXECUTED
+
+
+async def test_an_oracle_that_takes_no_more_requests_leaves_no_cell_held() -> None:
+    def full(count: int) -> Awaitable[int]:
+        raise Overloaded("too many wait", retry_after_seconds=1.0)
+
+    rig = await Rig(timestamps=full).open()
+    for start in (10, 11):
+        request = together([whole(start, {b"a": b"1"})])
+        result = only(await rig.tablet.commit(request, deadline_seconds=1e9))
+        assert result.outcome == NOT_EXECUTED
+        assert "too many wait" in result.error.message
+    assert await rig.value(b"a", 150) is None
 
 
 async def test_a_batch_that_fails_leaves_it_unknown_and_what_waits_not_executed() -> None:
