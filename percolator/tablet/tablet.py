@@ -14,7 +14,7 @@ Everything here may be called concurrently. What it guarantees, and where:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Container, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Sequence
 from contextlib import aclosing
 from itertools import islice
 from typing import Any, TypeVar
@@ -794,7 +794,9 @@ class Tablet:
         self._state.require_target(request.target)
         return scans.plan_scan(self._state, request, self._columns)
 
-    async def scan_cells(self, request: pb.ScanCellsRequest) -> AsyncIterator[pb.ScanCellsResponse]:
+    async def scan_cells(
+        self, request: pb.ScanCellsRequest
+    ) -> AsyncGenerator[pb.ScanCellsResponse, None]:
         """Pages of raw stored cells. Raises like `read`, possibly after some pages."""
         state = self._state
         state.require_target(request.target)
@@ -806,7 +808,7 @@ class Tablet:
 
     async def scan_changes(
         self, request: pb.ScanChangesRequest
-    ) -> AsyncIterator[pb.ScanChangesResponse]:
+    ) -> AsyncGenerator[pb.ScanChangesResponse, None]:
         """Pages of the change feed. Means the same under every version of the schema. Raises like
         `scan`, and `InvalidArgument` if the table has no feed."""
         state = self._state

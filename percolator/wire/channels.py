@@ -5,7 +5,7 @@ The calls made most often travel in frames, where a server offers that (percolat
 When a call finds no server, or is refused as unauthenticated, the credential files are checked: if
 they have changed, later calls use new channels with the new credentials. Calls in progress may
 finish on the former channels: they were accepted when they were made. A channel that is no longer
-used is closed (by_address.py).
+used is closed (`ByAddress`).
 """
 
 from __future__ import annotations

@@ -7,7 +7,15 @@ Orders about one tablet are carried out one after another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -602,6 +610,8 @@ take for unknown what was never executed."""
 _ANSWER_FULL = NotExecuted("the response is full; request the rest again")
 
 BatchT = TypeVar("BatchT", pb.MutationBatch, pb.TransactionBatch, pb.ReadBatch)
+ScanT = TypeVar("ScanT", pb.ScanRequest, pb.ScanCellsRequest, pb.ScanChangesRequest)
+PageT = TypeVar("PageT")
 ResultT = TypeVar("ResultT", pb.MutationBatchResult, pb.TransactionBatchResult, pb.ReadBatchResult)
 
 
@@ -712,37 +722,36 @@ class TabletServerHandler:
         self._note_slow("Read", started, batches)
         return pb.ReadResponse(batches=results)
 
-    async def scan(self, request: pb.ScanRequest) -> AsyncIterator[pb.ScanResponse]:
+    def scan(self, request: pb.ScanRequest) -> AsyncGenerator[pb.ScanResponse, None]:
+        return self._pages(request, Tablet.scan, pb.ScanResponse)
+
+    def scan_cells(
+        self, request: pb.ScanCellsRequest
+    ) -> AsyncGenerator[pb.ScanCellsResponse, None]:
+        return self._pages(request, Tablet.scan_cells, pb.ScanCellsResponse)
+
+    async def _pages(
+        self,
+        request: ScanT,
+        scan: Callable[[Tablet, ScanT], AsyncGenerator[PageT, None]],
+        page_of: Callable[..., PageT],
+    ) -> AsyncGenerator[PageT, None]:
+        """The pages of a scan; a refusal is the last one."""
         try:
             tablet = await self._tablets.serving(request.target)
-            async with aclosing(tablet.scan(request)) as pages:
+            async with aclosing(scan(tablet, request)) as pages:
                 async for page in pages:
                     self.counts.pages += 1
                     yield page
         except PercolatorError as error:
-            yield pb.ScanResponse(error=self._refusal(error, request.target))
-
-    async def scan_cells(self, request: pb.ScanCellsRequest) -> AsyncIterator[pb.ScanCellsResponse]:
-        try:
-            tablet = await self._tablets.serving(request.target)
-            async for page in tablet.scan_cells(request):
-                self.counts.pages += 1
-                yield page
-        except PercolatorError as error:
-            yield pb.ScanCellsResponse(error=self._refusal(error, request.target))
+            yield page_of(error=self._refusal(error, request.target))
 
     # ------------------------------------------------------------------------- changes
 
-    async def scan_changes(
+    def scan_changes(
         self, request: pb.ScanChangesRequest
-    ) -> AsyncIterator[pb.ScanChangesResponse]:
-        try:
-            tablet = await self._tablets.serving(request.target)
-            async for page in tablet.scan_changes(request):
-                self.counts.pages += 1
-                yield page
-        except PercolatorError as error:
-            yield pb.ScanChangesResponse(error=self._refusal(error, request.target))
+    ) -> AsyncGenerator[pb.ScanChangesResponse, None]:
+        return self._pages(request, Tablet.scan_changes, pb.ScanChangesResponse)
 
     async def look_for_changes(
         self, request: pb.LookForChangesRequest
