@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, overload
 
 from percolator import codecs
 from percolator.codecs import Codec, KeyCodec
-from percolator.codecs.keys import after_prefix, require_key_codec
 from percolator.codecs.names import COLUMN_BYTES_MAX
+from percolator.codecs.values import after_prefix, require_key_codec
 from percolator.errors import InvalidArgument, SchemaError, UsageError
 
 T = TypeVar("T")

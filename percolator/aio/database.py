@@ -48,7 +48,7 @@ from percolator.arguments import (
     require_table,
     retention_milliseconds,
 )
-from percolator.codecs.keys import SplitPoint, name_of
+from percolator.codecs.values import SplitPoint, name_of
 from percolator.errors import (
     InvalidArgument,
     OutcomeUnknown,

@@ -33,7 +33,7 @@ from percolator.arguments import (
 from percolator.blocking import loop_thread
 from percolator.blocking.loop_thread import LoopCalls, LoopThread, Wrapper
 from percolator.changes import Change, ChangePage
-from percolator.codecs.keys import SplitPoint
+from percolator.codecs.values import SplitPoint
 from percolator.errors import OutcomeUnknown, PercolatorError, UsageError, not_picklable
 from percolator.limits import Limits
 from percolator.observers import worker as asynchronous_worker

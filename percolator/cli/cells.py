@@ -29,8 +29,8 @@ from percolator.cli.values import (
     table_info,
     value_of,
 )
-from percolator.codecs.keys import after_prefix
 from percolator.codecs.readable import row_text
+from percolator.codecs.values import after_prefix
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.formats.records import RecordKind, WriteRecord, locked_column
 from percolator.schema import Column, Family, Row, Table

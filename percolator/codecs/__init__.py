@@ -23,7 +23,9 @@ import datetime as _datetime
 from typing import Any
 
 from percolator.codecs import values
-from percolator.codecs.keys import (
+from percolator.codecs.models import model
+from percolator.codecs.values import (
+    Codec,
     HashedCodec,
     KeyCodec,
     OrderedNumberCodec,
@@ -32,12 +34,12 @@ from percolator.codecs.keys import (
     StoredCodec,
     TextCodec,
     UuidCodec,
+    decimal,
     hashed,
+    message,
     splits_for,
     tuple_of,
 )
-from percolator.codecs.models import model
-from percolator.codecs.values import Codec, decimal, message
 
 __all__ = [
     "Codec",

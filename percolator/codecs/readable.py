@@ -16,8 +16,7 @@ import uuid
 from typing import Any
 
 from percolator import codecs
-from percolator.codecs.keys import HashedCodec, KeyCodec, TupleCodec
-from percolator.codecs.values import Codec
+from percolator.codecs.values import Codec, HashedCodec, KeyCodec, TupleCodec
 from percolator.errors import InvalidArgument, SchemaError
 
 HEX = "hex:"

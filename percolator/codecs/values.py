@@ -1,6 +1,6 @@
-"""Codecs for the values of columns: the base class, and how each type becomes bytes.
+"""Codecs for the values of columns and for row keys: how each type becomes bytes.
 
-Row keys with a codec of their own are in keys.py, dataclasses and pydantic models in models.py.
+Dataclasses and pydantic models are in models.py.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import json
 import re
 import struct
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import UUID
 
 from google.protobuf.message import DecodeError, Message
 
-from percolator.errors import SchemaError
+from percolator.errors import InvalidArgument, SchemaError
 
 T = TypeVar("T")
 MessageT = TypeVar("MessageT", bound=Message)
@@ -68,7 +70,7 @@ def damaged(expected: str, data: bytes) -> SchemaError:
     return SchemaError(f"{len(data)} stored bytes are not {expected}")
 
 
-# ---------------------------------------------------------------------------- numbers
+# Numbers.
 
 _SIGNED = struct.Struct(">q")
 _BINARY64 = struct.Struct(">d")
@@ -126,7 +128,7 @@ def decode_boolean(data: bytes) -> bool:
     return data == b"\x01"
 
 
-# ---------------------------------------------------------------------------- times and days
+# Times and days.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -187,7 +189,7 @@ def decode_date(data: bytes) -> date:
     return day_at(decode_integer(data))
 
 
-# ---------------------------------------------------------------------------- exact numbers
+# Exact numbers.
 
 DECIMAL_DIGITS_MAX = 38
 _PLAIN_NUMBER = re.compile(rb"-?[0-9]+(\.[0-9]+)?")
@@ -232,7 +234,7 @@ def decimal(digits: int, places: int) -> Codec[Decimal]:
     return MadeCodec((decimal, digits, places), name, encode, decode)
 
 
-# ---------------------------------------------------------------------------- structures
+# Structures.
 
 
 def encode_json(value: Any) -> bytes:  # noqa: ANN401 - anything that JSON can express
@@ -265,3 +267,389 @@ def message(kind: type[MessageT]) -> Codec[MessageT]:
             raise damaged(kind.DESCRIPTOR.full_name, data) from None
 
     return MadeCodec((message, kind), f"message({kind.DESCRIPTOR.full_name})", encode, decode)
+
+
+# Codecs for row keys: their bytes keep the order of the keys, and can be parts of a tuple.
+#
+# Keys of a fixed length need nothing that shows where they end inside a tuple; others are
+# delimited.
+
+K = TypeVar("K")
+
+_METHODS = ("encode", "decode", "encode_prefix", "encode_part", "decode_part")
+
+
+class KeyCodec(Protocol[K]):
+    """Converts row keys to bytes whose order is that of the keys."""
+
+    def encode(self, key: K) -> bytes:
+        """The row of a key."""
+        ...
+
+    def decode(self, row: bytes) -> K:
+        """The key of a row."""
+        ...
+
+    def encode_prefix(self, prefix: K) -> bytes:
+        """The bytes with which all rows begin whose keys begin with `prefix`."""
+        ...
+
+    def encode_part(self, key: K) -> bytes:
+        """The key as part of a tuple: its bytes show where they end, and keep the order."""
+        ...
+
+    def decode_part(self, row: bytes, start: int) -> tuple[K, int]:
+        """The part that begins at `start`, and where the next one begins."""
+        ...
+
+
+def name_of(codec: object) -> str:
+    """The name that a table's schema keeps for a codec; empty for one that has none."""
+    name = getattr(codec, "name", "")
+    return name if isinstance(name, str) else ""
+
+
+def is_key_codec(codec: object) -> bool:
+    """True if it can encode row keys, and parts of them."""
+    return all(callable(getattr(codec, method, None)) for method in _METHODS)
+
+
+def require_key_codec(codec: object, where: str) -> None:
+    """Refuses, where it is declared, what a scan or a tuple could not use.
+
+    A codec for columns has both of a row's own methods, so that single rows could be read and
+    written with it. But its bytes need not have the order of the keys: `integer` would put 3 and
+    300 before -5.
+    """
+    if not is_key_codec(codec):
+        raise SchemaError(
+            f"{where}: {codec!r:.80} is not a codec for row keys, which keep their order and can "
+            "be parts of a tuple: use text, raw, uuid, ordered_integer, ordered_timestamp, "
+            "ordered_date, tuple_of(...) or hashed(...)"
+        )
+
+
+# Fixed length.
+
+_NUMBER_BYTES = 8
+_UUID_BYTES = 16
+
+
+class _FixedLength(Generic[K]):
+    """Parts of tuples that are encoded as a whole key is."""
+
+    encode: Callable[[K], bytes]
+    decode: Callable[[bytes], K]
+    _length: int
+
+    def encode_prefix(self, prefix: K) -> bytes:
+        """Raises `SchemaError`."""
+        raise SchemaError(f"keys of {self!r} have no prefixes: use start and end")
+
+    def encode_part(self, key: K) -> bytes:
+        """The key as part of a tuple."""
+        return self.encode(key)
+
+    def decode_part(self, row: bytes, start: int) -> tuple[K, int]:
+        """The part that begins at `start`, and where the next one begins."""
+        end = start + self._length
+        return self.decode(row[start:end]), end
+
+
+class OrderedNumberCodec(_FixedLength[K]):
+    """Row keys in the order of the 64-bit numbers that stand for them."""
+
+    _length = _NUMBER_BYTES
+
+    def __init__(
+        self,
+        name: str,
+        number_of: Callable[[K], int],
+        key_at: Callable[[int], K],
+        named: Callable[[str], object],
+    ) -> None:
+        """`named` finds the codec by its name when it is unpickled: its functions cannot be
+        pickled."""
+        self.name = name
+        self._named = named
+
+        def encode(key: K) -> bytes:
+            return (number_of(key) - INTEGER_MIN).to_bytes(_NUMBER_BYTES, "big")
+
+        def decode(row: bytes) -> K:
+            if len(row) != _NUMBER_BYTES:
+                raise damaged(f"a key of {self!r}", row)
+            return key_at(int.from_bytes(row, "big") + INTEGER_MIN)
+
+        self.encode, self.decode = encode, decode
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self._named, (self.name,)
+
+    def __repr__(self) -> str:
+        return f"codecs.{self.name}"
+
+
+class UuidCodec(Codec[UUID], _FixedLength[UUID]):
+    """UUIDs, whose order is that of their bytes."""
+
+    _length = _UUID_BYTES
+
+    def __init__(self) -> None:
+        super().__init__("uuid", _encode_uuid, _decode_uuid)
+
+
+def _encode_uuid(value: UUID) -> bytes:
+    if not isinstance(value, UUID):
+        raise wrong("UUID", value)
+    return value.bytes
+
+
+def _decode_uuid(data: bytes) -> UUID:
+    if len(data) != _UUID_BYTES:
+        raise damaged("a UUID", data)
+    return UUID(bytes=data)
+
+
+# Bytes and text.
+
+
+class _Delimited(Generic[K]):
+    """Parts of tuples that end with 00 00. Inside, 00 is written as 00 FF; this keeps the order."""
+
+    encode: Callable[[K], bytes]
+    decode: Callable[[bytes], K]
+
+    def encode_prefix(self, prefix: K) -> bytes:
+        return self.encode(prefix)
+
+    def encode_part(self, key: K) -> bytes:
+        return self.encode(key).replace(b"\x00", b"\x00\xff") + b"\x00\x00"
+
+    def decode_part(self, row: bytes, start: int) -> tuple[K, int]:
+        at = start
+        while True:
+            at = row.find(b"\x00", at)
+            if at < 0 or at + 1 >= len(row):
+                raise damaged("a tuple", row)
+            if row[at + 1] == 0:
+                return self.decode(row[start:at].replace(b"\x00\xff", b"\x00")), at + 2
+            at += 2
+
+
+class RawCodec(Codec[bytes], _Delimited[bytes]):
+    """Bytes as they are."""
+
+    def __init__(self, name: str = "raw") -> None:
+        super().__init__(name, _encode_raw, bytes)
+
+
+class StoredCodec(RawCodec):
+    """Bytes as they are, whatever codec has written them."""
+
+    def __init__(self) -> None:
+        super().__init__("")
+
+    def __repr__(self) -> str:
+        return "codecs.stored"
+
+
+class TextCodec(Codec[str], _Delimited[str]):
+    """Text in UTF-8."""
+
+    def __init__(self) -> None:
+        super().__init__("text", _encode_text, _decode_text)
+
+
+def _encode_raw(value: bytes) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise wrong("bytes", value)
+
+
+def _encode_text(value: str) -> bytes:
+    if not isinstance(value, str):
+        raise wrong("str", value)
+    try:
+        return value.encode()
+    except UnicodeEncodeError as error:
+        raise SchemaError(f"the text cannot be encoded as UTF-8: {error.reason}") from None
+
+
+def _decode_text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise damaged("UTF-8 text", data) from None
+
+
+# Tuples.
+
+
+class TupleCodec:
+    """Row keys of several parts, ordered by the first, then by the second, and so on."""
+
+    def __init__(self, parts: Sequence[KeyCodec[Any]]) -> None:
+        self._parts = parts
+        names = [name_of(part) for part in parts]
+        self.name = f"tuple_of({', '.join(names)})" if all(names) else ""
+
+    @property
+    def parts(self) -> Sequence[KeyCodec[Any]]:
+        """The codecs of the parts."""
+        return self._parts
+
+    def encode(self, key: tuple[Any, ...]) -> bytes:
+        if _length(key) != len(self._parts):
+            raise wrong(f"a tuple of {len(self._parts)}", key)
+        return self.encode_prefix(key)
+
+    def decode(self, row: bytes) -> tuple[Any, ...]:
+        key, end = self.decode_part(row, 0)
+        if end != len(row):
+            raise damaged("a tuple", row)
+        return key
+
+    def encode_prefix(self, prefix: tuple[Any, ...]) -> bytes:
+        """The bytes of the first parts, each of which must be complete."""
+        if not 0 <= _length(prefix) <= len(self._parts):
+            raise wrong(f"a tuple of at most {len(self._parts)}", prefix)
+        pairs = zip(self._parts, prefix, strict=False)
+        return b"".join([codec.encode_part(part) for codec, part in pairs])
+
+    def encode_part(self, key: tuple[Any, ...]) -> bytes:
+        return self.encode(key)
+
+    def decode_part(self, row: bytes, start: int) -> tuple[tuple[Any, ...], int]:
+        parts = []
+        for codec in self._parts:
+            part, start = codec.decode_part(row, start)
+            parts.append(part)
+        return tuple(parts), start
+
+    def __repr__(self) -> str:
+        return f"codecs.tuple_of({', '.join(map(repr, self._parts))})"
+
+
+def _length(key: object) -> int:
+    """The length of a tuple; -1 for anything else."""
+    return len(key) if isinstance(key, tuple) else -1
+
+
+def tuple_of(*parts: KeyCodec[Any]) -> TupleCodec:
+    """Row keys of several parts: `tuple_of(text, ordered_integer)` takes `("log", 17)`."""
+    if not parts:
+        raise SchemaError("a tuple needs at least one part")
+    for number, part in enumerate(parts, 1):
+        require_key_codec(part, f"part {number} of a tuple")
+    return TupleCodec(parts)
+
+
+def after_prefix(prefix: bytes) -> bytes:
+    """The first row after all that begin with the prefix; empty if there is none."""
+    kept = prefix.rstrip(b"\xff")
+    return kept[:-1] + bytes([kept[-1] + 1]) if kept else b""
+
+
+# Hashed keys.
+
+# Rows are stored in the order of their keys. So if new keys are the highest so far, as numbers and
+# times are, all writers meet in the last tablet. A hash in front spreads them over all tablets.
+
+HASH_BYTES = 2
+HASHES = 1 << 16
+"""How many hashes there are, and so the most tablets that keys can be spread over."""
+
+
+def row_hash(data: bytes) -> bytes:
+    """The hash that stands before these bytes: the first two bytes of their CRC-32."""
+    return (zlib.crc32(data) >> 16).to_bytes(HASH_BYTES, "big")
+
+
+class HashedCodec(Generic[K]):
+    """Row keys of another codec behind a hash, for keys that come in order."""
+
+    def __init__(self, keys: KeyCodec[K]) -> None:
+        self._keys = keys
+        inner = name_of(keys)
+        self.name = f"hashed({inner})" if inner else ""
+
+    @property
+    def keys(self) -> KeyCodec[K]:
+        """The codec of the keys behind the hash."""
+        return self._keys
+
+    def encode(self, key: K) -> bytes:
+        """The row of a key."""
+        row = self._keys.encode(key)
+        return row_hash(row) + row
+
+    def decode(self, row: bytes) -> K:
+        """The key of a row. Raises `SchemaError` if the hash does not belong to it."""
+        if row_hash(row[HASH_BYTES:]) != row[:HASH_BYTES]:
+            raise SchemaError(f"{len(row)} stored bytes are not a hashed key")
+        return self._keys.decode(row[HASH_BYTES:])
+
+    def encode_prefix(self, prefix: K) -> bytes:
+        """Raises `SchemaError`."""
+        raise SchemaError("hashed keys have no prefixes: keys that are alike are far apart")
+
+    def encode_part(self, key: K) -> bytes:
+        """The key as part of a tuple, whose other parts are in order."""
+        part = self._keys.encode_part(key)
+        return row_hash(part) + part
+
+    def decode_part(self, row: bytes, start: int) -> tuple[K, int]:
+        """The part that begins at `start`, and where the next one begins."""
+        key, end = self._keys.decode_part(row, start + HASH_BYTES)
+        if row_hash(row[start + HASH_BYTES : end]) != row[start : start + HASH_BYTES]:
+            raise SchemaError(f"{len(row)} stored bytes are not a hashed key")
+        return key, end
+
+    def __repr__(self) -> str:
+        return f"codecs.hashed({self._keys!r})"
+
+
+class SplitPoint:
+    """A row that begins a tablet, and need not be that of a key."""
+
+    __slots__ = ("row",)
+
+    def __init__(self, row: bytes) -> None:
+        self.row = row
+
+    def __repr__(self) -> str:
+        return f"SplitPoint({self.row!r})"
+
+
+def hashed(codec: KeyCodec[K]) -> HashedCodec[K]:
+    """Row keys in no order, spread evenly over all tablets: for keys that come in order.
+
+    Single rows are read and written as before. A scan yields all rows, ordered by hash, so that
+    `start`, `end` and `prefix` are of no use. As the first part of a tuple, it spreads groups of
+    rows, each of which stays together: with `tuple_of(hashed(text), ordered_integer)`, a scan with
+    the prefix `("sensor 7",)` yields one sensor's rows in order.
+    """
+    if not is_key_codec(codec):
+        raise InvalidArgument("codec", f"expected a codec for row keys, got {codec!r:.80}")
+    return HashedCodec(codec)
+
+
+def splits_for(codec: object, tablets: int) -> list[SplitPoint]:
+    """Where to split a new table with hashed keys into `tablets` tablets of the same size.
+
+    >>> db.create_table(readings, codecs.splits_for(readings.key, 8))
+    """
+    first = next(iter(getattr(codec, "parts", ())), codec)
+    if not isinstance(first, HashedCodec):
+        raise InvalidArgument(
+            "codec", f"expected hashed keys, or a tuple of which they are the first part: {codec!r}"
+        )
+    if not 1 <= tablets <= HASHES:
+        raise InvalidArgument("tablets", f"expected an int from 1 to {HASHES}, got {tablets!r}")
+    return [
+        SplitPoint((number * HASHES // tablets).to_bytes(HASH_BYTES, "big"))
+        for number in range(1, tablets)
+    ]

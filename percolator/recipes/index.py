@@ -26,7 +26,7 @@ from percolator import aio, codecs
 from percolator.arguments import require_function
 from percolator.blocking.api import Database, Transaction
 from percolator.codecs import KeyCodec
-from percolator.codecs.keys import after_prefix, is_key_codec
+from percolator.codecs.values import after_prefix, is_key_codec
 from percolator.decorators import (
     AsyncReads,
     BlockingReads,

@@ -20,7 +20,7 @@ from percolator import aio
 from percolator.arguments import require_whole
 from percolator.blocking.api import Database
 from percolator.codecs import Codec, KeyCodec, raw
-from percolator.codecs.keys import HASH_BYTES, HASHES, after_prefix, is_key_codec, row_hash
+from percolator.codecs.values import HASH_BYTES, HASHES, after_prefix, is_key_codec, row_hash
 from percolator.decorators import observes, on_database
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.observers.definition import ATTEMPTS, DEADLINE_SECONDS, Observer

@@ -13,8 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from percolator.codecs.keys import name_of
 from percolator.codecs.names import COLUMNS_KEPT_MAX, CodecNames, other_codec
+from percolator.codecs.values import name_of
 from percolator.errors import SchemaError
 from percolator.schema import INTERNAL_PREFIX, Column, Family, Readable, Table
 from percolator.v1 import master_pb2 as pb

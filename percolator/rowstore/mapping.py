@@ -31,7 +31,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from percolator.codecs.keys import after_prefix
+from percolator.codecs.values import after_prefix
 from percolator.errors import InvalidArgument
 from percolator.formats.records import (
     KIND_LOCK_ONLY,

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final, NamedTuple
 
-from percolator.codecs.keys import after_prefix
 from percolator.codecs.readable import quoted
+from percolator.codecs.values import after_prefix
 from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,

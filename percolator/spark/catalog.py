@@ -52,9 +52,9 @@ from pyspark.sql.types import (
 )
 
 from percolator import codecs
-from percolator.codecs.keys import TupleCodec, name_of
 from percolator.codecs.names import CodecNames, other_codec
 from percolator.codecs.readable import key_codec
+from percolator.codecs.values import TupleCodec, name_of
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.schema import Column, Table
 

@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from percolator import codecs
-from percolator.codecs.keys import after_prefix
 from percolator.codecs.readable import row_bytes
+from percolator.codecs.values import after_prefix
 from percolator.errors import InvalidArgument, SchemaError
 from percolator.limits import Limits
 from percolator.spark import catalog

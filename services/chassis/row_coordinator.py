@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import structlog
 
-from percolator.codecs.keys import after_prefix
+from percolator.codecs.values import after_prefix
 from percolator.errors import (
     InvalidArgument,
     NotReady,

@@ -28,7 +28,7 @@ from percolator.backup.export_files import (
     file_of,
 )
 from percolator.backup.part_files import CellsFile, Piece
-from percolator.codecs.keys import TupleCodec, name_of
+from percolator.codecs.values import TupleCodec, name_of
 from percolator.errors import InvalidArgument, UsageError
 from percolator.routing.cells import CellPage
 

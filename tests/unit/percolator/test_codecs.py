@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 
 from percolator import Database, InvalidArgument, Table, codecs
 from percolator.codecs import readable
-from percolator.codecs.keys import name_of
-from percolator.codecs.values import INTEGER_MAX, INTEGER_MIN
+from percolator.codecs.values import INTEGER_MAX, INTEGER_MIN, name_of
 from percolator.errors import SchemaError
 from percolator.testing.pytest_plugin import percolator_db
 from percolator.v1.cells_pb2 import Cell, RowRange

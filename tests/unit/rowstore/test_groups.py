@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from percolator.codecs.keys import after_prefix
+from percolator.codecs.values import after_prefix
 from percolator.errors import (
     CellAddress,
     DeadlineExceeded,

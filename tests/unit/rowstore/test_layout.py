@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from percolator.codecs.keys import after_prefix
+from percolator.codecs.values import after_prefix
 from percolator.rowstore.layout import (
     ALL_COLUMNS,
     column_bounds,
