@@ -106,6 +106,18 @@ test: $(READY) $(PROTOS_READY) ## Run everything that needs neither Java, Rust n
 test-fast: $(READY) $(PROTOS_READY) ## Run only what runs inside one process (a few minutes)
 	$(PYTEST) $(BY_FILE) -m "not integration and not chaos and not bigtable and not spark" $(ELSEWHERE) tests
 
+NEWEST := var/newest
+# Each dependency of users is called directly by one of these.
+USES_DEPENDENCIES := $(addprefix tests/unit/,wire chassis tabletserver backup bigtable cli lockservice) \
+  tests/integration/test_bank.py
+
+.PHONY: test-newest
+test-newest: ## Test with the newest versions that pyproject.toml allows, not the locked ones (about 3 minutes)
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet -e '.[dev]'
+	$(NEWEST)/bin/python -m pip list --format=freeze
+	$(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(BY_FILE) $(USES_DEPENDENCIES)
+
 .PHONY: test-spark
 test-spark: $(SPARK_CLASSES) ## Test the library inside Spark executors (needs Java 17)
 	@tests/spark/ensure-java
