@@ -35,6 +35,7 @@ from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import Cell
+from percolator.wire.advisory_locks import AdvisoryLocks
 from percolator.world import World
 
 if TYPE_CHECKING:
@@ -219,16 +220,6 @@ class RunTransaction(Protocol):
     def rollback(self) -> None: ...
 
 
-class RowLocking(Protocol):
-    """Locks that say who works on what: `percolator.wire.advisory_locks.AdvisoryLocks`."""
-
-    async def try_lock(self, names: Sequence[bytes]) -> list[bool]: ...
-
-    async def renew(self, names: Sequence[bytes]) -> list[bool]: ...
-
-    async def unlock(self, names: Sequence[bytes]) -> None: ...
-
-
 class BlockingCalls:
     """Calls observers with transactions of one event loop. May be used in any thread."""
 
@@ -256,7 +247,7 @@ class WorkerContext:
     cleanup: Cleanup
     catalog: Catalog
     notifications: Notifications
-    locks: RowLocking
+    locks: AdvisoryLocks
     begin: Callable[[Work | None], RunTransaction]
     """Begins a transaction for a run of this work; with None, for the worker's own purposes."""
     blocking: BlockingCalls

@@ -328,9 +328,8 @@ class Threads:
             job.on_late_return = on_late_return
             if not job.is_back:
                 self._threads -= 1
-                with suppress(
-                    RuntimeError
-                ):  # no further thread can be started: the next job tries again
+                # If no further thread can be started, the next job tries again.
+                with suppress(RuntimeError):
                     self._staff()
 
     def _staff(self) -> None:

@@ -23,11 +23,12 @@ from percolator.observers.watched import Watched
 from percolator.observers.work_queue import WorkQueue
 from percolator.observers.worker import Worker, WorkerLimits
 from percolator.v1.master_pb2 import ChangeObserversRequest
+from percolator.wire.advisory_locks import AdvisoryLocks
 
 from .observed_cluster import Observed, copy, observed, source, total
 
 
-class Locks:
+class Locks(AdvisoryLocks):
     """The locks of one of several workers. Each name is held by at most one of them."""
 
     def __init__(self, holders: dict[bytes, object]) -> None:
