@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing, asynccontextmanager
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Final, NamedTuple, TypeVar
 
 from percolator.bigtable import messages
+from percolator.bigtable.connection import Connection
 from percolator.bigtable.errors import FamilyMissing, missing_family, named
 from percolator.bigtable.place import Place
 from percolator.errors import InvalidArgument, NotReady, PermissionDenied, Unauthenticated
@@ -146,18 +147,6 @@ _USUAL_SECONDS = 30.0
 _NOT_READY_SECONDS = 0.5
 
 
-class StoreConnection(Protocol):
-    """As `percolator.bigtable.connection.Connection`."""
-
-    @property
-    def network(self) -> Network: ...
-
-    @property
-    def place(self) -> Place: ...
-
-    async def close(self) -> None: ...
-
-
 class _Store(NamedTuple):
     """The store's methods, ready to be called."""
 
@@ -171,7 +160,7 @@ class _Store(NamedTuple):
     sample: StreamCall[pb.BigtableSampleRowKeysRequest, pb.BigtableSampleRowKeysResponse]
 
     @classmethod
-    def over(cls, connection: StoreConnection) -> _Store:
+    def over(cls, connection: Connection) -> _Store:
         network, address = connection.network, connection.place.address
         return cls(
             network,
@@ -186,12 +175,10 @@ class _Store(NamedTuple):
 class RowStoreHandler:
     """Passes calls on. It connects to the store when the first one comes."""
 
-    def __init__(
-        self, servers: Servers, connect: Callable[[DescribeResponse], StoreConnection]
-    ) -> None:
+    def __init__(self, servers: Servers, connect: Callable[[DescribeResponse], Connection]) -> None:
         self._servers = servers
         self._connect = connect
-        self._connection: StoreConnection | None = None
+        self._connection: Connection | None = None
         self._connected: _Store | None = None
 
     async def check_and_mutate_row(

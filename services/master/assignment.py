@@ -48,66 +48,6 @@ Start = Callable[[str, Coroutine[Any, Any, object]], asyncio.Task[Any]]
 """Runs background work for as long as this master leads."""
 
 
-class Closing:
-    """Sends orders to close tablets that are about to be moved or split, and strays.
-
-    A stray is a tablet on a server that the map does not name: it was given to another server while
-    this one was away, or its table was deleted. It no longer acknowledges anything, closed or not.
-    """
-
-    def __init__(
-        self,
-        world: World,
-        store: MapStore,
-        watch: ServerWatch,
-        start: Start,
-        held: Collection[int],
-    ) -> None:
-        """Tablets in `held` are being moved or split, and are left alone."""
-        self._world = world
-        self._store = store
-        self._watch = watch
-        self._start = start
-        self._held = held
-        self._closing: set[tuple[str, int, int]] = set()
-
-    def close_strays(self) -> None:
-        """Starts closing every stray tablet."""
-        for server in self._watch.alive():
-            for reported in list(server.reported.values()):
-                key = (server.server_id, reported.tablet_id, reported.epoch)
-                if key in self._closing or reported.tablet_id in self._held:
-                    continue
-                if self._is_stray(server, reported):
-                    self._closing.add(key)
-                    name = f"close tablet {reported.tablet_id}"
-                    self._start(name, self._close_stray(server, reported, key))
-
-    def _is_stray(self, server: WatchedServer, reported: pb.ReportedTablet) -> bool:
-        tablet = self._store.current.tablets.get(reported.tablet_id)
-        if tablet is None:
-            return True
-        if tablet.epoch == reported.epoch:
-            return tablet.server_id != server.server_id
-        return reported.epoch < tablet.epoch and tablet.server_id != server.server_id
-
-    async def _close_stray(
-        self, server: WatchedServer, reported: pb.ReportedTablet, key: tuple[str, int, int]
-    ) -> None:
-        try:
-            await self.close(server.address, reported.tablet_id, reported.epoch)
-        except PercolatorError as error:
-            _log.info("stray tablet not closed", tablet=reported.tablet_id, error=str(error))
-        finally:
-            self._closing.discard(key)
-
-    async def close(self, address: str, tablet_id: int, epoch: int) -> None:
-        """Asks a server to flush and close a tablet."""
-        await self._store.leadership.check()
-        call = self._world.network.unary(address, methods.CLOSE_TABLET)
-        await call(pb.CloseTabletRequest(tablet_id=tablet_id, epoch=epoch), _CLOSE_SECONDS)
-
-
 _ROUND_SECONDS = 0.5
 """The longest pause between two comparisons. `wake` ends it early."""
 _ANSWER_SECONDS = (1.0, 2.0, 7.0)
@@ -177,7 +117,8 @@ class Assignment:
         """When served epochs may be noted again: one change of the map notes many."""
         self._not_opened: dict[int, Trouble] = {}
         """By tablet."""
-        self.closing = Closing(world, store, watch, start, self._held)
+        self._closing: set[tuple[str, int, int]] = set()
+        """Orders to close that are in progress, by (server, tablet, epoch)."""
         self.errors: dict[int, PercolatorError] = {}
         """By tablet id: why it is not served."""
 
@@ -309,7 +250,7 @@ class Assignment:
                 self._trouble.is_over()
             self._forget_failures()
             self._order()
-            self.closing.close_strays()
+            self._close_strays()
             try:
                 async with asyncio.timeout(_ROUND_SECONDS):
                     await self._news.wait()
@@ -496,3 +437,45 @@ class Assignment:
             trouble = Trouble(_log, "tablet not opened", "tablet opened", tablet=tablet.tablet_id)
             self._not_opened[tablet.tablet_id] = trouble
         trouble.lasts(f"at {tablet.address}: {error}")
+
+    # ------------------------------------------------------------------------- closing
+
+    def _close_strays(self) -> None:
+        """Starts closing tablets on servers that the map does not name.
+
+        Such a tablet was given to another server while this one was away, or its table was deleted.
+        It no longer acknowledges anything, closed or not.
+        """
+        for server in self._watch.alive():
+            for reported in list(server.reported.values()):
+                key = (server.server_id, reported.tablet_id, reported.epoch)
+                if key in self._closing or reported.tablet_id in self._held:
+                    continue
+                if self._is_stray(server, reported):
+                    self._closing.add(key)
+                    name = f"close tablet {reported.tablet_id}"
+                    self._start(name, self._close_stray(server, reported, key))
+
+    def _is_stray(self, server: WatchedServer, reported: pb.ReportedTablet) -> bool:
+        tablet = self._store.current.tablets.get(reported.tablet_id)
+        if tablet is None:
+            return True
+        if tablet.epoch == reported.epoch:
+            return tablet.server_id != server.server_id
+        return reported.epoch < tablet.epoch and tablet.server_id != server.server_id
+
+    async def _close_stray(
+        self, server: WatchedServer, reported: pb.ReportedTablet, key: tuple[str, int, int]
+    ) -> None:
+        try:
+            await self.close(server.address, reported.tablet_id, reported.epoch)
+        except PercolatorError as error:
+            _log.info("stray tablet not closed", tablet=reported.tablet_id, error=str(error))
+        finally:
+            self._closing.discard(key)
+
+    async def close(self, address: str, tablet_id: int, epoch: int) -> None:
+        """Asks a server to flush and close a tablet."""
+        await self._store.leadership.check()
+        call = self._world.network.unary(address, methods.CLOSE_TABLET)
+        await call(pb.CloseTabletRequest(tablet_id=tablet_id, epoch=epoch), _CLOSE_SECONDS)

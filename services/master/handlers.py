@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Generic, NoReturn, Protocol
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, NoReturn
 
 from percolator.errors import InvalidArgument, SchemaError, WrongCluster
 from percolator.services.chassis.cluster_store import ClusterIdentity
@@ -318,24 +318,6 @@ class RowMasterHandler(TableHandler[Catalogue, RowTerm]):
 REPORT_INTERVAL_MILLISECONDS = 1_000
 
 
-class Members(Protocol):
-    """The processes of the cluster, as far as this master knows."""
-
-    @property
-    def masters(self) -> Sequence[cluster_pb2.Server]:
-        """All living masters, including this one."""
-
-    @property
-    def timestamp_lead_milliseconds(self) -> int | None:
-        """How far the oracle's timestamps are ahead of this master's wall clock, if it knows."""
-
-    async def servers(self) -> Sequence[cluster_pb2.Server]:
-        """All other servers."""
-
-    async def registered(self, server: cluster_pb2.Server, wall_milliseconds: int) -> None:
-        """A server reports. `NotReady` tells it to report to another master."""
-
-
 class ClusterHandler:
     """Describes the cluster, and refuses processes of other clusters and releases.
 
@@ -348,7 +330,7 @@ class ClusterHandler:
         identity: ClusterIdentity,
         own: cluster_pb2.Server,
         registry: Registry,
-        members: Members,
+        master: Master[Any, Any],
         rows: cluster_pb2.RowStorePlace | None = None,
     ) -> None:
         """`rows` has the cells, unless tablet servers have them."""
@@ -357,7 +339,7 @@ class ClusterHandler:
         self._own = own
         self._started = clock.monotonic_seconds()
         self._registry = registry
-        self._members = members
+        self._master = master
         self._rows = rows
 
     async def describe(self, request: cluster_pb2.DescribeRequest) -> cluster_pb2.DescribeResponse:
@@ -365,8 +347,8 @@ class ClusterHandler:
         own.CopyFrom(self._own)
         own.uptime_milliseconds = int((self._clock.monotonic_seconds() - self._started) * 1000)
         own.clock_lead_milliseconds = 0
-        others = [one for one in self._members.masters if one.server_id != own.server_id]
-        servers = [own, *others, *await self._members.servers()]
+        others = [one for one in self._master.masters if one.server_id != own.server_id]
+        servers = [own, *others, *await self._master.servers()]
         servers.sort(key=lambda server: (server.kind, server.address))
         return cluster_pb2.DescribeResponse(
             cluster_id=self._identity.cluster_id,
@@ -375,7 +357,7 @@ class ClusterHandler:
             route=cluster_pb2.ROUTE_DIRECT,
             servers=servers,
             wall_milliseconds=self._clock.wall_milliseconds(),
-            timestamp_lead_milliseconds=self._members.timestamp_lead_milliseconds,
+            timestamp_lead_milliseconds=self._master.timestamp_lead_milliseconds,
             gone=self._registry.missed(),
             row_store=self._rows,
         )
@@ -384,7 +366,7 @@ class ClusterHandler:
         if not request.HasField("server"):
             raise InvalidArgument("server", "is missing")
         self._refuse_foreign(request)
-        await self._members.registered(request.server, request.wall_milliseconds)
+        await self._master.registered(request.server, request.wall_milliseconds)
         return cluster_pb2.RegisterResponse(
             cluster_id=self._identity.cluster_id,
             format=self._identity.format,

@@ -237,8 +237,7 @@ class TabletChanges:
         if self._watch.is_dead(tablet.server_id):
             return
         try:
-            closing = self._assignment.closing
-            close = closing.close(tablet.address, tablet.tablet_id, tablet.epoch)
+            close = self._assignment.close(tablet.address, tablet.tablet_id, tablet.epoch)
             await self._watch.answer(tablet.server_id, close)
         except PercolatorError as error:
             # Harmless: the next owner replays what was not flushed.

@@ -111,7 +111,7 @@ async def through(model: BigtableInMemory, *, place: Place = SEEN_FROM_OUTSIDE) 
     direct = InProcessNetwork({PLACE.address: model})
     for table_id in (TABLE_ID, 1, INTENTS_TABLE):
         await require_table(direct, PLACE, table_id, SECONDS)
-    handler = RowStoreHandler(cast("Any", Described()), lambda _: Connection(model))
+    handler = RowStoreHandler(cast("Any", Described()), lambda _: cast("Any", Connection(model)))
     return BigtableStore(RelayedNetwork(cast("Any", Behind(handler))), place)
 
 
@@ -190,14 +190,14 @@ async def test_tables_of_another_instance_are_out_of_reach(place: Place) -> None
 async def test_tables_that_are_not_the_clusters_are_out_of_reach(name: str) -> None:
     model = BigtableInMemory()
     await through(model)
-    handler = RowStoreHandler(cast("Any", Described()), lambda _: Connection(model))
+    handler = RowStoreHandler(cast("Any", Described()), lambda _: cast("Any", Connection(model)))
     request = pb.BigtableMutateRowsRequest(table_name=f"{PLACE.parent}/tables/{name}")
     with pytest.raises(InvalidArgument, match="table_name"):
         assert [one async for one in handler.mutate_rows(request)] == []
 
 
 def _served(model: BigtableInMemory) -> RowStoreHandler:
-    return RowStoreHandler(cast("Any", Described()), lambda _: Connection(model))
+    return RowStoreHandler(cast("Any", Described()), lambda _: cast("Any", Connection(model)))
 
 
 async def _write(handler: RowStoreHandler, table_id: int, change: pb.BigtableMutation) -> None:
@@ -348,7 +348,7 @@ async def test_an_overloaded_store_slows_the_client_down() -> None:
 
 async def test_a_cluster_of_tablet_servers_says_that_it_is_one() -> None:
     handler = RowStoreHandler(
-        cast("Any", Described(on_rows=False)), lambda _: Connection(BigtableInMemory())
+        cast("Any", Described(on_rows=False)), lambda _: cast("Any", Connection(BigtableInMemory()))
     )
     with pytest.raises(InvalidArgument, match="are in tablet servers"):
         await handler.check_and_mutate_row(pb.BigtableCheckAndMutateRowRequest())

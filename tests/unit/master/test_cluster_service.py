@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any, cast
 
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
@@ -69,7 +70,7 @@ async def master(servers_max: int = 100) -> AsyncIterator[ClusterHandler]:
         ClusterIdentity(CLUSTER, 1),
         server(pb.SERVICE_KIND_MASTER, "host:7100", "m1"),
         registry,
-        Alone(registry),
+        cast("Any", Alone(registry)),
     )
     watching = asyncio.create_task(handler.watch_forever())
     try:

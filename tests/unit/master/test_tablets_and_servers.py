@@ -511,13 +511,13 @@ async def test_a_move_keeps_what_is_noted_while_its_tablet_is_closed(
         store, assignment = leader.store, leader.assignment
         unnoted = replace(store.current.tablets[only.tablet_id], exists=False, served_epoch=0)
         store.current = store.current.with_tablets([unnoted])
-        correct = assignment.closing.close
+        correct = assignment.close
 
         async def close(address: str, tablet_id: int, epoch: int) -> None:
             await assignment.note_served()
             await correct(address, tablet_id, epoch)
 
-        monkeypatch.setattr(assignment.closing, "close", close)
+        monkeypatch.setattr(assignment, "close", close)
         world.network.losses["open_tablet"] = 1
         request = pb.MoveTabletRequest(tablet_id=only.tablet_id)
         moving = asyncio.create_task(world.ask(methods.MOVE_TABLET, request))
