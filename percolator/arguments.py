@@ -201,7 +201,7 @@ def _milliseconds(field: str, given: object) -> int:
 
 
 def as_option(error: InvalidArgument, table: Table[Any]) -> InvalidArgument:
-    """What a master says about the options of a table, by the names of `create_table`."""
+    """Error of a master about the options of a table, with the names of `create_table`."""
     reason, option = error.reason, error.field.partition("[")[0]
     if option == "options.change_feed":
         reason = f"table {table.name!r} exists without one: switch it on with set_change_feed"

@@ -1,4 +1,5 @@
-"""What the library sets for its process: garbage collector, event loop, and the modes of files."""
+"""Settings of the library for its process: garbage collector, event loop, and the modes of
+files."""
 
 from __future__ import annotations
 

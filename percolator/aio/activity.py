@@ -1,4 +1,4 @@
-"""What this process does, as it tells others with its session: see `percolator observers stats`.
+"""Activity of this process, as its session tells others: see `percolator observers stats`.
 
 The lock service bounds a report, so what matters least is left out: first the cells of observers,
 then the cells of the process, then observers, those with the fewest runs first.

@@ -46,7 +46,8 @@ LoadedCell = tuple[bytes, bytes, bytes]
 
 @dataclass(frozen=True)
 class LoadPlan:
-    """What all processes of one load must know. It has only plain values, since it is pickled."""
+    """Parameters that all processes of one load share. It has only plain values, since it is
+    pickled."""
 
     table: str
     name: str
@@ -54,7 +55,7 @@ class LoadPlan:
     end: bytes
     """The rows from start (inclusive) to end (exclusive); an empty end means to the last row."""
     notify: bool
-    """Whether observers are notified of the loaded cells."""
+    """True if observers are notified of the loaded cells."""
 
 
 class LoadComplete(UsageError):
@@ -83,7 +84,7 @@ class LoadTimestamps(NamedTuple):
 
 @dataclass
 class _Found:
-    """What was found where the fence was to be raised."""
+    """Findings where the fence was to be raised."""
 
     complete: pb.LoadFence | None = None
     """A fence of this load that says that it is complete."""
@@ -134,7 +135,7 @@ class BulkLoad:
         )
 
     async def resume(self, timestamps: LoadTimestamps) -> bool:
-        """Whether the range is still closed for this run, and so holds all that it has loaded.
+        """True if the range is still closed for this run, and so holds all that it has loaded.
 
         False if another run has taken over or cleared it. Raises `LoadComplete`.
         """

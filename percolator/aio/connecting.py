@@ -49,7 +49,7 @@ _NOT_CONNECTED = (
     "`db = await aio.connect(...)`"
 )
 _PROGRAM_CHARACTERS = 32
-"""Of a program's name, so that a description keeps within its limit in any script."""
+"""The longest part of a program's name that keeps a description within its limit in any script."""
 _NO_ORACLE_SECONDS = 0.1
 """How often the cluster is asked while it has no oracle."""
 
@@ -104,7 +104,7 @@ def connect(
 
 
 def this_process(program: str) -> str:
-    """What others see of a client that does not describe itself: "shop.py on host-7, pid 312"."""
+    """Description of a client that does not describe itself: "shop.py on host-7, pid 312"."""
     name = "".join(c if c.isprintable() and not "\ud800" <= c <= "\udfff" else "?" for c in program)
     return f"{name[:_PROGRAM_CHARACTERS]} on {socket.gethostname()[:64]}, pid {os.getpid()}"
 

@@ -381,7 +381,7 @@ class LoopCalls:
             raise UsageError("the program is ending")
 
     def _is_alive(self) -> bool:
-        """Whether a call would run."""
+        """True if a call would run."""
         return not self._loop.is_closed()
 
 
@@ -457,7 +457,7 @@ class LoopThread(LoopCalls):
             self._running = False
 
     def _run_until_stopped(self) -> bool:
-        """Whether the loop was stopped, and not left by an error."""
+        """Runs the loop. True if it was stopped, and not left by an error."""
         try:
             self._loop.run_forever()
         except (SystemExit, KeyboardInterrupt):

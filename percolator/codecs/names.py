@@ -88,7 +88,7 @@ class CodecNames:
         return CodecNames(key, columns)
 
     def contradicts(self, other: CodecNames) -> bool:
-        """Whether something that has a codec here has another, or none, there."""
+        """True if something that has a codec here has another, or none, there."""
         if self.key and self.key != other.key:
             return True
         return any(other.columns.get(column) != codec for column, codec in self.columns.items())

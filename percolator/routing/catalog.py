@@ -56,7 +56,7 @@ class TableSchema:
     weak_observers: Mapping[bytes, tuple[bytes, ...]] = field(default_factory=dict)
     """By column: the observers notified by `notify` only."""
     codecs: TableCodecs = field(default_factory=TableCodecs.unknown, compare=False)
-    """The same object until one of them is changed on purpose."""
+    """Codecs of the table; one object until one of them is changed on purpose."""
     expiring: frozenset[bytes] = frozenset()
     """The columns whose values expire. Tablets judge which have; a client has to write these again
     even if they hold their values already."""
@@ -94,7 +94,7 @@ class TableInfo:
 
     @property
     def codecs(self) -> TableCodecs:
-        """What encodes its columns, as of when it was looked up."""
+        """Codecs of its columns, as of when it was looked up."""
         return self.schema.codecs
 
     def require_older_than(self, snapshot: int) -> None:
@@ -300,7 +300,7 @@ def _age(location: TabletLocation) -> tuple[int, int]:
 
 
 def _searched(row: bytes, found: Sequence[TabletLocation]) -> Searched:
-    """What this answer to a search for a row was about."""
+    """Range that this answer to a search for a row covers."""
     start, end = (min(found[0].start, row), found[-1].end) if found else (row, b"")
     return Searched(start, end if row < end else b"")
 

@@ -16,7 +16,7 @@ from percolator.world import World
 
 
 class Contents(Protocol):
-    """What an engine has stored."""
+    """Stored cells of an engine."""
 
     def cells(
         self,
@@ -31,7 +31,7 @@ class Contents(Protocol):
 
 
 class TabletContents:
-    """What is in tablets."""
+    """Stored cells of tablets."""
 
     def __init__(self, world: World, catalog: Catalog) -> None:
         self._world = world

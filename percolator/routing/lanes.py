@@ -158,7 +158,7 @@ class PendingRequest:
         self.entries: list[PendingRow] = []
         self.last_problem: PercolatorError | None = None
         self.size: ReadSize | None = None
-        """Of what was read, if that has a limit."""
+        """Size of the cells read, if that has a limit."""
 
     def answer(self, index: int, answer: Any) -> None:  # noqa: ANN401 - for any kind of row
         if self.future.done():
@@ -432,7 +432,7 @@ def require_batches(found: Sequence[object], asked: Sequence[object]) -> None:
 
 
 def unapplied(result: pb.MutationResult) -> Refused | PercolatorError:
-    """What the server says of a mutation, or of a whole transaction, that it has not applied."""
+    """Refusal of a mutation, or of a transaction, that the server has not applied."""
     if result.outcome == pb.OUTCOME_REFUSED:
         return Refused(result.failed_condition, result.cell if result.HasField("cell") else None)
     if result.HasField("error"):

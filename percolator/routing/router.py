@@ -104,7 +104,7 @@ class _Call:
         self.started = started
         self.task: asyncio.Task[None] | None = None
         self.begun = False
-        """Whether the task has begun to run: cancelled before that, it never does."""
+        """True once the task has begun to run: cancelled before that, it never does."""
         self.given_up: PercolatorError | None = None
         """Why it was given up; None while it is still awaited."""
 
@@ -147,7 +147,7 @@ class Dispatcher:
     # ------------------------------------------------------------------ admission
 
     def has_room(self, size_bytes: int) -> bool:
-        """Whether a row may enter now. Callers that already wait come first."""
+        """True if a row may enter now. Callers that already wait come first."""
         return not self._turns and self._fits(size_bytes)
 
     async def room(self, size_bytes: int) -> None:
@@ -448,7 +448,7 @@ class Dispatcher:
 
 
 def _passes_by_itself(error: NotExecuted, attempts: int) -> bool:
-    """Whether the same server will probably serve the same tablet in a moment."""
+    """True if the same server will probably serve the same tablet soon."""
     if isinstance(error, UnknownServer):
         return False
     return isinstance(error, Overloaded) or (

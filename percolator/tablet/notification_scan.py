@@ -197,5 +197,5 @@ class NotificationLook:
 
 
 def _same_row(cell: bytes, other: bytes) -> bool:
-    """Whether two cells are in the same row; the first may be empty, meaning none."""
+    """True if two cells are in the same row; the first may be empty, meaning none."""
     return bool(cell) and other.startswith(cell[: split_component(cell, 0)[1]])

@@ -87,7 +87,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Fate:
-    """What becomes of the locks of one transaction."""
+    """Fate of the locks of one transaction."""
 
     __slots__ = ("commit", "conditions", "primary", "shared", "start")
 
@@ -99,7 +99,7 @@ class _Fate:
         """The cell that decides, as its first lock names it."""
         self.conditions: list[CheckedCondition] = [(SPACE_LOCK, PRESENT, 0, 0, own, b"", b"")]
         self.shared: bytes | None = None
-        """What its locks have between their headers and their values, as the last one had it."""
+        """Bytes between header and value of its last lock."""
 
     def value(self, lock: bytes) -> bytes | None:
         """The value in one of its locks; None if that names another primary than the first one."""

@@ -1,4 +1,4 @@
-"""What time most machines of a cluster say it is.
+"""Time that most machines of a cluster agree on.
 
 The process that asks may be the one whose clock is wrong. So the majority counts, and each host has
 one vote, since the processes of a host share a clock. If two halves disagree, the earlier time

@@ -88,7 +88,7 @@ response: of a method that streams, the first."""
 
 
 class Kind(IntEnum):
-    """What a frame is."""
+    """Kind of frame."""
 
     HELLO = 1
     WELCOME = 2
@@ -110,7 +110,7 @@ class Frame(NamedTuple):
 
 
 class NotFrames(Exception):
-    """What was received is not what this layout allows; the text says why."""
+    """Received bytes that this layout does not allow; the text says why."""
 
 
 def frame(kind: Kind, call: int, body: bytes = b"") -> bytes:
@@ -235,7 +235,7 @@ class FrameConnection(asyncio.Protocol):
 
     @staticmethod
     async def open_local(name: str, hello: FramesHello, seconds: float) -> FrameConnection:
-        """The same within this machine, by the name of the server's socket."""
+        """As `open`, within this machine, by the name of the server's socket."""
 
         async def connect(connection: FrameConnection) -> None:
             sock = await connected(name)
@@ -262,7 +262,7 @@ class FrameConnection(asyncio.Protocol):
     # --------------------------------------------------------------------------- calls
 
     def takes(self, path: str) -> bool:
-        """Whether a call of this method may be sent now."""
+        """True if a call of this method may be sent now."""
         return (
             path in self._methods
             and len(self._waiting) < self._calls_max
@@ -349,7 +349,7 @@ class FrameConnection(asyncio.Protocol):
         self._look = self._loop.call_later(LOOK_SECONDS, self._look_after)
 
     def _forget_welcome(self) -> None:
-        """Nobody waits for it any more, so the event loop would report an error that it gets."""
+        """Retrieves its error: no one waits for it any more, so the event loop would report it."""
         if not self._welcome.cancel() and not self._welcome.cancelled():
             self._welcome.exception()
 
@@ -470,7 +470,7 @@ UNUSED_SECONDS = 600.0
 
 
 class Used(Protocol):
-    """What is kept for one address."""
+    """Object kept for one address."""
 
     def unused_since(self) -> float | None:
         """By the event loop's clock; None while a call is in progress or waits."""
@@ -494,7 +494,7 @@ class ByAddress(Generic[UsedT]):
         self._kept: dict[str, UsedT] = {}
 
     def get(self, address: str) -> UsedT:
-        """What is kept for this address; makes it if there is none."""
+        """Object kept for this address; makes it if there is none."""
         kept = self._kept.get(address)
         if kept is None:
             self._drop_unused()
@@ -575,8 +575,8 @@ class FrameConnections:
         method: StreamMethod[RequestT, ResponseT],
         slower: StreamCall[RequestT, ResponseT],
     ) -> StreamCall[RequestT, ResponseT]:
-        """The same for a method that streams. In a frame, a stream ends after its first response,
-        so only short ones travel there."""
+        """As `faster`, for a method that streams. In a frame, a stream ends after its first
+        response, so only short ones travel there."""
         is_short = method.is_short
         if method.path not in FRAMED or is_short is None:
             return slower
@@ -727,7 +727,7 @@ class _Peer:
         self._said = ""
         self.connection: FrameConnection | None = None
         self.credentials: Credentials | None = None
-        """Those with which the connection was made."""
+        """Credentials with which the connection was made."""
 
     def unused_since(self) -> float | None:
         if self._connecting:
@@ -797,7 +797,7 @@ class _Peer:
         )
 
     def _is_near(self, offered: OfferFramesResponse, dialled: HostPort) -> bool:
-        """Whether the server is on this machine, with nothing between it and us."""
+        """True if the server is on this machine, with nothing between it and us."""
         return (
             AVAILABLE
             and bool(offered.local_name)

@@ -105,7 +105,7 @@ def by_column(ttls: Iterable[ColumnTtl]) -> dict[bytes, int]:
 
 
 def changed_ttls(found: Iterable[ColumnTtl], changes: Sequence[ColumnTtl]) -> list[ColumnTtl]:
-    """What a table has after changes, of which 0 removes one. Raises `InvalidArgument`."""
+    """Times to live of a table after changes, of which 0 removes one. Raises `InvalidArgument`."""
     require_ttls("ttls", changes, may_be_zero=True)
     changed = {**by_column(found), **by_column(changes)}
     if sum(ttl > 0 for ttl in changed.values()) > TTLS_MAX:

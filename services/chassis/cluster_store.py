@@ -288,7 +288,7 @@ class RowIdentity(ClusterIdentity):
     """
 
     epoch_milliseconds: int = 0
-    """What the times of its cells are counted from (percolator/rowstore/layout.py)."""
+    """Origin of the times of its cells (percolator/rowstore/layout.py)."""
 
 
 async def establish(records: Records, name: str, world: World) -> RowIdentity:

@@ -257,7 +257,7 @@ SERVICES = tuple(
     for name, kind in ServiceKind.items()
     if kind != ServiceKind.SERVICE_KIND_UNSPECIFIED
 )
-"""What follows the prefix in the variables of each service, such as TABLETSERVER."""
+"""Names of services in their environment variables, such as TABLETSERVER."""
 
 _OF_CLIENTS = {ENVIRONMENT_VARIABLE, TOKEN_VARIABLE, *TLS_VARIABLES.values()}
 

@@ -135,7 +135,7 @@ class _Told:
     clocks: dict[str, int] = field(default_factory=dict)
     """By address. If several masters report the same server, the last answer counts."""
     hosts: set[str] = field(default_factory=set)
-    """Those that have clocks, whether or not the masters know them."""
+    """Hosts that have clocks, whether or not the masters know them."""
 
 
 class OtherClocks:

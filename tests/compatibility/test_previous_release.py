@@ -188,7 +188,7 @@ def releases(here: Path, monkeypatch: pytest.MonkeyPatch) -> Releases:
 
 
 def _program(here: Path, address: str) -> str:
-    """What the user's program prints."""
+    """Output of the user's program."""
     done = subprocess.run(
         [sys.executable, "-P", here / "program.py", address],
         cwd=here,
@@ -205,7 +205,7 @@ def _cluster(data: Path) -> LocalCluster:
 
 
 def _is_of(cluster: LocalCluster, release: str) -> bool:
-    """Whether all servers are of this release. Those that were stopped stay listed for seconds."""
+    """True if all servers are of this release. Those that were stopped stay listed for seconds."""
     command = CommandLine(cluster.address)
     until = time.monotonic() + FORGOTTEN_SECONDS
     while True:

@@ -96,7 +96,7 @@ class Pages:
         return observes(self.body, name="measure", backfill=backfill)(self.measure)
 
     def start_in_advance(self, observer: Observer) -> None:
-        """What a worker does that is started before its table exists."""
+        """Start of a worker before its table exists."""
 
         async def start(context: WorkerContext, _: str) -> None:
             await start_in_advance(Worker(context, [observer]))

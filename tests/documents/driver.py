@@ -22,7 +22,7 @@ SHELL = ["bash", "-euo", "pipefail", "-c"]
 
 
 class Failed(Exception):
-    """What the reader would see and not expect."""
+    """Unexpected result that the reader would see."""
 
 
 class Reader:

@@ -38,7 +38,7 @@ class Refusal(NamedTuple):
     code: grpc.StatusCode
     details: str = ""
     trailer: bytes | None = None
-    """Of `grpc-status-details-bin`."""
+    """Value of `grpc-status-details-bin`."""
 
 
 class BigtableService:
@@ -48,7 +48,7 @@ class BigtableService:
         self.model = BigtableInMemory()
         self.tokens = {"valid"}
         self.refusals: deque[Refusal | None] = deque()
-        """What the next calls are answered with; None for one that is executed."""
+        """Answers to the next calls; None for one that is executed."""
         self.seconds = 0.0
         """How long each call takes."""
         self.calls: list[tuple[str, dict[str, Any]]] = []

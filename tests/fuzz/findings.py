@@ -1,4 +1,4 @@
-"""What a run has found and counted, and how a failing input is kept: var/fuzz/*.json."""
+"""Findings and counts of a run, and how a failing input is kept: var/fuzz/*.json."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Input:
     """One input of one target: enough to replay it."""
 
     target: str
-    """What it is given to: "calls", or one of the targets in targets.py."""
+    """Its target: "calls", or one of the targets in targets.py."""
     kind: str
     """How it was made."""
     data: bytes

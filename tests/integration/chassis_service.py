@@ -82,7 +82,8 @@ class Waiter:
 
 
 def what_is_standard_error() -> str:
-    """What descriptor 2 refers to. If it was free: the first thing opened, a socket or file."""
+    """File that descriptor 2 refers to. If it was free: the first thing opened, a socket or
+    file."""
     with open(os.devnull, "rb") as null:
         return os.devnull if os.path.sameopenfile(2, null.fileno()) else "something else"
 

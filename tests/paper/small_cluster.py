@@ -155,7 +155,7 @@ class Client:
 
 
 def commits(request: pb.MutateRequest) -> bool:
-    """Whether the request writes a commit record."""
+    """True if the request writes a commit record."""
     return any(
         change.kind == pb.Change.KIND_PUT and change.space == cells_pb2.SPACE_WRITE
         for batch in request.batches

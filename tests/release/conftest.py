@@ -1,4 +1,4 @@
-"""What `make release` has built."""
+"""Files that `make release` has built."""
 
 from __future__ import annotations
 

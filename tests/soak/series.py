@@ -1,4 +1,4 @@
-"""What is sampled in a soak run: quantities, their tolerances, and the lives of processes.
+"""Samples of a soak run: quantities, their tolerances, and the lives of processes.
 
 A process that is restarted begins a new life, with series of its own. The longest life of each
 process is judged.
@@ -60,7 +60,7 @@ class Tolerance:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What was found; values in the unit of the series."""
+    """Findings; values in the unit of the series."""
 
     points: int
     middle: float = 0.0
@@ -221,7 +221,7 @@ def write_verdict(path: Path, judged: Iterable[Judged], problems: list[str]) -> 
 
 
 def growing(judged: Iterable[Judged]) -> Iterator[str]:
-    """What grows, with figures."""
+    """Series that grow, with figures."""
     for one in judged:
         if one.judgement.grows:
             yield one.reason()

@@ -62,7 +62,7 @@ class Driver:
         return {process.pid for process in started}
 
     def ended(self) -> dict[str, str]:
-        """What each batch write ended with: an error, or nothing."""
+        """Error of each batch write, or nothing."""
         text, _ = self._process.communicate()
         assert self._process.returncode == 0, self._said()
         found = json.loads(text.splitlines()[-1])

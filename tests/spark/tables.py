@@ -141,7 +141,7 @@ def keys(rows: int) -> list[str]:
 
 
 def failing(frame: Any, marker: Path, attempts: int, after: Path | None = None) -> Any:
-    """The same rows; one partition fails after its last row, and once the file `after` exists."""
+    """These rows; one partition fails after its last row, and once the file `after` exists."""
 
     def some(rows: Iterator[Any]) -> Iterator[Any]:
         import time
@@ -161,7 +161,7 @@ def failing(frame: Any, marker: Path, attempts: int, after: Path | None = None) 
 
 
 def halting(frame: Any, after_rows: int, until: Path) -> Any:
-    """The same rows; each partition halts after some of them until the file `until` exists."""
+    """These rows; each partition halts after some of them until the file `until` exists."""
 
     def some(rows: Iterator[Any]) -> Iterator[Any]:
         import time

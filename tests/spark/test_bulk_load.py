@@ -60,7 +60,7 @@ def _writer(cluster: LocalCluster, pages: Pages, name: str, **more: object) -> A
 def _left_behind(
     db: percolator.Database, pages: Pages, name: str
 ) -> tuple[BulkLoad, LoadTimestamps]:
-    """What a driver that died left behind: the first half of the rows."""
+    """Remains of a driver that died: the first half of the rows."""
     plan = LoadPlan(pages.name, name, b"", b"", notify=False)
     load = BulkLoad(db._asynchronous, plan)
     loop = loop_thread.shared()

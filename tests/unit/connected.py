@@ -136,11 +136,11 @@ class RowStore(BigtableInMemory):
 
 
 class ClusterOnRows(ClusterOverRows, Cluster):
-    """The same cluster, whose cells are in a row store."""
+    """Cluster whose cells are in a row store."""
 
 
 over_rows = False
-"""Whether the next cluster has its cells in a row store."""
+"""True if the next cluster has its cells in a row store."""
 
 
 @asynccontextmanager

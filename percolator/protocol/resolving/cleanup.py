@@ -152,7 +152,7 @@ class Cleanup:
         return self._pushing.passable(read_at, most)
 
     def read(self, met: MetLock, read_at: int) -> FoundCell | None:
-        """What a snapshot sees in a locked cell, if the lock says so (rolling.py)."""
+        """Cell as a snapshot sees it under a lock, if the lock itself tells (rolling.py)."""
         return self._rolling.read(met, read_at)
 
     async def _ask_primaries(

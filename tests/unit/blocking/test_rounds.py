@@ -52,7 +52,7 @@ class _Rounds:
         return [self.caller() for _ in range(count)]
 
     def is_waited_for(self, caller: Caller) -> bool:
-        """Whether the loop waits for a thread that is woken now, while a call waits."""
+        """True if the loop waits for a thread that is woken now, while a call waits."""
         self.rounds.begin([caller], 1)
         return caller in self.rounds.missing
 
@@ -522,7 +522,8 @@ def test_an_interrupt_that_comes_together_with_the_result_is_not_held_up(
 
 
 def test_a_database_that_has_just_been_connected_when_an_interrupt_comes_is_closed() -> None:
-    """Nobody has it: its session would be renewed for as long as the program runs."""
+    """The program never gets it, and its session would be renewed for as long as the program
+    runs."""
     opened: list[aio.Database] = []
 
     async def connected_at_that_moment() -> aio.Database:

@@ -96,7 +96,7 @@ class Framed:
         return peer
 
     async def greeted(self) -> Peer:
-        """The same, after its hello."""
+        """A peer after its hello."""
         peer = await self.dialled()
         peer.send(
             PREAMBLE + frame(Kind.HELLO, 0, FramesHello(server_id=SERVER_ID).SerializeToString())

@@ -89,7 +89,7 @@ class Site:
         return {one.table_id: TableSchema.of(one.schema_version, one.observers) for one in tables}
 
     async def change_observers(self, *, add: str = "", remove: str = "") -> None:
-        """Of the first table's only column."""
+        """Registers observers of the first table's only column."""
         engine = self.database.internal.engine
         request = master_pb2.ChangeObserversRequest(table=ONE.name)
         if add:

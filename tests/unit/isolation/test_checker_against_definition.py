@@ -52,7 +52,7 @@ from tests.unit.isolation.histories import (
 
 
 def is_snapshot_isolated(history: History) -> bool:
-    """Whether every rule holds."""
+    """True if every rule holds."""
     return (
         all(_reads_its_snapshot(history, record) for record in history if record.start_ts)
         and _timestamps_are_unique(history)

@@ -278,7 +278,7 @@ def test_a_module_that_is_not_there_yet_and_one_that_is_broken(tmp_path: Path) -
 
 
 def test_while_a_module_is_broken_only_what_really_changes_is_named(tmp_path: Path) -> None:
-    """What it imported is not removed, and a change there is noticed as before."""
+    """Modules that it imported are kept, and a change there is noticed as before."""
     write(tmp_path / "orders.py", "")
     write(tmp_path / "shop.py", "import orders\n")
     sources = Sources(["shop:observers"], tmp_path)

@@ -113,7 +113,7 @@ async def test_a_machine_that_has_no_room_for_a_thread_costs_none_for_good(
 async def test_a_run_takes_too_long_also_where_there_is_no_room_for_a_thread_in_place_of_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody counted its thread as hanging then, and it was taken off that count all the same."""
+    """Its thread was not counted as hanging then, and was taken off that count all the same."""
     threads, starts = Threads(2), list[threading.Thread]()
 
     def slow_then_refused(thread: threading.Thread) -> None:

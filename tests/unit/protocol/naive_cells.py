@@ -168,7 +168,7 @@ class NaiveCells:
         )
 
     def at(self, address: CellAddress, timestamp: int) -> FoundCell | None:
-        """What a snapshot shows; a value of None for a deletion."""
+        """Cell in a snapshot; a value of None for a deletion."""
         found = None
         for commit, record in self.commits(address):
             if commit > timestamp or record.kind == RecordKind.LOCK_ONLY:
@@ -236,7 +236,7 @@ def _row_read(request: RangeRequest, row: bytes) -> RowRead:
 
 
 def _judge(condition: Condition, versions: Versions) -> tuple[bool, tuple[int, bytes, int] | None]:
-    """Whether the condition holds, and the cell that fails it."""
+    """Judges whether the condition holds, and names the cell that fails it."""
     in_range = sorted(
         (
             key

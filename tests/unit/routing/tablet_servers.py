@@ -125,7 +125,7 @@ class Cluster:
     def __init__(self, servers: dict[str, Server], limits: Limits | None = None) -> None:
         self.servers = servers
         self.now_at: list[TabletLocation] = []
-        """What a master would answer."""
+        """Answer of a master."""
         self.searches = 0
         self.search_seconds = 0.0
         loop = asyncio.get_running_loop()

@@ -47,7 +47,7 @@ async def put(db: Database, **prices: int | None) -> None:
 
 
 async def all_changes(db: Database, after: int) -> list[Cell]:
-    """What a program that follows the feed sees."""
+    """Changes seen by a program that follows the feed."""
     until = await db.timestamp()
     found = db.changes(raw_orders, after=Timestamp(after), until=until)
     return [(one.commit_timestamp, one.key, one.column, one.raw_value) async for one in found]
@@ -64,7 +64,7 @@ async def snapshot_cells(db: Database, at: int) -> list[Cell]:
 
 @dataclass
 class Checkpoint:
-    """What outlives a query that is killed."""
+    """State that outlives a query that is killed."""
 
     planned: list[Offset] = field(default_factory=list)
     written: int = 0

@@ -389,7 +389,7 @@ class History:
         ]
 
     def cells(self, at: int, row: bytes) -> Cells:
-        """What a snapshot shows of the row."""
+        """Cells of the row in a snapshot."""
         newest: dict[bytes, FoundCell] = {}
         for commit, changed, column, value, _ in self.changes:
             if changed == row and commit <= at:

@@ -119,7 +119,7 @@ class Explorer:
     epochs: tuple[int, ...]
     """The epochs of the claimants; two may be equal, as for standbys that choose their own."""
     recreating: bool = False
-    """Whether opening a database under a name that is gone creates that directory again, as LevelDB
+    """True if opening a database under a name that is gone creates that directory again, as LevelDB
     does with a plain path."""
     states: int = 0
     outcomes: set[frozenset[int]] = field(default_factory=set)

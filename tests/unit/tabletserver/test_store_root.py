@@ -1,4 +1,4 @@
-"""What a tablet server accepts as its store root."""
+"""Store roots that a tablet server accepts."""
 
 from __future__ import annotations
 

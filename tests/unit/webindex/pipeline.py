@@ -59,7 +59,7 @@ def take_small_steps(patch: pytest.MonkeyPatch, chance: random.Random) -> None:
 
 
 class Crawled:
-    """What was crawled, beside the store that was told."""
+    """Documents that were crawled, kept beside the store."""
 
     def __init__(self) -> None:
         self.documents: dict[str, Document] = {}
