@@ -125,7 +125,6 @@ class Call(Protocol):
     @property
     def in_line(self) -> bool:
         """True if it stands in line at hot cells, or has its turn there."""
-        ...
 
 
 _LIBRARY = "percolator."

@@ -392,7 +392,6 @@ class Mutations(Protocol):
 
     def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> Awaitable[list[Answer]]:
         """Returns answers in the order of the mutations. A mutation that fails raises nothing."""
-        ...
 
 
 class Cells(Mutations, Protocol):
@@ -401,21 +400,18 @@ class Cells(Mutations, Protocol):
     def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
         """Commits a whole transaction with one message, if all its cells are in one tablet. Any
         other answer than an unknown one means that this message did not commit it."""
-        ...
 
     def read(
         self, requests: Sequence[RowRequest], deadline: float, *, bytes_max: int = 0
     ) -> Awaitable[list[RowResult]]:
         """Returns answers in the order of the requests. Raises if one of them failed, and
         `InvalidArgument` as soon as they have more than `bytes_max` bytes; 0 means any number."""
-        ...
 
     def scan(
         self, request: RangeRequest, timeout_seconds: float
     ) -> AsyncGenerator[RangePage, None]:
         """Yields pages without gaps from one end of the range to the other. The timeout applies to
         each page, since the length of a scan depends on its caller."""
-        ...
 
 
 class Groups(Protocol):
@@ -426,7 +422,6 @@ class Groups(Protocol):
     ) -> Awaitable[list[Answer]]:
         """Applies mutations of one row, and returns their answers in the same order. Either all are
         applied, or none is, and at least one is refused. Raises if neither is known."""
-        ...
 
 
 class RollsForward(Protocol):
@@ -435,7 +430,6 @@ class RollsForward(Protocol):
     async def roll_forward(self, order: RollForward, deadline: float) -> None:
         """Returns once all tablets concerned have been told. Nothing depends on it: what is left is
         done by those who meet the locks. Raises the error of a tablet that was not told."""
-        ...
 
 
 class ChangeFeeds(Protocol):
@@ -446,7 +440,6 @@ class ChangeFeeds(Protocol):
     ) -> Awaitable[ChangesSeen]:
         """Asks all tablets how new their changes are. `passing` are the start timestamps of locks
         that do not matter."""
-        ...
 
     def scan_changes(
         self,
@@ -456,4 +449,3 @@ class ChangeFeeds(Protocol):
     ) -> AsyncGenerator[list[StoredChange], None]:
         """Yields the changes of these rows in the order of their commits. The timeout applies to
         each page."""
-        ...

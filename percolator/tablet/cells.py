@@ -858,12 +858,10 @@ class Holder(Protocol):
     @property
     def commit(self) -> int:
         """Its commit timestamp; 0 while it is not known."""
-        ...
 
     @property
     def cells(self) -> Sequence[bytes]:
         """`cell_prefix` of each."""
-        ...
 
 
 class HeldCells:

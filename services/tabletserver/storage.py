@@ -332,15 +332,12 @@ class TabletStore(Protocol):
 
     async def take_over(self, tablet: TabletIdentity, ancestry: Ancestry) -> Ownership:
         """Becomes the only owner of the tablet, at its epoch; `TabletMoved` if it is too late."""
-        ...
 
     async def open(self, ownership: Ownership, *, open_tablets: int) -> Storage[Any]:
         """Opens the tablet that is owned; memory is shared among `open_tablets`."""
-        ...
 
     async def remove_superseded(self, tablet: TabletIdentity) -> None:
         """Deletes what former owners left and what is not needed. For an owner that serves."""
-        ...
 
 
 @dataclass(frozen=True)
