@@ -745,28 +745,6 @@ class Reader:
 
     # ------------------------------------------------------------------ scans
 
-    async def scan_pages(
-        self,
-        table: Table[K],
-        *,
-        start: K | None = None,
-        end: K | None = None,
-        prefix: K | None = None,
-        columns: Columns | None = None,
-        reverse: bool = False,
-        limit: int | None = None,
-        timeout: float | None = None,
-    ) -> AsyncGenerator[list[Row[K]], None]:
-        """Yields the rows of a range in the pages in which they arrive."""
-        columns = None if columns is None else listed_columns(columns)
-        pages = self.found_pages(
-            table, start, end, prefix, columns, reverse=reverse, limit=limit, timeout=timeout
-        )
-        async with aclosing(pages):
-            async for page in pages:
-                info = await self.info(table, self.deadline(timeout))  # known: a page came
-                yield [_row_of(table, key, cells, columns, info) for key, cells in page]
-
     async def found_pages(
         self,
         table: Table[K],
@@ -779,7 +757,7 @@ class Reader:
         limit: int | None = None,
         timeout: float | None = None,
     ) -> AsyncGenerator[list[FoundRow], None]:
-        """As `scan_pages`, but yields stored rows and cells."""
+        """Yields the stored rows and cells of a range, in the pages in which they arrive."""
         deadline = self.deadline(timeout)
         if limit is not None:
             require_whole(limit, "limit", least=0)
@@ -831,18 +809,6 @@ def _row_of(
 ) -> Row[K]:
     values = {column: found.value for column, found in cells.items()}
     return Row(table, decoded_key(table, row), values, columns, info.codecs)
-
-
-async def rows_in(
-    pages: AsyncGenerator[list[Row[K]], None], reader: Reader
-) -> AsyncGenerator[Row[K], None]:
-    """The rows of these pages, one by one."""
-    async with aclosing(pages):
-        async for page in pages:
-            for row in page:
-                # Rows that arrived with this page must not be used after the end.
-                reader.require_not_ended()
-                yield row
 
 
 def _portions(columns: dict[bytes, None]) -> Sequence[Iterable[bytes]]:
@@ -935,7 +901,7 @@ class Reads(Awaits):
         """
         return self._reader.get_many(table, rows, columns, timeout)
 
-    def scan(
+    async def scan(
         self,
         table: Table[K],
         *,
@@ -965,7 +931,12 @@ class Reads(Awaits):
             limit=limit,
             timeout=timeout,
         )
-        return rows_in(pages, self._reader)
+        async with aclosing(pages):
+            async for page in pages:
+                for row in page:
+                    # Rows that arrived with this page must not be used after the end.
+                    self._reader.require_not_ended()
+                    yield row
 
     async def scan_pages(
         self,
@@ -980,20 +951,16 @@ class Reads(Awaits):
         timeout: float | None = None,
     ) -> AsyncGenerator[list[Row[K]], None]:
         """As `scan`, but yields the pages in which the rows arrive."""
-        pages = self._reader.scan_pages(
-            table,
-            start=start,
-            end=end,
-            prefix=prefix,
-            columns=columns,
-            reverse=reverse,
-            limit=limit,
-            timeout=timeout,
+        reader = self._reader
+        columns = None if columns is None else listed_columns(columns)
+        pages = reader.found_pages(
+            table, start, end, prefix, columns, reverse=reverse, limit=limit, timeout=timeout
         )
         async with aclosing(pages):
             while True:
                 with nullcontext() if self._waits is None else self._waits.call():
                     page = await anext(pages, None)
-                if page is None:
-                    return
-                yield page
+                    if page is None:
+                        return
+                    info = await reader.info(table, reader.deadline(timeout))  # known: a page came
+                yield [_row_of(table, key, cells, columns, info) for key, cells in page]
