@@ -577,12 +577,8 @@ class Tablets:
 
 
 def _not_here(tablet_id: int, epoch: int, highest_epoch: int = 0) -> TabletMoved:
-    return TabletMoved(
-        f"tablet {tablet_id} is not served here at epoch {epoch}",
-        tablet_id=tablet_id,
-        epoch=epoch,
-        highest_epoch=highest_epoch,
-    )
+    why = f"tablet {tablet_id} is not served here at epoch {epoch}"
+    return TabletMoved(why, tablet_id=tablet_id, epoch=epoch, highest_epoch=highest_epoch)
 
 
 def _check(identity: TabletIdentity) -> None:
@@ -701,8 +697,8 @@ class TabletServerHandler:
         if request.wait_milliseconds:
             deadline = min(deadline, started + request.wait_milliseconds / 1000)
         batches = request.batches
-        self._check_rows(len(batches), sum(len(batch.rows) for batch in batches))
-        self._check_notifications(sum(len(batch.notifications) for batch in batches))
+        notifications = sum(len(batch.notifications) for batch in batches)
+        self._check_rows(len(batches), sum(len(batch.rows) for batch in batches), notifications)
         bytes_held = request.ByteSize()
         self.counts.queue_bytes += bytes_held
         try:
@@ -942,24 +938,17 @@ class TabletServerHandler:
             return pb.ReadBatchResult(error=detail)
         return result
 
-    def _check_rows(self, batches: int, rows: int) -> None:
-        if batches > self._limits.rows_max:
-            # An empty batch is two bytes of a request, and a task here.
-            raise InvalidArgument(
-                "batches", f"expected at most {self._limits.rows_max}, found {batches}"
-            )
-        if rows > self._limits.rows_max:
-            raise InvalidArgument(
-                "batches", f"expected at most {self._limits.rows_max} rows, found {rows}"
-            )
-
-    def _check_notifications(self, count: int) -> None:
-        """Each is a row that is written, although no cell of a transaction."""
-        if count > self._limits.rows_max:
-            raise InvalidArgument(
-                "batches.notifications",
-                f"expected at most {self._limits.rows_max} in total, found {count}",
-            )
+    def _check_rows(self, batches: int, rows: int, notifications: int = 0) -> None:
+        """An empty batch is two bytes of a request, and a task here. A notification is a row that
+        is written, although no cell of a transaction."""
+        most = self._limits.rows_max
+        for name, found, unit in (
+            ("batches", batches, ""),
+            ("batches", rows, " rows"),
+            ("batches.notifications", notifications, " in total"),
+        ):
+            if found > most:
+                raise InvalidArgument(name, f"expected at most {most}{unit}, found {found}")
 
     def _refusal(self, error: PercolatorError, target: pb.TabletTarget) -> ErrorDetail:
         """The error as a message. The error itself is not changed: many requests may share it."""
