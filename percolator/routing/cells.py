@@ -9,7 +9,7 @@ A deadline is an instant on the clock's monotonic time, in seconds.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, Protocol
 
@@ -76,16 +76,14 @@ class Applied(Enum):
 APPLIED: Final = Applied.APPLIED
 
 
+@dataclass(slots=True, eq=False)
 class Refused:
     """The answer to a mutation of which a condition failed; nothing was changed."""
 
-    __slots__ = ("cell", "condition")
-
-    def __init__(self, condition: int, cell: Cell | None) -> None:
-        self.condition = condition
-        """The index of the first condition that failed."""
-        self.cell = cell
-        """The cell that failed it; None if a cell was expected and there was none."""
+    condition: int
+    """The index of the first condition that failed."""
+    cell: Cell | None
+    """The cell that failed it; None if a cell was expected and there was none."""
 
     @property
     def offender(self) -> Cell:
@@ -95,9 +93,6 @@ class Refused:
                 f"condition {self.condition} failed, and the tablet did not return the cell"
             )
         return self.cell
-
-    def __repr__(self) -> str:
-        return f"Refused({self.condition}, {self.cell})"
 
 
 Answer = Applied | Refused | PercolatorError
@@ -120,15 +115,13 @@ class FoundCell(NamedTuple):
     """None for a deletion, if deletions were requested."""
 
 
+@dataclass(slots=True, eq=False)
 class RowResult:
     """The result of reading one row. With locks in the way, `found` has only the other cells."""
 
-    __slots__ = ("found", "locks")
-
-    def __init__(self) -> None:
-        self.found: dict[bytes, FoundCell] = {}
-        """The cells by column."""
-        self.locks: list[Cell] = []
+    found: dict[bytes, FoundCell] = field(default_factory=dict)
+    """The cells by column."""
+    locks: list[Cell] = field(default_factory=list)
 
     def size_bytes(self) -> int:
         """The size of the columns and values that were found."""
