@@ -91,8 +91,9 @@ check: lint types $(PROTOS_READY) ## Run lint and types, and check import contra
 # ------------------------------------------------------------------------------ tests
 
 PYTEST := $(BIN)/python -m pytest -q -p no:cacheprovider
-# Keep the order of tests/conftest.py: xdist would run files with few tests, the slowest, last.
-BY_FILE = -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
+# tests/conftest.py says which tests stay together, and in which order: xdist would run the
+# groups with few tests, the slowest, last.
+SPREAD = -n $(TEST_WORKERS) --dist loadgroup --no-loadscope-reorder
 # These have their own targets.
 ELSEWHERE := --ignore=tests/spark --ignore=tests/unit/spark --ignore=tests/rust --ignore=tests/packaging --ignore=tests/release
 
@@ -100,29 +101,28 @@ ELSEWHERE := --ignore=tests/spark --ignore=tests/unit/spark --ignore=tests/rust 
 # Tests that start processes wait for them; a third worker uses the cores meanwhile.
 test: TEST_WORKERS := 3
 test: $(READY) $(PROTOS_READY) ## Run everything that needs neither Java, Rust nor Docker (several minutes)
-	$(PYTEST) $(BY_FILE) -m "not chaos and not bigtable and not spark" $(ELSEWHERE) tests
+	$(PYTEST) $(SPREAD) -m "not chaos and not bigtable and not spark" $(ELSEWHERE) tests
 
 .PHONY: test-fast
 test-fast: $(READY) $(PROTOS_READY) ## Run only what runs inside one process (a few minutes)
-	$(PYTEST) $(BY_FILE) -m "not integration and not chaos and not bigtable and not spark" $(ELSEWHERE) tests
+	$(PYTEST) $(SPREAD) -m "not integration and not chaos and not bigtable and not spark" $(ELSEWHERE) tests
 
 NEWEST := var/newest
 # Each dependency of users is called directly by one of these.
 USES_DEPENDENCIES := $(addprefix tests/unit/,wire chassis tabletserver backup bigtable cli lockservice) \
-  tests/integration/test_bank.py
+  tests/integration/test_workers.py
 
 .PHONY: test-newest
 test-newest: ## Test with the newest versions that pyproject.toml allows, not the locked ones (about 3 minutes)
 	$(PYTHON) -m venv --clear $(NEWEST)
 	$(NEWEST)/bin/python -m pip install --quiet -e '.[dev]'
 	$(NEWEST)/bin/python -m pip list --format=freeze
-	$(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(BY_FILE) $(USES_DEPENDENCIES)
+	$(NEWEST)/bin/python -m pytest -q -p no:cacheprovider $(SPREAD) -m "not chaos" $(USES_DEPENDENCIES)
 
 .PHONY: test-spark
 test-spark: $(SPARK_CLASSES) ## Test the library inside Spark executors (needs Java 17)
 	@tests/spark/ensure-java
-	$(PYTEST) $(BY_FILE) -m "spark and not bigtable" tests/spark tests/integration/test_history.py
-	$(PYTEST) tests/unit/spark
+	$(PYTEST) $(SPREAD) -m "(spark or not integration) and not bigtable" tests/spark tests/unit/spark tests/integration/test_history.py
 
 RUST_TARGET ?= $(CURDIR)/var/rust
 
@@ -139,8 +139,7 @@ emulator: ## Build Google's emulator of Bigtable from Debian's packages, install
 .PHONY: test-bigtable
 test-bigtable: $(SPARK_CLASSES) emulator ## Test the cells in Bigtable's emulator (needs apt, once, and Java 17)
 	@tests/spark/ensure-java
-	$(PYTEST) -m bigtable tests/contracts tests/bigtable
-	$(PYTEST) -m bigtable tests/spark
+	$(PYTEST) $(SPREAD) -m bigtable tests/contracts tests/bigtable tests/spark
 
 # ------------------------------------------------------------------------------ simulation
 
@@ -158,9 +157,13 @@ BUGS ?=
 planted-bugs: $(READY) ## Plant bugs in the product, each of which a simulation must find (BUGS=--slow: those that make test leaves out)
 	PYTHONHASHSEED=0 $(BIN)/python -m tests.simulation.planting $(BUGS)
 
+# It measures how soon everything works again, so it runs alone.
+ALL_FAULTS := tests/chaos/test_chaos.py::test_no_promise_is_broken_whatever_faults_meet
+
 .PHONY: chaos
 chaos: $(READY) ## Inject many faults into a cluster of processes at once, for CHAOS_SECONDS (90), and check it
-	$(BIN)/python -m pytest -q -s -p no:cacheprovider -m chaos tests/chaos tests/integration
+	$(PYTEST) -s $(ALL_FAULTS)
+	$(PYTEST) $(SPREAD) -m chaos --deselect $(ALL_FAULTS) tests/chaos tests/integration
 
 SOAK_MINUTES ?= 30
 
@@ -177,7 +180,7 @@ fuzz: $(READY) ## Give hostile input to every method and every file for FUZZ_SEC
 
 .PHONY: recovery
 recovery: $(READY) ## Record how soon everything worked again in chaos runs, in docs/operating.md
-	$(BIN)/python -m tests.chaos.recovery
+	$(BIN)/python -m tests.chaos.supervisor
 
 .PHONY: compose-test
 compose-test: $(READY) ## Disturb a cluster of containers from outside, and check it (needs Docker)

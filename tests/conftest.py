@@ -43,6 +43,18 @@ def _no_exception_goes_unretrieved() -> Iterator[None]:
         yield
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Keeps tests on one worker that share a fixture of their file, and small tests of one file.
+
+    Any worker may run any of the others, such as those of planted bugs, which take seconds each.
+    """
+    assert isinstance(item, pytest.Function)
+    fixtures = item._fixtureinfo.name2fixturedefs.values()
+    shares = any(fixture.scope == "module" for found in fixtures for fixture in found)
+    if shares or "unit" in item.path.parts:
+        item.add_marker(pytest.mark.xdist_group(str(item.path)))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Runs files that start processes first: the short ones fill the remaining time at the end."""

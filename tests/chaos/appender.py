@@ -34,7 +34,7 @@ from percolator.wire.channels import GrpcNetwork
 from percolator.wire.credentials import client_credentials
 from percolator.world import Network, Random, UnaryMethod
 from tests.chaos.client import Life, connected, life_of_this_process, pacing
-from tests.chaos.list_append.lists import (
+from tests.chaos.list_append.judge import (
     Append,
     Entry,
     Outcome,

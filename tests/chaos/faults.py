@@ -32,8 +32,8 @@ from tests.chaos.compaction import (
     require_deposed,
     require_stopped,
 )
-from tests.chaos.pulse import RECOVERY_SECONDS_MAX
 from tests.chaos.scene import SERVICES, Scene
+from tests.chaos.supervisor import RECOVERY_SECONDS_MAX
 
 _SECOND_SIGNAL_SECONDS_MAX = 0.02
 _AT_ONCE_SECONDS = 5.0

@@ -18,14 +18,7 @@ from percolator.world import Random, RequestT, ResponseT, UnaryMethod
 from tests.chaos.clients import Clients
 from tests.chaos.compaction import Filler, NoEffect
 from tests.chaos.host_clock import HostClock
-from tests.chaos.pulse import (
-    RECOVERY_SECONDS_MAX,
-    NoRecovery,
-    Pulse,
-    leader,
-    now,
-)
-from tests.chaos.supervisor import Supervisor
+from tests.chaos.supervisor import RECOVERY_SECONDS_MAX, NoRecovery, Pulse, Supervisor, leader, now
 from tests.mounted_file_system import FileSystem
 
 LONGER_THAN_LEASES_SECONDS = 4.5

@@ -17,9 +17,8 @@ from rich.console import Console
 from percolator.world import Random
 from tests.chaos.compaction import NoEffect
 from tests.chaos.faults import Fault
-from tests.chaos.pulse import now
-from tests.chaos.recovery import Injection
 from tests.chaos.scene import Scene
+from tests.chaos.supervisor import Injection, now
 
 console = Console(highlight=False, markup=False, soft_wrap=True)
 

@@ -6,15 +6,23 @@ What it does is part of the history like everything else.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
+import math
+import re
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Protocol
 
 from percolator import aio
-from percolator.errors import TabletLocation
+from percolator.errors import PercolatorError, TabletLocation
+from percolator.v1 import master_pb2, oracle_pb2
+from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from percolator.wire.cluster import describe
 from percolator.wire.credentials import client_credentials
@@ -22,13 +30,10 @@ from percolator.wire.through import routed_world
 from percolator.world import MachineClock, Network, Random, World, machine_random
 from tests.chaos.client import chronicle_of
 from tests.chaos.clients import Clients
-from tests.chaos.pulse import RECOVERY_SECONDS_MAX, NoRecovery
 from tests.isolation.checker import check, settled
 from tests.isolation.history import History, HistoryFile, write_history
-from tests.isolation.store_audit import Audit, StoredTable, audit
-from tests.isolation.stored_cells import stored_tables
-from tests.simulation.recorded_tx import Body, RecordedTx
-from tests.simulation.sessions import Session
+from tests.isolation.store_audit import Audit, StoredTable, audit, stored_tables
+from tests.simulation.sessions import Body, RecordedTx, Session
 from tests.simulation.workloads.catalogue import WORKLOADS
 from tests.simulation.workloads.workload import Ending, Rows
 
@@ -230,3 +235,206 @@ async def supervising(
         finally:
             await supervisor.database.close()
             await network.close()
+
+
+# Tells when everything works: probes that never stop, each of another way to use the cluster.
+#
+# After a fault, everything works again once each probe has succeeded that began after the fault.
+# All faults share the probes, so that many faults at once do not mean many probes.
+
+_PAUSE_SECONDS = 0.05
+
+
+class NoRecovery(Exception):
+    """The cluster does not recover."""
+
+
+class Pulse:
+    """Runs the probes. `run` belongs in a task of its own."""
+
+    def __init__(self, probes: dict[str, Callable[[], Awaitable[None]]], limit: float) -> None:
+        self._probes = probes
+        self._limit = limit
+        self._began = dict.fromkeys(probes, -math.inf)
+        """When the last successful attempt of each probe began."""
+        self._beat = asyncio.Event()
+
+    async def run(self) -> None:
+        """Returns never: cancel it."""
+        async with asyncio.TaskGroup() as tasks:
+            for name in self._probes:
+                tasks.create_task(self._repeat(name))
+
+    async def _repeat(self, name: str) -> None:
+        while True:
+            began = now()
+            try:
+                async with asyncio.timeout(self._limit):
+                    await self._probes[name]()
+            except TimeoutError:
+                late = {one: round(began - at, 1) for one, at in self._began.items()}
+                raise NoRecovery(
+                    f"{name}: nothing has worked for {self._limit:g} s; before that, the last "
+                    f"success of each probe had begun so many seconds ago: {late}"
+                ) from None
+            self._began[name] = began
+            self._beat.set()
+            self._beat = asyncio.Event()
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def works_since(self, instant: float) -> float:
+        """Returns when all probes have succeeded since then, and how many seconds that took."""
+        while missing := [name for name, began in self._began.items() if began < instant]:
+            try:
+                async with asyncio.timeout_at(instant + self._limit):
+                    await self._beat.wait()
+            except TimeoutError:
+                raise NoRecovery(f"{', '.join(missing)}: not for {self._limit:g} s") from None
+        return now() - instant
+
+
+def now() -> float:
+    """The time of the event loop, which on a real machine is the monotonic clock."""
+    return asyncio.get_running_loop().time()
+
+
+# Finds the process that leads, among those of one kind.
+
+RECOVERY_SECONDS_MAX = 30.0
+_ASK_SECONDS = 1.0
+
+
+async def leader(network: Network, kind: str, addresses: Sequence[str]) -> str:
+    """The one of them that answers a call that only a leader, or the active oracle, answers."""
+    deadline = time.monotonic() + RECOVERY_SECONDS_MAX
+    for address in itertools.cycle(addresses):
+        try:
+            if kind == "oracle":
+                request = oracle_pb2.GetTimestampsRequest(count=1)
+                await network.unary(address, methods.GET_TIMESTAMPS)(request, _ASK_SECONDS)
+            else:
+                servers = master_pb2.ListServersRequest()
+                await network.unary(address, methods.LIST_SERVERS)(servers, _ASK_SECONDS)
+        except PercolatorError as error:
+            if time.monotonic() > deadline:
+                raise NoRecovery(f"no {kind} leads; {address}: {error}") from error
+            await asyncio.sleep(_RETRY_SECONDS)
+        else:
+            return address
+    raise NoRecovery("there is no process that could lead")
+
+
+# How soon everything works again, by kind of fault and by how many others occur meanwhile.
+#
+#     make recovery       # after `make chaos`, on the reference machine
+#
+# Each run of `make chaos` leaves its figures in var/chaos. `make recovery` moves them into
+# recovery.json in this folder, prints the table, and puts it into docs/operating.md. A test
+# compares the two, so the document never shows what was not measured.
+
+ROOT = Path(__file__).parents[2]
+RUNS = ROOT / "var" / "chaos"
+"""Where a run leaves its figures; git does not look there."""
+RECORDED = Path(__file__).parent / "recovery.json"
+DOCUMENT = ROOT / "docs" / "operating.md"
+_PLACE = re.compile(r"(?<=<!-- recovery -->\n).*?(?=<!-- end of recovery -->)", re.DOTALL)
+_COLUMNS = (("alone", 0, 0), ("beside 1 or 2 others", 1, 2), ("beside 3 or more", 3, 1_000))
+
+
+@dataclass(frozen=True)
+class Injection:
+    """One fault. Instants are seconds since the run began."""
+
+    kind: str
+    began: float
+    ended: float
+    """When it was repaired, and everything worked again."""
+    seconds: float
+    """How long it took until everything worked again."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One fault, as it counts in the table."""
+
+    kind: str
+    beside: int
+    """How many other faults were in effect at some time while it was."""
+    seconds: float
+
+
+def figures(injected: Sequence[Injection]) -> list[Figure]:
+    return [
+        Figure(
+            one.kind,
+            sum(
+                other.began < one.ended and one.began < other.ended
+                for other in injected
+                if other is not one
+            ),
+            round(one.seconds, 2),
+        )
+        for one in injected
+    ]
+
+
+def write_run(name: str, injected: Sequence[Injection], directory: Path = RUNS) -> Path:
+    """Leaves the figures of a run where `make recovery` finds them."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{name}.json"
+    path.write_text(json.dumps([asdict(one) for one in figures(injected)], indent=1) + "\n")
+    return path
+
+
+def record_of(path: Path = RECORDED) -> list[Figure]:
+    """Figures recorded in a file, or not yet recorded."""
+    return [Figure(**one) for one in json.loads(path.read_text())] if path.exists() else []
+
+
+def record(runs: Path = RUNS, recorded: Path = RECORDED) -> list[Figure]:
+    """Replaces what is recorded by the waiting runs, if there are any. Returns what is recorded."""
+    waiting = sorted(runs.glob("*.json"))
+    if waiting:
+        found = [figure for path in waiting for figure in record_of(path)]
+        found.sort(key=lambda one: (one.kind, one.beside, one.seconds))
+        lines = ",\n".join(json.dumps(asdict(one)) for one in found)
+        recorded.write_text(f"[\n{lines}\n]\n")
+        for path in waiting:
+            path.unlink()
+    return record_of(recorded)
+
+
+def table(found: Iterable[Figure]) -> str:
+    """Rows of the kinds; in each cell, the median and the worst time in seconds."""
+    cells: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for one in found:
+        for column, least, most in _COLUMNS:
+            if least <= one.beside <= most:
+                cells[one.kind][column].append(one.seconds)
+    names = [column for column, _, _ in _COLUMNS]
+    lines = [f"| fault | times | {' | '.join(names)} |", "|---" * (len(names) + 2) + "|"]
+    for kind in sorted(cells):
+        times = sum(map(len, cells[kind].values()))
+        shown = [_median_and_worst(cells[kind][name]) for name in names]
+        lines.append(f"| {kind} | {times} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _median_and_worst(seconds: list[float]) -> str:
+    return f"{median(seconds):.1f}, {max(seconds):.1f}" if seconds else ""
+
+
+def shown(document: Path = DOCUMENT) -> str:
+    """The table in the document."""
+    found = _PLACE.search(document.read_text())
+    return found[0] if found else ""
+
+
+def main() -> None:
+    made = table(record())
+    print(made, end="")
+    DOCUMENT.write_text(_PLACE.sub(lambda _: made, DOCUMENT.read_text()))
+
+
+if __name__ == "__main__":
+    main()

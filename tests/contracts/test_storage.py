@@ -23,8 +23,7 @@ from percolator.services.tabletserver.storage import (
 )
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.world import Cursor, Storage
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 
 pytestmark = pytest.mark.real_time  # LevelDB writes in a thread
 

@@ -23,8 +23,17 @@ from percolator.wire.roles import REQUIRED, Role
 from percolator.wire.status import DETAILS_TRAILER, from_detail, from_rpc_error
 from percolator.world import Random
 from tests.fuzz.findings import Input, Record
-from tests.fuzz.messages import damaged, dials_only, generated, grow, mutate, places
-from tests.fuzz.methods import MAY_WAIT, METHODS, Method
+from tests.fuzz.messages import (
+    MAY_WAIT,
+    METHODS,
+    Method,
+    damaged,
+    dials_only,
+    generated,
+    grow,
+    mutate,
+    places,
+)
 from tests.fuzz.scene import Scene, forbidden_for_canary
 from tests.fuzz.valid_requests import VALID, Recorded
 

@@ -29,8 +29,6 @@ def _imported_with_guidance() -> None:
 
         with atheris.instrument_imports(include=["percolator"], enable_loader_override=False):
             importlib.import_module("tests.fuzz.judging")
-            importlib.import_module("tests.fuzz.judging")
-            importlib.import_module("tests.fuzz.judging")
 
 
 def bodies() -> dict[str, Callable[[], Callable[[bytes], None]]]:
@@ -49,9 +47,9 @@ def seeds() -> dict[str, list[bytes]]:
     from tests.fuzz import judging
 
     return {
-        "decoding": judging.seeds(),
+        "decoding": judging.seeds_of_decoding(),
         "judging": judging.seeds(),
-        "on rows": judging.seeds(),
+        "on rows": judging.seeds_of_on_rows(),
     }
 
 

@@ -217,22 +217,22 @@ def seeds() -> list[bytes]:
     valid: list[tuple[int, Message]] = [
         *((0, pb.MutationBatch(target=_TARGET, mutations=[one])) for one in mutations),
         (
-            1,
+            2,
             pb.ReadBatch(
                 target=_TARGET, reads=[pb.RowRead(row=_ROW, all_columns=True, timestamp=_COMMIT)]
             ),
         ),
-        (2, pb.ScanRequest(target=_TARGET, range=whole, all_columns=True, timestamp=_COMMIT)),
-        (3, pb.ScanCellsRequest(target=_TARGET, space=cells_pb2.SPACE_WRITE, range=whole)),
+        (3, pb.ScanRequest(target=_TARGET, range=whole, all_columns=True, timestamp=_COMMIT)),
+        (4, pb.ScanCellsRequest(target=_TARGET, space=cells_pb2.SPACE_WRITE, range=whole)),
         (
-            4,
+            5,
             pb.NotificationScan(
                 target=_TARGET, range=whole, locked_columns=[_COLUMN], locks_before=_COMMIT
             ),
         ),
-        (5, pb.FenceRequest(target=_TARGET, action=pb.FenceRequest.ACTION_RAISE, fence=fence)),
+        (6, pb.FenceRequest(target=_TARGET, action=pb.FenceRequest.ACTION_RAISE, fence=fence)),
         (
-            6,
+            7,
             pb.LoadRequest(
                 target=_TARGET,
                 name="load",
@@ -243,7 +243,7 @@ def seeds() -> list[bytes]:
                 values=[b"v"],
             ),
         ),
-        (7, pb.ProposePartsRequest(target=_TARGET, range=whole, part_bytes=1_000)),
+        (8, pb.ProposePartsRequest(target=_TARGET, range=whole, part_bytes=1_000)),
     ]
     return [bytes([place]) + message.SerializeToString() for place, message in valid]
 

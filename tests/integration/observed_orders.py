@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from percolator import Table, Transaction, aio, codecs, observes
+from percolator.recipes import Index
 
 orders = Table("orders")
 placed = orders.column("placed", codecs.integer)
@@ -37,3 +38,10 @@ async def another_pack(tx: aio.Transaction, row: str) -> None: ...
 
 
 others = [another_pack]
+
+
+# An index that the tests of commands build and check.
+
+people = Table("people")
+city = people.column("city", codecs.text)
+by_city: Index[str, str, str] = Index("people by city", on=city, value=codecs.text)

@@ -13,9 +13,10 @@ import subprocess
 import sys
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any, TypeVar
 
 import grpc
 import psutil
@@ -27,6 +28,9 @@ from prometheus_client import CollectorRegistry
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, WrongCluster
 from percolator.services.chassis.rpc import Exposed, Gate, RpcEdge, RpcMetrics
 from percolator.services.chassis.server import Server
+from percolator.services.local.authority import files_in, make_all
+from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import Ready, ServiceProcess
 from percolator.v1 import cluster_pb2
 from percolator.v1.cluster_pb2 import (
     DescribeRequest,
@@ -34,16 +38,11 @@ from percolator.v1.cluster_pb2 import (
     RegisterRequest,
     RegisterResponse,
 )
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
+from percolator.wire.channels import GrpcNetwork
+from percolator.wire.credentials import TLS_VARIABLES
+from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import MachineClock
-from tests.integration.chassis_process import (
-    NOT_SERVING,
-    SECONDS,
-    SERVING,
-    Waiter,
-    health,
-    ready_file,
-    service,
-)
 from tests.integration.chassis_service import STUCK, WaiterSettings
 
 pytestmark = pytest.mark.integration
@@ -554,3 +553,205 @@ async def test_a_burst_of_calls_is_answered_and_none_is_reported_cancelled() -> 
     finally:
         await server.stop(0.0)
     assert codes == {"OK": BURST}
+
+
+# The test service as a process of the local launcher, with access to its output.
+
+SECONDS = 20.0
+"""How long to wait before a test fails because something is stuck."""
+
+_NAME = "waiter"
+
+T = TypeVar("T")
+
+
+class Waiter:
+    """One running process of the test service. Its progress words and its log are in one file."""
+
+    def __init__(self, directory: Path, flags: tuple[str, ...]) -> None:
+        self.process = ServiceProcess(
+            _NAME, "tests.integration.chassis_service", list(flags), logs=directory, run=directory
+        )
+        self.ready_file = ready_file(directory)
+        self.network = GrpcNetwork()
+        self._heard = 0
+        self._logged = 0
+
+    async def ready(self) -> Ready:
+        if self.process.ready is not None:
+            return self.process.ready
+        return await asyncio.to_thread(self.process.wait_ready, SECONDS)
+
+    async def call(self, milliseconds: int, address: str = "") -> GetTimestampsResponse:
+        """Makes a call that takes this many milliseconds."""
+        call = self.network.unary(address or (await self.ready()).address, GET_TIMESTAMPS)
+        return await call(GetTimestampsRequest(count=milliseconds), SECONDS)
+
+    async def hears(self, word: str) -> None:
+        """Returns once the process has printed this word, which must be the next one it prints."""
+
+        def next_word() -> str | None:
+            said = [entry["said"] for entry in self._entries() if "said" in entry]
+            return said[self._heard] if len(said) > self._heard else None
+
+        assert await self._until(next_word, f"saying {word!r}") == word
+        self._heard += 1
+
+    async def log_until(self, event: str) -> dict[str, Any]:
+        """Waits for the next log line with this event, and returns it."""
+
+        def logged() -> dict[str, Any] | None:
+            entries = self._entries()
+            for at in range(self._logged, len(entries)):
+                if entries[at].get("event") == event:
+                    self._logged = at + 1
+                    return entries[at]
+            return None
+
+        return await self._until(logged, f"logging {event!r}")
+
+    async def log(self) -> list[str]:
+        """Waits for the process to exit, then returns what it wrote to standard error."""
+        await self.exit_code()
+        return [line for line in self._lines() if not line.startswith('{"said"')]
+
+    async def exit_code(self) -> int:
+        return await asyncio.to_thread(self.process.wait_stopped, SECONDS)
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def _lines(self) -> list[str]:
+        """The complete lines, without one that is still being written."""
+        text = self.process.log.read_text()
+        return text[: text.rfind("\n") + 1].splitlines()
+
+    def _entries(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self._lines() if line.startswith("{")]
+
+    async def _until(self, look: Callable[[], T | None], what: str) -> T:
+        async with asyncio.timeout(SECONDS):
+            while True:
+                has_ended = self.process.exit_code is not None
+                found = look()
+                if found is not None:
+                    return found
+                assert not has_ended, f"ended without {what}: {self._lines()}"
+                await asyncio.sleep(0.01)
+
+
+def ready_file(directory: Path) -> Path:
+    return directory / f"{_NAME}.ready.json"
+
+
+@asynccontextmanager
+async def service(directory: Path, *flags: str) -> AsyncIterator[Waiter]:
+    """A process with these flags; killed if it is left running."""
+    running = Waiter(directory, flags)
+    running.process.start()
+    try:
+        yield running
+    finally:
+        await running.network.close()
+        if running.process.exit_code is None:
+            running.process.kill()
+        running.process.wait_stopped()
+
+
+async def health(address: str, name: str = "") -> int:
+    """The status that the health service reports."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        answer = await stub.Check(health_pb2.HealthCheckRequest(service=name), timeout=SECONDS)
+        return int(answer.status)
+
+
+SERVING = int(health_pb2.HealthCheckResponse.SERVING)
+NOT_SERVING = int(health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+# What a container's health check finds, with and without TLS.
+
+
+@pytest.fixture(scope="module", name="certificates")
+def _certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("certificates")
+    make_all(directory)
+    return directory
+
+
+@pytest.fixture(scope="module", name="cluster")
+def _cluster(
+    tmp_path_factory: pytest.TempPathFactory, certificates: Path
+) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        tmp_path_factory.mktemp("cluster"), tablet_servers=0, oracles=2, certificates=certificates
+    ) as started:
+        yield started
+
+
+def probed(ready_file: Path, certificates: Path | None) -> tuple[int, str]:
+    environment = dict(os.environ)
+    if certificates is not None:
+        files = files_in(certificates / "cluster")
+        environment |= {name: getattr(files, part) for part, name in TLS_VARIABLES.items()}
+    done = subprocess.run(
+        [sys.executable, "-m", "percolator.services.chassis.health_probe", str(ready_file)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
+def test_every_ready_service_including_standbys_is_healthy(
+    cluster: LocalCluster, certificates: Path
+) -> None:
+    for name in cluster.processes:
+        ready_file = cluster.data / "run" / f"{name}.ready.json"
+        assert probed(ready_file, certificates) == (0, ""), name
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "127.0.0.3:0"])
+async def test_a_service_is_asked_where_it_listens_whatever_address_others_dial(
+    tmp_path: Path, listen: str
+) -> None:
+    """Such as that of a proxy, or the published port of a container."""
+    async with service(tmp_path, f"--listen={listen}", "--advertise=proxy:80") as running:
+        assert (await running.ready()).address == "proxy:80"
+        assert probed(running.ready_file, None) == (0, "")
+
+
+async def test_a_service_is_asked_directly_where_the_environment_names_a_proxy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    monkeypatch.delenv("no_proxy", raising=False)
+    async with service(tmp_path, "--listen=127.0.0.1:0") as running:
+        await running.ready()
+        assert probed(running.ready_file, None) == (0, "")
+
+
+def test_a_service_that_is_not_ready_is_not_healthy(
+    cluster: LocalCluster, certificates: Path, tmp_path: Path
+) -> None:
+    code, said = probed(tmp_path / "none.json", certificates)
+    assert (code, said) == (1, f"not ready: {tmp_path / 'none.json'} does not exist\n")
+
+
+def test_a_service_that_does_not_answer_is_not_healthy(
+    cluster: LocalCluster, certificates: Path
+) -> None:
+    master = cluster.processes["master"]
+    ready_file = cluster.data / "run" / "master.ready.json"
+    master.pause()
+    try:
+        code, said = probed(ready_file, certificates)
+    finally:
+        master.resume()
+    assert code == 1
+    assert "127.0.0.1:" in said
+    # In plain text it gets no answer either.
+    assert probed(ready_file, None)[0] == 1

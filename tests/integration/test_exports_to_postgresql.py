@@ -14,7 +14,7 @@ from benchmarks import postgresql
 from percolator import Database, UsageError, codecs
 from percolator.recipes import Export, ExportedOnce, ExportQueue
 from percolator.testing.pytest_plugin import percolator_db
-from tests.documents.blocks import ROOT, blocks
+from tests.documents.commands import ROOT, blocks
 
 __all__ = ["percolator_db"]
 

@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import percolator
-from percolator import InvalidArgument, SnapshotTooOld, Table, Timestamp, codecs, observes
-from percolator.errors import SchemaError, SessionExpired
+from percolator import (
+    Change,
+    Database,
+    InvalidArgument,
+    SnapshotTooOld,
+    Table,
+    Timestamp,
+    codecs,
+    observes,
+)
+from percolator.backup import exporter, importer
+from percolator.errors import (
+    DeadlineExceeded,
+    ExecutionUnknown,
+    NotExecuted,
+    OutcomeUnknown,
+    SchemaError,
+    SessionExpired,
+)
 from percolator.formats.records import acknowledgement_column
 from percolator.services.local.authority import files_in, make_all
 from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from percolator.timestamps import SEQUENCE_BITS
 from tests.integration.command_line import CommandLine
 
@@ -342,3 +362,394 @@ def test_a_pin_of_a_client_ends_when_it_is_too_old_and_that_of_an_administrator_
             kept.check()
             with db.snapshot(kept.at) as snapshot:
                 assert snapshot.get("joe", balance) == 2
+
+
+# Change feeds of a real cluster: followed while servers are killed, tablets split, feeds begin.
+
+ROWS = 40
+orders = Table("orders")
+price = orders.column("price", codecs.integer)
+note = orders.column("note", codecs.raw)
+
+
+@pytest.fixture(scope="module", name="changes_cluster")
+def _changes_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=2, gateways=1) as started:
+        yield started
+
+
+@pytest.fixture(name="changes_db")
+def _changes_db(changes_cluster: LocalCluster) -> Iterator[percolator.Database]:
+    with percolator.connect(changes_cluster.address) as changes_db:
+        changes_db.drop_table(orders, missing_ok=True)
+        yield changes_db
+
+
+def row(number: int) -> str:
+    return f"order-{number:03}"
+
+
+class Writer(threading.Thread):
+    """Moves amounts between rows, so that the sum over all rows is 0 at every commit."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._address = address
+        self.stopping = threading.Event()
+        self.commits = 0
+        self.changed = threading.Condition()
+
+    def run(self) -> None:
+        with percolator.connect(self._address) as changes_db:
+            number = 0
+            while not self.stopping.is_set():
+                number += 1
+                one, other = row(number % ROWS), row((number * 7 + 3) % ROWS)
+                if one == other:
+                    continue
+                try:
+                    with changes_db.transaction() as tx:
+                        tx.set(one, price, (tx.get(one, price) or 0) + number)
+                        tx.set(other, price, (tx.get(other, price) or 0) - number)
+                        if number % 10 == 0:
+                            tx.set(other, note, b"long" * 1_000)
+                except (NotExecuted, ExecutionUnknown, OutcomeUnknown):
+                    continue
+                with self.changed:
+                    self.commits += 1
+                    self.changed.notify_all()
+
+    def wait_for(self, commits: int) -> None:
+        with self.changed:
+            target = self.commits + commits
+            assert self.changed.wait_for(lambda: self.commits >= target, timeout=60)
+
+
+class Follower(threading.Thread):
+    """Keeps a copy of the table, and checks it after every commit."""
+
+    def __init__(self, address: str, after: Timestamp) -> None:
+        super().__init__()
+        self._address = address
+        self.position = after
+        self.until: Timestamp | None = None
+        self.copy: dict[str, int] = {}
+        self.wrong: list[str] = []
+
+    def run(self) -> None:
+        with percolator.connect(self._address) as changes_db:
+            while self.until is None or self.position < self.until:
+                try:
+                    self._read(changes_db)
+                except (NotExecuted, ExecutionUnknown):
+                    continue
+
+    def _read(self, changes_db: percolator.Database) -> None:
+        until = self.until or changes_db.timestamp()
+        commit: list[Change[str]] = []
+        for change in changes_db.changes(orders, after=self.position, until=until):
+            commit.append(change)
+            if change.ends_commit:
+                self._take(commit)
+                commit = []
+        self.position = until
+
+    def _take(self, commit: list[Change[str]]) -> None:
+        if len({change.commit_timestamp for change in commit}) != 1:
+            self.wrong.append(f"not one commit: {commit}")
+        if commit[0].commit_timestamp <= self.position:
+            self.wrong.append(f"again: {commit}")
+        for change in commit:
+            if change.is_of(price):
+                self.copy[change.key] = change.value(price) or 0
+        if sum(self.copy.values()) != 0:
+            self.wrong.append(f"half a commit at {commit[0].commit_timestamp}")
+        self.position = commit[0].commit_timestamp
+
+
+@pytest.mark.parametrize("through_gateway", [False, True], ids=["directly", "through a gateway"])
+def test_a_copy_is_exact_through_splits_and_kills(
+    changes_cluster: LocalCluster, changes_db: percolator.Database, through_gateway: bool
+) -> None:
+    changes_db.create_table(orders, splits=[row(20)], change_feed=True)
+    address = changes_cluster.gateway_address if through_gateway else changes_cluster.address
+    writer, follower = Writer(changes_cluster.address), Follower(address, changes_db.timestamp())
+    writer.start()
+    follower.start()
+    try:
+        command = CommandLine(changes_cluster.address)
+        writer.wait_for(30)
+        tablets = command.data("tablets", "--table", "orders")
+        [inside] = [one for one in tablets if one["start"] < row(10) < (one["end"] or "z")]
+        command.run("tablets", "split", str(inside["tablet_id"]), "--row", row(10))
+        writer.wait_for(30)
+        for server in ("tabletserver-1", "tabletserver-2"):
+            changes_cluster.processes[server].kill()
+            changes_cluster.restart(server)
+            writer.wait_for(30)
+    finally:
+        writer.stopping.set()
+        writer.join()
+        follower.until = changes_db.timestamp()
+        follower.join(timeout=60)
+    assert not follower.is_alive()
+    assert follower.wrong == []
+    with changes_db.snapshot(at=follower.until) as snapshot:
+        stored = {one.key: one[price] for one in snapshot.scan(orders, columns=[price])}
+    assert follower.copy == stored
+    assert len(stored) == ROWS
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_follows_ends_cleanly_when_it_is_told_to(
+    changes_cluster: LocalCluster, changes_db: percolator.Database, number: signal.Signals
+) -> None:
+    changes_db.create_table(orders, change_feed=True)
+    after = str(int(changes_db.timestamp()))
+    with changes_db.transaction() as tx:
+        tx.set("a", price, 1)
+    command = [
+        sys.executable,
+        "-m",
+        "percolator.cli",
+        "--address",
+        changes_cluster.address,
+        "--json",
+    ]
+    command += ["changes", "orders", "--follow", "--after", after]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as following:
+        assert following.stdout is not None
+        assert following.stderr is not None
+        assert json.loads(following.stdout.readline())["row"] == "a"
+        following.send_signal(number)
+        assert following.stdout.read() == b""
+        assert following.stderr.read() == b""
+    assert following.returncode == 0
+    # A session that was left behind would keep history until it expires.
+    sessions = CommandLine(changes_cluster.address).data("sessions")
+    assert "percolator command" not in [one["description"] for one in sessions]
+
+
+def test_a_feed_begins_while_its_table_is_written(
+    changes_cluster: LocalCluster, changes_db: percolator.Database
+) -> None:
+    changes_db.create_table(orders, splits=[row(20)])
+    before = changes_db.timestamp()
+    writer = Writer(changes_cluster.address)
+    writer.start()
+    try:
+        writer.wait_for(20)
+        changes_db.set_change_feed(orders, on=True)
+        begin = changes_db.timestamp()
+        writer.wait_for(20)
+    finally:
+        writer.stopping.set()
+        writer.join()
+    end = changes_db.timestamp()
+    with pytest.raises(SnapshotTooOld, match="complete only from"):
+        next(iter(changes_db.changes(orders, after=before, until=end)))
+    with changes_db.snapshot(at=begin) as snapshot:
+        copy = {one.key: one[price] for one in snapshot.scan(orders, columns=[price])}
+    for change in changes_db.changes(orders, after=begin, until=end, before=True):
+        if change.is_of(price):
+            assert change.before(price) == copy.get(change.key)
+            copy[change.key] = change.value(price) or 0
+    with changes_db.snapshot(at=end) as snapshot:
+        assert copy == {one.key: one[price] for one in snapshot.scan(orders, columns=[price])}
+
+
+def test_the_command_shows_one_line_for_each_change(
+    changes_cluster: LocalCluster, changes_db: percolator.Database
+) -> None:
+    command = CommandLine(changes_cluster.address)
+    command.run("tables", "create", "orders")
+    assert not command.data("tables", "describe", "orders")["change_feed"]
+    assert command.data("tables", "change-feed", "orders", "--on")["change_feed"]
+    after = str(int(changes_db.timestamp()))
+    with changes_db.transaction() as tx:
+        tx.set("a", note, b"new")
+        tx.set("b", note, b"\0")
+    with changes_db.transaction() as tx:
+        tx.delete("a", note)
+    lines = command.text("--json", "changes", "orders", "--after", after, "--before").splitlines()
+    shown = [json.loads(line) for line in lines]
+    assert [
+        (one["row"], one["column"], one["kind"], one["before"], one["value"], one["ends_commit"])
+        for one in shown
+    ] == [
+        ("a", "note", "insert", None, "new", False),
+        ("b", "note", "insert", None, "hex:00", True),
+        ("a", "note", "delete", "new", None, True),
+    ]
+    later = str(shown[1]["commit_timestamp"])
+    assert [
+        json.loads(line)["kind"]
+        for line in command.text("--json", "changes", "orders", "--after", later).splitlines()
+    ] == ["delete"]
+    assert "change feed on" in command.text("tables", "describe", "orders")
+    command.run("tables", "change-feed", "orders", "--off")
+    assert "no change feed" in command.error("changes", "orders", "--after", after, code=2)
+
+
+def test_an_import_is_one_commit_of_a_table_with_a_feed(
+    changes_cluster: LocalCluster, changes_db: percolator.Database, tmp_path: Path
+) -> None:
+    changes_db.create_table(orders, splits=["m"], change_feed=True)
+    with changes_db.transaction() as tx:
+        tx.set("a", price, 1)
+        tx.set("z", note, b"long" * 1_000)
+
+    async def copied() -> Timestamp:
+        async with percolator.aio.connect(changes_cluster.address) as other:
+            await exporter.export(other, tmp_path / "export", tables=[orders.name])
+            await other.drop_table(orders)
+            await importer.import_tables(other, tmp_path / "export")
+            return await other.timestamp()
+
+    end = asyncio.run(copied())
+    with percolator.connect(changes_cluster.address) as later:
+        with later.snapshot(at=end) as snapshot:
+            assert len(list(snapshot.scan(orders))) == 2
+        newest = later.newest_change(orders, after=_created(later))
+        assert newest is not None
+        found = list(later.changes(orders, after=_created(later), until=end))
+    assert [(one.key, one.ends_commit) for one in found] == [("a", False), ("z", True)]
+    assert {one.commit_timestamp for one in found} == {newest}
+
+
+def _created(changes_db: percolator.Database) -> Timestamp:
+    """The creation of the table, before which its feed cannot be asked."""
+    catalog = changes_db._asynchronous.internal.engine.catalog
+    info = catalog.known(orders.name)
+    if info is None:
+        changes_db.newest_change(orders, after=changes_db.timestamp())
+        info = catalog.known(orders.name)
+    assert info is not None
+    return Timestamp(info.created_at)
+
+
+# A dropped table is gone for everybody, also where its tablet's server has not heard of it yet.
+
+ROUNDS = 8
+SECONDS_AFTER = 0.016
+"""For so long after a drop, other clients could read the table, without any fault."""
+
+
+@pytest.fixture(scope="module")
+def dropped_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=2) as started:
+        yield started
+
+
+@pytest.fixture
+def near(dropped_cluster: LocalCluster) -> Iterator[Database]:
+    """The client that drops tables."""
+    with percolator.connect(dropped_cluster.address) as database:
+        yield database
+
+
+@pytest.fixture
+def other(dropped_cluster: LocalCluster) -> Iterator[Database]:
+    """A client that knows the tables and their servers from before."""
+    with percolator.connect(dropped_cluster.address) as database:
+        yield database
+
+
+def owner(dropped_cluster: LocalCluster, table: Table[str]) -> ServiceProcess:
+    """The server that has the only tablet of a table."""
+    (tablet,) = CommandLine(dropped_cluster.address).data("tablets", "--table", table.name)
+    (server,) = [
+        one for one in dropped_cluster.processes.values() if one.address == tablet["address"]
+    ]
+    return server
+
+
+def test_no_other_client_reads_or_writes_a_table_after_it_was_dropped(
+    near: Database, other: Database
+) -> None:
+    for number in range(ROUNDS):
+        table = Table(f"at-once-{number}")
+        value = table.column("v", codecs.integer)
+        near.create_table(table)
+        with other.transaction() as tx:
+            tx.set("a", value, 1)
+        assert other.get("a", value) == 1
+        near.drop_table(table)
+        until = time.monotonic() + SECONDS_AFTER
+        while True:
+            with pytest.raises(SchemaError):
+                other.get("a", value)
+            with pytest.raises(SchemaError), other.transaction() as tx:
+                tx.set("a", value, 2)
+            if time.monotonic() > until:
+                break
+
+
+def at_the_same_time(*calls: Callable[[], object]) -> list[threading.Thread]:
+    threads = [threading.Thread(target=call) for call in calls]
+    for one in threads:
+        one.start()
+    return threads
+
+
+def test_a_table_that_is_dropped_and_created_again_while_its_server_is_stopped(
+    dropped_cluster: LocalCluster, near: Database, other: Database
+) -> None:
+    """The other client's calls wait at the stopped server, which goes on when the next table is
+    there: they use that one, all by themselves."""
+    table = Table("recreated")
+    value = table.column("v", codecs.integer)
+    near.create_table(table)
+    with other.transaction() as tx:
+        tx.set("a", value, 1)
+    stopped = owner(dropped_cluster, table)
+    found: dict[str, object] = {}
+    stopped.pause()
+    try:
+        near.drop_table(table, timeout=30)
+        near.create_table(table, timeout=30)
+        with near.transaction(timeout=30) as tx:
+            tx.set("a", value, 2)
+
+        def read() -> None:
+            found["read"] = other.get("a", value)
+
+        def write() -> None:
+            other.run(lambda tx: tx.set("w", value, 3))
+            found["written"] = near.get("w", value)
+
+        waiting = at_the_same_time(read, write)
+    finally:
+        stopped.resume()
+    for one in waiting:
+        one.join()
+    assert found == {"read": 2, "written": 3}
+
+
+def test_a_drop_that_a_stopped_server_holds_up_says_so_and_is_waited_for_when_repeated(
+    dropped_cluster: LocalCluster, near: Database, other: Database
+) -> None:
+    command = CommandLine(dropped_cluster.address)
+    table = Table("held-up")
+    value = table.column("v", codecs.integer)
+    near.create_table(table)
+    with other.transaction() as tx:
+        tx.set("a", value, 1)
+    servers = [
+        one for name, one in dropped_cluster.processes.items() if name.startswith("tabletserver")
+    ]
+    for one in servers:
+        one.pause()
+    try:
+        with pytest.raises(DeadlineExceeded, match="'held-up' is dropped, but this is not in forc"):
+            near.drop_table(table, timeout=2)
+        delete = ("--timeout", "2", "tables", "delete", "held-up", "--yes")
+        assert "'held-up' is dropped, but this is not in force" in command.error(*delete, code=1)
+        with pytest.raises(DeadlineExceeded, match="created, but cannot be used yet"):
+            near.create_table(table, timeout=2)
+    finally:
+        for one in servers:
+            one.resume()
+    near.drop_table(table, timeout=30)
+    with pytest.raises(SchemaError):
+        other.get("a", value)

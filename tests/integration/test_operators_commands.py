@@ -8,7 +8,9 @@ import os
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +18,26 @@ import pytest
 
 import percolator
 from percolator import Table, aio, codecs
+from percolator.blocking.api import Database
 from percolator.cli.app import app
 from percolator.cli.connection import console
-from percolator.errors import CellAddress
+from percolator.errors import CellAddress, OutcomeUnknown
 from percolator.formats.records import LockRecord, RecordKind, read_lock_column
+from percolator.limits import Limits
 from percolator.services.chassis.access import Tokens
 from percolator.services.local.cluster import LocalCluster
+from percolator.services.local.process import ServiceProcess
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire import methods
+from percolator.wire.channels import GrpcNetwork
 from percolator.wire.roles import Role
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.wire.tokens import token_hash
+from percolator.world import MachineClock, World, machine_random
 from tests.command_line import CliRunner
 from tests.integration.command_line import CommandLine
+from tests.integration.oracle_with_clock_ahead import AHEAD_MILLISECONDS
 
 pytestmark = pytest.mark.integration
 
@@ -363,3 +371,326 @@ def test_a_shell_completes_commands() -> None:
     }
     done = subprocess.run([script], env=environment, capture_output=True, text=True, timeout=30)
     assert done.stdout.split() == ["status"]
+
+
+# What the command line shows about a cluster without tables, for people and for programs.
+
+PIN_AT = 1_800_000_000_000 << 18
+SERVICES = ["lock service", "master", "oracle", "tablet server"]
+MISSED_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def output_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(tmp_path_factory.mktemp("cluster"), tablet_servers=1) as started:
+        yield started
+
+
+@pytest.fixture
+def command(output_cluster: LocalCluster) -> CommandLine:
+    return CommandLine(output_cluster.address)
+
+
+async def test_sessions_and_pins_are_listed_with_their_descriptions(
+    output_cluster: LocalCluster, command: CommandLine
+) -> None:
+    network = GrpcNetwork()
+    world = World(MachineClock(), network, machine_random())
+    addresses = [output_cluster.processes["lockservice"].address]
+    wanted = [
+        SessionSettings(description="an ordinary worker", ttl_seconds=20),
+        SessionSettings(description="the nightly export", ttl_seconds=20, pin_at=PIN_AT),
+    ]
+    opened = [Sessions(world, addresses, settings) for settings in wanted]
+    try:
+        ids = [await sessions.current() for sessions in opened]
+        as_data = await asyncio.to_thread(command.data, "sessions")
+        as_text = await asyncio.to_thread(command.text, "sessions")
+    finally:
+        for sessions in opened:
+            await sessions.close()
+        await network.close()
+
+    assert [session["session_id"] for session in as_data] == [i.hex() for i in ids if i]
+    assert [session["pin"] for session in as_data] == [False, True]
+    assert as_data[1]["oldest_start_timestamp"] == str(int(PIN_AT))
+    assert "an ordinary worker" in as_text
+    assert "2027-01-15" in as_text
+    assert "(pin)" in as_text
+    assert "no sessions" in await asyncio.to_thread(command.text, "sessions")
+    assert await asyncio.to_thread(command.data, "sessions") == []
+
+
+def test_status_shows_every_service_with_its_address_and_reports_none_missing(
+    output_cluster: LocalCluster, command: CommandLine
+) -> None:
+    status = command.data("status")
+    assert sorted(server["kind"] for server in status["servers"]) == SERVICES
+    addresses = {process.address for process in output_cluster.processes.values()}
+    assert {server["address"] for server in status["servers"]} == addresses
+    assert status["problems"] == []
+    text = command.text("status")
+    assert [address for address in addresses if address not in text] == []
+    assert "no oracle" not in text
+
+
+def test_timestamps_requested_later_are_larger(command: CommandLine) -> None:
+    first = [int(one) for one in command.data("timestamp", "--count", "3")]
+    second = [int(one) for one in command.data("timestamp")]
+    assert first == list(range(first[0], first[0] + 3))
+    assert second[0] > first[-1]
+
+
+def test_a_killed_oracle_is_reported_missing_and_comes_back_with_larger_timestamps(
+    output_cluster: LocalCluster, command: CommandLine
+) -> None:
+    before = int(command.data("timestamp")[0])
+    output_cluster.processes["oracle"].kill()
+    # It is listed while it might only be silent, and then reported missing.
+    deadline = time.monotonic() + MISSED_SECONDS
+    while "no oracle is registered" not in command.data("status")["problems"]:
+        assert time.monotonic() < deadline
+    assert "no oracle is registered" in command.text("status")
+    output_cluster.restart("oracle")
+    assert int(command.data("timestamp")[0]) > before
+
+
+# `percolator status` tells the truth, even when half of the cluster is down.
+
+STATUS_SECONDS = 30.0
+WRONG = 3
+
+
+@pytest.fixture(scope="module", name="status_cluster")
+def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    with LocalCluster(
+        tmp_path_factory.mktemp("cluster"), tablet_servers=1, masters=2, oracles=2, gateways=1
+    ) as status_cluster:
+        yield status_cluster
+
+
+def status(address: str) -> tuple[int, dict[str, Any]]:
+    done = CliRunner().invoke(app, ["--json", "--address", address, "status", "--check"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+def until_well(address: str) -> dict[str, Any]:
+    deadline = time.monotonic() + STATUS_SECONDS
+    while True:
+        code, found = status(address)
+        if code == 0:
+            return found
+        assert time.monotonic() < deadline, found["problems"]
+
+
+def roles(found: dict[str, Any], kind: str) -> list[str]:
+    return sorted(one["role"] for one in found["servers"] if one["kind"] == kind)
+
+
+@pytest.mark.timeout(120)
+def test_every_address_gives_the_leaders_answer(status_cluster: LocalCluster) -> None:
+    masters = status_cluster.address.split(",")
+    unused = "127.0.0.1:1"
+    for address in (
+        *masters,
+        status_cluster.gateway_address,
+        f"{unused},{status_cluster.gateway_address}",
+    ):
+        found = until_well(address)
+        assert roles(found, "master") == roles(found, "oracle") == ["leads", "standby"]
+        # A server that has just registered reports 0. It stays 0 only in a wrong answer.
+        deadline = time.monotonic() + STATUS_SECONDS
+        while not all(one["uptime_seconds"] for one in found["servers"]):
+            assert time.monotonic() < deadline, found["servers"]
+            found = until_well(address)
+
+
+@pytest.mark.timeout(120)
+def test_registered_oracles_that_do_not_answer_are_a_problem(status_cluster: LocalCluster) -> None:
+    until_well(status_cluster.address)
+    oracles = [status_cluster.processes[name] for name in ("oracle", "oracle-2")]
+    for oracle in oracles:
+        oracle.pause()
+    try:
+        code, found = status(status_cluster.gateway_address)
+        listed = roles(found, "oracle")
+        assert code == WRONG
+        assert listed == ["no answer"] * len(listed)
+        # They may have been forgotten by now; before that, they have been silent only for seconds.
+        wanted = "no oracle leads" if listed else "no oracle is registered"
+        assert wanted in found["problems"]
+    finally:
+        for oracle in oracles:
+            oracle.resume()
+    until_well(status_cluster.address)
+
+
+@pytest.mark.timeout(120)
+def test_a_tablet_server_that_is_paused_is_named_before_it_counts_as_dead(
+    status_cluster: LocalCluster,
+) -> None:
+    until_well(status_cluster.address)
+    paused = status_cluster.processes["tabletserver-1"]
+    for address in (status_cluster.address, status_cluster.gateway_address):
+        paused.pause()
+        try:
+            code, found = status(address)
+        finally:
+            paused.resume()
+        assert code == WRONG
+        assert f"tablet server {paused.address} does not answer" in found["problems"]
+        until_well(status_cluster.address)
+
+
+@pytest.mark.timeout(120)
+def test_without_a_leading_master_status_claims_no_times_of_servers(
+    status_cluster: LocalCluster,
+) -> None:
+    until_well(status_cluster.address)
+    leader, standby = status_cluster.processes["master"], status_cluster.processes["master-2"]
+    leader.pause()
+    standby.pause()
+    try:
+        code, found = status(status_cluster.gateway_address)
+        assert code == WRONG
+        assert "no master leads" in found["problems"]
+        assert {one["silence_seconds"] for one in found["servers"]} == {None}
+    finally:
+        leader.resume()
+        standby.resume()
+    until_well(status_cluster.address)
+
+
+# A tablet server whose disk is full as far as it allows: real processes.
+
+
+def all_in_reserve(name: str, service: str) -> Sequence[str]:
+    """The first tablet server keeps more in reserve than any disk has."""
+    return (
+        (service, "--disk-reserve-bytes", str(10**15)) if name == "tabletserver-1" else (service,)
+    )
+
+
+@pytest.fixture
+def full_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
+    data = tmp_path_factory.mktemp("cluster")
+    with LocalCluster(data, tablet_servers=1, program=all_in_reserve) as status_cluster:
+        yield status_cluster
+
+
+def status_run(address: str, *arguments: str) -> tuple[int, Any]:
+    done = CliRunner().invoke(app, ["--json", "--address", address, *arguments])
+    return done.exit_code, json.loads(done.stdout)
+
+
+@pytest.mark.timeout(120)
+def test_a_server_that_refuses_writes_is_found_by_status_and_servers(
+    full_cluster: LocalCluster,
+) -> None:
+    table = Table("people")
+    name = table.column("name", codecs.text)
+    full = full_cluster.processes["tabletserver-1"].address
+    with percolator.connect(full_cluster.address, limits=Limits(call_seconds=2.0)) as db:
+        db.create_table(table)
+        # Not even the marker that would roll it back can be stored.
+        with pytest.raises(OutcomeUnknown, match="kept in reserve"), db.transaction() as tx:
+            tx.set("ada", name, "Ada")
+    deadline = time.monotonic() + STATUS_SECONDS
+    while True:
+        code, found = status_run(full_cluster.address, "status", "--check")
+        wanted = f"tablet server {full} takes no writes: "
+        if any(one.startswith(wanted) for one in found["problems"]):
+            break
+        assert time.monotonic() < deadline, found["problems"]
+    assert code == WRONG
+    shown = {one["address"]: one["writes_refused"] for one in found["servers"]}
+    assert "kept in reserve" in shown.pop(full)
+    assert not any(shown.values())
+    _, [server] = status_run(full_cluster.address, "servers")
+    assert "kept in reserve" in server["writes_refused"]
+    text = CliRunner().invoke(app, ["--address", full_cluster.address, "status"]).stdout
+    assert "1, takes no writes" in text
+
+
+# An oracle whose clock is temporarily two hours fast: real processes, before, during, after.
+
+
+@contextmanager
+def fast_oracle(status_cluster: LocalCluster, *flags: str) -> Iterator[None]:
+    """Replaces the cluster's own oracle, which is killed first and restarted afterwards."""
+    own = status_cluster.processes["oracle"]
+    own.kill()
+    store = str(status_cluster.data / "store")
+    process = ServiceProcess(
+        "oracle-ahead",
+        "tests.integration.oracle_with_clock_ahead",
+        ["--store", store, "--masters", status_cluster.address, *flags],
+        logs=status_cluster.data / "logs",
+        run=status_cluster.data / "run",
+    )
+    process.listen_on(own.address)
+    process.start()
+    try:
+        process.wait_ready(STATUS_SECONDS)
+        yield
+    finally:
+        process.kill()
+    status_cluster.restart("oracle")
+
+
+def everything_works(db: Database, name: str) -> None:
+    """Reads and writes, also in a new table, which has not seen any timestamp yet."""
+    table = Table(name)
+    column = table.column("value", codecs.integer)
+    db.create_table(table)
+    with db.transaction() as tx:
+        tx.set("row", column, 7)
+    with db.snapshot() as snapshot:
+        assert snapshot.get("row", column) == 7
+
+
+def lead_milliseconds(db: Database) -> int:
+    return (db.timestamp() >> 18) - MachineClock().wall_milliseconds()
+
+
+def problems(address: str, expected: str) -> list[str]:
+    """What `status --check` finds, once it finds what is expected."""
+    deadline = time.monotonic() + STATUS_SECONDS
+    while True:
+        done = CliRunner().invoke(app, ["--json", "--address", address, "status", "--check"])
+        found: dict[str, Any] = json.loads(done.stdout)
+        if any(expected in one for one in found["problems"]):
+            assert done.exit_code == WRONG
+            return list(found["problems"])
+        assert time.monotonic() < deadline, found["problems"]
+
+
+@pytest.mark.timeout(120)
+def test_timestamps_far_ahead_of_the_clock_stop_nothing_and_are_reported(tmp_path: Path) -> None:
+    with LocalCluster(tmp_path, tablet_servers=2) as status_cluster:
+        with percolator.connect(status_cluster.address) as db:
+            everything_works(db, "before")
+            with fast_oracle(status_cluster, "--follow-clock-jumps"):
+                everything_works(db, "meanwhile")
+            everything_works(db, "after")
+            assert lead_milliseconds(db) == pytest.approx(AHEAD_MILLISECONDS, abs=60_000)
+        status_cluster.processes["tabletserver-1"].kill()
+        status_cluster.restart("tabletserver-1")
+        with percolator.connect(status_cluster.address) as db:
+            everything_works(db, "later")
+        problems(status_cluster.address, "the oracle's timestamps are 7,")
+
+
+@pytest.mark.timeout(120)
+def test_an_oracle_with_a_fast_clock_does_not_take_the_cluster_into_the_future(
+    tmp_path: Path,
+) -> None:
+    with (
+        LocalCluster(tmp_path, tablet_servers=1) as status_cluster,
+        percolator.connect(status_cluster.address) as db,
+    ):
+        everything_works(db, "before")
+        with fast_oracle(status_cluster):
+            everything_works(db, "meanwhile")
+            assert lead_milliseconds(db) < 60_000
+        assert lead_milliseconds(db) < 60_000

@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from ctypes.util import find_library
 from pathlib import Path
 
 import psutil
 import pytest
 
 from percolator.errors import PercolatorError, StoreFault, StoreUnusable, TabletMoved
+from percolator.formats.records import RecordKind, WriteRecord
+from percolator.services.chassis.store_watch import PROBE
+from percolator.services.local.process import LocalClusterError, ServiceProcess
+from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import StoreUnusable as StoreUnusableDetail
 from percolator.wire import methods
-from tests.integration.tabletserver_client import TabletServer, acknowledged, puts, tablet_server
+from percolator.wire.channels import GrpcNetwork
+from tests.mounted_file_system import MAY_MOUNT, FileSystem
 
 pytestmark = pytest.mark.integration
 
@@ -334,3 +345,325 @@ async def test_a_tablet_moves_with_a_close_and_its_epoch_is_never_used_again(
                 break
             await asyncio.sleep(0.01)
         assert epochs(server.store) == ["e6.sealed", "e7"]
+
+
+# A tablet server as a process, and plain writes and reads on it.
+
+CALL_SECONDS = 20.0
+READY_SECONDS = 40.0
+TABLE_ID = 3
+COLUMN = b"c"
+START = 1_760_000_000_000 << 18
+COMMIT = START + 1
+LATER = COMMIT + 1
+
+
+class TabletServer:
+    """One process on a store root that others may share. Each of its tablets covers all rows."""
+
+    def __init__(self, name: str, directory: Path, store: Path, *flags: str) -> None:
+        store.mkdir(exist_ok=True)
+        self.store = store
+        self.process = ServiceProcess(
+            name,
+            "tabletserver",
+            ["--store", str(store), *flags],
+            logs=directory,
+            run=directory,
+        )
+        self._network: GrpcNetwork | None = None
+
+    async def start(self) -> None:
+        await self._disconnect()
+        self.process.start()
+        self.process.wait_ready(READY_SECONDS)
+        self._network = GrpcNetwork()
+
+    def kill(self) -> None:
+        """Kills it as `kill -9` does; unanswered requests fail."""
+        self.process.kill()
+
+    async def stop(self) -> int:
+        self.process.ask_to_stop()
+        code = self.process.wait_stopped()
+        await self._disconnect()
+        return code
+
+    async def open(self, tablet: int, epoch: int) -> pb.TabletDescription:
+        request = pb.OpenTabletRequest(
+            table_id=TABLE_ID, tablet_id=tablet, epoch=epoch, schema_version=1
+        )
+        call = self.network.unary(self.process.address, methods.OPEN_TABLET)
+        return (await call(request, CALL_SECONDS)).tablet
+
+    async def close(self, tablet: int, epoch: int) -> None:
+        call = self.network.unary(self.process.address, methods.CLOSE_TABLET)
+        await call(pb.CloseTabletRequest(tablet_id=tablet, epoch=epoch), CALL_SECONDS)
+
+    async def describe(self) -> list[pb.TabletDescription]:
+        call = self.network.unary(self.process.address, methods.DESCRIBE_TABLETS)
+        return list((await call(pb.DescribeTabletsRequest(), CALL_SECONDS)).tablets)
+
+    async def report(self) -> pb.ReportResponse:
+        call = self.network.unary(self.process.address, methods.REPORT)
+        return await call(pb.ReportRequest(), CALL_SECONDS)
+
+    async def mutate(self, *batches: pb.MutationBatch) -> list[pb.MutationBatchResult]:
+        call = self.network.unary(self.process.address, methods.MUTATE)
+        return list((await call(pb.MutateRequest(batches=batches), CALL_SECONDS)).batches)
+
+    async def put(self, tablet: int, epoch: int, rows: dict[bytes, bytes]) -> None:
+        """Commits the rows; fails unless every one is acknowledged."""
+        (result,) = await self.mutate(puts(tablet, epoch, rows))
+        assert acknowledged(result) == len(rows), result
+
+    async def rows(self, tablet: int, epoch: int) -> dict[bytes, bytes]:
+        """All rows of the tablet, with their values."""
+        call = self.network.stream(self.process.address, methods.SCAN)
+        request = pb.ScanRequest(target=target(tablet, epoch), all_columns=True, timestamp=LATER)
+        found: dict[bytes, bytes] = {}
+        async for page in call(request, CALL_SECONDS):
+            assert not page.HasField("error"), page.error
+            found.update(zip(page.found.rows, page.found.values, strict=True))
+        return found
+
+    async def read(self, tablet: int, epoch: int, row: bytes) -> pb.ReadBatchResult:
+        call = self.network.unary(self.process.address, methods.READ)
+        read = pb.RowRead(row=row, columns=[COLUMN], timestamp=LATER)
+        batch = pb.ReadBatch(target=target(tablet, epoch), reads=[read])
+        return (await call(pb.ReadRequest(batches=[batch]), CALL_SECONDS)).batches[0]
+
+    @property
+    def network(self) -> GrpcNetwork:
+        assert self._network is not None, "not started"
+        return self._network
+
+    async def _disconnect(self) -> None:
+        if self._network is not None:
+            await self._network.close()
+            self._network = None
+
+
+@asynccontextmanager
+async def tablet_server(
+    directory: Path, *flags: str, name: str = "server", store: Path | None = None
+) -> AsyncIterator[TabletServer]:
+    """A running tablet server; stopped at the end, whatever happens in between."""
+    server = TabletServer(name, directory, store or directory / "store", *flags)
+    try:
+        await server.start()
+        yield server
+    finally:
+        await server.stop()
+
+
+async def said(server: TabletServer, event: str) -> None:
+    """Waits until the server has logged the event."""
+    while f'"{event}"' not in server.process.log.read_text():  # noqa: ASYNC110  # another process
+        await asyncio.sleep(0.1)
+
+
+def target(tablet: int, epoch: int) -> pb.TabletTarget:
+    return pb.TabletTarget(tablet_id=tablet, epoch=epoch, schema_version=1)
+
+
+def puts(tablet: int, epoch: int, rows: dict[bytes, bytes]) -> pb.MutationBatch:
+    """Unconditional commits of these rows."""
+    return pb.MutationBatch(
+        target=target(tablet, epoch),
+        mutations=[
+            pb.Mutation(
+                row=row,
+                column=COLUMN,
+                changes=[
+                    pb.Change(
+                        kind=pb.Change.KIND_PUT,
+                        space=cells_pb2.SPACE_WRITE,
+                        timestamp=COMMIT,
+                        value=WriteRecord(START, RecordKind.PUT, value).encode(),
+                    )
+                ],
+            )
+            for row, value in rows.items()
+        ],
+    )
+
+
+def acknowledged(result: pb.MutationBatchResult) -> int:
+    """How many mutations of the batch were reported durable."""
+    return result.mutations - len(result.unapplied)
+
+
+# A tablet server on a file system in user space whose program stalls, dies and is started again.
+#
+# Such file systems are refused as network ones, unless the settings permit them.
+
+USER_SPACE_MAY_MOUNT = os.geteuid() == 0 and os.path.exists("/dev/fuse") and find_library("fuse3")
+
+
+SECONDS = 20.0
+PERMITTED = "--store-unsafe"
+
+
+class UserSpaceFileSystem:
+    """A directory, shown at another place by a process of its own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.point = directory / "mounted"
+        self.point.mkdir()
+        self._source = directory / "source"
+        self._source.mkdir()
+        self._program: subprocess.Popen[bytes] | None = None
+
+    def mount(self) -> None:
+        self._program = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "tests.integration.passthrough"),
+                *(str(self._source), str(self.point)),
+            ]
+        )
+        deadline = time.monotonic() + SECONDS
+        while not self.point.is_mount():
+            assert self._program.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self._program is not None
+        self._program.send_signal(number)
+
+    def die(self) -> None:
+        assert self._program is not None
+        self._program.kill()
+        self._program.wait(SECONDS)
+
+    def unmount(self) -> None:
+        subprocess.run(["umount", "-l", str(self.point)], check=True, capture_output=True)
+
+
+@pytest.fixture
+def file_system(tmp_path: Path) -> Iterator[UserSpaceFileSystem]:
+    found = UserSpaceFileSystem(tmp_path)
+    found.mount()
+    yield found
+    # However far the test came.
+    found.die()
+    subprocess.run(["umount", "-l", str(found.point)], check=False, capture_output=True)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not USER_SPACE_MAY_MOUNT, reason="needs root, /dev/fuse and libfuse 3")
+async def test_it_waits_while_its_store_stalls_and_ends_when_its_program_dies(
+    file_system: UserSpaceFileSystem, tmp_path: Path
+) -> None:
+    store = file_system.point / "store"
+    async with tablet_server(tmp_path, PERMITTED, store=store) as server:
+        await server.open(TABLET, 1)
+        await server.put(TABLET, 1, {b"before": b"1"})
+        file_system.signal(signal.SIGSTOP)
+        try:
+            writing = asyncio.ensure_future(server.mutate(puts(TABLET, 1, {b"during": b"2"})))
+            reading = asyncio.ensure_future(server.read(TABLET, 1, b"before"))
+            await said(server, "the store hangs")
+            assert "the store hangs" in (await server.report()).writes_refused.message
+            # The event loop goes on. Nothing is answered whose owner cannot be looked up.
+            assert [one.tablet_id for one in await server.describe()] == [TABLET]
+            assert not writing.done()
+            assert not reading.done()
+        finally:
+            file_system.signal(signal.SIGCONT)
+        await said(server, "the store answers again")
+        await asyncio.gather(writing, reading, return_exceptions=True)
+        await server.put(TABLET, 1, {b"after": b"3"})
+        assert not (await server.report()).HasField("writes_refused")
+        file_system.die()
+        assert await asyncio.to_thread(server.process.wait_stopped) == 1
+        await said(server, "the store is gone")
+    file_system.unmount()
+    file_system.mount()
+    async with tablet_server(tmp_path, PERMITTED, name="next", store=store) as server:
+        await server.open(TABLET, 2)
+        assert {b"before", b"after"} <= set(await server.rows(TABLET, 2))
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not USER_SPACE_MAY_MOUNT, reason="needs root, /dev/fuse and libfuse 3")
+async def test_it_ends_when_its_store_is_unmounted_though_its_files_are_still_open(
+    file_system: UserSpaceFileSystem, tmp_path: Path
+) -> None:
+    store = file_system.point / "store"
+    async with tablet_server(tmp_path, PERMITTED, store=store) as server:
+        await server.open(TABLET, 1)
+        await server.put(TABLET, 1, {b"before": b"1"})
+        file_system.unmount()
+        assert await asyncio.to_thread(server.process.wait_stopped) == 1
+        await said(server, "the store is gone")
+    assert not list(file_system.point.iterdir())
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not USER_SPACE_MAY_MOUNT, reason="needs root, /dev/fuse and libfuse 3")
+async def test_a_store_that_is_itself_a_mount_point_is_gone_when_it_is_unmounted(
+    file_system: UserSpaceFileSystem, tmp_path: Path
+) -> None:
+    """The directory below the mount point is there all the same."""
+    async with tablet_server(tmp_path, PERMITTED, store=file_system.point) as server:
+        file_system.unmount()
+        assert await asyncio.to_thread(server.process.wait_stopped) == 1
+        await said(server, "the store is gone")
+    # A check that was under way may have found the store, and write its probe a moment later.
+    assert {one.name for one in file_system.point.iterdir()} <= {PROBE}
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not USER_SPACE_MAY_MOUNT, reason="needs root, /dev/fuse and libfuse 3")
+async def test_it_is_refused_unless_the_settings_permit_it(
+    file_system: UserSpaceFileSystem, tmp_path: Path
+) -> None:
+    with pytest.raises(LocalClusterError, match=r"network file system \(fuse\.passthrough\)"):
+        async with tablet_server(tmp_path, store=file_system.point / "store"):
+            pass
+
+
+# A tablet server whose file system hangs, answers again, is shut down and comes back.
+
+
+@pytest.fixture
+def dying_file_system(tmp_path: Path) -> Iterator[FileSystem]:
+    found = FileSystem(tmp_path)
+    found.make()
+    found.mount()
+    yield found
+    found.unmount_in_any_case()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.skipif(not MAY_MOUNT, reason="needs root, loop devices and mkfs.ext4")
+async def test_it_waits_while_its_store_hangs_and_ends_when_the_store_is_gone(
+    dying_file_system: FileSystem, tmp_path: Path
+) -> None:
+    store = dying_file_system.point / "store"
+    async with tablet_server(tmp_path, store=store) as server:
+        await server.open(TABLET, 1)
+        await server.put(TABLET, 1, {b"before": b"1"})
+        dying_file_system.freeze()
+        try:
+            writing = asyncio.ensure_future(server.mutate(puts(TABLET, 1, {b"during": b"2"})))
+            await said(server, "the store hangs")
+            # The event loop goes on: what needs no disk is answered, and nothing is acknowledged.
+            assert [one.tablet_id for one in await server.describe()] == [TABLET]
+            assert await server.rows(TABLET, 1) == {b"before": b"1"}
+            assert not writing.done()
+        finally:
+            dying_file_system.thaw()
+        await said(server, "the store answers again")
+        await asyncio.gather(writing, return_exceptions=True)
+        await server.put(TABLET, 1, {b"after": b"3"})
+        dying_file_system.shut_down()
+        assert await asyncio.to_thread(server.process.wait_stopped) == 1
+        await said(server, "the store is gone")
+    dying_file_system.unmount()
+    dying_file_system.mount()
+    async with tablet_server(tmp_path, name="next", store=store) as server:
+        await server.open(TABLET, 2)
+        assert {b"before", b"after"} <= set(await server.rows(TABLET, 2))

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.documents.blocks import ROOT, Block, blocks
+from tests.documents.commands import ROOT, Block, blocks
 from tests.packaging.conftest import empty_environment
 
 pytestmark = pytest.mark.timeout(400)  # for fetching, which is done before and is not timed

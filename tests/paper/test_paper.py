@@ -19,8 +19,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.oracle_pb2 import GetTimestampsResponse
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import UnaryMethod, World
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.observers.observed_cluster import Observed, copy, observed, source, total
 from tests.unit.oracle.ledgers import open_ledger

@@ -26,10 +26,9 @@ from percolator.services.chassis import rpc
 from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.world import Random, World
 from tests.isolation.history import Recorder
-from tests.simulation import observing
+from tests.simulation import sessions
 from tests.simulation.loop import SimulationLoop
 from tests.simulation.network import PERFECT, Wire
-from tests.simulation.observing import registered
 from tests.simulation.placement import Placements
 from tests.simulation.process import Incarnation, Main, SimulatedProcess
 from tests.simulation.programs import (
@@ -55,7 +54,7 @@ from tests.simulation.rows import (
     rows_over,
 )
 from tests.simulation.scenario import CLIENTS, Scenario
-from tests.simulation.sessions import LIMIT_SECONDS, Chronicle, Session
+from tests.simulation.sessions import LIMIT_SECONDS, Chronicle, Session, registered
 from tests.simulation.workloads.workload import Workload
 
 _SETTLING_SECONDS = 0.5
@@ -287,7 +286,7 @@ class Cluster:
         database = await self.connected(incarnation.world, in_one_round=bool(one_round))
         name = incarnation.life.name
         observers = functools.partial(self.workload.observers_of, incarnation.address)
-        await observing.work(database, self.chronicle.recorder, name, observers)
+        await sessions.work(database, self.chronicle.recorder, name, observers)
 
     async def _work(self, session: Session, address: str) -> None:
         while session.goes_on:

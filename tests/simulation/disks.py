@@ -23,8 +23,7 @@ from percolator.tablet.cells import LOAD_FENCE_PREFIX, W, split_component, times
 from percolator.tablet.state import LoadFence, Ownership, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.world import Random
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.loop import SimulationLoop
 
 ROOT = Path("/store")

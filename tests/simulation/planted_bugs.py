@@ -11,12 +11,8 @@ import re
 
 import pytest
 
-from tests.simulation import planted_collection_bugs as collection_bugs
-from tests.simulation import planted_load_bugs as load_bugs
 from tests.simulation import planted_observer_bugs as observer_bugs
-from tests.simulation import planted_one_round_bugs as one_round_bugs
 from tests.simulation import planted_protocol_bugs as protocol_bugs
-from tests.simulation import planted_row_bugs as row_bugs
 from tests.simulation import planted_server_bugs as server_bugs
 from tests.simulation import planted_shared_bugs as shared_bugs
 from tests.simulation.bug import FIRST_SEEDS, Bug
@@ -171,10 +167,10 @@ BUGS = (
     ),
     *(
         Bug(plant, kinds, workload=workload, with_master=True, seconds_max=5.0, seeds_max=400)
-        for plant, kinds, workload in collection_bugs.COLLECTION_BUGS
+        for plant, kinds, workload in observer_bugs.COLLECTION_BUGS
     ),
     Bug(
-        collection_bugs.new_owner_forgets_the_safe_point,
+        observer_bugs.new_owner_forgets_the_safe_point,
         (Kind.PAUSE, Kind.TAKEOVER),
         workload="sequential",
         with_master=True,
@@ -235,10 +231,10 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, workload, quickly in one_round_bugs.ONE_ROUND_BUGS
+        for plant, kinds, workload, quickly in protocol_bugs.ONE_ROUND_BUGS
     ),
     Bug(
-        one_round_bugs.write_latch_does_not_wait_for_held_cells,
+        protocol_bugs.write_latch_does_not_wait_for_held_cells,
         (Kind.SLOW_DISK,),
         workload="loads",
         with_master=True,
@@ -253,31 +249,31 @@ BUGS = (
             seeds_max=200,
             is_quickly_caught=True,
         )
-        for plant, with_master in collection_bugs.EXPIRY_BUGS
+        for plant, with_master in observer_bugs.EXPIRY_BUGS
     ),
     Bug(
-        collection_bugs.readers_do_not_notice_that_a_ttl_has_become_shorter,
+        observer_bugs.readers_do_not_notice_that_a_ttl_has_become_shorter,
         workload="changing ttls",
         with_master=True,
         seeds_max=100,
     ),
     Bug(
-        collection_bugs.a_ttl_becomes_longer_while_expired_cells_are_deleted,
+        observer_bugs.a_ttl_becomes_longer_while_expired_cells_are_deleted,
         workload="changing ttls",
         with_master=True,
         seeds_max=150,
     ),
     *(
         Bug(plant, kinds, workload="loads", is_quickly_caught=quickly)
-        for plant, kinds, quickly in load_bugs.LOAD_BUGS
+        for plant, kinds, quickly in server_bugs.LOAD_BUGS
     ),
     *(
         Bug(plant, kinds, workload="loaders", one_round_share=0.8, is_quickly_caught=quickly)
-        for plant, kinds, quickly in load_bugs.BESIDE_TRANSACTIONS
+        for plant, kinds, quickly in server_bugs.BESIDE_TRANSACTIONS
     ),
     *(
         Bug(plant, workload="loads", on_rows=True, seeds_max=300, is_quickly_caught=True)
-        for plant in load_bugs.ROW_LOAD_BUGS
+        for plant in server_bugs.ROW_LOAD_BUGS
     ),
     *(
         Bug(
@@ -287,10 +283,10 @@ BUGS = (
             with_master=with_master,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, with_master, quickly in load_bugs.FEED_BUGS
+        for plant, kinds, with_master, quickly in server_bugs.FEED_BUGS
     ),
     Bug(
-        load_bugs.a_former_owner_says_that_a_table_has_no_feed,
+        server_bugs.a_former_owner_says_that_a_table_has_no_feed,
         (Kind.PAUSE,),
         workload="feeds",
         with_master=True,
@@ -307,7 +303,7 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, one_round_share, quickly in one_round_bugs.READ_LOCK_BUGS
+        for plant, kinds, one_round_share, quickly in protocol_bugs.READ_LOCK_BUGS
     ),
     *(
         Bug(plant, workload="sequential", one_round_share=share, is_quickly_caught=True)
@@ -321,7 +317,7 @@ BUGS = (
             sessions_per_client=6,
             is_quickly_caught=quickly,
         )
-        for plant, quickly in one_round_bugs.BATON_BUGS
+        for plant, quickly in protocol_bugs.BATON_BUGS
     ),
     *(
         Bug(plant, workload="registers", one_round_share=share, is_quickly_caught=True)
@@ -366,10 +362,10 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, workload, quickly in row_bugs.ROW_BUGS
+        for plant, kinds, workload, quickly in shared_bugs.ROW_BUGS
     ),
     Bug(
-        row_bugs.an_unexplained_refusal_was_not_executed,
+        shared_bugs.an_unexplained_refusal_was_not_executed,
         workload="bank",
         on_rows=True,
         network=NetworkFaults(slow_seconds_max=0.01, duplicate=0.2, drop_reply=0.1),
@@ -377,14 +373,14 @@ BUGS = (
     ),
     *(
         Bug(
-            row_bugs.with_eager_collectors(plant),
+            shared_bugs.with_eager_collectors(plant),
             kinds,
             workload=workload or "mixed",
             on_rows=True,
             seconds_max=3.0,
             seeds_max=400,
         )
-        for plant, kinds, workload in row_bugs.ROW_COLLECTION_BUGS
+        for plant, kinds, workload in shared_bugs.ROW_COLLECTION_BUGS
     ),
     *(
         Bug(
@@ -421,10 +417,10 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, kinds, workload, quickly in row_bugs.ROW_CLUSTER_BUGS
+        for plant, kinds, workload, quickly in shared_bugs.ROW_CLUSTER_BUGS
     ),
     Bug(
-        row_bugs.epoch_from_before_the_timestamps,
+        shared_bugs.epoch_from_before_the_timestamps,
         workload="chains",
         on_rows=True,
         with_master=True,
@@ -435,7 +431,7 @@ BUGS = (
     ),
     *(
         Bug(
-            row_bugs.with_eager_masters(plant),
+            shared_bugs.with_eager_masters(plant),
             (Kind.CLIENT_STEP,),
             workload="drops",
             on_rows=True,
@@ -448,7 +444,7 @@ BUGS = (
             seeds_max=300,
             is_quickly_caught=quickly,
         )
-        for plant, quickly in row_bugs.OF_DROPS
+        for plant, quickly in shared_bugs.OF_DROPS
     ),
     *(
         Bug(

@@ -8,16 +8,33 @@ matters are too rare here.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from functools import wraps
+from itertools import cycle
+from typing import Any, cast
 
 import pytest
 
 from percolator.aio import shared
 from percolator.aio.shared import Receipt, SharedTransaction
-from percolator.errors import CellAddress, NotReady, PercolatorError, Retry
-from percolator.formats.records import START_TIMESTAMP_BYTES
+from percolator.bigtable import messages
+from percolator.bigtable.store import BigtableStore
+from percolator.errors import (
+    CellAddress,
+    DeadlineExceeded,
+    NotExecuted,
+    NotReady,
+    PercolatorError,
+    Retry,
+    SnapshotTooOld,
+    Unavailable,
+)
+from percolator.formats.records import START_TIMESTAMP_BYTES, locked_column
+from percolator.history.rows import RowHistory
 from percolator.protocol import steps
 from percolator.protocol.conflicts import MetLock
+from percolator.protocol.environment import OpenStarts
 from percolator.protocol.resolving.pushing import Pushing
 from percolator.protocol.resolving.rolling import Rolling
 from percolator.protocol.resolving.rolling_in_bulk import tell_of_commits
@@ -28,22 +45,55 @@ from percolator.protocol.shared.kept_cells import KEPT
 from percolator.protocol.shared.names import Job, PartKey
 from percolator.protocol.shared.part import Part
 from percolator.protocol.shared.whole import Whole
+from percolator.protocol.steps import OWN_COMMIT
 from percolator.protocol.write_set import Write
-from percolator.routing.cells import Answer, CellMutation, FoundCell
+from percolator.routing.cells import (
+    APPLIED,
+    Answer,
+    CellMutation,
+    FoundCell,
+    Refused,
+    RowRequest,
+    RowResult,
+)
 from percolator.routing.router import Router
-from percolator.rowstore import mutations
-from percolator.rowstore.layout import LOCKS, Times
-from percolator.rowstore.mapping import Step
+from percolator.rowstore import collection, mapping, mutations, reads
+from percolator.rowstore.collection import Bounds, Plan
+from percolator.rowstore.layout import (
+    COLLECTED,
+    DATA,
+    LOCK_ONLY,
+    LOCKS,
+    ROLLBACKS,
+    WRITES,
+    Times,
+    column_bounds,
+    newest_note,
+    row_key,
+)
+from percolator.rowstore.mapping import OtherSide, Step, other_sides
 from percolator.rowstore.mutations import Group, grouped
-from percolator.rowstore.port import Check, Selection
+from percolator.rowstore.patience import Patience
+from percolator.rowstore.port import Change, Check, Selection, SetCell, StoredCell, StoredRow
+from percolator.rowstore.reads import Gathering, RowReads, RowScan, Wanted
+from percolator.services.chassis.row_coordinator import RoleRow, RowLeadership, Stamp
+from percolator.services.master.collection import ClusterSafePoints, Collection, OracleTime
+from percolator.services.master.master import ROLE as MASTER_ROLE
+from percolator.services.master.row_term import RowCollecting, RowDrops
+from percolator.services.oracle.oracle import Oracle, OracleHandler
 from percolator.services.tabletserver.tablets import Tablets
 from percolator.tablet.cells import TIMESTAMP_MAX
 from percolator.tablet.requests import CheckedMutation
 from percolator.tablet.rolling_forward import RollingForward, _Fate, _Order
 from percolator.tablet.tablet import Tablet
 from percolator.timestamps import Timestamp
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.v1.tabletserver_pb2 import Mutation, TabletTarget
+from tests.simulation import planted_protocol_bugs as protocol_bugs
+from tests.simulation import rows
 from tests.simulation.bug import PerSeed
+from tests.simulation.planted_observer_bugs import old_locks_rolled_back_without_their_primary
+from tests.simulation.rows import CollectorTimes
 from tests.simulation.scenario import Kind
 
 Patch = pytest.MonkeyPatch
@@ -373,3 +423,611 @@ ROW_SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], .
     (a_part_begins_in_a_row_whatever_closed_it, (), True),
 )
 """Each with the disruptions that reveal it, and whether it is caught in seconds."""
+
+
+# Bugs in the way from the protocol to a row store: one for each line of the mapping.
+#
+# Those that break no promise of a history are planted in tests/unit/rowstore instead.
+
+Kept = Callable[[Mutation, Selection], bool]
+
+
+def prewrite_passes_locks(patch: Patch) -> None:
+    """Two transactions hold the cell."""
+    _keep(patch, lambda step, one: not _is_prewrite(step) or one.family != LOCKS)
+
+
+def prewrite_passes_newer_puts(patch: Patch) -> None:
+    """A lost update."""
+    _keep(patch, lambda step, one: not _is_prewrite(step) or one.family != WRITES)
+
+
+def prewrite_passes_newer_lock_only_commits(patch: Patch) -> None:
+    """A cell that was locked against changes has changed."""
+    _keep(patch, lambda step, one: not _is_prewrite(step) or one.family != LOCK_ONLY)
+
+
+def prewrite_passes_rollback_markers(patch: Patch) -> None:
+    """A late one begins a transaction anew that others have reported as rolled back."""
+    _keep(patch, lambda step, one: not _is_prewrite(step) or one.family != ROLLBACKS)
+
+
+def rollback_passes_the_own_commit(patch: Patch) -> None:
+    """A committed transaction is rolled back on one of its cells."""
+    _keep(patch, lambda step, one: _is_prewrite(step) or one.family not in (WRITES, LOCK_ONLY))
+
+
+def commit_of_the_primary_passes_a_push(patch: Patch) -> None:
+    """A reader has pushed the lock, and read past it."""
+    correct = mapping.own_lock
+
+    def wrong(column: bytes, prefix: bytes, times: Times) -> Selection:
+        return correct(column, prefix[:START_TIMESTAMP_BYTES], times)
+
+    patch.setattr(mapping, "own_lock", wrong)
+    patch.setattr(mapping, "own_lock", wrong)
+
+
+def commit_does_not_need_the_lock(patch: Patch) -> None:
+    """The transaction was rolled back meanwhile."""
+    correct = mapping.check_of
+
+    def wrong(some: Sequence[Step]) -> Check:
+        check = correct(some)
+        nowhere = Selection(LOCKS, b"\xff")
+        return Check((nowhere,), found=False) if check.found else check
+
+    patch.setattr(mutations, "check_of", wrong)
+
+
+def replaced_lock_does_not_have_to_be_there(patch: Patch) -> None:
+    """A heartbeat or a push that is late brings the lock of an ended transaction back, or takes the
+    cell from another one."""
+    correct = mapping.check_of
+
+    def wrong(some: Sequence[Step]) -> Check:
+        check = correct(some)
+        replaces = check.found and all(isinstance(one, SetCell) for one in some[0].changes)
+        return Check((Selection(LOCKS, b"\xff"),), found=False) if replaces else check
+
+    patch.setattr(mutations, "check_of", wrong)
+
+
+def rollback_sets_no_marker(patch: Patch) -> None:
+    """A late prewrite begins the transaction anew."""
+    correct = mapping._changed
+
+    def wrong(column: bytes, start: int, change: Any, times: Times) -> tuple[Change, ...]:
+        found = correct(column, start, change, times)
+        is_marker = any(isinstance(one, SetCell) and one.family == ROLLBACKS for one in found)
+        return found[1:] if is_marker else found
+
+    patch.setattr(mapping, "_changed", wrong)
+
+
+def any_lock_is_deleted_with_the_own(patch: Patch) -> None:
+    """Another transaction has locked the cell since."""
+    correct = messages.add_mutation
+
+    def wrong(mutations: Any, change: Any) -> None:
+        correct(mutations, change)
+        if change.family == LOCKS and mutations[-1].HasField("delete_from_column"):
+            mutations[-1].delete_from_column.time_range.Clear()
+
+    patch.setattr("percolator.bigtable.store.add_mutation", wrong)
+
+
+def refusals_in_another_order(patch: Patch) -> None:
+    """The own commit is taken for that of another transaction."""
+    correct = mutations.refusal
+
+    def wrong(step: Mutation, cells: Iterable[StoredCell], times: Times) -> Any:
+        turned = Mutation()
+        turned.CopyFrom(step)
+        del turned.conditions[:]
+        turned.conditions.extend(reversed(step.conditions))
+        refused = correct(turned, cells, times)
+        if isinstance(refused, Refused):
+            refused.condition = len(step.conditions) - 1 - refused.condition
+        return refused
+
+    patch.setattr(mutations, "refusal", wrong)
+
+
+def one_refusal_for_all_joined_steps(patch: Patch) -> None:
+    """Possible steps are answered as made, although the call has changed nothing."""
+    correct = mutations.RowMutations._judge
+
+    async def wrong(
+        self: Any, group: Any, judged: dict[int, Step], answers: list[Any], patience: Patience
+    ) -> None:
+        before = list(answers)
+        await correct(self, group, judged, answers, patience)
+        if len(judged) > 1 and answers != before:
+            for place in judged:
+                if answers[place] is before[place]:
+                    answers[place] = APPLIED
+
+    patch.setattr(mutations.RowMutations, "_judge", wrong)
+
+
+def no_answer_is_taken_for_not_executed(patch: Patch) -> None:
+    """It was executed: the transaction is reported as aborted, and is committed."""
+    protocol_bugs.no_copy_of_a_refused_commit_is_expected(patch)  # it would keep the outcome open
+    correct = Patience.outlast
+
+    async def wrong(self: Patience, problem: PercolatorError, *, is_read: bool) -> None:
+        if not is_read and problem.retry is Retry.UNKNOWN:
+            raise NotExecuted(problem.message)
+        await correct(self, problem, is_read=is_read)
+
+    patch.setattr(Patience, "outlast", wrong)
+
+
+def an_unexplained_refusal_was_not_executed(patch: Patch) -> None:
+    """If a call arrives twice, the second copy is refused because of the changes of the first: the
+    transaction is reported as aborted, and is committed."""
+    protocol_bugs.no_copy_of_a_refused_commit_is_expected(patch)  # it would keep the outcome open
+    correct = mutations.RowMutations._look
+
+    async def wrong(
+        self: Any, group: Any, selections: Sequence[Selection], patience: Patience
+    ) -> list[StoredCell]:
+        if not patience._was_refused:
+            return await correct(self, group, selections, patience)
+        key, seconds = row_key(group.row), patience.attempt_seconds
+        try:
+            rows = await self._store.read(group.table_id, [key], selections, seconds)
+        except PercolatorError as error:
+            raise NotExecuted(error.message) from error
+        return rows[0].cells if rows else []
+
+    patch.setattr(mutations.RowMutations, "_look", wrong)
+
+
+def reads_pass_locks(patch: Patch) -> None:
+    """The owner may already hold a commit timestamp below the reader's."""
+    correct = reads._selections
+
+    def wrong(*arguments: Any) -> tuple[Selection, ...]:
+        return tuple(one for one in correct(*arguments) if one.family != LOCKS)
+
+    patch.setattr(reads, "_selections", wrong)
+
+
+def commits_are_read_before_locks(patch: Patch) -> None:
+    """Two calls see two states: between them, a lock becomes a commit."""
+    correct = RowReads.read
+
+    async def wrong(
+        self: RowReads, requests: Sequence[RowRequest], deadline: float, **how: Any
+    ) -> list[RowResult]:
+        early = await correct(self, requests, deadline, **how)
+        late = await correct(self, requests, deadline, **how)
+        for first, second in zip(early, late, strict=True):
+            first.locks = second.locks
+        return early
+
+    patch.setattr(reads.RowReads, "read", wrong)
+
+
+def writers_pass_read_locks(patch: Patch) -> None:
+    """A value read under a lock is changed before the reader commits."""
+    _other_sides(patch, lambda step: locked_column(step.column) is not None)
+
+
+def read_locks_pass_writers(patch: Patch) -> None:
+    """A reader locks what has changed since it was read."""
+    _other_sides(patch, lambda step: locked_column(step.column) is None)
+
+
+def a_hidden_version_taken_for_none(patch: Patch) -> None:
+    """An earlier reader shares the call of a later one, and sees what that has to see."""
+    patch.setattr(reads, "hides_earlier", lambda cells, timestamp, times: False)
+
+
+def shared_reads_as_of_whoever_leads(patch: Patch) -> None:
+    """Readers that join later, with a later timestamp, miss versions and locks."""
+    correct = Gathering.follow
+
+    async def wrong(self: Gathering, key: bytes, timestamp: int) -> Any:
+        return await correct(self, key, self.latest)
+
+    patch.setattr(Gathering, "follow", wrong)
+
+
+def calls_joined_after_they_were_sent(patch: Patch) -> None:
+    """The cells they find may be older than the timestamp of the reader that joins."""
+    correct = RowReads._together
+    calls = PerSeed(dict[tuple[object, ...], asyncio.Task[Any]])
+
+    async def wrong(
+        self: RowReads, table_id: int, key: bytes, wanted: Wanted, deadline: float
+    ) -> Any:
+        about = (id(self), table_id, key, wanted.columns)
+        sent = calls.now()
+        call = sent.get(about)
+        if call is None:
+            reads = correct(self, table_id, key, wanted, deadline)
+            call = sent[about] = asyncio.ensure_future(reads)
+            call.add_done_callback(lambda _: sent.pop(about))
+        return await asyncio.shield(call)
+
+    patch.setattr(RowReads, "_together", wrong)
+
+
+def a_scan_that_broke_off_taken_for_complete(patch: Patch) -> None:
+    """Rows behind it are missing in a snapshot, and locks are overlooked by collection."""
+    correct = BigtableStore.scan
+
+    async def wrong(
+        self: BigtableStore, *arguments: Any, **named: Any
+    ) -> AsyncGenerator[StoredRow, None]:
+        try:
+            async with aclosing(correct(self, *arguments, **named)) as rows:
+                async for row in rows:
+                    yield row
+        except (Unavailable, DeadlineExceeded):
+            return
+
+    patch.setattr(BigtableStore, "scan", wrong)
+
+
+def a_page_that_broke_off_begins_again_too_far(patch: Patch) -> None:
+    """The next row is missing in a snapshot."""
+    correct = RowScan._attempt
+
+    async def wrong(self: RowScan, seconds: float) -> Any:
+        part = await correct(self, seconds)
+        is_full = len(part.rows) >= min(self._limits.page_rows_max, self._rows_left or 1 << 30)
+        if part.boundary is None or is_full or self._request.reverse:
+            return part
+        last = part.boundary.rstrip(b"\0")
+        behind = last[:-1] + bytes((min(last[-1] + 1, 0xFF),)) + b"\0"
+        return part._replace(boundary=behind)
+
+    patch.setattr(RowScan, "_attempt", wrong)
+
+
+def _is_prewrite(step: Mutation) -> bool:
+    return len(step.conditions) >= 4
+
+
+def _keep(patch: Patch, kept: Kept) -> None:
+    """Leaves out some of what must not be found."""
+    correct = mapping._obstacles
+
+    def wrong(step: Mutation, times: Times) -> Iterator[Selection]:
+        return (one for one in correct(step, times) if kept(step, one))
+
+    patch.setattr(mapping, "_obstacles", wrong)
+    common = mapping.prewrite_obstacles
+
+    def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
+        step = steps.prewrite(b"", column, start, b"", None)
+        return tuple(one for one in common(column, start, times) if kept(step, one))
+
+    patch.setattr(mapping, "prewrite_obstacles", wrong_too)
+
+
+def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
+    """Asks about the other side only for some steps."""
+
+    def wrong(step: Mutation) -> Iterator[OtherSide]:
+        return other_sides(step) if judged(step) else iter(())
+
+    patch.setattr(mapping, "other_sides", wrong)
+    patch.setattr(mutations, "other_sides", wrong)
+    common = mapping.prewrite_obstacles
+
+    def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
+        found = common(column, start, times)
+        if judged(steps.prewrite(b"", column, start, b"", None)):
+            return found
+        own = column_bounds(column)
+        return tuple(one for one in found if one.family == COLLECTED or one[1:3] == own)
+
+    patch.setattr(mapping, "prewrite_obstacles", wrong_too)
+
+
+_STOPS = (Kind.PAUSE, Kind.SLOW_LINKS)
+
+ROW_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], ...] = (
+    (prewrite_passes_locks, (), None, True),
+    (prewrite_passes_newer_puts, (), "bank", True),
+    (prewrite_passes_newer_lock_only_commits, (), "lock order", False),
+    (prewrite_passes_rollback_markers, _STOPS, None, True),
+    (rollback_passes_the_own_commit, _STOPS, None, True),
+    (commit_of_the_primary_passes_a_push, _STOPS, None, False),
+    (commit_does_not_need_the_lock, _STOPS, None, True),
+    (replaced_lock_does_not_have_to_be_there, _STOPS, None, True),
+    (rollback_sets_no_marker, _STOPS, None, True),
+    (any_lock_is_deleted_with_the_own, (), "bank", True),
+    (refusals_in_another_order, _STOPS, None, True),
+    (one_refusal_for_all_joined_steps, (), None, False),
+    (no_answer_is_taken_for_not_executed, _STOPS, None, True),
+    (reads_pass_locks, (), None, True),
+    (commits_are_read_before_locks, (), None, True),
+    (a_hidden_version_taken_for_none, (), None, False),
+    (shared_reads_as_of_whoever_leads, (), None, False),
+    (calls_joined_after_they_were_sent, (), None, False),
+    (writers_pass_read_locks, (), "hubs", True),
+    (read_locks_pass_writers, (), "hubs", True),
+    (a_scan_that_broke_off_taken_for_complete, _STOPS, None, True),
+    (a_page_that_broke_off_begins_again_too_far, _STOPS, None, True),
+)
+"""Each with the kinds of disruptions and the workload that reveal it, and whether it is caught
+within seconds."""
+
+
+# Bugs in the collection of rows: one for each rule of `rowstore/collecting.py` and its notes.
+#
+# Those that break no promise of a history are found by tests/unit/rowstore, which uses them too.
+
+
+def prewrite_passes_the_note(patch: Patch) -> None:
+    """The commit with which it conflicts was collected: a lost update."""
+    correct = mapping.oldest_admitted
+
+    def wrong(step: Mutation) -> int:
+        return 0 if step.not_below else correct(step)
+
+    common = mapping.prewrite_obstacles
+
+    def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
+        found = common(column, start, times)
+        return tuple(one for one in found if one.family != COLLECTED)
+
+    _admit(patch, wrong)
+    patch.setattr(mapping, "prewrite_obstacles", wrong_too)
+
+
+def rollback_passes_the_note(patch: Patch) -> None:
+    """The commit that it would have met was collected: a committed transaction is marked."""
+
+    def wrong(step: Mutation) -> int:
+        return step.not_below
+
+    _admit(patch, wrong)
+
+
+def note_judged_before_the_own_commit(patch: Patch) -> None:
+    """A transaction whose commit is there is taken for one that never committed."""
+    correct = mutations.refusal
+
+    def wrong(step: Mutation, cells: Sequence[StoredCell], times: Times) -> object:
+        answer: object = correct(step, cells, times)
+        oldest = mapping.oldest_admitted(step)
+        if 0 < oldest < newest_note(cells, times):
+            is_own = isinstance(answer, Refused) and answer.condition == OWN_COMMIT
+            return SnapshotTooOld("judged first") if is_own else answer
+        return answer
+
+    patch.setattr(mutations, "refusal", wrong)
+
+
+def read_passes_the_note(patch: Patch) -> None:
+    """A snapshot misses what was collected."""
+    patch.setattr(reads, "_require_kept", lambda *_: None)
+
+
+def deletes_without_a_note(patch: Patch) -> None:
+    """Reads below collected versions are not refused."""
+    correct = Plan.changes
+
+    def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
+        for part in correct(self, bounds, times):
+            yield [one for one in part if one.family != COLLECTED]
+
+    patch.setattr(Plan, "changes", wrong)
+
+
+def deletion_goes_first(patch: Patch) -> None:
+    """Deleted values reappear."""
+    correct = Plan.changes
+
+    def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
+        if any(one.family == WRITES for one in self.versions):
+            self.versions.clear()
+        return correct(self, bounds, times)
+
+    patch.setattr(Plan, "changes", wrong)
+
+
+def dead_letters_are_forgotten(patch: Patch) -> None:
+    """The observer that tries again does not find the deletion for which it ran."""
+    patch.setattr(collection, "_tells_of_a_dead_letter", lambda cell: False)
+
+
+def acknowledgements_stay(patch: Patch) -> None:
+    """Each deleted cell leaves one, for ever."""
+    patch.setattr(collection, "_observed", lambda column: None)
+
+
+def values_stay(patch: Patch) -> None:
+    """Long values are never deleted."""
+    correct = Plan.changes
+
+    def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
+        self.versions = [one for one in self.versions if one.family != DATA]
+        return correct(self, bounds, times)
+
+    patch.setattr(Plan, "changes", wrong)
+
+
+def collects_before_old_locks_are_resolved(patch: Patch) -> None:
+    """The rest of a committed transaction is rolled back: its primary no longer shows a commit."""
+
+    async def nothing(*_: object) -> None:
+        return
+
+    patch.setattr(RowHistory, "_resolve", nothing)
+
+
+def with_eager_collectors(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    """The bug, where a run of a few seconds sees much collection. No client tells what it
+    needs: then only being refused keeps it from what is gone."""
+
+    @wraps(plant)
+    def both(patch: Patch) -> None:
+        plant(patch)
+        patch.setattr(OpenStarts, "oldest", lambda self: 0)
+        times = CollectorTimes(round_seconds=0.2, retention_seconds=0.3)
+        patch.setattr(rows, "_COLLECTION", times)
+
+    return both
+
+
+def _admit(patch: Patch, oldest_admitted: Any) -> None:
+    patch.setattr(mapping, "oldest_admitted", oldest_admitted)
+    patch.setattr(mutations, "oldest_admitted", oldest_admitted)
+
+
+ROW_COLLECTION_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None], ...] = (
+    (prewrite_passes_the_note, _STOPS, None),
+    (deletes_without_a_note, _STOPS, None),
+    (read_passes_the_note, (Kind.PAUSE,), None),
+    (collects_before_old_locks_are_resolved, (Kind.CLIENT_STEP,), None),
+    (old_locks_rolled_back_without_their_primary, (Kind.CLIENT_STEP,), None),
+    (deletion_goes_first, (), None),
+)
+"""Each with the kinds of disruptions and the workload that reveal it."""
+
+
+# Bugs of masters and oracles that keep everything in a row store.
+#
+# They concern who leads (services/chassis/row_coordinator.py), the catalogue's epoch, and tables
+# that are dropped (services/master/row_term.py). The latter need clients that die with half of
+# their cells committed, all at about the time at which the table of their primaries goes
+# (tests/simulation/workloads/drops.py).
+
+
+_ALL_LOCKS = 1 << 63
+_BETWEEN_TWO_LOOKS_SECONDS = 0.05
+"""As long as the oracle's look at the store takes when that is slow."""
+
+
+def oracle_on_rows_answers_without_a_look(patch: Patch) -> None:
+    """It was paused, and its successor has handed out later timestamps."""
+
+    async def wrong(self: Oracle) -> None:
+        """Does not look."""
+
+    patch.setattr(Oracle, "_check_may_answer", wrong)
+
+
+def master_on_rows_writes_after_it_was_replaced(patch: Patch) -> None:
+    """Changes of the catalogue by its successor are lost."""
+    correct = RoleRow.change
+
+    async def wrong(
+        self: RoleRow, seen: Stamp | None, new: Stamp, changes: Mapping[bytes, bytes | None]
+    ) -> bool:
+        made = await correct(self, seen, new, changes)
+        if made or self.role != MASTER_ROLE or not changes:
+            return made
+        return await correct(self, (await self.look()).stamp, new, changes)
+
+    noted = RowLeadership._note
+
+    def blind(self: RowLeadership, found: Stamp | None) -> None:
+        if self._row.role != MASTER_ROLE:
+            noted(self, found)
+
+    patch.setattr(RoleRow, "change", wrong)
+    patch.setattr(RowLeadership, "_note", blind)
+
+
+def epoch_not_raised_at_a_registration(patch: Patch) -> None:
+    """Clients that know an older schema do not notify the observer."""
+
+    async def wrong(self: OracleTime, deadline: float) -> None:
+        """Tells nobody."""
+
+    patch.setattr(OracleTime, "raise_epoch", wrong)
+
+
+def epoch_from_before_the_timestamps(patch: Patch) -> None:
+    """An observer was registered in between, and the commit at that timestamp misses it. Every
+    second answer is slow: if all were, the registration's own would be, too."""
+    pauses = PerSeed(lambda: cycle((0.0, _BETWEEN_TWO_LOOKS_SECONDS)))
+
+    async def wrong(self: OracleHandler, request: GetTimestampsRequest) -> GetTimestampsResponse:
+        oracle = self._candidacy.serving()
+        epoch = oracle.catalogue_epoch
+        await asyncio.sleep(next(pauses.now()))
+        first = await oracle.get_timestamps(request.count)
+        return GetTimestampsResponse(first=first, count=request.count, catalogue_epoch=epoch)
+
+    patch.setattr(OracleHandler, "get_timestamps", wrong)
+
+
+def epoch_not_raised_at_a_drop(patch: Patch) -> None:
+    """Clients that know the table go on committing there until it is deleted, and then nothing
+    tells that they have committed."""
+    epoch_not_raised_at_a_registration(patch)
+
+
+def dropped_table_deleted_at_once(patch: Patch) -> None:
+    """Its cells are the only evidence of what has become of the locks in other tables."""
+    correct = RowDrops.begin
+
+    async def wrong(self: RowDrops) -> None:
+        await correct(self)
+        await self.finish(_ALL_LOCKS)
+
+    patch.setattr(RowDrops, "begin", wrong)
+
+
+def locks_resolved_below_any_timestamp_are_enough(patch: Patch) -> None:
+    """Locks that came after it, and before the epoch was raised, are still there."""
+    correct = RowDrops.finish
+
+    async def wrong(self: RowDrops, resolved_below: int) -> None:
+        await correct(self, _ALL_LOCKS)
+
+    patch.setattr(RowDrops, "finish", wrong)
+
+
+def table_deleted_before_the_locks_are_resolved(patch: Patch) -> None:
+    """The locks whose primaries are in the dropped table are in the others."""
+    correct = RowCollecting.collect
+
+    async def wrong(self: RowCollecting, ordered: ClusterSafePoints) -> None:
+        await self._drops.begin()
+        await self._drops.finish(ordered.transactions)
+        await correct(self, ordered)
+
+    patch.setattr(RowCollecting, "collect", wrong)
+
+
+def with_eager_masters(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    """The bug, where masters collect often, and from the start: otherwise a run of a
+    few seconds, whose masters are disrupted, sees few tables deleted. What sessions need is judged
+    too early then, so that snapshots are refused; nothing else depends on it."""
+
+    @wraps(plant)
+    def both(patch: Patch) -> None:
+        plant(patch)
+        patch.setattr(Collection, "_require_all_reported", lambda self, ttl_seconds_max: None)
+        patch.setattr(rows, "_COLLECTION_SECONDS", 0.1)
+        patch.setitem(cast("Any", RowHistory.__init__).__kwdefaults__, "share", 0.9)
+
+    return both
+
+
+ROW_CLUSTER_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str, bool], ...] = (
+    (oracle_on_rows_answers_without_a_look, _STOPS, "mixed", False),
+    (master_on_rows_writes_after_it_was_replaced, _STOPS, "loads", True),
+    (epoch_not_raised_at_a_registration, _STOPS, "chains", True),
+)
+"""Each with the kinds of disruptions and the workload that reveal it, and whether it is caught
+within seconds."""
+
+OF_DROPS: tuple[tuple[Callable[[Patch], None], bool], ...] = (
+    (epoch_not_raised_at_a_drop, True),
+    (dropped_table_deleted_at_once, True),
+    (locks_resolved_below_any_timestamp_are_enough, True),
+    (table_deleted_before_the_locks_are_resolved, True),
+)
+"""Each with whether it is caught within seconds."""

@@ -44,7 +44,7 @@ from percolator.v1.cluster_pb2 import RowStorePlace
 from percolator.wire import methods
 from percolator.wire.methods import REGISTER
 from percolator.world import Random, World
-from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryDisk
 from tests.simulation.disks import ROOT, SimulatedFiles, SimulatedTabletStore
 from tests.simulation.process import Incarnation
 

@@ -65,7 +65,7 @@ from percolator.v1.oracle_pb2 import GetTimestampsRequest
 from percolator.wire import methods
 from percolator.wire.cluster import describe
 from percolator.world import Network, World
-from tests.doubles.memory_disk import MemoryDisk
+from tests.doubles.memory_files import MemoryDisk
 from tests.isolation.store_audit import StoredTable
 from tests.simulation.disks import SimulatedFiles
 from tests.simulation.process import Incarnation

@@ -36,16 +36,20 @@ from percolator.wire import methods
 from percolator.world import Random, World
 from tests.isolation.checker import check, settled
 from tests.isolation.history import Found, History, Scan
-from tests.isolation.store_audit import StoredTable, audit
-from tests.isolation.stored_cells import stored_tables
+from tests.isolation.store_audit import StoredTable, audit, stored_tables
 from tests.simulation.cluster import Cluster
 from tests.simulation.disruptions import Disruptions
 from tests.simulation.loop import SimulationLoop, run_simulation
-from tests.simulation.observing import NAME, LateObserver, left_to_run, watched_columns
-from tests.simulation.recorded_tx import JoinedScans
 from tests.simulation.rows import COLLECTED_FROM_ROWS
 from tests.simulation.scenario import Scenario
-from tests.simulation.sessions import Session
+from tests.simulation.sessions import (
+    NAME,
+    JoinedScans,
+    LateObserver,
+    Session,
+    left_to_run,
+    watched_columns,
+)
 from tests.simulation.virtual_time import WALL_MILLISECONDS
 from tests.simulation.workloads.catalogue import ON_ROWS, UNDRAWN, WITH_MASTER, WORKLOADS
 from tests.simulation.workloads.workload import Ending, Rows

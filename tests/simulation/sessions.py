@@ -8,12 +8,19 @@ middle, or asks afterwards for its outcome, and later checks that the library's 
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
+from typing import Any
 
 from percolator.aio import Database, Transaction
+from percolator.aio.engine import Engine
+from percolator.aio.observing import ObserverTransaction, worker_context
+from percolator.aio.snapshot import Snapshot
 from percolator.aio.transaction import Outcome
+from percolator.codecs import raw
 from percolator.errors import (
     ConflictError,
     OutcomeUnknown,
@@ -21,11 +28,461 @@ from percolator.errors import (
     Retry,
     SnapshotTooOld,
 )
+from percolator.formats.records import KIND_DELETE, KIND_PUT, RecordKind
+from percolator.observers.context import WorkerContext
+from percolator.observers.definition import Observer
+from percolator.observers.work_queue import Work
+from percolator.observers.worker import Worker, WorkerLimits, start_in_advance
 from percolator.protocol.environment import ROLLED_BACK
 from percolator.retries import RetryPolicy
-from percolator.world import Random
-from tests.isolation.history import RecordedTransaction, Recorder, TransactionRecord
-from tests.simulation.recorded_tx import Body, JoinedScans, RecordedTx
+from percolator.routing.range_scan import JoinedPage, SentPage
+from percolator.schema import Column, Family, Readable, Table
+from percolator.timestamps import Timestamp
+from percolator.v1 import master_pb2
+from percolator.world import Random, World
+from tests.isolation.checker import WatchedColumns
+from tests.isolation.history import (
+    CellKey,
+    Found,
+    History,
+    RecordedTransaction,
+    Recorder,
+    Scan,
+    TransactionRecord,
+)
+from tests.isolation.store_audit import StoredCells, StoredCommit
+
+# A transaction that is written down for the checker while it runs, and the cells of workloads.
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A table with one column of bytes, which is what most workloads need."""
+
+    name: str
+    splits: tuple[bytes, ...] = ()
+
+    @property
+    def table(self) -> Table[bytes]:
+        return Table(self.name, key=raw)
+
+    def column(self, name: str = "v") -> Column[bytes]:
+        return self.table.column(name, raw)
+
+
+class RecordedTx:
+    """A transaction together with its record."""
+
+    def __init__(
+        self, transaction: Transaction, recorded: RecordedTransaction, joined: JoinedScans
+    ) -> None:
+        self._transaction = transaction
+        self._recorded = recorded
+        self._joined = joined
+
+    @property
+    def itself(self) -> Transaction:
+        """For cells that the workload judges itself, and the checker does not."""
+        return self._transaction
+
+    def note_writes(self) -> None:
+        """Records everything that `itself` has written and announced so far. Call it once, at the
+        end of the body."""
+        tables = table_names(self._transaction)
+        for address, (kind, value) in self._transaction.internal.writes.cells.items():
+            key = (tables[address.table_id], address.row, address.column)
+            if kind == KIND_PUT:
+                self._recorded.put(key, value)
+            elif kind == KIND_DELETE:
+                self._recorded.delete(key)
+        for address in sorted(self._transaction._buffer.weak or ()):
+            self._recorded.notify((tables[address.table_id], address.row, address.column))
+
+    async def get(self, row: bytes, column: Column[bytes]) -> bytes | None:
+        value = await self._transaction.get(row, column)
+        self.note_start()
+        self._recorded.read(_raw_key(row, column), value)
+        return value
+
+    async def get_many(
+        self, rows: Sequence[bytes], column: Column[bytes]
+    ) -> dict[bytes, bytes | None]:
+        found = await self._transaction.get_many(column.table, rows, [column])
+        self.note_start()
+        values = {row: one.get(column) for row, one in zip(rows, found, strict=True)}
+        for row, value in values.items():
+            self._recorded.read(_raw_key(row, column), value)
+        return values
+
+    async def get_family(
+        self, row: bytes, family: Family[bytes], columns: Sequence[Column[bytes]]
+    ) -> None:
+        """Reads a family of a row, whose columns are these."""
+        (found,) = await self._transaction.get_many(family.table, [row], [family])
+        self.note_start()
+        values = {family.column(name).name: value for name, value in found.family(family).items()}
+        for column in columns:
+            self._recorded.read(_raw_key(row, column), values.pop(column.name, None))
+        if values:
+            raise RuntimeError(f"columns that are in no family: {sorted(values)}")
+
+    def note_start(self) -> None:
+        """Records the timestamp if the first read has fetched it, before what it has read."""
+        start = self._transaction.start_timestamp
+        if start is not None and not self._recorded.record.start_ts:
+            self._recorded.began(start)
+
+    async def set(self, row: bytes, column: Column[bytes], value: bytes) -> None:
+        self._transaction.set(row, column, value)  # it takes effect, although it is not awaited
+        self._recorded.put(_raw_key(row, column), value)
+
+    async def delete(self, row: bytes, column: Column[bytes]) -> None:
+        self._transaction.delete(row, column)
+        self._recorded.delete(_raw_key(row, column))
+
+    async def lock(self, row: bytes, column: Column[bytes], *, shared: bool = False) -> None:
+        self._transaction.lock(row, column, shared=shared)
+        note = self._recorded.read_lock if shared else self._recorded.lock
+        note(_raw_key(row, column))
+
+    async def notify(self, row: bytes, column: Column[bytes]) -> None:
+        await self._transaction.notify(row, column)
+        self._recorded.notify(_raw_key(row, column))
+
+    async def scan(
+        self,
+        table: Table[bytes],
+        start: bytes = b"",
+        stop: bytes = b"",
+        *,
+        reverse: bool = False,
+        limit: int = 0,
+    ) -> dict[bytes, dict[bytes, bytes]]:
+        """All columns of a range of rows, including the transaction's own writes.
+
+        Some ranges are read as joined pages, too: before that, when locks may be in the way, and
+        again after it.
+        """
+        has_written = self._transaction.internal.writes.cells or self._transaction._reader.late
+        also_joined = self._joined.is_due() and not has_written
+        if also_joined:
+            await self._scan_joined(table, start, stop)
+        found: list[Found] = []
+        rows = self._transaction.scan(
+            table,
+            start=start or None,
+            end=stop or None,
+            reverse=reverse,
+            limit=limit or None,
+        )
+        async for row in rows:
+            found.extend(Found(row.key, *cell) for cell in sorted(row.raw().items()))
+        self.note_start()
+        self._recorded.scan(
+            Scan(table.name, start, stop, tuple(found), reverse=reverse, row_limit=limit)
+        )
+        if also_joined:
+            await self._scan_joined(table, start, stop)
+        by_row: dict[bytes, dict[bytes, bytes]] = {}
+        for one in found:
+            by_row.setdefault(one.row, {})[one.column] = one.value
+        return by_row
+
+    async def _scan_joined(self, table: Table[bytes], start: bytes, stop: bytes) -> None:
+        """Only snapshots can be scanned like this: nothing must have been written yet."""
+        at = await self._transaction.timestamp()
+        self.note_start()
+        async with Snapshot(self._transaction._engine, at, None) as snapshot:
+            self._recorded.scan(await self._joined.scan(snapshot, table, start, stop))
+
+
+Body = Callable[[RecordedTx], Awaitable[None]]
+
+
+def table_names(transaction: Transaction) -> dict[int, str]:
+    """The names of the tables that a transaction has used, by their ids."""
+    return {info.table_id: name for name, info in transaction._reader.tables.items()}
+
+
+def _raw_key(row: bytes, column: Column[bytes]) -> CellKey:
+    return (column.table.name, row, column.name)
+
+
+# Scans whose pages may be joined to blocks of memory, as a batch reader asks for them.
+
+JOINED = "page of joined cells"
+_COLUMNS = (None, None, (b"v",), (b"v", b"w"))
+"""Which columns are asked for: rows have the same ones more often if there is only one."""
+
+
+class JoinedScans:
+    """Which scans of a session are made with joined pages, too."""
+
+    def __init__(self, share: float, random: Random, occurred: Counter[str]) -> None:
+        self._share = share
+        self._random = random
+        self._occurred = occurred
+
+    def is_due(self) -> bool:
+        """True if the next scan is made with joined pages, too."""
+        return self._share > 0 and self._random.random() < self._share
+
+    async def scan(
+        self, snapshot: Snapshot, table: Table[bytes], start: bytes = b"", stop: bytes = b""
+    ) -> Scan:
+        """The rows of the range, in all columns or in some of them."""
+        columns = self._random.choice(_COLUMNS)
+        found: list[Found] = []
+        pages = snapshot.scan_joined(table, start=start, end=stop, columns=columns)
+        async with aclosing(pages):
+            async for page in pages:
+                self._occurred[JOINED] += isinstance(page, JoinedPage)
+                found.extend(_cells(page))
+        return Scan(table.name, start, stop, tuple(found), columns)
+
+
+def _cells(page: SentPage) -> Iterator[Found]:
+    if not isinstance(page, JoinedPage):
+        yield from map(Found, page.rows, page.columns, page.values)
+        return
+    columns = {name: values.cut() for name, values in page.columns.items()}
+    for at, row in enumerate(page.rows.cut()):
+        for name, values in columns.items():
+            yield Found(row, name, values[at])
+
+
+# Workers in the simulated cluster: the real ones, with every run written down.
+#
+# Each run of an observer is a transaction like any other. It is recorded as a separate session,
+# since the runs of a worker overlap. The acknowledgement is internal to the run and is not written
+# down; the audit allows for that.
+
+WORKER_LIMITS = WorkerLimits(
+    concurrency_max=8, queue_rows_max=64, threads_max=1, scan_pause_seconds_max=1.0
+)
+_AGAIN_SECONDS = 0.3
+_RESERVED = b"\x00"
+
+
+def watched_columns(observers: list[Observer]) -> list[WatchedColumns]:
+    """The observers in the form that checker and audit take."""
+    return [
+        WatchedColumns(
+            one.name,
+            frozenset((column.table.name, column.name) for column in one.columns),
+            weak=one.weak,
+            deletes=one.deletes,
+        )
+        for one in observers
+    ]
+
+
+def left_to_run(
+    notifications: Mapping[CellKey, Sequence[tuple[str, int]]],
+    history: History,
+    observers: Iterable[WatchedColumns],
+    commits: Mapping[CellKey, Sequence[StoredCommit]],
+    *,
+    on_rows: bool = False,
+) -> set[str]:
+    """The observers that have something to do for stored notifications.
+
+    A message that writes a weak notification has no condition, and neither has one that announces
+    changes in a row store. So a late copy of it writes it again. Nothing is left to do for it if a
+    run began after its timestamp: a commit takes that timestamp when it holds all its locks, so the
+    run has seen the commit's outcome.
+
+    A notification at a timestamp at which its cell was not changed is a backfill's. A worker that
+    has lost its lock, but does not know it yet, writes it again when another worker has completed
+    the backfill. Nothing is left to do for it if a run began after the newest change of the cell.
+    """
+    rewritten = {one.observer for one in observers if one.weak or on_rows}
+    last_run: dict[tuple[str, CellKey], int] = {}
+    for record in history:
+        if record.trigger is not None and record.committed:
+            run = (record.observer, record.trigger)
+            last_run[run] = max(last_run.get(run, 0), record.start_ts)
+
+    def is_left(key: CellKey, name: str, timestamp: int) -> bool:
+        began = last_run.get((name, key), 0)
+        if name in rewritten:
+            return began <= timestamp
+        changes = [commit.commit_ts for commit in commits.get(key, ())]
+        return timestamp in changes or began <= max(changes, default=timestamp)
+
+    return {
+        name
+        for key, found in notifications.items()
+        for name, timestamp in found
+        if is_left(key, name, timestamp)
+    }
+
+
+def registered(observers: list[Observer], table: str) -> list[master_pb2.Observer]:
+    """The observers in the form that a table's schema has."""
+    return [
+        master_pb2.Observer(
+            name=one.name, columns=[column.name for column in one.columns], weak=one.weak
+        )
+        for one in observers
+        if one.table.name == table
+    ]
+
+
+class RecordedRun(ObserverTransaction):
+    """The transaction of one run."""
+
+    def __init__(self, engine: Engine, recorded: RecordedTransaction) -> None:
+        super().__init__(engine)
+        self._recorded = recorded
+
+    async def timestamp(self) -> Timestamp:
+        known = self.start_timestamp
+        timestamp = await super().timestamp()
+        if known is None:
+            self._recorded.began(timestamp)
+        return timestamp
+
+    async def get(
+        self,
+        row: object,
+        column: Readable[Any],
+        default: Any = None,
+        *,
+        timeout: float | None = None,
+    ) -> Any:
+        value = await super().get(row, column, timeout=timeout)
+        self._recorded.read(_key(row, column), value)
+        return default if value is None else value
+
+    async def commit(self, *, timeout: float | None = None) -> Timestamp | None:
+        tables = table_names(self)
+        for address, (kind, value) in self.internal.writes.cells.items():
+            if not address.column.startswith(_RESERVED):
+                key = (tables[address.table_id], address.row, address.column)
+                if kind == KIND_PUT:
+                    self._recorded.put(key, value)
+                elif kind == KIND_DELETE:
+                    self._recorded.delete(key)
+        self._recorded.commit_called()
+        try:
+            commit = await super().commit(timeout=timeout)
+        except OutcomeUnknown:
+            self._recorded.unknown()
+            raise
+        except PercolatorError:
+            self._recorded.aborted()
+            raise
+        self._recorded.committed(commit or 0)
+        return commit
+
+    def rollback(self) -> None:
+        super().rollback()
+        self._recorded.aborted()
+
+
+def _key(row: object, column: Readable[Any]) -> CellKey:
+    return column.table.name, column.table.key.encode(row), column.name
+
+
+def recording_context(database: Database, recorder: Recorder, name: str) -> WorkerContext:
+    """The context of a worker, whose runs are written down as those of `name`."""
+    engine = database._engine
+    numbers = itertools.count(1)
+
+    def begin(work: Work | None) -> RecordedRun:
+        session = f"{name} run {next(numbers)}"
+        if work is None:
+            return RecordedRun(engine, recorder.begin(session))
+        table = work.watched.observer.table.name
+        observer = work.watched.observer.name
+        trigger = (table, work.row, work.column)
+        recorded = recorder.begin(session, observer=observer, trigger=trigger)
+        return RecordedRun(engine, recorded)
+
+    return worker_context(engine, begin)
+
+
+async def work(
+    database: Database, recorder: Recorder, name: str, observers: Callable[[], list[Observer]]
+) -> None:
+    """The program of a worker, until it is killed. As if it were deployed anew, it starts again
+    when it has other observers."""
+    context = recording_context(database, recorder, name)
+    while True:
+        chosen = observers()
+        worker = Worker(context, chosen, WORKER_LIMITS)
+        while chosen == observers() and not worker.is_running:
+            try:
+                await start_in_advance(worker)
+            except PercolatorError:
+                await asyncio.sleep(_AGAIN_SECONDS)
+        waiting = asyncio.create_task(worker.wait()) if worker.is_running else None
+        while waiting is not None and chosen == observers():
+            done, _ = await asyncio.wait([waiting], timeout=_AGAIN_SECONDS)
+            if done:
+                waiting.result()
+        await worker.stop()
+
+
+# An observer that is registered in the midst of the trouble, and that no worker runs.
+#
+# Once its registration has returned, every commit of its columns has to notify it, whichever client
+# sends it and whatever that client knows. Since no worker runs it, all its notifications are still
+# there at the end.
+
+NAME = "late"
+_LATE_OBSERVER_AGAIN_SECONDS = 0.2
+_CHANGES = (RecordKind.PUT, RecordKind.PUT_IN_DATA, RecordKind.DELETE)
+
+
+class LateObserver:
+    """An observer of everything that these observers observe."""
+
+    def __init__(self, observers: list[Observer]) -> None:
+        strong = [one for one in observers if not one.weak]
+        self._table = strong[0].table.name
+        self._columns = {
+            column.name
+            for one in strong
+            for column in one.columns
+            if column.table.name == self._table
+        }
+        self._since: int | None = None
+        """A timestamp that was taken after the registration had returned."""
+        self._problem: PercolatorError | None = None
+        """Why the last attempt failed."""
+
+    async def register(self, world: World, database: Database) -> None:
+        """Tries until it succeeds. The observer is paused, so that nothing waits for it."""
+        context = worker_context(database.internal.engine)
+        observer = master_pb2.Observer(name=NAME, columns=sorted(self._columns))
+        request = master_pb2.ChangeObserversRequest(table=self._table, add=[observer], pause=[NAME])
+        while self._since is None:
+            try:
+                await context.catalog.change_observers(request, context.deadline())
+                self._since = await context.env.timestamps.get(timeout_seconds=10.0)
+            except PercolatorError as error:
+                self._problem = error
+                await world.clock.sleep(_LATE_OBSERVER_AGAIN_SECONDS)
+
+    def missed(self, stored: StoredCells) -> Iterator[str]:
+        """Changes after the registration that did not notify it."""
+        if self._since is None:
+            yield f"an observer is not registered on a healed cluster, last {self._problem!r}"
+            return
+        for key, commits in stored.commits.items():
+            if key[0] != self._table or key[2] not in self._columns:
+                continue
+            notified = set(stored.notifications.get(key, ()))
+            for commit in commits:
+                is_late = commit.commit_ts > self._since and commit.record.kind in _CHANGES
+                if is_late and (NAME, commit.commit_ts) not in notified:
+                    yield (
+                        f"{key} was changed at {commit.commit_ts}, after an observer was "
+                        f"registered at {self._since}, and did not notify it"
+                    )
+
 
 _ABANDONED_SECONDS_MAX = 0.02
 _LATE_SHARE = 0.5

@@ -17,14 +17,9 @@ from tests.spark.gates import GATES, Gates
 from tests.spark.sessions import local_session
 
 LONGEST = (
-    "test_executor_processes.py",
-    "test_killed_drivers.py",
-    "test_reused_frames.py",
-    "test_second_use.py",
-    "test_webindex_agreement.py",
-    "test_webindex_copy.py",
+    "test_faults.py",
     "test_webindex_batch.py",
-    "test_chained_streams.py",
+    "test_reading.py",
     "test_streaming.py",
 )
 """They come first, or one would still run when all others have ended. Those that wait for drivers

@@ -12,8 +12,7 @@ from pathlib import Path
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from tests.spark.gated_source import GatedDataSource
-from tests.spark.gates import GATES
+from tests.spark.gates import GATES, GatedDataSource
 
 ROOT = Path(__file__).parents[2]
 _CLASSES = ROOT / ".venv" / "spark-classes.jsa"

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from percolator import Database, Table, codecs
 from percolator.services.local.cluster import LocalCluster
-from tests.documents.blocks import ROOT, blocks
+from tests.documents.commands import ROOT, blocks
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 

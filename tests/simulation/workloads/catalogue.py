@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from percolator.aio import Database
-from tests.simulation.recorded_tx import Cells
-from tests.simulation.sessions import Session
-from tests.simulation.workloads.drops import Drops, Recreations, Successors
-from tests.simulation.workloads.expiring import ChangingTtls, Expiring, ExpiringIndex, Renewals
-from tests.simulation.workloads.feeds import Feeds
+from tests.simulation.sessions import Cells, Session
+from tests.simulation.workloads.drops import (
+    ChangingTtls,
+    Drops,
+    Expiring,
+    ExpiringIndex,
+    Recreations,
+    Renewals,
+    Successors,
+)
 from tests.simulation.workloads.jobs import Deciders, Jobs
-from tests.simulation.workloads.loads import Arrivals, Loaders, Loads
-from tests.simulation.workloads.observers import Chains, Newcomers
-from tests.simulation.workloads.recipes import Recipes
+from tests.simulation.workloads.loads import Arrivals, Feeds, Loaders, Loads
+from tests.simulation.workloads.observers import Chains, Newcomers, Recipes
 from tests.simulation.workloads.transactions import (
     Appends,
     Bank,

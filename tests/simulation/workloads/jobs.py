@@ -33,8 +33,7 @@ from percolator.protocol.shared.names import CLOSED
 from percolator.protocol.write_set import Write
 from percolator.schema import SHARED_NAME
 from tests.isolation.history import RecordedTransaction
-from tests.simulation.recorded_tx import Body, Cells, RecordedTx
-from tests.simulation.sessions import Session
+from tests.simulation.sessions import Body, Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Workload
 
 _ROWS = [b"row-%02d" % number for number in range(24)]

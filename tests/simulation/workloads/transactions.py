@@ -14,8 +14,7 @@ from percolator.codecs import raw
 from percolator.errors import PercolatorError
 from percolator.world import Random
 from tests.isolation.history import Put
-from tests.simulation.recorded_tx import Cells, RecordedTx
-from tests.simulation.sessions import Session
+from tests.simulation.sessions import Cells, RecordedTx, Session
 from tests.simulation.workloads.workload import Ending, Workload, loading
 
 _ROWS = [b"", b"\x00", b"\x00\xff", b"middle", b"n", b"\xff", b"\xff\xff"]

@@ -11,8 +11,7 @@ from typing import TypeVar
 from percolator.aio import Database
 from percolator.observers.definition import Observer
 from tests.isolation.history import History, TransactionRecord
-from tests.simulation.recorded_tx import Body, Cells, RecordedTx
-from tests.simulation.sessions import Session
+from tests.simulation.sessions import Body, Cells, RecordedTx, Session
 
 T = TypeVar("T")
 

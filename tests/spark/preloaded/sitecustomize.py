@@ -26,7 +26,7 @@ EARLY = (
     "percolator.spark.connections",
     "percolator.spark.reader",
     "percolator.spark.writers",
-    "tests.spark.gated_source",
+    "tests.spark.gates",
     "uvloop",
 )
 EARLY_IN_TASKS = (

@@ -18,16 +18,27 @@ import percolator.testing
 from percolator import aio
 from percolator.recipes import ExportFile
 from percolator.world import Random
-from tests.chaos import shop as shops
+from tests.chaos import clients as shops
+from tests.chaos.clients import Shop
 from tests.chaos.compaction import NoEffect
 from tests.chaos.faults import Fault
-from tests.chaos.pulse import NoRecovery, Pulse, now
 from tests.chaos.recipes import at_work
-from tests.chaos.recipes.deeds import ABORTED, COMMITTED, Deed, Log, logged, torn
-from tests.chaos.recipes.judged import Exported, Held, found_in, judge, read
+from tests.chaos.recipes.client import (
+    ABORTED,
+    COMMITTED,
+    Deed,
+    Exported,
+    Held,
+    Log,
+    found_in,
+    judge,
+    logged,
+    read,
+    torn,
+)
 from tests.chaos.scene import Roles
-from tests.chaos.shop import Shop
 from tests.chaos.streams import Streams
+from tests.chaos.supervisor import NoRecovery, Pulse, now
 from tests.integration import recipes_at_work
 from tests.integration.observed_orders import orders, packed, placed, shipped
 from tests.integration.recipes_at_work import sums

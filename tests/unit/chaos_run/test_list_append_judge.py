@@ -10,8 +10,15 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from percolator.world import Random
-from tests.chaos.list_append.judge import judge, lost_appends
-from tests.chaos.list_append.lists import Append, Operation, Outcome, Read, Transaction
+from tests.chaos.list_append.judge import (
+    Append,
+    Operation,
+    Outcome,
+    Read,
+    Transaction,
+    judge,
+    lost_appends,
+)
 
 # A small store with snapshot isolation that produces histories, and can be told to break it.
 #

@@ -29,8 +29,7 @@ from percolator.services.chassis.files import Files
 from percolator.services.chassis.settings import ServiceSettings, load
 from percolator.services.master.service import MasterSettings
 from percolator.services.oracle.service import OracleSettings
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 
 STORE = Path("/store")

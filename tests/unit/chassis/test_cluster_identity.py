@@ -39,8 +39,7 @@ from percolator.testing.bigtable_in_memory import BigtableInMemory, ModelTable
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.testing.row_database import MODEL
 from percolator.world import World
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles, run_until_killed
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles, run_until_killed
 from tests.simulation.virtual_time import VirtualClock
 
 ROOT = Path("/disk/store")

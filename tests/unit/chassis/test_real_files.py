@@ -35,8 +35,7 @@ from percolator.services.chassis.files import (
     is_network,
     waits,
 )
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 
 pytestmark = pytest.mark.real_time

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from percolator.services.chassis.files import replace_durably
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles, run_until_killed
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles, run_until_killed
 
 STORE = Path("/store")
 

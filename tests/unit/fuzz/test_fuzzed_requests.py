@@ -21,6 +21,8 @@ from tests.fuzz.__main__ import UNREACHED
 from tests.fuzz.findings import Input, Record
 from tests.fuzz.judging import PLACE, Broken, Serving, seeds_of_on_rows
 from tests.fuzz.messages import (
+    MAY_WAIT,
+    METHODS,
     Vocabulary,
     damaged,
     dials_only,
@@ -30,7 +32,6 @@ from tests.fuzz.messages import (
     mutate,
     places,
 )
-from tests.fuzz.methods import MAY_WAIT, METHODS
 from tests.fuzz.valid_requests import VALID
 
 LOOPBACK = ["127.0.0.1:7100", ""]

@@ -15,11 +15,10 @@ from percolator.formats.records import LockRecord, RecordKind, WriteRecord, read
 from percolator.schema import SHARED_NAME
 from percolator.v1 import cells_pb2
 from percolator.v1.cells_pb2 import Cell
-from tests.isolation import stored_cells as module
+from tests.isolation import store_audit as module
 from tests.isolation.checker import WatchedColumns, check
 from tests.isolation.history import CellKey, History, Lock, TransactionRecord
-from tests.isolation.store_audit import Audit, Invariant, StoredTable, audit
-from tests.isolation.stored_cells import stored_tables
+from tests.isolation.store_audit import Audit, Invariant, StoredTable, audit, stored_tables
 from tests.unit.isolation import histories
 from tests.unit.isolation.histories import (
     ABORTED,

@@ -50,8 +50,7 @@ from percolator.world import (
     UnaryMethod,
     World,
 )
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.master import model_oracle
 from tests.unit.master.model_oracle import ORACLE, ModelOracle

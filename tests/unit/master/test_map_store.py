@@ -33,8 +33,7 @@ from percolator.services.master.tablet_changes import BalanceLimits, next_move
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.world import World
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.master.cluster_world import ROOT, cluster
 from tests.unit.master.tables_of_rows import create, served

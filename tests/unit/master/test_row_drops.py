@@ -29,7 +29,7 @@ from percolator.services.master.row_term import RowCollecting, RowDrops
 from percolator.testing.row_database import MODEL
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
 from percolator.v1.master_pb2 import CreateTableRequest, DeleteTableRequest
-from tests.simulation import planted_row_bugs as bugs
+from tests.simulation import planted_shared_bugs as bugs
 from tests.unit.history.row_site import ONE, OTHER, REST, SECONDS, VALUE, Site, site
 
 

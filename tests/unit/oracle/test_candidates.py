@@ -22,8 +22,7 @@ from percolator.v1.cluster_pb2 import DescribeResponse, Server
 from percolator.wire.cluster_clock import clocks_of, majority
 from percolator.wire.methods import DESCRIBE
 from percolator.world import Network, UnaryMethod, World
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.ledgers import STORE
 from tests.unit.unary_network import UnaryNetwork

@@ -45,8 +45,7 @@ from percolator.services.oracle.oracle import (
 )
 from percolator.timestamps import PHYSICAL_MILLISECONDS_MAX, SEQUENCES_PER_MILLISECOND
 from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.hand_clock import HandClock
 from tests.unit.oracle.ledgers import STORE, open_ledger

@@ -19,8 +19,7 @@ from percolator.errors import PercolatorError
 from percolator.services.chassis import directory_coordinator
 from percolator.services.chassis.files import Files
 from percolator.services.oracle.oracle import Oracle, OracleLimits
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles, run_until_killed
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles, run_until_killed
 from tests.simulation.virtual_time import VirtualClock, run_virtually
 from tests.unit.oracle.ledgers import open_ledger
 

@@ -13,8 +13,7 @@ from percolator.services.chassis.settings import load
 from percolator.services.oracle.candidate import Candidate, Site
 from percolator.services.oracle.oracle import OracleLimits
 from percolator.services.oracle.service import OracleMetrics, OracleSettings
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.ledgers import STORE
 

@@ -17,10 +17,10 @@ from markdown_it import MarkdownIt
 import percolator
 from percolator import aio, codecs, errors, recipes, testing
 from percolator.errors import PercolatorError
-from tests.chaos import recovery
+from tests.chaos import supervisor
 from tests.chaos.catalogue import streams
-from tests.chaos.recovery import Figure, Injection
-from tests.documents.blocks import ROOT, documents
+from tests.chaos.supervisor import Figure, Injection
+from tests.documents.commands import ROOT, documents
 
 
 def _links(document: Path) -> Iterator[str]:
@@ -81,7 +81,7 @@ def test_every_document_of_docs_is_in_the_contents_of_the_site() -> None:
     assert left_out == []
 
 
-ELSEWHERE = {"cluster.json", "wordindex.py", "overdrafts.py", "_pb2_grpc.py"}
+ELSEWHERE = {"cluster.json", "shop.py", "wordindex.py", "overdrafts.py", "_pb2_grpc.py"}
 """On a store root, written by the reader, and what is not generated."""
 
 
@@ -183,11 +183,11 @@ RECOVERY_SECONDS_MAX = 30.0
 
 
 def test_the_table_of_recovery_times_is_the_recorded_one() -> None:
-    assert recovery.shown() == recovery.table(recovery.record_of()), "run `make recovery`"
+    assert supervisor.shown() == supervisor.table(supervisor.record_of()), "run `make recovery`"
 
 
 def test_every_kind_of_fault_was_measured_and_none_took_too_long() -> None:
-    found = recovery.record_of()
+    found = supervisor.record_of()
     kinds = {fault.name for faults in streams(full_disk=True).values() for fault in faults}
     assert {one.kind for one in found} == kinds
     assert max(one.seconds for one in found) <= RECOVERY_SECONDS_MAX
@@ -199,13 +199,13 @@ def test_faults_count_as_beside_each_other_if_they_overlap() -> None:
         Injection("pause", 2.5, 7.0, 1.0),
         Injection("cut", 7.5, 9.0, 0.5),
     ]
-    assert [one.beside for one in recovery.figures(injected)] == [1, 1, 0]
+    assert [one.beside for one in supervisor.figures(injected)] == [1, 1, 0]
 
 
 def test_a_cell_of_the_table_has_the_median_and_the_worst() -> None:
     found = [Figure("kill", 0, 1.0), Figure("kill", 0, 2.0), Figure("kill", 0, 9.0)]
     found += [Figure("kill", 5, 4.0), Figure("cut", 2, 0.5)]
-    assert recovery.table(found).splitlines()[2:] == [
+    assert supervisor.table(found).splitlines()[2:] == [
         "| cut | 1 |  | 0.5, 0.5 |  |",
         "| kill | 4 | 2.0, 9.0 |  | 4.0, 4.0 |",
     ]
@@ -215,9 +215,9 @@ def test_recording_takes_the_waiting_runs_and_keeps_what_is_recorded_without_the
     tmp_path: Path,
 ) -> None:
     runs, recorded = tmp_path / "runs", tmp_path / "recovery.json"
-    recovery.write_run("1", [Injection("kill", 0.0, 3.0, 2.0)], runs)
-    recovery.write_run("2", [Injection("kill", 0.0, 3.0, 1.0)], runs)
+    supervisor.write_run("1", [Injection("kill", 0.0, 3.0, 2.0)], runs)
+    supervisor.write_run("2", [Injection("kill", 0.0, 3.0, 1.0)], runs)
     expected = [Figure("kill", 0, 1.0), Figure("kill", 0, 2.0)]
-    assert recovery.record(runs, recorded) == expected
-    assert recovery.record(runs, recorded) == expected
+    assert supervisor.record(runs, recorded) == expected
+    assert supervisor.record(runs, recorded) == expected
     assert not list(runs.iterdir())

@@ -48,7 +48,7 @@ from percolator.tablet.state import SafePoints
 from percolator.testing.bigtable_in_memory import Row
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Cell, RowRange
-from tests.simulation import planted_row_bugs as row_bugs
+from tests.simulation import planted_shared_bugs as row_bugs
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
 from tests.unit.tablet.tablets import REFUSED, Rig
 

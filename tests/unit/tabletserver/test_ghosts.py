@@ -11,8 +11,7 @@ from percolator.services.chassis.epoch_directory import Inheritance, remove_supe
 from percolator.services.chassis.files import DiskThreads, RealFiles
 from percolator.services.tabletserver.storage import Ancestry, SharedDirectoryStore, clone_leveldb
 from percolator.tablet.state import TabletIdentity
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 
 TABLET = Path("/store/1/7")
 CHILD = Path("/store/1/8")

@@ -11,8 +11,7 @@ from percolator.services.chassis.epoch_directory import take_over
 from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.storage import Ancestry, SharedDirectoryStore, clone_leveldb
 from percolator.tablet.state import TabletIdentity
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 
 ROOT = Path("/store")
 TABLET = ROOT / "1" / "7"

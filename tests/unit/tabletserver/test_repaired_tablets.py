@@ -6,8 +6,7 @@ from pathlib import Path
 
 from percolator.services.chassis.epoch_directory import remove_superseded, take_over
 from percolator.services.tabletserver.storage import clone_leveldb
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 
 TABLET = Path("/store/1/7")
 

@@ -19,8 +19,7 @@ from percolator.services.chassis.epoch_directory import (
 )
 from percolator.services.chassis.files import EpochDirectory, Files
 from percolator.services.tabletserver.storage import clone_leveldb
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 
 ROOT = Path("/store")
 TABLET = ROOT / "1" / "7"

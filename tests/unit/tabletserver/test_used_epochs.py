@@ -10,8 +10,7 @@ from percolator.errors import TabletMoved
 from percolator.services.chassis.epoch_directory import EPOCH_MAX, take_over
 from percolator.services.tabletserver.storage import clone_leveldb
 from percolator.wire.status import from_detail, to_detail
-from tests.doubles.memory_disk import MemoryDisk
-from tests.doubles.memory_files import MemoryFiles
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.unit.tabletserver.memory_store import Machine
 
 TABLET = Path("/store/1/7")
