@@ -189,7 +189,7 @@ def _fewer_sessions(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, without_sessions=scenario.without_sessions | set(without))
 
 
-# `python -m tests.simulation.course DIRECTORY`: writes down the courses of a few harsh scenarios.
+# `python -m tests.simulation.campaign DIRECTORY`: writes down the courses of a few harsh scenarios.
 #
 # There is a file for each scenario, and a line for each message: the time, the sender, the
 # receiver, the content, and the fault. If two processes write different files, something depends
