@@ -3,7 +3,7 @@
     PercolatorError
     ├── TransactionError
     │   ├── ConflictError          another transaction wrote first; run this one again
-    │   ├── OtherDriverCommitted   of one shared transaction, without parts that this one named
+    │   ├── OtherDriverCommitted   of one shared transaction, without some that this one named
     │   ├── OutcomeUnknown         committed or not: find out before you repeat anything
     │   │   └── OutcomeLost        ... and it can never be found out
     │   ├── RowChanged             computed from a row that was written since: read it again
@@ -158,12 +158,12 @@ class ConflictError(TransactionError):
         """The commit timestamp of the other transaction; 0 if it had not committed."""
 
 
-_PARTS_NAMED = 5
+_NAMED_MAX = 5
 
 
 class OtherDriverCommitted(TransactionError):
-    """Another driver of the same shared transaction has committed it, without parts that this call
-    has named. They are rolled back, and never will be committed.
+    """Another driver of the same shared transaction has committed it, without participants that
+    this call has named. They are rolled back, and never will be committed.
 
     Only one driver may decide on a ticket. Let one of them do it, with the receipts of all tasks.
     """
@@ -171,18 +171,19 @@ class OtherDriverCommitted(TransactionError):
     def __init__(
         self, commit_timestamp: int, without: Sequence[str] = (), *, of: int = 0, where: str = ""
     ) -> None:
-        """`of`: how many parts were named."""
-        named = ", ".join(without[:_PARTS_NAMED]) + ", ..." * (len(without) > _PARTS_NAMED)
+        """`of`: how many participants were named."""
+        named = ", ".join(without[:_NAMED_MAX]) + ", ..." * (len(without) > _NAMED_MAX)
+        known = f"without {len(without)} of the {of} participants named here ({named}), "
         super().__init__(
             f"another driver has committed the shared transaction at {commit_timestamp}, "
-            + (f"without {len(without)} of the {of} parts named here ({named}), " if of else "")
+            + (known if of else "")
             + "and nothing more of it ever will be committed",
             where=where,
         )
         self.commit_timestamp = commit_timestamp
-        """When the other driver has committed its parts."""
+        """When the other driver has committed its participants."""
         self.without = tuple(without)
-        """The parts that were named and are not committed."""
+        """The participants that were named and are not committed."""
 
 
 class OutcomeUnknown(TransactionError):

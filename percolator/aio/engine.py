@@ -23,9 +23,9 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.protocol.announcing import is_current, learn_schemas
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, OpenStarts, Owners, Verdicts
-from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.shared.beats import Beats
+from percolator.protocol.shared.participant import Beats
 from percolator.protocol.write_set import Heartbeats
 from percolator.routing.catalog import Catalog, TableInfo, TabletMap, with_remedy
 from percolator.routing.cells import Cells, Groups, RangeRequest

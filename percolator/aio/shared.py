@@ -43,13 +43,15 @@ from percolator.errors import (
 from percolator.formats.records import KIND_DELETE, KIND_PUT, TTL_MILLISECONDS_MAX
 from percolator.limits import Limits
 from percolator.protocol.environment import ROLLED_BACK
-from percolator.protocol.resolving.rolling_in_bulk import tell_of_commits
-from percolator.protocol.shared.announcing import Observed, announced_by_all
+from percolator.protocol.roll_forward import tell_of_commits
 from percolator.protocol.shared.attempt import Attempt
-from percolator.protocol.shared.keeping import Keeper
-from percolator.protocol.shared.names import Job, PartKey, check_task
-from percolator.protocol.shared.rolling_back import roll_back_all, roll_back_left
-from percolator.protocol.shared.whole import Whole
+from percolator.protocol.shared.driver import (
+    SharedCommit,
+    announced_by_all,
+    roll_back_all,
+    roll_back_left,
+)
+from percolator.protocol.shared.participant import Job, Keeper, Observed, ParticipantKey, check_task
 from percolator.protocol.write_set import Write
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import Groups
@@ -83,7 +85,7 @@ class Receipt:
 
     row: bytes
     task: str
-    parts: tuple[PartKey, ...]
+    parts: tuple[ParticipantKey, ...]
     cells: int
     announced: Mapping[int, Observed] = field(default_factory=dict)
     """By table, the observers to which every cell was announced; empty where commits notify."""
@@ -385,8 +387,8 @@ class SharedTransaction(Awaits):
         self._timeout_seconds = timeout_seconds
         self._ticket = ticket
         self._keeper: Keeper | None = None
-        self._whole: Whole | None = None
-        self._named: tuple[PartKey, ...] = ()
+        self._whole: SharedCommit | None = None
+        self._named: tuple[ParticipantKey, ...] = ()
         self._announced: Mapping[int, Observed] = {}
         self._tables: frozenset[int] = frozenset()
         """The tables in which the named parts have locks."""
@@ -449,7 +451,7 @@ class SharedTransaction(Awaits):
             return None
         if self._whole is None:
             engine = self._engine
-            self._whole = Whole(
+            self._whole = SharedCommit(
                 engine.env, self._groups, self.ticket.job, self._named, self._announced
             )
         try:
@@ -499,7 +501,9 @@ class SharedTransaction(Awaits):
         for table_id in sorted(self._tables):
             await tell_of_commits(env, table_id, commits, deadline)
 
-    async def _abort_after(self, whole: Whole, problem: PercolatorError, deadline: float) -> int:
+    async def _abort_after(
+        self, whole: SharedCommit, problem: PercolatorError, deadline: float
+    ) -> int:
         """Rolls it back because its commit has failed. Returns the commit timestamp if it turns out
         to be committed. Raises `OutcomeUnknown` if it may still be."""
         try:
@@ -643,10 +647,10 @@ def _listed(receipts: Iterable[Receipt]) -> list[Receipt]:
     return list(receipts)
 
 
-def _parts_of(receipts: Sequence[Receipt], ticket: Ticket) -> tuple[PartKey, ...]:
+def _parts_of(receipts: Sequence[Receipt], ticket: Ticket) -> tuple[ParticipantKey, ...]:
     """The parts that these receipts name. Raises `UsageError` if they do not belong together."""
     tasks: set[str] = set()
-    parts: list[PartKey] = []
+    parts: list[ParticipantKey] = []
     for receipt in receipts:
         if not isinstance(receipt, Receipt):
             raise UsageError(f"expected a Receipt, got {type(receipt).__name__}")

@@ -148,6 +148,13 @@ def shared_part(session: bytes, primary: CellAddress) -> bytes:
     )
 
 
+ATTEMPT_OPEN = b"open"
+"""The value of the lock on the primary of a participant in a shared transaction, while its attempt
+writes."""
+ATTEMPT_FINISHED = b"finished"
+"""Its value once the attempt has locked all of its cells, and waits for the driver's decision."""
+
+
 def value_offset(lock: bytes) -> int:
     """Where the value in an encoded lock begins."""
     try:

@@ -11,7 +11,7 @@ after its row was scanned for locks is admitted if the row has no note. This doe
 transaction takes its commit timestamp after that, above all that was decided, so that this round
 deletes nothing that tells of its outcome; and the next round finds its locks. If its primary has a
 note already, it can no longer commit, and its other locks are rolled back one by one
-(percolator/protocol/resolving/cleanup.py).
+(percolator/protocol/cleanup.py).
 
 A round that fails has deleted nothing that is needed. The next one continues in the table where it
 broke off.
@@ -27,9 +27,9 @@ from typing import Final
 
 from percolator.errors import NotReady, PercolatorError, Retry
 from percolator.history.fates import Fates
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.catalog import TableSchema
 from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.intents import BUCKETS, Intent, Intents, key_from

@@ -26,8 +26,8 @@ from percolator.errors import PercolatorError
 from percolator.observers.definition import BlockingTransactions, Observer
 from percolator.observers.time_limits import ClusterWaits
 from percolator.observers.watched import Watched
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.environment import Environment, Statistics
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.write_set import WriteSet
 from percolator.routing.catalog import Catalog
 from percolator.routing.cells import KnownRow

@@ -55,9 +55,9 @@ from percolator.observers.context import (
     WorkRequest,
 )
 from percolator.protocol import steps
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.cells import Answer, CellMutation, Refused
 from percolator.rowstore.intents import BUCKETS, Intent, Intents, exactly, key_from
 from percolator.timestamps import SEQUENCE_BITS

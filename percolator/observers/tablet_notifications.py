@@ -21,9 +21,9 @@ from percolator.errors import (
 )
 from percolator.observers.context import Admission, FoundWork, Waiting, WorkHints, WorkRequest
 from percolator.protocol import steps
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.catalog import Catalog, TabletMap
 from percolator.routing.cells import CellMutation
 from percolator.tasks import Tasks

@@ -5,7 +5,7 @@ failure that each condition prevents. `write_set.py` fills the table in for one 
 
     commit      commit.py; write_set.py has its writes, and keeps its lock alive
     read        read.py: rows and ranges
-    lock        resolving/: locks of others that are in the way of any of these
+    lock        cleanup.py and roll_forward.py: locks of others that are in the way of these
     conflict    conflicts.py (the errors), contention.py: when to try again
     shared      shared/: transactions that several processes write
     changes     change_reader.py (the change feed)

@@ -26,10 +26,10 @@ from percolator.errors import (
     SchemaError,
     SnapshotTooOld,
 )
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment, Statistics
 from percolator.protocol.read import PASSING_MAX, LockResolver
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.catalog import TableInfo
 from percolator.routing.cells import ChangeFeeds, ChangesRequest, ChangesSeen, StoredChange
 from percolator.timestamps import Timestamp

@@ -74,6 +74,7 @@ from percolator.errors import (
 from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.protocol import conflicts, steps
 from percolator.protocol.announcing import Announcement, notify_weak_observers
+from percolator.protocol.cleanup import Cleanup, Primaries
 from percolator.protocol.conflicts import (
     AnotherWriteSet,
     MetLock,
@@ -81,8 +82,6 @@ from percolator.protocol.conflicts import (
     require_same,
 )
 from percolator.protocol.environment import ROLLED_BACK, Environment, LockWait, Statistics
-from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.resolving.primaries import Primaries
 from percolator.protocol.write_set import (
     LEAD_SECONDS_MAX,
     Heartbeats,

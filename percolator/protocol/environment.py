@@ -278,6 +278,11 @@ class Environment:
         """The monotonic clock, in seconds."""
         return self.clock.monotonic_seconds()
 
+    async def timestamp(self, deadline: float) -> int:
+        """A fresh timestamp. Past the deadline, it is still tried for a moment."""
+        left = max(deadline - self.now(), 0.001)
+        return await self.timestamps.get(timeout_seconds=left)
+
     def described(self, cell: CellAddress) -> str:
         """The cell, for errors: by name, and its row as the table's programs know it."""
         schema = self.schemas.get(cell.table_id)

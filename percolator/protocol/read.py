@@ -24,10 +24,10 @@ from percolator.formats.records import (
     timestamp_bytes,
 )
 from percolator.protocol import conflicts
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment, LockWait, Statistics
-from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.resolving.rolling_in_bulk import WHOLE_PAGE
+from percolator.protocol.roll_forward import WHOLE_PAGE
 from percolator.protocol.write_set import LOCK_KINDS, WriteSet
 from percolator.routing.cells import (
     CellPage,

@@ -2,7 +2,7 @@
 
 What was definitely not executed is sent again, to wherever the tablet is by then. A group without
 an answer is not: whether it may be repeated is part of the protocol
-(percolator/protocol/shared/whole.py).
+(percolator/protocol/shared/driver.py).
 """
 
 from __future__ import annotations

@@ -371,13 +371,13 @@ def _certain(table_id: int, mutation: Mutation) -> list[Intent]:
 #                           proof (layout.py) in an earlier group; that is counted, too
 #
 # A step without changes leaves a proof wherever it is part of a group of the first kind. So a
-# shared transaction (percolator/protocol/shared/closing.py) has a proof that it is open from the
-# beginning of its first part until it ends, and can be committed with one check.
+# shared transaction (percolator/protocol/shared/participant.py) has a proof that it is open, from
+# the beginning of its first participant until it ends, and can be committed with one check.
 #
 # A check may describe only so much. The locks are one selection of as many ranges of values as
 # there are locks, and no columns: the value of a lock begins with its start, and of all cells of
-# the row, the transaction that began then has locked only this one. (A part has one cell there, its
-# primary.)
+# the row, the transaction that began then has locked only this one. (A participant has one cell
+# there, its primary.)
 
 
 class Group(NamedTuple):

@@ -44,7 +44,7 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.process import private_opener
-from percolator.protocol.shared.rolling_back import roll_back_all
+from percolator.protocol.shared.driver import roll_back_all
 from percolator.protocol.write_set import Write
 from percolator.schema import Table
 from percolator.spark.connections import Connection, checked, connection_to, shared_database

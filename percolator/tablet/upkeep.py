@@ -205,7 +205,7 @@ class Upkeep:
 
 # Mutations that take effect at one moment or not at all.
 #
-# A shared transaction (percolator/protocol/shared/whole.py) consists of parts, each with a primary
+# A shared transaction (percolator/protocol/shared/driver.py) consists of parts, each with a primary
 # of its own. All of them become committed at one moment, because the primaries are cells of one
 # row, and so of one tablet: their commits are one write.
 #

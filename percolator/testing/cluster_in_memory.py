@@ -21,7 +21,7 @@ from percolator.observers.observer_change import (
     changed_observers,
     report_backfill,
 )
-from percolator.protocol.resolving.primaries import commits_of
+from percolator.protocol.cleanup import commits_of
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.routing.lanes import unapplied
 from percolator.tablet.cells import L

@@ -16,9 +16,9 @@ from typing import Any
 from percolator.errors import NotReady, TabletLocation
 from percolator.history.rows import LOCKS_AT_A_TIME, resolve_older_locks
 from percolator.limits import Limits
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment, Timestamps, Verdicts
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.routing.catalog import TableSchema, TabletMap
 from percolator.routing.router import Router
 from percolator.services.master.cluster_map import ClusterMap, Tablet, observer_messages

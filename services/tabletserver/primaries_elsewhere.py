@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from percolator.errors import CellAddress
 from percolator.limits import Limits
-from percolator.protocol.resolving.primaries import commits_of
+from percolator.protocol.cleanup import commits_of
 from percolator.routing.catalog import Catalog, TabletMap
 from percolator.routing.deleted_tables import DeletedTables
 from percolator.routing.lanes import SchemaVersions

@@ -31,8 +31,8 @@ from percolator import (
 )
 from percolator.errors import CellAddress
 from percolator.protocol import commit
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.schema import Column
 from percolator.testing import run_observers
 from tests.contracts.conftest import Accounts, needs_tablets

@@ -28,11 +28,11 @@ from percolator.observers.watched_cell import Acknowledgement, WatchedCell
 from percolator.observers.work_queue import Work, WorkQueue
 from percolator.protocol import commit, steps
 from percolator.protocol.announcing import Announcement
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import ROLLED_BACK, Environment, OpenStarts
-from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.resolving.rolling import Rolling
+from percolator.protocol.roll_forward import Rolling
 from percolator.recipes.combine_queue import CombineQueue
 from percolator.recipes.export_queue import ExportQueue
 from percolator.recipes.index import IndexEntries

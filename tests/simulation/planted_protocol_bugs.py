@@ -18,10 +18,10 @@ from percolator.errors import (
 )
 from percolator.formats.records import KIND_LOCK_ONLY, WRITE_KIND_OFFSET
 from percolator.protocol import commit, steps
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit, State
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.contention import Baton, HotCells, Turn
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.write_set import Write, WriteSteps
 from percolator.routing import lanes
 from percolator.routing.cells import (

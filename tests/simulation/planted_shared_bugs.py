@@ -33,18 +33,14 @@ from percolator.errors import (
 from percolator.formats.records import START_TIMESTAMP_BYTES, locked_column
 from percolator.history.rows import RowHistory
 from percolator.protocol import steps
+from percolator.protocol.cleanup import Pushing
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import OpenStarts
-from percolator.protocol.resolving.pushing import Pushing
-from percolator.protocol.resolving.rolling import Rolling
-from percolator.protocol.resolving.rolling_in_bulk import tell_of_commits
-from percolator.protocol.shared import rolling_back, whole
-from percolator.protocol.shared.attempt import Attempt
-from percolator.protocol.shared.keeping import locks_of
-from percolator.protocol.shared.kept_cells import KEPT
-from percolator.protocol.shared.names import Job, PartKey
-from percolator.protocol.shared.part import Part
-from percolator.protocol.shared.whole import Whole
+from percolator.protocol.roll_forward import Rolling, tell_of_commits
+from percolator.protocol.shared import driver
+from percolator.protocol.shared.attempt import KEPT, Attempt
+from percolator.protocol.shared.driver import SharedCommit
+from percolator.protocol.shared.participant import Job, Participant, ParticipantKey, locks_of
 from percolator.protocol.steps import OWN_COMMIT
 from percolator.protocol.write_set import Write
 from percolator.routing.cells import (
@@ -101,22 +97,22 @@ Patch = pytest.MonkeyPatch
 
 def attempts_at_a_task_share_a_part(patch: Patch) -> None:
     """Cells that a late attempt locks after the commit are committed with the rest."""
-    correct = Attempt._current
-    shared = PerSeed(dict[tuple[bytes, str], Part])
+    correct = Attempt._participant
+    shared = PerSeed(dict[tuple[bytes, str], Participant])
 
-    async def wrong(self: Attempt, deadline: float) -> Part:
+    async def wrong(self: Attempt, deadline: float) -> Participant:
         key = self._job.row, self._task
-        if not self._parts and key in shared.now():
-            part = shared.now()[key]
-            self._part = part
-            self._parts.append(part)
+        if not self.participants and key in shared.now():
+            participant = shared.now()[key]
+            self._current = participant
+            self.participants.append(participant)
             self._heads = {}
-            return part
-        part = await correct(self, deadline)
-        shared.now().setdefault(key, part)
-        return part
+            return participant
+        participant = await correct(self, deadline)
+        shared.now().setdefault(key, participant)
+        return participant
 
-    patch.setattr(Attempt, "_current", wrong)
+    patch.setattr(Attempt, "_participant", wrong)
 
 
 def named_before_everything_is_locked(patch: Patch) -> None:
@@ -131,7 +127,7 @@ def named_before_everything_is_locked(patch: Patch) -> None:
             self._has_failed = False
 
     async def wrong(self: Attempt, writes: Mapping[CellAddress, Write], deadline: float) -> None:
-        await self._current(deadline)
+        await self._participant(deadline)
         self._env.background.start(locks(self, writes, deadline))
 
     patch.setattr(Attempt, "prewrite", wrong)
@@ -154,10 +150,10 @@ def all_parts_are_committed(patch: Patch) -> None:
             engine, job = self._engine, self.ticket.job
             deadline = engine.now() + 1.0
             found = await locks_of(engine.env, job, deadline)
-            keys = {PartKey(one.start_timestamp, one.primary.column) for one in found}
+            keys = {ParticipantKey(one.start_timestamp, one.primary.column) for one in found}
             named = {part for receipt in receipts for part in receipt.parts}
             self._named = tuple(sorted(keys | named))
-            self._whole = Whole(engine.env, engine.groups, job, self._named, {})
+            self._whole = SharedCommit(engine.env, engine.groups, job, self._named, {})
         return await correct(self, receipts, timeout=timeout)
 
     patch.setattr(SharedTransaction, "commit", wrong)
@@ -183,25 +179,25 @@ def parts_are_committed_one_by_one(patch: Patch) -> None:
 def timestamp_from_before_the_last_prewrite(patch: Patch) -> None:
     """A reader above it has read a cell that was not locked yet."""
 
-    async def wrong(self: Whole, deadline: float) -> int:
+    async def wrong(self: SharedCommit, deadline: float) -> int:
         # Above what beats and the end of the attempt have raised the least commit timestamp to.
-        return max(part.start for part in self._parts) + 50
+        return max(part.start for part in self._participants) + 50
 
-    patch.setattr(Whole, "_new_timestamp", wrong)
+    patch.setattr(SharedCommit, "_new_timestamp", wrong)
 
 
 def another_attempts_lock_is_taken_for_our_own(patch: Patch) -> None:
     """The write is lost when the other attempt is not chosen."""
 
     def wrong(self: Attempt, met: MetLock, write: Write) -> bool:
-        return self._job.part_of(met.lock.primary) is not None
+        return self._job.participant_of(met.lock.primary) is not None
 
     patch.setattr(Attempt, "_is_ours", wrong)
 
 
 def a_part_begins_after_the_end(patch: Patch) -> None:
     """Its locks block others until they expire: nothing is left to roll it back."""
-    patch.setattr("percolator.protocol.shared.part.look", _looks_elsewhere)
+    patch.setattr("percolator.protocol.shared.participant.look", _looks_elsewhere)
 
 
 def _looks_elsewhere(job: Job) -> Mutation:
@@ -232,9 +228,9 @@ def kept_cells_are_locked_whatever_was_committed(patch: Patch) -> None:
     correct = Attempt._prewrite
 
     def wrong(
-        self: Attempt, part: Part, cell: CellAddress, write: Write, read_at: int
+        self: Attempt, participant: Participant, cell: CellAddress, write: Write, read_at: int
     ) -> CellMutation:
-        sent = correct(self, part, cell, write, read_at)
+        sent = correct(self, participant, cell, write, read_at)
         if write is not KEPT:
             return sent
         step = sent.message()
@@ -259,14 +255,13 @@ def a_driver_takes_the_commit_of_another_one_for_its_own(patch: Patch) -> None:
     async def wrong(*_: object) -> None:
         pass
 
-    patch.setattr(whole, "require_committed", wrong)
-    patch.setattr(rolling_back, "require_committed", wrong)
+    patch.setattr(driver, "require_committed", wrong)
 
 
 def no_copy_of_a_refused_group_is_expected(patch: Patch) -> None:
     """A copy arrives when the server has the tablet; the transaction was reported as aborted."""
     never = property(lambda self: False, lambda self, is_out: None)
-    patch.setattr(Whole, "is_out", never, raising=False)
+    patch.setattr(SharedCommit, "is_out", never, raising=False)
     give_up_while_no_tablet_is_served(patch)
 
 
@@ -333,7 +328,7 @@ def tablets_are_told_of_what_was_not_chosen(patch: Patch) -> None:
     async def wrong(self: SharedTransaction, commit: int) -> None:
         env, job = self._engine.env, self.ticket.job
         found = await locks_of(env, job, env.now() + 1.0)
-        others = (PartKey(one.start_timestamp, one.primary.column) for one in found)
+        others = (ParticipantKey(one.start_timestamp, one.primary.column) for one in found)
         self._named = (*self._named, *others)
         await correct(self, commit)
 
@@ -343,16 +338,16 @@ def tablets_are_told_of_what_was_not_chosen(patch: Patch) -> None:
 def tablets_are_told_before_the_commit(patch: Patch) -> None:
     """They take the timestamp that the driver tries, which need not be the one that it gets."""
     tablets_believe_what_they_are_told(patch)
-    correct = Whole._new_timestamp
+    correct = SharedCommit._new_timestamp
 
-    async def wrong(self: Whole, deadline: float) -> int:
+    async def wrong(self: SharedCommit, deadline: float) -> int:
         commit = await correct(self, deadline)
-        commits = {part.start: commit for part in self._parts}
+        commits = {part.start: commit for part in self._participants}
         for table_id in list(self._env.schemas._by_id):  # type: ignore[attr-defined]
             await tell_of_commits(self._env, table_id, commits, deadline)
         return commit
 
-    patch.setattr(Whole, "_new_timestamp", wrong)
+    patch.setattr(SharedCommit, "_new_timestamp", wrong)
 
 
 SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (

@@ -1,13 +1,36 @@
 """One attempt at one task of a shared transaction: locks what the task writes.
 
 The attempt writes blindly, in batches of any number. A cell that another transaction has committed
-since the part began is locked under a further part, with a newer start timestamp, unless the shared
-transaction says since when its cells may not have changed.
+since the participant began is locked under a further participant, with a newer start timestamp,
+unless the shared transaction says since when its cells may not have changed.
+
+Cells that hold already what an attempt writes to them may be *kept*: they are locked, and not
+written again. The lock is a lock-only write, as of `tx.lock`. So nobody is notified, the cell keeps
+the commit timestamp that it has, and change feeds do not mention it. Left out altogether, a cell
+would count as one that the job does not write, and an overwriting driver would delete it.
 
 Rules, each with the failure that it prevents:
-- A lock of another part of the same transaction is not taken for our own: the write would be lost
-  when the other attempt is not chosen (other_attempts.py).
+- A lock of another participant of the same transaction is not taken for our own: the write would be
+  lost when the other attempt is not chosen.
 - After an error, the attempt cannot finish: an unanswered message may lock a cell later on.
+- A cell that has a lock of another attempt at the same transaction is written twice. If that
+  attempt has been replaced (it is an earlier attempt at the same task, or one of an earlier
+  generation), its participant is rolled back first, the primary before the cell; otherwise this is
+  an error.
+- An attempt that has finished may have been chosen already. It is replaced only after a while,
+  which gives the scheduler of the tasks time to end one of the two. That time is added to the
+  caller's deadline: otherwise a shorter deadline would end each try before it replaced anything.
+- The lock of a kept cell is refused if the cell was committed at or above the timestamp at which it
+  was read. Otherwise the job would confirm a value that another transaction has replaced, and show
+  that one's value among its own. The cell is written in full then.
+- A cell whose values expire is always written: the kept value would expire as if it had not been
+  written again. The client may have learned the schema before the ttl was set, so it looks at the
+  one under which the tablets have answered.
+- Where the store asks for it (protocol/announcing.py says why), an attempt announces a cell once it
+  has locked it, under the participant that holds the lock, and before it finishes. A participant is
+  named only after that; so whatever is committed has its intents. An intent from before the lock
+  would, for a cell that has to wait for others, soon look like that of a dead transaction: workers
+  would put a marker into the cell, and the attempt would fail.
 """
 
 from __future__ import annotations
@@ -25,6 +48,8 @@ from percolator.errors import (
     WrittenTwice,
 )
 from percolator.formats.records import (
+    ATTEMPT_FINISHED,
+    KIND_DELETE,
     KIND_LOCK_ONLY,
     KIND_PUT,
     KIND_PUT_IN_DATA,
@@ -33,50 +58,51 @@ from percolator.formats.records import (
     shared_part,
 )
 from percolator.protocol import conflicts, steps
+from percolator.protocol.announcing import learn_schemas
+from percolator.protocol.cleanup import Cleanup, learn_outcome
 from percolator.protocol.commit import portions
 from percolator.protocol.conflicts import MetLock
-from percolator.protocol.environment import Environment
-from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.shared.announcing import AttemptAnnouncement, Observed
-from percolator.protocol.shared.kept_cells import KEPT, with_kept_cells
-from percolator.protocol.shared.names import Job, PartKey, PartName
-from percolator.protocol.shared.other_attempts import OtherAttempts
-from percolator.protocol.shared.part import Part
-from percolator.protocol.shared.rolling_back import roll_back_part
+from percolator.protocol.environment import ROLLED_BACK, Announcing, Environment, Statistics
+from percolator.protocol.read import read_rows
+from percolator.protocol.shared.participant import (
+    Job,
+    Observed,
+    Participant,
+    ParticipantKey,
+    ParticipantName,
+    observed_in,
+    roll_back,
+)
 from percolator.protocol.write_set import Prewrite, Write
-from percolator.routing.cells import APPLIED, Answer, CellMutation, Groups, Refused
+from percolator.routing.cells import APPLIED, Answer, CellMutation, Groups, Refused, RowRequest
+from percolator.v1.tabletserver_pb2 import RowRead
 
-PARTS_MAX = 256
-"""How many parts one attempt may have: each is one more that the driver commits."""
+PARTICIPANTS_MAX = 256
+"""How many participants one attempt may have: each is one more that the driver commits."""
+
+KEPT: Write = (KIND_LOCK_ONLY, b"")
 
 
 class _Round:
-    """What a round of prewrites has locked, and what not, and why not."""
+    """One round of prewrites: the cells that it has locked, and the others, with the reasons."""
 
     def __init__(self) -> None:
         self.missed: list[CellAddress] = []
         self.locked: defaultdict[int, list[CellAddress]] = defaultdict(list)
-        """Those that are locked now, by the start timestamp of the part."""
+        """The cells that are locked now, by the start timestamp of the participant."""
         self.left: list[CellAddress] = []
-        """Those that chosen parts have locked."""
+        """The cells that chosen participants have locked."""
         self.met: list[MetLock] = []
         self.problem: PercolatorError | None = None
         """Why there was no answer."""
         self.changed: list[CellAddress] = []
-        """Those that were to be kept, and that others have committed since they were read."""
+        """The cells that were to be kept, and that others have committed since they were read."""
         self.is_overtaken = False
-        """Others have committed or locked cells since the part began."""
-
-    def to_announce(self, writes: Mapping[CellAddress, Write]) -> dict[int, list[CellAddress]]:
-        """The locked cells that will change; a lock-only write changes nothing."""
-        return {
-            start: [cell for cell in cells if writes[cell][0] != KIND_LOCK_ONLY]
-            for start, cells in self.locked.items()
-        }
+        """Others have committed or locked cells since the participant began."""
 
 
 class Attempt:
-    """The parts of one attempt. Only one call at a time."""
+    """The participants of one attempt. Only one call at a time."""
 
     def __init__(
         self,
@@ -92,48 +118,40 @@ class Attempt:
         only_changes: bool = False,
     ) -> None:
         """`replace_after_seconds`: how long a later attempt waits before it replaces a finished
-        one. `chosen`: parts, by their start timestamps, that are to be committed with this attempt.
-        What they have locked is left to them; it is not written twice. `only_changes`: cells that
-        hold already what is written to them are kept as they are (kept_cells.py)."""
+        one. `chosen`: participants, by their start timestamps, that are to be committed with this
+        attempt. What they have locked is left to them; it is not written twice. `only_changes`:
+        cells that hold already what is written to them are kept as they are."""
         self._env = env
         self._groups = groups
         self._cleanup = cleanup
         self._job = job
         self._task = task
         self._generation = generation
-        self._others = OtherAttempts(env, job, task, generation, replace_after_seconds)
+        self._replace_after_seconds = replace_after_seconds
+        self._spared_since: dict[int, float] = {}
+        """Since when finished attempts are in the way, by their first start timestamps."""
         self._chosen = chosen
         self._only_changes = only_changes
-        self._parts: list[Part] = []
-        self._part: Part | None = None
-        """The part under which cells are locked now."""
+        self.participants: list[Participant] = []
+        self._current: Participant | None = None
+        """The participant under which cells are locked now."""
         self._heads: dict[int, bytes] = {}
-        """What the locks of the part begin with, by the kind of write: all but the value."""
-        self._announcement = (
-            None if env.announcing is None else AttemptAnnouncement(env, env.announcing)
-        )
+        """What its locks begin with, by the kind of write: all but the value."""
+        self.announced: dict[int, Observed] = {}
+        """By table, the observers to which all of its cells were announced."""
         self._has_failed = False
         self._is_over = False
         self.tables: set[int] = set()
-        """Those in which cells were locked."""
+        """The tables in which cells were locked."""
         self.cells = 0
-        """How many cells were locked. Those that are left to chosen parts do not count."""
+        """How many cells were locked. Those that are left to chosen participants do not count."""
         self.kept = 0
         """How many of them are not written again."""
 
     @property
-    def parts(self) -> Sequence[Part]:
-        return self._parts
-
-    @property
-    def announced(self) -> Mapping[int, Observed]:
-        """By table, the observers to which all of its cells were announced."""
-        return {} if self._announcement is None else self._announcement.announced
-
-    @property
     def start(self) -> int:
-        """The start timestamp of its first part; 0 before it has one."""
-        return self._parts[0].start if self._parts else 0
+        """The start timestamp of its first participant; 0 before it has one."""
+        return self.participants[0].start if self.participants else 0
 
     # ------------------------------------------------------------------ writing
 
@@ -161,23 +179,25 @@ class Attempt:
         allowed = deadline - began
         writes, read_at = dict(given), 0
         if self._only_changes:
-            read_at = (await self._current(deadline)).start
+            read_at = (await self._participant(deadline)).start
             writes = await with_kept_cells(env, self._cleanup, given, read_at, deadline)
         while True:
-            part = await self._current(deadline)
+            participant = await self._participant(deadline)
             result = _Round()
             for cells in portions(pending):
-                steps_ = [self._prewrite(part, cell, writes[cell], read_at) for cell in cells]
+                steps_ = [
+                    self._prewrite(participant, cell, writes[cell], read_at) for cell in cells
+                ]
                 answers = await env.cells.mutate(steps_, deadline)
                 if answers.count(APPLIED) != len(cells):
-                    self._sort_out(part, writes, cells, answers, result)
+                    self._sort_out(participant, writes, cells, answers, result)
                     for cell in result.left:
                         del writes[cell]
                     result.left.clear()
                 else:
-                    result.locked[part.start] += cells
-            if self._announcement is not None:
-                await self._announcement.announce(result.to_announce(writes), deadline)
+                    result.locked[participant.start] += cells
+            if env.announcing is not None:
+                await self._announce(env.announcing, result.locked, writes, deadline)
             for cell in result.changed:
                 writes[cell] = given[cell]
             if not result.missed:
@@ -185,44 +205,56 @@ class Attempt:
             pending = result.missed
             waited = env.now() - began if backoff.rounds else 0.0
             if result.met:
-                spared_until = await self._resolve(result.met, waited, deadline)
+                spared_until = await self._replace_others(result.met, deadline)
+                await self._cleanup.resolve(
+                    result.met, deadline=deadline, known_now=self.start, waited_seconds=waited
+                )
                 if spared_until:
                     deadline = max(deadline, spared_until + allowed)
             if result.is_overtaken:
-                self._part = None
+                self._current = None
             if not await backoff.pause(deadline):
                 if result.met:
-                    raise conflicts.locked(env, part.start, result.met[0])
+                    raise conflicts.locked(env, participant.start, result.met[0])
                 raise result.problem or ConflictError("no time was left to lock the cells")
 
-    async def _current(self, deadline: float) -> Part:
-        """The part under which to lock cells now; begins one if there is none."""
-        if self._part is not None:
-            if self._part.is_lost:
-                raise self._part.gone()
-            return self._part
-        if len(self._parts) >= PARTS_MAX:
+    async def _participant(self, deadline: float) -> Participant:
+        """The participant under which to lock cells now; begins one if there is none."""
+        if self._current is not None:
+            if self._current.is_lost:
+                raise self._current.gone()
+            return self._current
+        if len(self.participants) >= PARTICIPANTS_MAX:
             raise ConflictError(
-                f"task {self._task!r} has lost to other transactions {PARTS_MAX} times"
+                f"task {self._task!r} has lost to other transactions {PARTICIPANTS_MAX} times"
             )
-        left = max(deadline - self._env.now(), 0.001)
-        start = await self._env.timestamps.get(timeout_seconds=left)
-        name = PartName(self._generation, self.start or start, len(self._parts), self._task)
-        part = Part(self._env, self._groups, self._job, name, start)
-        self._parts.append(part)
-        await part.begin(deadline)
-        self._part = part
+        start = await self._env.timestamp(deadline)
+        name = ParticipantName(
+            self._generation, self.start or start, len(self.participants), self._task
+        )
+        participant = Participant(self._env, self._groups, self._job, name, start)
+        self.participants.append(participant)
+        await participant.begin(deadline)
+        self._current = participant
         self._heads = {}
-        return part
+        return participant
 
-    def _prewrite(self, part: Part, cell: CellAddress, write: Write, read_at: int) -> CellMutation:
+    def _prewrite(
+        self, participant: Participant, cell: CellAddress, write: Write, read_at: int
+    ) -> CellMutation:
         """`read_at`: when it was seen that kept cells need not be written."""
         kind, value = write
         data = None
         if len(value) > self._env.limits.value_inline_bytes_max:
             kind, value, data = KIND_PUT_IN_DATA, b"", value
-        start = part.start
-        lock = (self._heads.get(kind) or self._head(part, kind)) + value
+        start = participant.start
+        head = self._heads.get(kind)
+        if head is None:
+            # Others look at the primary's time to live; this one counts while that is not there.
+            ttl = int(self._job.ttl_seconds * 1000)
+            header = LOCK_HEADER.pack(start, start + 1, ttl, kind)
+            head = self._heads[kind] = header + shared_part(b"", participant.primary)
+        lock = head + value
         since = self._job.unchanged_since or (read_at if kind == KIND_LOCK_ONLY else start)
         table_id, row, column = cell
         if since < start:
@@ -233,16 +265,9 @@ class Attempt:
             return CellMutation(table_id, Prewrite(row, column, lock, start))
         return CellMutation(table_id, step)
 
-    def _head(self, part: Part, kind: int) -> bytes:
-        # Others look at the primary's time to live; this one counts while that is not there.
-        ttl = int(self._job.ttl_seconds * 1000)
-        header = LOCK_HEADER.pack(part.start, part.start + 1, ttl, kind)
-        head = self._heads[kind] = header + shared_part(b"", part.primary)
-        return head
-
     def _sort_out(
         self,
-        part: Part,
+        participant: Participant,
         writes: Mapping[CellAddress, Write],
         cells: Sequence[CellAddress],
         answers: Sequence[Answer],
@@ -251,7 +276,7 @@ class Attempt:
         """Adds to `result` what became of the cells. Raises what cannot be dealt with."""
         for cell, answer in zip(cells, answers, strict=True):
             if answer is APPLIED:
-                result.locked[part.start].append(cell)
+                result.locked[participant.start].append(cell)
                 continue
             if not isinstance(answer, Refused):
                 if answer.retry is not Retry.UNKNOWN:
@@ -260,7 +285,7 @@ class Attempt:
             elif answer.condition == steps.OWN_COMMIT:
                 raise UsageError("the shared transaction was committed while this task was writing")
             elif answer.condition == steps.OWN_ROLLBACK:
-                raise part.gone()
+                raise participant.gone()
             elif answer.condition == steps.PREWRITE_LOCKED:
                 met = MetLock.of(cell.table_id, answer.offender)
                 if met.lock.start_timestamp in self._chosen:
@@ -271,19 +296,19 @@ class Attempt:
                     continue
                 result.met.append(met)
                 # Only the younger waits for the older: two that wait for each other never stop.
-                result.is_overtaken |= met.lock.start_timestamp > part.start
+                result.is_overtaken |= met.lock.start_timestamp > participant.start
             elif self._job.unchanged_since:
                 raise self._changed(cell, answer)
             elif writes[cell] is KEPT:
                 result.changed.append(cell)
-                result.is_overtaken |= answer.offender.timestamp > part.start
+                result.is_overtaken |= answer.offender.timestamp > participant.start
             else:
                 result.is_overtaken = True
             result.missed.append(cell)
 
     def _is_ours(self, met: MetLock, write: Write) -> bool:
         """Whether this attempt has locked the cell before, with the same value."""
-        name = self._job.part_of(met.lock.primary)
+        name = self._job.participant_of(met.lock.primary)
         if name is None or (name.attempt, name.task) != (self.start, self._task):
             return False
         if not _writes_the_same(met.lock, write):
@@ -301,37 +326,124 @@ class Attempt:
             other_commit_timestamp=record.timestamp,
         )
 
-    # ------------------------------------------------------------------ other locks
+    async def _announce(
+        self,
+        store: Announcing,
+        locked: Mapping[int, Sequence[CellAddress]],
+        writes: Mapping[CellAddress, Write],
+        deadline: float,
+    ) -> None:
+        """Announces cells, by the start timestamp of the participant that has locked them. A
+        lock-only write changes nothing."""
+        env = self._env
+        changing = {
+            start: [cell for cell in cells if writes[cell][0] != KIND_LOCK_ONLY]
+            for start, cells in locked.items()
+        }
+        tables = {cell.table_id for cells in changing.values() for cell in cells}
+        await learn_schemas(env, tables, deadline)
+        for start, cells in changing.items():
+            wanted: list[tuple[CellAddress, bytes]] = []
+            for table_id in {cell.table_id for cell in cells}:
+                schema = await env.schema(table_id, deadline)
+                observed = observed_in(schema)
+                self.announced[table_id] = self.announced.get(table_id, observed) & observed
+                wanted += [
+                    (cell, observer)
+                    for cell in cells
+                    if cell.table_id == table_id
+                    for observer in schema.observers.get(cell.column, ())
+                ]
+            if wanted:
+                await store.announce(start, wanted, deadline)
 
-    async def _resolve(self, met: Sequence[MetLock], waited: float, deadline: float) -> float:
-        """Removes what it may. Returns until when finished attempts are spared, or 0."""
-        spared_until = await self._others.replace(met, self.start, deadline)
-        await self._cleanup.resolve(
-            met, deadline=deadline, known_now=self.start, waited_seconds=waited
-        )
+    # ------------------------------------------------------------------ other attempts
+
+    async def _replace_others(self, met: Sequence[MetLock], deadline: float) -> float:
+        """Rolls back the participants, among the owners of these locks, that this attempt replaces.
+        Returns until when finished attempts are spared, or 0. Raises if a participant is not to be
+        replaced."""
+        spared_until = 0.0
+        siblings: dict[ParticipantName, MetLock] = {}
+        for one in met:
+            name = self._job.participant_of(one.lock.primary)
+            if name is not None:
+                siblings.setdefault(name, one)
+        for name, one in siblings.items():
+            spared_until = max(spared_until, await self._replace(name, one, deadline))
         return spared_until
+
+    async def _replace(self, other: ParticipantName, met: MetLock, deadline: float) -> float:
+        """Rolls back another attempt's participant if this attempt replaces it, or raises. Returns
+        until when the other one is spared, or 0."""
+        lock = met.lock
+        is_finished = await self._is_finished(lock, deadline)
+        verdict = self._env.verdicts.get(lock.start_timestamp)
+        if verdict == ROLLED_BACK or is_finished is None:
+            return 0.0
+        if verdict is not None:
+            raise UsageError("the shared transaction was committed while this task was writing")
+        if other.generation == self._generation and other.task != self._task:
+            cell = self._env.described(met.address)
+            raise WrittenTwice(
+                f"tasks {other.task!r} and {self._task!r} both write {cell}",
+                cell=met.address,
+            )
+        if (other.generation, other.attempt) > (self._generation, self.start):
+            raise ConflictError(
+                f"a later attempt at task {self._task!r} has begun",
+                cell=met.address,
+                start_timestamp=self.start,
+                other_start_timestamp=lock.start_timestamp,
+            )
+        if is_finished:
+            now = self._env.now()
+            since = self._spared_since.setdefault(other.attempt, now)
+            spared_until = since + self._replace_after_seconds
+            if now < spared_until:
+                return spared_until
+        await roll_back(self._env, [(lock.primary, lock.start_timestamp)], deadline)
+        return 0.0
+
+    async def _is_finished(self, lock: LockRecord, deadline: float) -> bool | None:
+        """Whether the attempt of another participant has locked all of its cells; None if there is
+        no answer. If the participant is decided, that is known afterwards."""
+        start = lock.start_timestamp
+        if self._env.verdicts.get(start) is not None:
+            return True
+        table_id, row, column = lock.primary
+        step = CellMutation(table_id, steps.status(row, column, start))
+        (answer,) = await self._env.cells.mutate((step,), deadline)
+        if answer is APPLIED:
+            return False
+        if not isinstance(answer, Refused):
+            return None
+        if learn_outcome(self._env, start, answer):
+            return True
+        return LockRecord.decode(answer.offender.value).value == ATTEMPT_FINISHED
 
     # ------------------------------------------------------------------ the end
 
-    async def finish(self, deadline: float) -> list[PartKey]:
-        """Names the parts, once everything that was written is locked. Raises `ConflictError` if
-        one of them was rolled back."""
+    async def finish(self, deadline: float) -> list[ParticipantKey]:
+        """Names the participants, once everything that was written is locked. Raises
+        `ConflictError` if one of them was rolled back."""
         self._require_going_on()
         self._is_over = True
-        for part in self._parts:
-            await part.finish(deadline)
-        return [part.key for part in self._parts]
+        for participant in self.participants:
+            await participant.finish(deadline)
+        return [participant.key for participant in self.participants]
 
     async def abandon(self, deadline: float) -> None:
-        """Rolls the parts back. Those who meet their locks remove them."""
+        """Rolls the participants back. Clients that meet their locks remove them."""
         self._is_over = True
-        for part in self._parts:
-            await roll_back_part(self._env, part.primary, part.start, deadline)
+        for participant in self.participants:
+            await roll_back(self._env, [(participant.primary, participant.start)], deadline)
 
     async def beat(self) -> None:
-        """Keeps the parts alive: all at once, since one may be lost, or its tablet silent."""
+        """Keeps the participants alive: all at once, since one may be lost, or its tablet
+        silent."""
         deadline = self._env.now() + self._job.beat_seconds
-        beats = [part.beat(deadline) for part in self._parts if not part.is_lost]
+        beats = [one.beat(deadline) for one in self.participants if not one.is_lost]
         for outcome in await asyncio.gather(*beats, return_exceptions=True):
             if outcome is not None:
                 raise outcome
@@ -350,3 +462,37 @@ def _writes_the_same(lock: LockRecord, write: Write) -> bool:
     if lock.kind == KIND_PUT_IN_DATA:
         return kind == KIND_PUT
     return lock.kind == kind and (kind != KIND_PUT or lock.value == value)
+
+
+async def with_kept_cells(
+    env: Environment,
+    cleanup: Cleanup,
+    writes: Mapping[CellAddress, Write],
+    read_at: int,
+    deadline: float,
+) -> dict[CellAddress, Write]:
+    """The writes, with `KEPT` for each cell that holds at `read_at` what is written to it."""
+    columns: dict[tuple[int, bytes], list[bytes]] = {}
+    for table_id, row, column in writes:
+        columns.setdefault((table_id, row), []).append(column)
+    requests = [
+        RowRequest(table_id, RowRead(row=row, columns=names, timestamp=read_at))
+        for (table_id, row), names in columns.items()
+    ]
+    answers = await read_rows(env, cleanup, requests, deadline, Statistics())
+    found = {
+        CellAddress(table_id, row, column): cell.value
+        for (table_id, row), answer in zip(columns, answers, strict=True)
+        for column, cell in answer.found.items()
+    }
+    expiring = {
+        table_id: (await env.schema_of_reads(table_id, deadline)).expiring
+        for table_id in {table_id for table_id, _ in columns}
+    }
+    return {
+        cell: KEPT
+        if found.get(cell) == (None if write[0] == KIND_DELETE else write[1])
+        and cell.column not in expiring[cell.table_id]
+        else write
+        for cell, write in writes.items()
+    }

@@ -28,8 +28,8 @@ from percolator.errors import (
     UsageError,
     WrittenTwice,
 )
-from percolator.protocol.shared.kept_cells import KEPT
-from percolator.protocol.shared.names import CLOSED
+from percolator.protocol.shared.attempt import KEPT
+from percolator.protocol.shared.participant import CLOSED
 from percolator.protocol.write_set import Write
 from percolator.schema import SHARED_NAME
 from tests.isolation.history import RecordedTransaction

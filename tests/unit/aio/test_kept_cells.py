@@ -15,10 +15,10 @@ from percolator.aio import Database
 from percolator.aio.replacing import rest_deleted
 from percolator.aio.shared import Receipt, Share, Ticket
 from percolator.errors import CellAddress, ConflictError, WrittenTwice
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import Environment
-from percolator.protocol.resolving.cleanup import Cleanup
-from percolator.protocol.shared import attempt, kept_cells
+from percolator.protocol.shared import attempt
 from percolator.protocol.write_set import Write
 from percolator.v1.master_pb2 import SetTtlsRequest
 from percolator.v1.tabletserver_pb2 import ColumnTtl
@@ -61,6 +61,8 @@ async def _commits(db: Database) -> dict[str, int]:
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
     """Something happens after an attempt has read its cells, and before it locks them."""
 
+    correct = attempt.with_kept_cells
+
     def given(happens: Callable[[], Coroutine[Any, Any, object]]) -> None:
         async def read(
             env: Environment,
@@ -69,7 +71,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], 
             read_at: int,
             deadline: float,
         ) -> dict[CellAddress, Write]:
-            found = await kept_cells.with_kept_cells(env, cleanup, writes, read_at, deadline)
+            found = await correct(env, cleanup, writes, read_at, deadline)
             await happens()
             return found
 
@@ -151,17 +153,17 @@ async def test_a_cell_that_another_job_commits_before_it_is_locked_is_written_in
             async def locks() -> None:
                 locked.append(await share_of(db, other.ticket, "0", ann=5))
 
-            resolve = attempt.Attempt._resolve
+            replace = attempt.Attempt._replace_others
 
             async def commits(
-                self: attempt.Attempt, met: Sequence[MetLock], waited: float, deadline: float
+                self: attempt.Attempt, met: Sequence[MetLock], deadline: float
             ) -> float:
                 if other.commit_timestamp is None:
                     await other.commit([await locked[0].finish()])
-                return await resolve(self, met, waited, deadline)
+                return await replace(self, met, deadline)
 
             meanwhile(locks)
-            monkeypatch.setattr(attempt.Attempt, "_resolve", commits)
+            monkeypatch.setattr(attempt.Attempt, "_replace_others", commits)
             commit = await _writes(db, ann=1)
             assert other.commit_timestamp is not None
         assert await values_of(db) == {"ann": 1}

@@ -10,7 +10,7 @@ from percolator import observes
 from percolator.aio import Transaction
 from percolator.aio.shared import SharedTransaction
 from percolator.errors import SchemaChanged
-from percolator.protocol.resolving.rolling_in_bulk import MANY
+from percolator.protocol.roll_forward import MANY
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail

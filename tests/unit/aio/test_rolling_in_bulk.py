@@ -11,7 +11,7 @@ import pytest
 from percolator import observes
 from percolator.aio import Database
 from percolator.aio.shared import SharedTransaction
-from percolator.protocol.resolving.rolling_in_bulk import MANY
+from percolator.protocol.roll_forward import MANY
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import receipt_of, values_of
 from tests.unit.connected import Cluster, balance, connected_to, written_out

@@ -13,12 +13,9 @@ from percolator import RetryPolicy
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.errors import DeadlineExceeded, PercolatorError
-from percolator.formats.records import LockRecord
-from percolator.protocol.part_states import FINISHED
-from percolator.protocol.resolving.pushing import push_step
-from percolator.protocol.shared.keeping import locks_of
-from percolator.protocol.shared.names import Job
-from percolator.protocol.shared.rolling_back import roll_back_part
+from percolator.formats.records import ATTEMPT_FINISHED, LockRecord
+from percolator.protocol.cleanup import push_step
+from percolator.protocol.shared.participant import Job, locks_of, roll_back
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from percolator.testing.cluster_in_memory import ADDRESS
 from percolator.v1.tabletserver_pb2 import Mutation
@@ -157,7 +154,9 @@ async def test_a_late_copy_of_a_beat_does_not_replace_what_finished(
             lost.extend(mutations)
             return [DeadlineExceeded("no answer")] * len(mutations)
 
-        share._attempt.parts[0]._lead.refused(1.0)  # by readers: the beats are ahead of the clock
+        share._attempt.participants[0]._lead.refused(
+            1.0
+        )  # by readers: the beats are ahead of the clock
         with monkeypatch.context() as patch:
             patch.setattr(router, "mutate", lose)
             for _ in range(3):
@@ -169,7 +168,7 @@ async def test_a_late_copy_of_a_beat_does_not_replace_what_finished(
         assert len(lost) == 3
         assert APPLIED not in answers
         assert await _locks(db, whole.ticket.job) == [before]
-        assert before.value == FINISHED
+        assert before.value == ATTEMPT_FINISHED
         await whole.commit([receipt])
 
 
@@ -208,7 +207,7 @@ async def test_a_beat_that_is_under_way_does_not_replace_what_finishes_meanwhile
             await beat
             receipt = await finish
         (after,) = await _locks(db, whole.ticket.job)
-        assert after.value == FINISHED
+        assert after.value == ATTEMPT_FINISHED
         await whole.commit([receipt])
 
 
@@ -231,9 +230,9 @@ async def test_a_part_that_was_rolled_back_does_not_keep_the_others_from_living_
         await set_value(db, "bob", 5)
         await share.set("bob", balance, 1)  # under a further part: it was committed meanwhile
         await share._flush()
-        first, second = share._attempt.parts
+        first, second = share._attempt.participants
         env = db.internal.engine.env
-        await roll_back_part(env, first.primary, first.start, env.now() + 1.0)
+        await roll_back(env, [(first.primary, first.start)], env.now() + 1.0)
         dies(share)
         dies(whole)
         await asyncio.sleep(TTL_SECONDS / 2)

@@ -67,7 +67,7 @@ async def test_a_scan_settles_all_locks_with_few_messages(
     monkeypatch: pytest.MonkeyPatch, committed: bool
 ) -> None:
     # Tablets that are told of the commit do it without any (test_rolling_in_bulk.py).
-    monkeypatch.setattr("percolator.protocol.resolving.rolling_in_bulk.MANY", ROWS)
+    monkeypatch.setattr("percolator.protocol.roll_forward.MANY", ROWS)
     async with _left_behind(committed=committed) as db:
         counted = Counted(monkeypatch)
         found = await values_of(db)

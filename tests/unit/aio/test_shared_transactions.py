@@ -20,8 +20,8 @@ from percolator.errors import (
     SchemaError,
     UsageError,
 )
-from percolator.protocol.shared.rolling_back import roll_back_part
-from percolator.protocol.shared.whole import Whole
+from percolator.protocol.shared.driver import SharedCommit
+from percolator.protocol.shared.participant import roll_back
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.aio.shared_attempts import (
     ROWS,
@@ -104,11 +104,11 @@ async def test_a_driver_that_lost_to_another_is_told_which_parts_are_not_committ
         if rolled_back_first:
             await db.internal.engine.env.background.drain(10.0)
         with pytest.raises(
-            OtherDriverCommitted, match=f"at {commit}, without 1 of the 2 parts.*task '3'"
+            OtherDriverCommitted, match=f"at {commit}, without 1 of the 2 participants.*task '3'"
         ) as lost:
             await two.commit([of_both, of_two])
         assert lost.value.commit_timestamp == commit
-        assert lost.value.without == ("part 0 of task '3'",)
+        assert lost.value.without == ("participant 0 of task '3'",)
         assert two.commit_timestamp is None
         assert await two.abort() is None
         with pytest.raises(UsageError, match="was committed by another driver"):
@@ -158,7 +158,7 @@ async def test_a_driver_without_an_answer_that_lost_to_another_is_not_told_of_a_
             await two.commit([of_two])
         cluster.silent = False
         await one.commit([of_one])
-        with pytest.raises(OtherDriverCommitted, match="without 1 of the 1 parts"):
+        with pytest.raises(OtherDriverCommitted, match="without 1 of the 1 participants"):
             await two.abort()
         assert two.commit_timestamp is None
         assert await values_of(db) == {"ann": 1}
@@ -319,7 +319,7 @@ async def test_a_commit_that_lost_to_a_marker_is_no_unknown_outcome_if_its_rollb
         (part,) = receipt.parts
         engine = db.internal.engine
         primary = whole.ticket.job.primary_of(part)
-        assert not await roll_back_part(engine.env, primary, part.start, engine.now() + 1.0)
+        assert await roll_back(engine.env, [(primary, part.start)], engine.now() + 1.0) == [0]
         with monkeypatch.context() as patch:
             patch.setattr("percolator.aio.shared.roll_back_all", late)
             with pytest.raises(ConflictError, match="none of it is committed"):
@@ -341,7 +341,7 @@ async def test_a_commit_is_unknown_until_all_of_its_parts_have_been_asked_for(
         cluster.answers_lost = False
         whole._whole._sent = False  # type: ignore[union-attr]  # as for a copy of the first message
         with monkeypatch.context() as patch:
-            patch.setattr("percolator.protocol.shared.whole.require_committed", late)
+            patch.setattr("percolator.protocol.shared.driver.require_committed", late)
             with pytest.raises(OutcomeUnknown, match="no answer in time"):
                 await whole.commit([receipt])
         assert await whole.commit([receipt])
@@ -605,11 +605,11 @@ async def test_a_failed_commit_raises_its_cause_and_is_rolled_back(
 ) -> None:
     """Even if it has used up its time."""
 
-    async def fails(_self: Whole, deadline: float) -> int:
+    async def fails(_self: SharedCommit, deadline: float) -> int:
         await asyncio.sleep(deadline - asyncio.get_running_loop().time() + 0.1)
         raise DeadlineExceeded("the disk is full")
 
-    monkeypatch.setattr(Whole, "commit", fails)
+    monkeypatch.setattr(SharedCommit, "commit", fails)
     async with connected() as (db, _), db.shared_transaction(timeout=1.0) as whole:
         receipt = await receipt_of(db, whole.ticket, "1", ann=1)
         with pytest.raises(DeadlineExceeded, match="the disk is full"):
@@ -621,13 +621,13 @@ async def test_a_failed_commit_raises_its_cause_and_is_rolled_back(
 async def test_a_failed_commit_whose_rollback_fails_raises_its_cause(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def fails(_self: Whole, _deadline: float) -> int:
+    async def fails(_self: SharedCommit, _deadline: float) -> int:
         raise DeadlineExceeded("the disk is full")
 
     async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
         receipt = await receipt_of(db, whole.ticket, "1", ann=1)
         with monkeypatch.context() as patch:
-            patch.setattr(Whole, "commit", fails)
+            patch.setattr(SharedCommit, "commit", fails)
             cluster.silent = True
             with pytest.raises(DeadlineExceeded, match="the disk is full") as failed:
                 await whole.commit([receipt])
@@ -649,7 +649,7 @@ async def test_one_marker_settles_that_it_was_rolled_back(
         async def fails(*_arguments: object) -> list[object]:
             raise DeadlineExceeded("the row cannot be read")
 
-        monkeypatch.setattr("percolator.protocol.shared.rolling_back.locks_of", fails)
+        monkeypatch.setattr("percolator.protocol.shared.driver.locks_of", fails)
         with pytest.raises(DeadlineExceeded, match="cannot be read"):
             await whole.abort()
         with pytest.raises(UsageError, match="was rolled back"):

@@ -12,7 +12,7 @@ import percolator
 from percolator import ConflictError, InvalidArgument, Receipt, Table, Ticket, UsageError, codecs
 from percolator.errors import DeadlineExceeded
 from percolator.protocol.shared.attempt import Attempt
-from percolator.protocol.shared.whole import Whole
+from percolator.protocol.shared.driver import SharedCommit
 
 pages = Table("pages")
 size = pages.column("size", codecs.integer)
@@ -102,14 +102,14 @@ def test_two_threads_do_not_commit_at_the_same_time(
     db = percolator_db
     db.create_table(pages)
     entered, refused = threading.Event(), threading.Event()
-    correct = Whole.commit
+    correct = SharedCommit.commit
 
-    async def waits(self: Whole, deadline: float) -> int:
+    async def waits(self: SharedCommit, deadline: float) -> int:
         entered.set()
         await asyncio.to_thread(refused.wait, 10.0)
         return await correct(self, deadline)
 
-    monkeypatch.setattr(Whole, "commit", waits)
+    monkeypatch.setattr(SharedCommit, "commit", waits)
     with db.shared_transaction() as whole, ThreadPoolExecutor(1) as thread:
         with db.share(whole.ticket, task="1") as share:
             share.set("page", size, 1)

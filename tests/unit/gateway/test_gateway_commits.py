@@ -30,8 +30,8 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.protocol import commit
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.services.chassis import rpc
 from percolator.services.gateway.commits import Writes
 from percolator.v1 import gateway_pb2 as pb

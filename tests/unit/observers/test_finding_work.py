@@ -24,7 +24,7 @@ from percolator.observers.context import Claim, FoundWork, WorkHints, WorkReques
 from percolator.observers.intent_notifications import IntentNotifications
 from percolator.observers.tablet_notifications import find_work, watch_work
 from percolator.protocol import steps
-from percolator.protocol.resolving.cleanup import Cleanup
+from percolator.protocol.cleanup import Cleanup
 from percolator.routing.cells import APPLIED, CellMutation
 from percolator.rowstore.intents import BUCKETS, Intent
 from percolator.v1 import tabletserver_pb2 as pb

@@ -21,10 +21,10 @@ from percolator.errors import (
     Unavailable,
 )
 from percolator.limits import Limits
+from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
 from percolator.protocol.environment import Environment, Statistics, Verdicts
 from percolator.protocol.read import read_rows
-from percolator.protocol.resolving.cleanup import Cleanup
 from percolator.protocol.write_set import Heartbeats, Write, WriteSteps
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import (

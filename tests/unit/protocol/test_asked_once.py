@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from percolator.errors import CellAddress, DeadlineExceeded
 from percolator.protocol import steps
-from percolator.protocol.resolving.asked_once import JOINED_SECONDS, About, AskedOnce
+from percolator.protocol.roll_forward import JOINED_SECONDS, About, AskedOnce
 from percolator.routing.cells import APPLIED, Answer, CellMutation
 from tests.simulation.virtual_time import VirtualClock
 

@@ -9,8 +9,8 @@ import pytest
 from percolator.errors import CellAddress
 from percolator.formats.records import LockRecord
 from percolator.limits import Limits
+from percolator.protocol.cleanup import push_step
 from percolator.protocol.commit import STEPS_AT_ONCE_MAX
-from percolator.protocol.resolving.pushing import push_step
 from percolator.protocol.write_set import LEAD_SECONDS_MAX
 from percolator.routing.cells import Answer, CellMutation, Refused
 from percolator.timestamps import SEQUENCE_BITS

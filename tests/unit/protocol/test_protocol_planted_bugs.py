@@ -9,8 +9,8 @@ import pytest
 
 from percolator.formats.records import timestamp_bytes
 from percolator.protocol import steps
+from percolator.protocol.cleanup import Pushing
 from percolator.protocol.commit import Commit
-from percolator.protocol.resolving.pushing import Pushing
 from percolator.protocol.write_set import PrimaryLock, Raises, WriteSteps
 from percolator.routing.cells import CellMutation, Refused, RowRequest, RowResult
 from percolator.v1.tabletserver_pb2 import Mutation

@@ -22,32 +22,35 @@ Rules, each with the failure that it prevents:
   the leading master can say so: another master may not know a table because it is new. A lock that
   is still there is rolled back, but no verdict is recorded: the transaction may have committed, and
   been rolled forward, since its lock was met.
-- A reader may push a live writer's commit above itself instead of waiting for it (pushing.py); it
+- A reader may push a live writer's commit above itself instead of waiting for it (`Pushing`); it
   passes the lock only after the push is durable on the primary.
 - A reader that knows a commit at or below its snapshot reads the value in the lock, and leaves the
-  cell to be rolled forward behind its back. While the lock is there, no other commit can be newer.
+  cell to be rolled forward in the background. While it is locked, no other commit can be newer.
 """
 
 from __future__ import annotations
 
+import re
+from collections import OrderedDict
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
-from percolator.errors import InvariantViolation, SnapshotTooOld
-from percolator.formats.records import (
-    LockRecord,
-)
+from percolator.errors import CellAddress, InvariantViolation, SchemaError, SnapshotTooOld
+from percolator.formats.records import ATTEMPT_FINISHED, ATTEMPT_OPEN, LockRecord
 from percolator.protocol import steps
 from percolator.protocol.conflicts import MetLock
 from percolator.protocol.environment import ROLLED_BACK, Environment
-from percolator.protocol.resolving.asked_once import About, AskedOnce
-from percolator.protocol.resolving.primaries import Primaries
-from percolator.protocol.resolving.pushing import Pushing, push_step
-from percolator.protocol.resolving.rolling import Rolling
-from percolator.routing.cells import APPLIED, CellMutation, FoundCell, Refused
-from percolator.timestamps import SEQUENCE_BITS
+from percolator.protocol.roll_forward import About, AskedOnce, Rolling
+from percolator.routing.cells import APPLIED, Answer, CellMutation, FoundCell, Mutations, Refused
+from percolator.timestamps import SEQUENCE_BITS, seconds_between
+from percolator.v1.cells_pb2 import SPACE_LOCK
 from percolator.wire.liveness import Liveness
+
+_REMEMBERED_MAX = 4_096
+_PARTICIPANT = re.compile(rb"\d+\.\d+\.\d+\..+", re.DOTALL)
+"""The column of the primary of a participant in a shared transaction (shared/participant.py)."""
 
 
 class _Undecided(NamedTuple):
@@ -105,7 +108,7 @@ class Cleanup:
         overtaken: set[int] = set()
         if unknown:
             undecided, overtaken = await self._ask_primaries(list(unknown.values()), deadline)
-            undecided, collected = await self._bury_the_dead(
+            undecided, collected = await self._roll_back_dead(
                 undecided, deadline, known_now, waited_seconds, ended_below
             )
             overtaken |= collected
@@ -127,7 +130,7 @@ class Cleanup:
                 continue
             if read_at and (verdict == ROLLED_BACK or verdict > read_at):
                 passable.add(start)
-                self._pushing.decided(start, verdict)
+                self._pushing.note(start, verdict)  # all that a snapshot below it has to know
             # The step that has just decided the primary has also resolved it. A lock on a primary
             # that was decided before belongs to another write set, wrongly sent under the same
             # timestamp, and would never be resolved otherwise.
@@ -152,13 +155,14 @@ class Cleanup:
         return self._pushing.passable(read_at, most)
 
     def read(self, met: MetLock, read_at: int) -> FoundCell | None:
-        """Cell as a snapshot sees it under a lock, if the lock itself tells (rolling.py)."""
+        """Cell as a snapshot sees it under a lock, if the lock itself tells (roll_forward.py)."""
         return self._rolling.read(met, read_at)
 
     async def _ask_primaries(
         self, unknown: Sequence[MetLock], deadline: float
     ) -> tuple[list[_Undecided], set[int]]:
-        """Returns those without a verdict, and those whose primary's table is gone for good."""
+        """Returns the transactions without a verdict, and the start timestamps of others whose
+        primary's table is gone for good."""
         gone: set[int] = set()
         undecided = [_Undecided(met, met.lock) for met in unknown if met.on_primary]
         asked = [met for met in unknown if not met.on_primary]
@@ -180,15 +184,18 @@ class Cleanup:
                 raise copy(answer)  # waiting will not decide it
             elif not isinstance(answer, Refused):
                 continue  # no answer: nothing is known, and the caller will ask again
-            elif answer.condition == steps.OWN_COMMIT:
-                self._env.verdicts.put(start, answer.offender.timestamp)
-            elif answer.condition == steps.OWN_ROLLBACK:
-                self._env.verdicts.put(start, ROLLED_BACK)
-            else:
-                undecided.append(_Undecided(met, _primary_lock(met, answer)))
+            elif not learn_outcome(self._env, start, answer):
+                lock = LockRecord.decode(answer.offender.value)
+                if lock.primary != met.lock.primary:
+                    # One transaction with two deciding cells would be committed and rolled back.
+                    raise InvariantViolation(
+                        f"transaction {start} has two primaries: {lock.primary} and "
+                        f"{met.lock.primary}"
+                    )
+                undecided.append(_Undecided(met, lock))
         return undecided, gone
 
-    async def _bury_the_dead(
+    async def _roll_back_dead(
         self,
         undecided: list[_Undecided],
         deadline: float,
@@ -198,8 +205,8 @@ class Cleanup:
     ) -> tuple[list[_Undecided], set[int]]:
         """Rolls back, on its primary, every transaction whose owner is gone.
 
-        Returns the live ones, and those whose outcome the primary no longer knows, because its
-        history was collected, or its table is gone for good.
+        Returns the live ones, and the start timestamps of others whose outcome the primary no
+        longer knows, because its history was collected, or its table is gone for good.
         """
         overtaken: set[int] = set()
         if not undecided:
@@ -208,25 +215,25 @@ class Cleanup:
         now = known_now
         if waited_seconds > 0:
             gone = await self._gone_sessions(undecided)
-            now = await self._oracle_now(deadline)
-        burials, buried, alive = [], [], []
+            now = await self._env.timestamp(deadline)
+        requests, dead, alive = [], [], []
         for one in undecided:
             lock = one.met.lock
             start = lock.start_timestamp
             table_id, row, column = lock.primary
             if start < ended_below or lock.session in gone:
-                burials.append(CellMutation(table_id, steps.roll_back(row, column, start)))
-            elif _expired(one.primary or lock, now):
-                burials.append(
+                requests.append(CellMutation(table_id, steps.roll_back(row, column, start)))
+            elif _has_expired(one.primary or lock, now):
+                requests.append(
                     CellMutation(table_id, steps.roll_back_expired(row, column, start, one.seen))
                 )
             else:
                 alive.append(one)
                 continue
-            buried.append(one)
-        if burials:
-            answers = await self._primaries.mutate(burials, deadline)
-            for one, answer in zip(buried, answers, strict=True):
+            dead.append(one)
+        if requests:
+            answers = await self._primaries.mutate(requests, deadline)
+            for one, answer in zip(dead, answers, strict=True):
                 start = one.met.lock.start_timestamp
                 if answer is APPLIED:
                     self._env.verdicts.put(start, ROLLED_BACK)
@@ -259,10 +266,6 @@ class Cleanup:
             if liveness is Liveness.DEAD
         }
 
-    async def _oracle_now(self, deadline: float) -> int:
-        left = deadline - self._env.now()
-        return await self._env.timestamps.get(timeout_seconds=max(left, 0.001))
-
     async def resolve_passable(
         self, met: Sequence[MetLock], *, read_at: int, deadline: float
     ) -> None:
@@ -286,18 +289,182 @@ class Cleanup:
             await self._env.cells.mutate(pushes, deadline)
 
 
-def _expired(lock: LockRecord, now: int) -> bool:
+def _has_expired(lock: LockRecord, now: int) -> bool:
     """Judges by the oracle's clock alone: the clocks of machines differ, and jump."""
     age = (now >> SEQUENCE_BITS) - (lock.start_timestamp >> SEQUENCE_BITS)
     return age > lock.ttl_milliseconds
 
 
-def _primary_lock(met: MetLock, answer: Refused) -> LockRecord:
-    lock = LockRecord.decode(answer.offender.value)
-    if lock.primary != met.lock.primary:
-        # One transaction with two deciding cells would be committed and rolled back at once.
-        raise InvariantViolation(
-            f"transaction {lock.start_timestamp} has two primaries: "
-            f"{lock.primary} and {met.lock.primary}"
-        )
-    return lock
+def learn_outcome(env: Environment, start: int, answer: Refused) -> bool:
+    """Remembers the transaction's outcome, if the refusal of `steps.status` names it."""
+    if answer.condition == steps.OWN_COMMIT:
+        env.verdicts.put(start, answer.offender.timestamp)
+    elif answer.condition == steps.OWN_ROLLBACK:
+        env.verdicts.put(start, ROLLED_BACK)
+    else:
+        return False
+    return True
+
+
+def lock_in(answer: Answer, start: int) -> LockRecord | None:
+    """The transaction's lock, if a step was refused because of it."""
+    if not isinstance(answer, Refused) or answer.cell is None or answer.cell.space != SPACE_LOCK:
+        return None
+    lock = LockRecord.decode(answer.cell.value)
+    return lock if lock.start_timestamp == start else None
+
+
+class Primaries:
+    """Sends steps to the cells that decide, also in tables that are being deleted.
+
+    Deleting a table does not wait for the transactions that write to it. Their locks in other
+    tables would hold up every reader if the cells that decide about them could no longer be asked.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+
+    async def mutate(self, steps: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        """Like `Mutations.mutate`."""
+        answers = await self._env.cells.mutate(steps, deadline)
+        deleted = self._env.deleted_tables
+        if deleted is None:
+            return answers
+        places = [place for place, one in enumerate(answers) if isinstance(one, SchemaError)]
+        if places:
+            again = await deleted.mutate([steps[place] for place in places], deadline)
+            for place, answer in zip(places, again, strict=True):
+                answers[place] = answer
+        return answers
+
+    def is_gone(self, answer: Answer) -> bool:
+        """Whether the cell no longer exists and never will, so that it decides nothing.
+
+        A table is removed only when no lock has its primary in it. A lock that appears later was
+        sent late, by a transaction that has not committed: until a transaction commits, its locks
+        stay where they are.
+        """
+        return self._env.deleted_tables is not None and isinstance(answer, SchemaError)
+
+
+async def commits_of(
+    cells: Mutations, transactions: Sequence[tuple[CellAddress, int]], deadline: float
+) -> list[int]:
+    """When these transactions have committed, as the primaries say that are given with their start
+    timestamps; 0 for each that is not known to have. Changes nothing."""
+    asked = [
+        CellMutation(primary.table_id, steps.status(primary.row, primary.column, start))
+        for primary, start in transactions
+    ]
+    return [
+        answer.offender.timestamp
+        if isinstance(answer, Refused) and answer.condition == steps.OWN_COMMIT
+        else 0
+        for answer in await cells.mutate(asked, deadline)
+    ]
+
+
+class Pushing:
+    """The pushes of one client, and the least commit timestamps that it has seen.
+
+    A reader makes a live writer commit above its snapshot, instead of waiting for it. A push raises
+    the least commit timestamp in the lock on the writer's primary. That number only grows while the
+    lock exists, and no commit below it is ever applied. So a client that has seen it in a primary's
+    lock knows for good: snapshots below it show nothing of the transaction. It is remembered, and a
+    snapshot that meets a thousand locks of one transaction pushes once.
+
+    How long a reader waits first:
+    - For an ordinary transaction, a short time: it is most likely about to commit.
+    - For a participant in a shared transaction whose attempt still writes, not at all: the
+      timestamp of its commit is fetched later. It is pushed a little ahead, so that the next
+      readers need not push.
+    - For a participant that has finished, until the snapshot is as old as that short time. Its
+      driver may hold a commit timestamp. That is overtaken only by a younger snapshot, so the
+      driver has that much time for its commit, however many readers there are. Older snapshots have
+      waited enough.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self._env = env
+        self._least: OrderedDict[int, int] = OrderedDict()
+        """By start timestamp."""
+
+    def is_above(self, start: int, read_at: int) -> bool:
+        """Whether the transaction is known to commit above the snapshot, if at all."""
+        return self._least.get(start, 0) > read_at
+
+    def passable(self, read_at: int, most: int) -> tuple[int, ...]:
+        """The transactions known to commit above the snapshot, if at all: the last of them."""
+        known = [start for start, least in self._least.items() if least > read_at]
+        return tuple(known[-most:])
+
+    def note(self, start: int, least: int) -> None:
+        """Remembers that the transaction commits at this timestamp or above, if at all."""
+        remembered = self._least
+        if least > remembered.get(start, 0):
+            remembered[start] = least
+            remembered.move_to_end(start)
+        if len(remembered) > _REMEMBERED_MAX:
+            remembered.popitem(last=False)
+
+    async def push(
+        self,
+        primaries: Sequence[LockRecord],
+        read_at: int,
+        *,
+        waited_seconds: float,
+        deadline: float,
+    ) -> set[int]:
+        """Pushes the locks that have been waited for long enough. Returns the start timestamps of
+        all transactions among them that commit above the snapshot. `waited_seconds` is how long the
+        caller has waited."""
+        for lock in primaries:
+            self.note(lock.start_timestamp, lock.min_commit_timestamp)
+        below = [lock for lock in primaries if lock.min_commit_timestamp <= read_at]
+        due = await self._due(below, read_at, waited_seconds, deadline)
+        if due:
+            pushes = [push_step(lock.primary, lock, least) for lock, least in due]
+            answers = await self._env.cells.mutate(pushes, deadline)
+            for (lock, least), answer in zip(due, answers, strict=True):
+                if answer is APPLIED:
+                    self.note(lock.start_timestamp, least)
+                elif (there := lock_in(answer, lock.start_timestamp)) is not None:
+                    # Another reader may have pushed it.
+                    self.note(there.start_timestamp, there.min_commit_timestamp)
+        starts = {lock.start_timestamp for lock in primaries}
+        return {start for start in starts if self.is_above(start, read_at)}
+
+    async def _due(
+        self, locks: Sequence[LockRecord], read_at: int, waited_seconds: float, deadline: float
+    ) -> list[tuple[LockRecord, int]]:
+        """The locks to push now, and up to where."""
+        env = self._env
+        patience = env.limits.push_after_seconds
+        least = read_at + 1
+        if waited_seconds >= patience:
+            return [(lock, least) for lock in locks]
+        ahead = least + (int(patience * 1000) << SEQUENCE_BITS)
+        due = [(lock, ahead) for lock in locks if _is_participant(lock, ATTEMPT_OPEN)]
+        finished = [lock for lock in locks if _is_participant(lock, ATTEMPT_FINISHED)]
+        if finished:
+            left = patience - seconds_between(read_at, await env.timestamp(deadline))
+            if left < deadline - env.now():
+                await env.clock.sleep(max(left, 0.0))
+                due += [(lock, least) for lock in finished]
+        return due
+
+
+def _is_participant(primary: LockRecord, state: bytes) -> bool:
+    """Whether this is the lock on the primary of a participant whose attempt is in this state."""
+    return (
+        primary.value == state
+        and not primary.session
+        and _PARTICIPANT.fullmatch(primary.primary.column) is not None
+    )
+
+
+def push_step(address: CellAddress, lock: LockRecord, least: int) -> CellMutation:
+    """The step that raises the lock's least commit timestamp."""
+    table_id, row, column = address
+    raised = replace(lock, min_commit_timestamp=least)
+    return CellMutation(table_id, steps.replace_lock(row, column, lock.prefix, raised.encode()))
