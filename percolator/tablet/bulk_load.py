@@ -77,17 +77,17 @@ from percolator.tablet.visible_cells import SLICE_BYTES
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 
-# The cells of one request of a bulk load, on their way into the storage.
-#
-# They are checked and encoded many at a time: most requests have one column and no zero byte in
-# their rows, and then hardly a step is taken for a single cell.
-
 INLINE_BYTES_MAX = 1_024
 """Same as the client's `value_inline_bytes_max`: longer values are stored separately."""
 
 
 class LoadedCells:
-    """Some cells of one request. `fill` puts them into `batch`; `publish` once that is durable."""
+    """Cells of one request, on their way into the storage. `fill` puts them into `batch`; `publish`
+    once that is durable.
+
+    They are checked and encoded many at a time: most requests have one column and no zero byte in
+    their rows, and then hardly a step is taken for a single cell.
+    """
 
     def __init__(
         self,

@@ -74,19 +74,6 @@ from percolator.tablet.judge import WriteLatch
 from percolator.tablet.state import Collected, Lifetimes, TabletState
 from percolator.world import Storage
 
-# Deletes acknowledgements of cells that no longer exist, or each deleted cell would leave one.
-#
-# An acknowledgement says which changes of its cell an observer has handled. Below the safe point,
-# once none of the cell's records is left, it carries no information: whatever is committed there
-# later is newer than anything that was acknowledged, and is handled with or without it.
-#
-# While the cell has a record, its acknowledgement stays, or a deletion would be handled twice. An
-# acknowledgement that records a dead letter stays: the run for the next change has to know about
-# it.
-#
-# Keys sort by row, then column, and these columns sort before all observed ones: during the walk
-# over a row, its acknowledgements are held until the walk reaches their cells.
-
 _ROW_END = b"\0\x01"
 _MARK = _ROW_END + component(ACKNOWLEDGEMENTS)[:-2]
 """In an encoded cell, whose row is encoded too, this occurs only where such a column begins."""
@@ -98,7 +85,20 @@ Record = tuple[bytes, bytes]
 
 
 class AnsweredCells:
-    """The acknowledgements of the row that a walk is in."""
+    """The acknowledgements of the row that a walk is in: deletes those of cells that no longer
+    exist, or each deleted cell would leave one.
+
+    An acknowledgement says which changes of its cell an observer has handled. Below the safe point,
+    once none of the cell's records is left, it carries no information: whatever is committed there
+    later is newer than anything that was acknowledged, and is handled with or without it.
+
+    While the cell has a record, its acknowledgement stays, or a deletion would be handled twice. An
+    acknowledgement that records a dead letter stays: the run for the next change has to know about
+    it.
+
+    Keys sort by row, then column, and these columns sort before all observed ones: during the walk
+    over a row, its acknowledgements are held until the walk reaches their cells.
+    """
 
     def __init__(self, gone: Callable[[Record], None]) -> None:
         """`gone` is called for each acknowledgement whose cell has no record left."""
@@ -142,12 +142,6 @@ class AnsweredCells:
         self._number = 0
 
 
-# Finds out whether a change of a cell became a dead letter: then its newest record has to stay.
-#
-# By then, its notifications are gone. What is left is the observer's note beside the cell. While
-# the note's cell is locked, a note may be about to be committed: the notifications are deleted when
-# the note is committed, which is before its lock is removed.
-
 _BEGIN = component(ACKNOWLEDGEMENTS)[:-2]
 """How such a column begins, as a component."""
 _STOP = component(ACKNOWLEDGEMENTS[:-1])[:-2] + b"\x01"
@@ -155,7 +149,13 @@ _STOP = component(ACKNOWLEDGEMENTS[:-1])[:-2] + b"\x01"
 
 
 def may_be_put_aside(mirror: LockMirror, storage: Storage[Any], cell: bytes) -> bool:
-    """`cell` is an encoded row and column. No lock may be added or removed meanwhile."""
+    """Whether a change of the cell may have become a dead letter: then its newest record has to
+    stay. `cell` is an encoded row and column. No lock may be added or removed meanwhile.
+
+    By then, its notifications are gone. What is left is the observer's note beside the cell. While
+    the note's cell is locked, a note may be about to be committed: the notifications are deleted
+    when the note is committed, which is before its lock is removed.
+    """
     _, behind_row = split_component(cell, 0)
     row = cell[:behind_row]
     column, _ = split_component(cell, behind_row)
@@ -199,15 +199,6 @@ def noted_value(storage: Storage[Any], noted: bytes, kind: int, record: bytes) -
     return storage.get(D + noted + inverted(start)) or b""
 
 
-# Compacts ranges that sweeps have left full of tombstones, piece by piece.
-#
-# LevelDB compacts by itself only after many writes: by then, a cell that is overwritten all the
-# time has tens of megabytes of dead versions. Where much was deleted and nothing more is written,
-# it keeps its tombstones, and every seek into the range walks over them.
-#
-# A compaction rewrites everything alive in its range. That pays once about as much was deleted
-# there as is stored, over however many sweeps.
-
 HEAVY_DELETIONS = 4_096
 """Fewer deletions than this are not worth a compaction."""
 PIECE_BYTES = 32 << 20
@@ -215,7 +206,16 @@ PIECE_BYTES = 32 << 20
 
 
 async def compact_heavy(state: TabletState) -> None:
-    """Compacts where sweeps deleted much. If the tablet is closed, raises the reason."""
+    """Compacts ranges that sweeps have left full of tombstones, piece by piece. If the tablet is
+    closed, raises the reason.
+
+    LevelDB compacts by itself only after many writes: by then, a cell that is overwritten all the
+    time has tens of megabytes of dead versions. Where much was deleted and nothing more is written,
+    it keeps its tombstones, and every seek into the range walks over them.
+
+    A compaction rewrites everything alive in its range. That pays once about as much was deleted
+    there as is stored, over however many sweeps.
+    """
     left = state.tombstones
     if left.deletions < HEAVY_DELETIONS:
         return
@@ -242,13 +242,6 @@ def _pieces(state: TabletState, ranges: Iterable[list[bytes]]) -> list[tuple[byt
     return pieces
 
 
-# Deletes many stored cells in the background while the tablet keeps serving.
-#
-# A sweep walks over the store in short slices, names what is to be deleted, and calls `breathe`
-# after each slice. That pauses long enough to keep the sweep within its share of the time, and
-# deletes what was named in one synced write, between two group commits, so that nothing is judged
-# meanwhile.
-
 DELETIONS_PER_WRITE = 2_048
 SLICE_SECONDS = 0.002
 SLICE_ENTRIES = 256
@@ -257,7 +250,14 @@ _COUNTED = (W, D, R)
 
 
 class Sweep:
-    """One pass over a tablet."""
+    """One pass over a tablet, which deletes many stored cells in the background while it keeps
+    serving.
+
+    A sweep walks over the store in short slices, names what is to be deleted, and calls `breathe`
+    after each slice. That pauses long enough to keep the sweep within its share of the time, and
+    deletes what was named in one synced write, between two group commits, so that nothing is judged
+    meanwhile.
+    """
 
     def __init__(
         self, state: TabletState, latch: WriteLatch, lifetimes: Lifetimes | None = None
@@ -352,23 +352,20 @@ class Sweep:
             cursor.close()
 
 
-# Trimming: deletes the cells of other tablets' rows that a tablet starts with after a split.
-#
-# Both halves are clones of the whole, and what is read from them is clipped to their rows. So the
-# other half's cells do no harm, but they take up space, and until they are deleted a tablet's size
-# is only an estimate. The walk may end anywhere (a crash, a move, another split), and the next
-# owner starts it again; what was deleted is subtracted from the stored counts in the same write.
-
-
 def is_due(state: TabletState) -> bool:
     """Whether there may be cells of other rows: the stored counts name the rows they cover."""
     return state.counted_rows != (state.identity.start, state.identity.end)
 
 
 async def trim(state: TabletState, latch: WriteLatch) -> int:
-    """Deletes all cells outside the tablet's range; returns how many.
+    """Deletes the cells of other tablets' rows that a tablet starts with after a split; returns how
+    many. If the tablet is closed meanwhile, raises the reason.
 
-    If the tablet is closed meanwhile, raises the reason.
+    Both halves are clones of the whole, and what is read from them is clipped to their rows. So the
+    other half's cells do no harm, but they take up space, and until they are deleted a tablet's
+    size is only an estimate. The walk may end anywhere (a crash, a move, another split), and the
+    next owner starts it again; what was deleted is subtracted from the stored counts in the same
+    write.
     """
     sweep = Sweep(state, latch)
     counters = state.counters

@@ -45,11 +45,6 @@ from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Storage
 
-# Found cells column by column, joined to blocks of memory.
-#
-# For readers that make blocks of them anyway, this costs either side a fraction of lists: neither
-# has to make or read a field of a message for each value.
-
 
 def join_cells(
     rows: list[bytes],
@@ -57,8 +52,12 @@ def join_cells(
     values: list[bytes],
     found: pb.JoinedCells,
 ) -> bool:
-    """Fills in the cells of a page, given row by row. Returns False, and does nothing, if not all
-    rows have the same columns."""
+    """Fills in the cells of a page, given row by row, column by column, joined to blocks of memory.
+    Returns False, and does nothing, if not all rows have the same columns.
+
+    For readers that make blocks of them anyway, this costs either side a fraction of lists: neither
+    has to make or read a field of a message for each value.
+    """
     if not rows:
         return False
     width = next((at for at, row in enumerate(rows) if row != rows[0]), len(rows))
@@ -81,12 +80,6 @@ def _join(values: list[bytes], found: pb.JoinedBytes) -> None:
     found.block = b"".join(values)
     found.offsets = offsets.tobytes()
 
-
-# One page of a scan: rows of a range at one timestamp, with the locks in their way.
-#
-# Locks of the page's range are gathered first, then one cursor is created for the whole page
-# (cells.py says why). The page ends between two rows: at its limit of rows or bytes, where
-# the gathering of locks stopped, or after it has looked at very many entries.
 
 LOCKS_LOOKED_AT_MAX = 4096
 """The limit before each page: about 2 ms."""
@@ -111,7 +104,13 @@ class ScanPlan:
 
 
 class ScanPage:
-    """The first page of the rows in [start, end), or the last page if the scan is reversed."""
+    """One page of a scan: the first rows in [start, end) at one timestamp, with the locks in their
+    way, or the last ones if the scan is reversed.
+
+    Locks of the page's range are gathered first, then one cursor is created for the whole page
+    (cells.py says why). The page ends between two rows: at its limit of rows or bytes, where the
+    gathering of locks stopped, or after it has looked at very many entries.
+    """
 
     def __init__(
         self, state: TabletState, plan: ScanPlan, start: bytes, end: bytes, rows_max: int
@@ -307,12 +306,6 @@ def _contains(rows: tuple[bytes, bytes], row: bytes) -> bool:
     return start <= row and (not end or row < end)
 
 
-# Raw stored cells of one space, page by page: for audits, for finding work, for clean-up.
-#
-# Locks come from the mirror, and notifications from the index if it is complete: where cells are
-# deleted soon after they are written, an iterator would walk over the deleted ones. A page is read
-# without yielding to the event loop, and the next one continues after its last key.
-
 _NO_LIMIT = 2**63
 
 Entry = tuple[bytes, bytes | None]
@@ -322,7 +315,13 @@ Entry = tuple[bytes, bytes | None]
 async def stored_pages(
     state: TabletState, request: pb.ScanCellsRequest
 ) -> AsyncIterator[pb.ScanCellsResponse]:
-    """Yields pages. Raises `InvalidArgument` before the first one."""
+    """Yields raw stored cells of one space, page by page: for audits, for finding work, for
+    clean-up. Raises `InvalidArgument` before the first one.
+
+    Locks come from the mirror, and notifications from the index if it is complete: where cells are
+    deleted soon after they are written, an iterator would walk over the deleted ones. A page is
+    read without yielding to the event loop, and the next one continues after its last key.
+    """
     if request.space not in PREFIX_OF_SPACE:
         raise InvalidArgument("space", f"{request.space} is not a space")
     if request.until_timestamp and request.until_timestamp <= request.from_timestamp:

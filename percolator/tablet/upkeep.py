@@ -203,17 +203,6 @@ class Upkeep:
         await self._state.write(batch)
 
 
-# Mutations that take effect at one moment or not at all.
-#
-# A shared transaction (percolator/protocol/shared/driver.py) consists of parts, each with a primary
-# of its own. All of them become committed at one moment, because the primaries are cells of one
-# row, and so of one tablet: their commits are one write.
-#
-# Such groups are rare, so they go between two batches of the group commit, where nothing is in
-# flight: what they are judged against is durable, and nothing changes it before they are written.
-# For the rest, the rules are those of a batch (group_commit.py): no answer leaves before the
-# ownership of the tablet is checked, and after a failed write the outcome is unknown.
-
 _OTHERS_REFUSED = not_executed(NotExecuted("another mutation of the group was not applied"))
 
 
@@ -224,9 +213,17 @@ async def apply_together(
     schema_version: int,
     deadline_seconds: float,
 ) -> list[pb.MutationResult]:
-    """Applies all or none of them. Each is of another cell.
+    """Applies all of these mutations or none. Each is of another cell. Raises the error because of
+    which nothing was executed, and `ExecutionUnknown`.
 
-    Raises the error because of which nothing was executed, and `ExecutionUnknown`.
+    A shared transaction (percolator/protocol/shared/driver.py) consists of participants, each with
+    a primary of its own. All of them are committed at once, because the primaries are cells
+    of one row, and so of one tablet: their commits are one write.
+
+    Such groups are rare, so they go between two batches of the group commit, where nothing is in
+    flight: what they are judged against is durable, and nothing changes it before they are written.
+    For the rest, the rules are those of a batch (group_commit.py): no answer leaves before the
+    ownership of the tablet is checked, and after a failed write the outcome is unknown.
     """
     async with AsyncExitStack() as turn:
         late = NotExecuted("the deadline passed while the mutations waited for their turn")

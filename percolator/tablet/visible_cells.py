@@ -413,18 +413,6 @@ NOWHERE = b"\0"
 """A prefix of no key."""
 
 
-# Visible cells, judged many entries at a time.
-#
-# Most entries of most scans are simple: a put or a deletion in a write record that needs no look
-# elsewhere. A run of them costs half of what they cost one by one, since no step of Python's is
-# spent on a single entry. What is not simple is left to `VisibleCells.walk`, entry by entry, and
-# both find the same: lock-only records, values stored apart from their record, and large ones, of
-# which a run would hold too many at once.
-#
-# A run also looks at old versions that a walk would jump over. So the first runs are short, and
-# after one that was not simple or had few visible cells, the next entries are walked one by one,
-# and more of them each time.
-
 RUN_ENTRIES_MIN = 8
 RUN_ENTRIES_MAX = 128
 RUN_VALUE_BYTES_MAX = 4096
@@ -458,7 +446,18 @@ class Room(Protocol):
 
 
 class VisibleRuns(VisibleCells):
-    """Visible cells in a range without locks in the way."""
+    """Visible cells in a range without locks in the way, judged many entries at a time.
+
+    Most entries of most scans are simple: a put or a deletion in a write record that needs no look
+    elsewhere. A run of them costs half of what they cost one by one, since no step of Python's is
+    spent on a single entry. What is not simple is left to `VisibleCells.walk`, entry by entry, and
+    both find the same: lock-only records, values stored apart from their record, and large ones, of
+    which a run would hold too many at once.
+
+    A run also looks at old versions that a walk would jump over. So the first runs are short, and
+    after one that was not simple or had few visible cells, the next entries are walked one by one,
+    and more of them each time.
+    """
 
     _run_entries = RUN_ENTRIES_MIN
     _runs_from = 0
