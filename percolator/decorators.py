@@ -27,7 +27,7 @@ import sys
 from asyncio import AbstractEventLoop
 from collections.abc import Awaitable, Callable, Coroutine
 from inspect import iscoroutine, iscoroutinefunction
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from percolator import aio
 from percolator.arguments import require_function
@@ -47,18 +47,6 @@ from percolator.schema import Column
 P = ParamSpec("P")
 R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
-
-
-class Runs(Protocol):
-    """A database, which runs transactions."""
-
-    def run(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,  # noqa: ANN401 - the function's
-        retry: RetryPolicy | None,
-        keywords: dict[str, Any] | None,
-    ) -> Any: ...  # noqa: ANN401 - the function's
 
 
 @overload
@@ -103,7 +91,7 @@ def _transactional(
                 f"{name} takes a Database or a Transaction as its first argument, got "
                 f"{type(first).__name__}"
             )
-        return cast(Runs, first).run(function, *arguments, retry=retry, keywords=keywords)
+        return first.run(function, *arguments, retry=retry, keywords=keywords)
 
     return call
 

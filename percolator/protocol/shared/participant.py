@@ -403,19 +403,16 @@ class Beating(Protocol):
 
 
 class Beats:
-    """One timer for all that a client keeps alive for shared transactions: calls `beat` of
-    everything added, once in every interval of heartbeats, or when the beat before has ended."""
+    """Everything that a client keeps alive for shared transactions: calls `beat` of each, again and
+    again, an interval of heartbeats after the beat before has ended."""
 
     def __init__(self, env: Environment) -> None:
         self._env = env
-        self._beating: dict[Beating, asyncio.Task[None] | None] = {}
-        self._timer: asyncio.TimerHandle | None = None
+        self._beating: dict[Beating, asyncio.Task[None]] = {}
         self._tasks = Tasks()
 
     def add(self, one: Beating) -> None:
-        self._beating[one] = None
-        if self._timer is None:
-            self._wait()
+        self._beating[one] = self._tasks.start(self._keep(one))
 
     def discard(self, one: Beating) -> None:
         task = self._beating.pop(one, None)
@@ -424,26 +421,12 @@ class Beats:
 
     async def close(self) -> None:
         self._beating.clear()
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         await self._tasks.cancel()
 
-    def _wait(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(self._env.limits.heartbeat_seconds, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if not self._beating:
-            return
-        for one, task in self._beating.items():
-            if task is None or task.done():
-                self._beating[one] = self._tasks.start(self._beat(one))
-        self._wait()
-
-    async def _beat(self, one: Beating) -> None:
-        try:
-            await one.beat()
-        except PercolatorError as error:
-            _log.debug("a participant in a shared transaction was not kept alive: %s", error)
+    async def _keep(self, one: Beating) -> None:
+        while True:
+            await self._env.clock.sleep(self._env.limits.heartbeat_seconds)
+            try:
+                await one.beat()
+            except PercolatorError as error:
+                _log.debug("a participant in a shared transaction was not kept alive: %s", error)
