@@ -196,12 +196,7 @@ def model_form(kind: type[Any], known: dict[type[Any], Form]) -> Form:
         forms[field.name] = _form(hints[field.name], where, known)
         if not (field.default is field.default_factory is dataclasses.MISSING):
             optional.add(field.name)
-    _require_arguments(kind, forms)
-    return form
-
-
-def _require_arguments(kind: type[Any], forms: dict[str, Form]) -> None:
-    """Refuses a class that cannot be made from its fields: it could be written, and never read."""
+    # A class that cannot be made from its fields could be written, and never read.
     try:
         inspect.signature(kind).bind(**dict.fromkeys(forms))
     except (TypeError, ValueError) as error:
@@ -209,6 +204,7 @@ def _require_arguments(kind: type[Any], forms: dict[str, Form]) -> None:
             f"model {kind.__name__}: it cannot be made from its fields, so it could not be read "
             f"back: {error}"
         ) from None
+    return form
 
 
 def _packed(kind: type[Any], forms: dict[str, Form], value: object) -> dict[str, Any]:
@@ -252,7 +248,11 @@ def _form(hint: Any, where: str, known: dict[type[Any], Form]) -> Form:  # noqa:
     if origin in (types.UnionType, typing.Union):
         others = [part for part in parts if part is not types.NoneType]
         if len(others) == 1:
-            return _or_none(_form(others[0], where, known))
+            form = _form(others[0], where, known)
+            return Form(
+                lambda value: None if value is None else form.pack(value),
+                lambda data: None if data is None else form.unpack(data),
+            )
     elif origin is list:
         return _sequence(list, _form(parts[0], where, known))
     elif origin is tuple and len(parts) == 2 and parts[1] is Ellipsis:
@@ -263,25 +263,14 @@ def _form(hint: Any, where: str, known: dict[type[Any], Form]) -> Form:  # noqa:
         return _by_name(_form(parts[1], where, known))
     elif isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return model_form(hint, known)
-    elif _is_plain_enum(hint):
-        return member_form(hint)
-    shown = hint.__name__ if isinstance(hint, type) else hint
-    raise SchemaError(f"{where}: {shown} is none of {_SUPPORTED}")
-
-
-def _is_plain_enum(hint: object) -> bool:
-    return (
+    elif (
         isinstance(hint, type)
         and issubclass(hint, Enum)
         and all(type(member.value) in (str, int) for member in hint)
-    )
-
-
-def _or_none(form: Form) -> Form:
-    return Form(
-        lambda value: None if value is None else form.pack(value),
-        lambda data: None if data is None else form.unpack(data),
-    )
+    ):
+        return member_form(hint)
+    shown = hint.__name__ if isinstance(hint, type) else hint
+    raise SchemaError(f"{where}: {shown} is none of {_SUPPORTED}")
 
 
 def _sequence(kind: type[Any], form: Form) -> Form:

@@ -13,6 +13,7 @@ import math
 import re
 import string
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from percolator import codecs
@@ -80,6 +81,17 @@ _KEYS: dict[str, KeyCodec[Any]] = {
     "ordered_timestamp": codecs.ordered_timestamp,
     "ordered_date": codecs.ordered_date,
 }
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "integer": int,
+    "float": float,
+    "uuid": uuid.UUID,
+    "date": datetime.date.fromisoformat,
+    "timestamp": datetime.datetime.fromisoformat,
+    "ordered_integer": int,
+    "ordered_date": datetime.date.fromisoformat,
+    "ordered_timestamp": datetime.datetime.fromisoformat,
+}
+"""How the text of a value is read. What is not here is JSON."""
 _DECIMAL = re.compile(r"decimal\((\d{1,2}), ?(\d{1,2})\)")
 _OWN = re.compile(r"(model|message)\([^()]+\)")
 _NESTED_MAX = 8
@@ -205,19 +217,9 @@ def _excerpt(written: object) -> str:
 
 
 def _parsed(codec: Any, text: str) -> Any:  # noqa: ANN401 - a value of any type
-    if codec is codecs.integer or codec is codecs.ordered_integer:
-        return int(text)
-    if codec is codecs.float:
-        return float(text)
-    if codec is codecs.uuid:
-        return uuid.UUID(text)
-    if codec is codecs.date or codec is codecs.ordered_date:
-        return datetime.date.fromisoformat(text)
-    if codec is codecs.timestamp or codec is codecs.ordered_timestamp:
-        return datetime.datetime.fromisoformat(text)
     if codec.name.startswith("decimal"):
         return decimal.Decimal(text)
-    return json.loads(text)
+    return _PARSERS.get(codec.name, json.loads)(text)
 
 
 def _plain(value: Any) -> object:  # noqa: ANN401 - a value of any type

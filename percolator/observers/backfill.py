@@ -345,7 +345,12 @@ class _Backfill:
             async for page in pages:
                 for at in range(0, len(page), self._rows_at_once):
                     rows = page[at : at + self._rows_at_once]
-                    cells = self._cells(rows)
+                    cells = [
+                        (row, column)
+                        for row, found in rows
+                        for column in self._columns
+                        if column in found
+                    ]
                     if self._again:
                         await self._forget_acknowledgements(rows)
                     await self._notify(cells)
@@ -373,9 +378,6 @@ class _Backfill:
         request = master_pb2.ChangeObserversRequest(table=self._table, add=[found])
         table = await context.catalog.change_observers(request, context.deadline())
         self.take_schema(table, _named(table, self._observer).columns)
-
-    def _cells(self, page: Sequence[FoundRow]) -> list[Cell]:
-        return [(row, column) for row, found in page for column in self._columns if column in found]
 
     async def _notify(self, cells: Sequence[Cell]) -> None:
         """Writes notifications of these cells. Returns when all of them are durable."""

@@ -122,25 +122,20 @@ class IntentNotifications:
         if is_full:
             self._watched = watched
             self._from.clear()
-        waiting = await self._look_at_transactions(now)
+        # Goes back to the intents of transactions that were open, and are decided now.
+        decided, locks = await self._undecided.look(self._deadline())
+        for bucket, mark in self._from.items():
+            self._from[bucket] = min([mark, *decided])
+        await self._resolve(locks, now)
         buckets = list(BUCKETS)
         self._world.random.shuffle(buckets)
         looks = [self._look_into(bucket, admission, now) for bucket in buckets]
-        waiting += sum(await asyncio.gather(*looks))
+        waiting = len(locks) + sum(await asyncio.gather(*looks))
         if is_full:
             self._full_pass_at = began + max(
                 _FULL_PASS_SECONDS, (self._now() - began) / _FULL_PASS_FRACTION
             )
         return waiting + admission.admitted
-
-    async def _look_at_transactions(self, now: int) -> int:
-        """Looks at transactions that were open, and goes back to the intents of those that are
-        decided. Returns how many are still open."""
-        decided, locks = await self._undecided.look(self._deadline())
-        for bucket, mark in self._from.items():
-            self._from[bucket] = min([mark, *decided])
-        await self._resolve(locks, now)
-        return len(locks)
 
     async def _look_into(self, bucket: int, admission: Admission, now: int) -> int:
         """Returns how many intents wait for their transactions."""
@@ -240,7 +235,11 @@ class IntentNotifications:
         pages = self._intents.all_of(request.table_id, request.observers, until)
         async with aclosing(pages):
             async for page in pages:
-                found = [one for one in page if _is_between(one.row, request)]
+                found = [
+                    one
+                    for one in page
+                    if request.start <= one.row and (not request.end or one.row < request.end)
+                ]
                 judged = Judged(without_trace=found)
                 if request.locks_before:
                     judged = await self._fates.judge(found)
@@ -289,10 +288,6 @@ def _answer(
 ) -> FoundWork:
     place = None if mark is None else "the table of intents"
     return FoundWork(request, list(waiting), list(locks), None, None, place, mark)
-
-
-def _is_between(row: bytes, request: WorkRequest) -> bool:
-    return request.start <= row and (not request.end or row < request.end)
 
 
 async def _no_hints() -> AsyncGenerator[WorkHints, None]:

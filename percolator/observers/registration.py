@@ -321,7 +321,7 @@ async def remove_observer(
     if not purge:
         if not registered:
             raise SchemaError(f"table {table!r} has no observer {observer!r}", table=table)
-        if await _has_work(context, request):
+        if await _count(context, request):
             raise UsageError(
                 f"observer {observer!r} of table {table!r} has pending notifications: run it until "
                 "they are done, or purge them"
@@ -345,14 +345,6 @@ async def _removed_in_advance(context: WorkerContext, table: str, observer: str)
             change = master_pb2.ChangeObserversRequest(table=table, remove=[observer], awaited=True)
             await context.catalog.await_table(change, context.deadline())
             return True
-    return False
-
-
-async def _has_work(context: WorkerContext, request: WorkRequest) -> bool:
-    async with aclosing(context.notifications.survey(request)) as answers:
-        async for answer in answers:
-            if answer.waiting:
-                return True
     return False
 
 

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import threading
 import traceback
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,7 +35,6 @@ from percolator.observers import trace
 from percolator.observers.context import RunTransaction, Waiting, WorkerContext
 from percolator.observers.dead_letters import DeadLetters
 from percolator.observers.time_limits import RunTime, Threads, TimeLimit, TimeLimits, TookTooLong
-from percolator.observers.watched import Watched
 from percolator.observers.watched_cell import NOTHING_SEEN, Acknowledgement, WatchedCell, look
 from percolator.observers.work_queue import Work, WorkQueue
 from percolator.protocol.contention import Contender, Loss
@@ -126,14 +125,10 @@ class ObserverRun:
             await transaction.commit()
         elif transaction.commit_timestamp is None and transaction.internal.writes.cells:
             raise UsageError("the observer ended its own transaction without committing it")
-        return self._latency()
-
-    def _latency(self) -> float | None:
-        """The seconds from the change to the commit. Both timestamps are the oracle's, so the
-        clocks of machines do not matter."""
-        commit = self.transaction.commit_timestamp
+        commit = transaction.commit_timestamp
         if commit is None:
             return None
+        # Both timestamps are the oracle's, so the clocks of machines do not matter.
         waited = (commit >> SEQUENCE_BITS) - (min(self._work.timestamps) >> SEQUENCE_BITS)
         return max(waited, 0) / 1000
 
@@ -309,8 +304,10 @@ class RunPool:
         except (Exception, GeneratorExit):
             raise  # the last one comes from outside: a task that is thrown away
         except BaseException as error:
-            if isinstance(error, KeyboardInterrupt) and _may_be_from_outside():
-                raise
+            if isinstance(error, KeyboardInterrupt) and (
+                threading.current_thread() is threading.main_thread()
+            ):
+                raise  # from outside: Ctrl-C interrupts no other thread than the main one
             raise RuntimeError(f"the observer raised {summary_of(error)}") from error
 
     async def _call_function(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
@@ -415,11 +412,6 @@ async def _pending_cancellation() -> None:
             await asyncio.sleep(0)
 
 
-def _may_be_from_outside() -> bool:
-    """Ctrl-C may have interrupted this thread: no other than the main one ever is."""
-    return threading.current_thread() is threading.main_thread()
-
-
 def _inside(work: Work, function: Callable[[], object]) -> object:
     with Inside(work):
         return function()
@@ -508,13 +500,10 @@ class HotCellLine:
         """Takes note of the cells that a run has written."""
         cell = work.watched.hot_cell
         if cell is not None and cell not in written:
-            self._mistaken(work.watched)
-
-    def _mistaken(self, watched: Watched) -> None:
-        watched.hot_cell = None
-        for work in self._queue.in_line(watched):
-            if not work.has_lost:
-                work.leave()
+            work.watched.hot_cell = None
+            for one in self._queue.in_line(work.watched):
+                if not one.has_lost:
+                    one.leave()
 
 
 _AT_ONCE_MAX = 1_024
@@ -538,12 +527,13 @@ class Deletions:
 
     def add(self, work: Work, timestamps: Sequence[int]) -> None:
         """Deletes exactly these notifications of this work."""
-        for portion in _portions(timestamps):
+        watched, step = work.watched, _TIMESTAMPS_PER_STEP_MAX
+        for at in range(0, len(timestamps), step):
             if len(self._waiting) >= _WAITING_MAX:
                 return
-            watched = work.watched
+            portion = tuple(timestamps[at : at + step])
             self._waiting.append(
-                Waiting(watched.table_id, work.row, work.column, watched.id, tuple(portion))
+                Waiting(watched.table_id, work.row, work.column, watched.id, portion)
             )
         if self._sending is None and self._waiting:
             self._sending = self._context.env.background.start(self._send())
@@ -566,11 +556,6 @@ class Deletions:
         if self._sending is not None:
             await asyncio.wait([self._sending], timeout=seconds)
             self._waiting.clear()
-
-
-def _portions(timestamps: Sequence[int]) -> Iterable[Sequence[int]]:
-    step = _TIMESTAMPS_PER_STEP_MAX
-    return (timestamps[at : at + step] for at in range(0, len(timestamps), step))
 
 
 _ERRORS_MAX = 10

@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 from percolator.errors import PercolatorError
 from percolator.observers.context import Claim, Waiting, WorkerContext
@@ -66,18 +67,13 @@ class Scanner:
             self.passes += 1
             if found:
                 backoff = self._new_backoff()
-            await self._sleep(backoff.next_seconds())
+            with suppress(TimeoutError):
+                async with asyncio.timeout(backoff.next_seconds()):
+                    await self._woken.wait()
 
     def _new_backoff(self) -> Backoff:
         world = self._context.world
         return Backoff(world.clock, world.random, _PAUSE_SECONDS_MIN, self._pause_seconds_max)
-
-    async def _sleep(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._woken.wait()
-        except TimeoutError:
-            return
 
 
 class QueueAdmission:

@@ -241,7 +241,9 @@ class WorkQueue:
         key = watched, row, column
         work = self._known.get(key)
         if work is not None:
-            self._add(work, timestamps)
+            before = len(work.timestamps)
+            work.note(timestamps, self._most_timestamps())
+            self._timestamps += len(work.timestamps) - before
             return work
         if not self.has_space(watched):
             return None
@@ -259,11 +261,6 @@ class WorkQueue:
         lane.size_bytes += work.size_bytes
         self._make_ready_after_pause(work)
         return work
-
-    def _add(self, work: Work, timestamps: Iterable[int]) -> None:
-        before = len(work.timestamps)
-        work.note(timestamps, self._most_timestamps())
-        self._timestamps += len(work.timestamps) - before
 
     def _most_timestamps(self) -> int:
         is_full = self._timestamps >= TIMESTAMPS_OF_ALL_MAX
@@ -407,10 +404,6 @@ class WorkQueue:
         timer = self._delayed.pop(work.key, None)
         if timer is not None:
             timer.cancel()
-        if self._refused:
-            self._announce_space()
-
-    def _announce_space(self) -> None:
         again = {
             one for one in self._refused if self._takes_at_most(self._lane(one), _TIMES_FREE_AGAIN)
         }

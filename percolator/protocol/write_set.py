@@ -503,7 +503,7 @@ def _by_row(writes: Iterable[tuple[CellAddress, Write]]) -> dict[bytes, dict[byt
 # refusal, the next replacement has a longer lead: pushes follow the oracle's clock, so it arrives
 # above them once the lead is longer than its way.
 #
-# The attempts at shared transactions are kept alive like that, too (shared/participant.py). A commit
+# Attempts at shared transactions are kept alive like that, too (shared/participant.py). A commit
 # raises its lock only if a reader was faster than a plain replacement.
 #
 # Rules, each with the failure that it prevents:

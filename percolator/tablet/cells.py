@@ -214,16 +214,12 @@ def read_locks_prefix(cell: bytes) -> bytes:
 
 def space_bounds(prefix: bytes, start: bytes, end: bytes) -> tuple[bytes, bytes]:
     """First key (included) and last key (excluded) of a space's rows in [start, end)."""
-    return prefix + component(start), prefix + component(end) if end else _next(prefix)
+    return prefix + component(start), prefix + component(end) if end else bytes([prefix[0] + 1])
 
 
 def cell_bounds(start: bytes, end: bytes) -> tuple[bytes, bytes | None]:
     """Like `space_bounds`, without the space byte; None: no limit."""
     return component(start), component(end) if end else None
-
-
-def _next(prefix: bytes) -> bytes:
-    return bytes([prefix[0] + 1])
 
 
 class ColumnEncoder(dict[bytes, bytes]):

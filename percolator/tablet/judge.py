@@ -394,7 +394,10 @@ class Exclusion:
         cell = mutation[2]
         locked = locked_cell(cell)
         if unlocked >= 0:
-            on_other_side = self._read_lock(cell) if locked is None else self._lock(locked)
+            if locked is None:
+                on_other_side = next(iter(self._read_locks.live.get(cell, ())), None)
+            else:
+                on_other_side = locked if locked in self._headers else None
             if on_other_side is not None:
                 record = self._get(L + on_other_side) or b""
                 return _refused(unlocked, SPACE_LOCK, mutation, on_other_side, 0, record)
@@ -409,9 +412,6 @@ class Exclusion:
         return _refused(unwritten, SPACE_WRITE, mutation, *found)
 
     # ------------------------------------------------------------------ what a writer meets
-
-    def _read_lock(self, cell: bytes) -> bytes | None:
-        return next(iter(self._read_locks.live.get(cell, ())), None)
 
     def _newer_read(
         self, cell: bytes, since: int, new_cursor: Callable[[], Cursor]
@@ -438,9 +438,6 @@ class Exclusion:
         )
 
     # ------------------------------------------------------------------ what a read lock meets
-
-    def _lock(self, locked: bytes) -> bytes | None:
-        return locked if locked in self._headers else None
 
     def _newer(
         self, locked: bytes, since: int, cursor: Callable[[], Cursor]
@@ -541,7 +538,10 @@ class Judge:
             try:
                 holds, offender = self._judge(cell, condition)
             except TooManyVersions:
-                return _too_many_versions(index)
+                reason = (
+                    f"needs more than {VERSIONS_MAX} versions of the cell; narrow its timestamps"
+                )
+                return not_executed(InvalidArgument(f"mutations.conditions[{index}]", reason))
             if not holds:
                 return self._refused(mutation, index, condition, offender)
         for change in changes:
@@ -673,15 +673,6 @@ class Judge:
             result.cell.value = value
             result.cell.qualifier = condition[6]
         return result
-
-
-def _too_many_versions(index: int) -> pb.MutationResult:
-    return not_executed(
-        InvalidArgument(
-            f"mutations.conditions[{index}]",
-            f"needs more than {VERSIONS_MAX} versions of the cell; narrow its timestamps",
-        )
-    )
 
 
 # Changes that one group commit will write, and that memory learns of once they are durable.

@@ -233,12 +233,9 @@ class ScanPage:
             self._full_before = row
             return False
         self.rows += 1
-        if self._lock_rows and self._is_next_lock(row):
+        if self._lock_rows[self._locks_counted : self._locks_counted + 1] == [row]:
             self._locks_counted += 1
         return True
-
-    def _is_next_lock(self, row: bytes) -> bool:
-        return self._lock_rows[self._locks_counted : self._locks_counted + 1] == [row]
 
     def _admit_locked_before(self, row: bytes) -> bool:
         """True if there is room for the locked rows before this row."""

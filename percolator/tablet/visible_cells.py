@@ -345,7 +345,9 @@ class VisibleCells:
                 steps += 1
                 self._step_over_lock_only(cell, value, steps)
                 continue
-            if lifetimes and self._has_expired(key, cell[len(row_prefix) :]):
+            if lifetimes and lifetimes.hides_component(
+                cell[len(row_prefix) :], timestamp_of(key), self._timestamp
+            ):
                 kind = KIND_DELETE
             if kind != KIND_DELETE or self._report_deletes:
                 if not admitted:
@@ -388,9 +390,6 @@ class VisibleCells:
         if len(self._columns_met) < COLUMNS_MET_MAX:
             self._columns_met[encoded] = column
         return column
-
-    def _has_expired(self, key: bytes, column: bytes) -> bool:
-        return self._lifetimes.hides_component(column, timestamp_of(key), self._timestamp)
 
     def _other_value(self, key: bytes, record: bytes, kind: int) -> bytes:
         """The value of a cell whose record does not hold it."""

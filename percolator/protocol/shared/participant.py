@@ -26,6 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from percolator.arguments import require_whole
 from percolator.errors import (
     CellAddress,
     ConflictError,
@@ -150,11 +151,7 @@ def check_task(task: object, generation: object) -> None:
         raise InvalidArgument("task", f"{task!r} cannot be encoded as UTF-8") from error
     if not 0 < size <= TASK_BYTES_MAX:
         raise InvalidArgument("task", f"expected 1 to {TASK_BYTES_MAX} bytes of text, got {task!r}")
-    whole = isinstance(generation, int) and not isinstance(generation, bool)
-    if not whole or not 0 <= generation < GENERATION_MAX:  # type: ignore[operator]
-        raise InvalidArgument(
-            "generation", f"expected a number from 0 to below {GENERATION_MAX}, got {generation!r}"
-        )
+    require_whole(generation, "generation", 0, GENERATION_MAX - 1)
 
 
 # ---------------------------------------------------------------------------- one participant
