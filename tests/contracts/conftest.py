@@ -37,7 +37,7 @@ ON_TABLETS = [
     pytest.param(THROUGH, marks=pytest.mark.integration),
 ]
 needs_tablets = pytest.mark.parametrize("db", ON_TABLETS, indirect=True, scope="module")
-"""For what a row store does not have: tests/unit/rowstore/test_not_there_yet.py says so."""
+"""For what a row store does not have: tests/unit/rowstore/test_refused_input.py says so."""
 
 
 needs_backward_scans = pytest.mark.parametrize(

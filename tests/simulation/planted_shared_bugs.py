@@ -1,7 +1,7 @@
 """Bugs of shared transactions.
 
 That a part pushed above the commit is never committed, and that a tablet checks its ownership after
-it has written a group, is shown by tests/unit/tablet/test_together.py: the times at which it
+it has written a group, is shown by tests/unit/tablet/test_bad_mutations.py: the times at which it
 matters are too rare here.
 """
 

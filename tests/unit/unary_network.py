@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import Any
 
-from percolator.errors import UsageError
+from percolator.errors import DeadlineExceeded, UsageError
+from percolator.testing.in_process_network import InProcessNetwork
 from percolator.world import (
     RequestT,
     ResponseT,
@@ -42,3 +44,24 @@ class UnaryNetwork(ABC):
 
     async def close(self) -> None:  # noqa: B027 - most doubles have nothing to close
         """Nothing is open."""
+
+
+# A network in one process whose calls end with their time-outs.
+
+
+class UnaryTimeouts(InProcessNetwork):
+    """Calls end with their time-outs, as real ones do."""
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        untimed = super().unary(address, method)
+
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            try:
+                async with asyncio.timeout(timeout):
+                    return await untimed(request, timeout)
+            except TimeoutError:
+                raise DeadlineExceeded("no answer in time", where=address) from None
+
+        return call

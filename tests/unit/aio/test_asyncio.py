@@ -5,21 +5,38 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
 import pytest
 
-from percolator import InvalidArgument, Limits, RetryPolicy, UsageError, codecs
+from percolator import (
+    ConflictError,
+    InvalidArgument,
+    Limits,
+    RetryPolicy,
+    SchemaError,
+    Table,
+    TransactionTooLarge,
+    UsageError,
+    codecs,
+)
+from percolator import Database as BlockingDatabase
 from percolator.aio import Database, Transaction
 from percolator.decorators import transactional
-from percolator.errors import ConflictError, SchemaError
+from percolator.errors import CellAddress
+from percolator.protocol import commit
+from percolator.protocol.commit import Commit
+from percolator.protocol.write_set import Write
+from percolator.testing.pytest_plugin import percolator_db
+from percolator.timestamps import Timestamp
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.wire import methods
-from tests.unit.connected import accounts, balance, connected
+from tests.unit.connected import TWO_PHASES, accounts, balance, connected
 
 
 async def test_several_reads_of_one_transaction_share_one_timestamp() -> None:
@@ -318,3 +335,483 @@ async def test_a_function_that_is_not_a_coroutine_function_is_refused() -> None:
     async with connected() as (db, _):
         with pytest.raises(UsageError, match="returns int"):
             await db.run(lambda tx: 5)  # type: ignore[arg-type, return-value]  # the mistake
+
+
+# Rows that are longer than the tablet servers allow: they are refused, and block nothing.
+
+
+@pytest.mark.parametrize("one_round_cells_max", [0, 256])
+@pytest.mark.parametrize(
+    ("long", "other"),
+    [("a" * 5_000, "z"), ("z" * 5_000, "a")],
+    ids=["as the primary", "as another cell"],
+)
+async def test_a_transaction_with_a_refused_row_leaves_no_lock_that_nobody_can_settle(
+    long: str, other: str, one_round_cells_max: int
+) -> None:
+    """The two are in different tablets: one refuses its cell, and the other one locks its own."""
+    limits = Limits(row_bytes_max=8_192, one_round_cells_max=one_round_cells_max)
+    async with connected(limits) as (db, _):
+        tx = db.transaction()
+        await tx.set(long, balance, 1)
+        await tx.set(other, balance, 1)
+        with pytest.raises(InvalidArgument, match="5000 bytes, at most 4096 allowed"):
+            await tx.commit()
+        async with db.transaction() as later:
+            assert [await later.get(row, balance) for row in (long, other)] == [None, None]
+            await later.set(other, balance, 2)
+        assert await db.get(other, balance) == 2
+
+
+async def test_a_row_that_no_server_could_store_is_refused_when_it_is_written() -> None:
+    async with connected(Limits(row_bytes_max=65_536)) as (db, _), db.transaction() as tx:
+        with pytest.raises(InvalidArgument, match="row: has 65537 bytes, at most 65536"):
+            await tx.set("a" * 65_537, balance, 1)
+
+
+# What a transaction reads where it has written or deleted much itself, and what that costs.
+
+on_both_engines = pytest.mark.usefixtures("engine_of_cells")
+
+
+@on_both_engines
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("limit", [1, 10])
+async def test_a_limited_scan_over_many_own_deletions_takes_few_calls(
+    limit: int, reverse: bool
+) -> None:
+    async with connected(Limits()) as (db, _):
+        keys = [f"a{number:03}" for number in range(400)]
+        await db.set_many((key, {balance: 1}) for key in keys)
+        async with db.transaction() as tx:
+            await tx.timestamp()
+            left = sorted(keys, reverse=reverse)
+            for key in left[:300]:
+                await tx.delete(key, balance)
+            before = tx.statistics.round_trips
+            scan = tx.scan(accounts, limit=limit, reverse=reverse)
+            assert [row.key async for row in scan] == left[300 : 300 + limit]
+            assert tx.statistics.round_trips - before <= 12
+            tx.rollback()
+
+
+class Counted(dict[CellAddress, Write]):
+    """Writes that count how often all of them are looked at."""
+
+    looks = 0
+
+    def __iter__(self) -> Iterator[CellAddress]:
+        self.looks += 1
+        return super().__iter__()
+
+    def items(self) -> Any:
+        self.looks += 1
+        return super().items()
+
+
+@on_both_engines
+async def test_all_reads_of_rows_together_look_once_at_what_the_transaction_has_written() -> None:
+    async with connected(Limits()) as (db, _), db.transaction() as tx:
+        keys = [f"a{number:03}" for number in range(100)]
+        for number, key in enumerate(keys):
+            await tx.set(key, balance, number)
+        cells = tx.internal.writes.cells = Counted(tx.internal.writes.cells)
+        for number, key in enumerate(keys):
+            assert [row[balance] for row in await tx.get_many(accounts, [key])] == [number]
+        assert [row[balance] for row in await tx.get_many(accounts, keys)] == list(range(100))
+        assert [row.key async for row in tx.scan(accounts, start="a010", end="a020")] == keys[10:20]
+        assert cells.looks == 1
+        tx.rollback()
+
+
+# Cells in bulk: what a snapshot returns as parallel lists, for programs that move many of them.
+
+
+async def test_cells_of_single_rows_are_those_that_a_scan_finds_there() -> None:
+    async with connected() as (db, _):
+        await db.set_many((f"{number}", {balance: number}) for number in range(10))
+        async with db.transaction() as tx:
+            await tx.delete("7", balance)
+        async with db.snapshot() as snapshot:
+            await snapshot.get("0", balance)
+            await db.set_many([("3", {balance: 33})])
+            page = await snapshot.get_cells(accounts, [b"3", b"7", b"9", b"nothing"])
+            scanned = [page async for page in snapshot.scan_cells(accounts, columns=[b"balance"])]
+            assert page.rows == [b"3", b"9"]
+            assert page.columns == [b"balance"] * 2
+            for row, value, commit in zip(
+                page.rows, page.values, page.commit_timestamps, strict=True
+            ):
+                place = scanned[0].rows.index(row)
+                assert value == scanned[0].values[place]
+                assert commit == scanned[0].commit_timestamps[place]
+            none = await snapshot.get_cells(accounts, [b"3"], columns=[b"another"])
+            assert none.rows == []
+
+
+# Several cells of a row, sums, single values and pages, each in one call.
+
+__all__ = ["percolator_db"]
+
+owner = accounts.column("owner", codecs.text)
+other = Table("others").column("number", codecs.integer)
+
+
+async def test_a_mapping_sets_several_columns_of_a_row() -> None:
+    async with connected() as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("bob", {balance: 1, owner: "Bob"})
+            await tx.set("joe", {})
+        async with db.snapshot() as snapshot:
+            bob, joe = await snapshot.get_many(accounts, ["bob", "joe"], [owner, balance])
+            assert bob.items() == [(owner, "Bob"), (balance, 1)]
+            assert joe.items() == []
+
+
+async def test_a_row_is_deleted_whole_or_not_at_all() -> None:
+    """A program that commits what had room must not make half a row visible."""
+    async with connected(Limits(transaction_cells_max=3)) as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("bob", {balance: 1, owner: "Bob"})
+        async with db.transaction() as tx:
+            for row in ("joe", "zoe"):
+                await tx.set(row, balance, 2)
+            with pytest.raises(TransactionTooLarge):
+                await tx.delete_row(accounts, "bob")
+        async with db.snapshot() as snapshot:
+            (bob,) = await snapshot.get_many(accounts, ["bob"], [balance, owner])
+            assert bob.items() == [(balance, 1), (owner, "Bob")]
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({balance: 1, owner: 2}, "column 'owner': expected str, got int"),
+        ({balance: 1, "owner": "Bob"}, "expected a Column, got str"),
+        ({balance: 1, other: 2}, "expected columns of one table"),
+        (balance, r"value: is missing: expected set\(row, column, value\)"),
+        ([(balance, 1)], "value: is missing"),
+    ],
+)
+async def test_of_a_mapping_all_is_set_or_nothing(values: Any, says: str) -> None:
+    async with connected() as (db, _):
+        await db.create_table(other.table)
+        tx = db.transaction()
+        with pytest.raises((SchemaError, UsageError, InvalidArgument), match=says):
+            await tx.set("bob", values)
+        assert await tx.get("bob", balance) is None
+
+
+async def test_a_deleted_row_has_no_cell_left_not_even_those_that_were_just_set() -> None:
+    async with connected() as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("bob", {balance: 1, owner: "Bob"})
+            await tx.set("bobby", balance, 2)
+        async with db.transaction() as tx:
+            await tx.set("bob", accounts.column("new", codecs.raw), b"")
+            await tx.delete_row(accounts, "bob")
+            await tx.delete_row(accounts, "nothing")
+            assert not (await tx.get_many(accounts, ["bob"]))[0]
+        async with db.snapshot() as snapshot:
+            assert [row.key async for row in snapshot.scan(accounts)] == ["bobby"]
+
+
+async def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted() -> None:
+    picture = accounts.family("picture:", codecs.raw)
+    async with connected() as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("joe", balance, 1)
+            for number in range(5):
+                await tx.set("bob", picture.column(f"{number}"), bytes(4 << 20))
+        async with db.transaction() as tx:
+            await tx.set("bob", balance, 1)
+            await tx.delete_row(accounts, "bob")
+        async with db.snapshot() as snapshot:
+            assert [row.key async for row in snapshot.scan(accounts)] == ["joe"]
+
+
+async def test_a_row_that_was_deleted_conflicts_with_a_writer_of_its_cells() -> None:
+    async with connected() as (db, _):
+        await db.set_many([("bob", {balance: 1})])
+        tx = db.transaction()
+        await tx.delete_row(accounts, "bob")
+        await db.set_many([("bob", {balance: 2})])
+        with pytest.raises(ConflictError):
+            await tx.commit()
+
+
+async def test_an_increment_returns_the_sum_and_begins_at_zero() -> None:
+    async with connected() as (db, _):
+        async with db.transaction() as tx:
+            assert await tx.increment("bob", balance) == 1
+            assert await tx.increment("bob", balance, 10) == 11
+            assert await tx.increment("bob", balance, -20) == -9
+        assert await db.get("bob", balance) == -9
+
+
+async def test_two_increments_of_one_cell_conflict() -> None:
+    async with connected() as (db, _):
+        first, second = db.transaction(), db.transaction()
+        await first.increment("bob", balance)
+        await second.increment("bob", balance)
+        await first.commit()
+        with pytest.raises(ConflictError):
+            await second.commit()
+        assert await db.get("bob", balance) == 1
+
+
+async def test_only_integers_are_incremented() -> None:
+    async with connected() as (db, _), db.transaction() as tx:
+        await tx.set("bob", owner, "Bob")
+        column: Any = owner
+        with pytest.raises(SchemaError, match="only integers can be incremented, found str"):
+            await tx.increment("bob", column)
+        with pytest.raises(InvalidArgument, match="by: expected an int, got float"):
+            await tx.increment("bob", balance, 0.5)  # type: ignore[arg-type]  # the mistake
+        await tx.set("bob", balance, 2**63 - 1)
+        with pytest.raises(SchemaError, match="does not fit into 64 bits"):
+            await tx.increment("bob", balance)
+        assert await tx.get("bob", balance) == 2**63 - 1
+
+
+async def test_a_database_reads_one_value_as_it_is_now() -> None:
+    async with connected() as (db, _):
+        assert await db.get("bob", balance) is None
+        assert await db.get("bob", balance, 7) == 7
+        for number in (1, 2):
+            await db.set_many([("bob", {balance: number})])
+            assert await db.get("bob", balance) == number
+
+
+async def test_a_row_read_without_columns_does_not_guess_their_types() -> None:
+    async with connected() as (db, _):
+        await db.set_many([("bob", {balance: 1})])
+        async with db.snapshot() as snapshot:
+            (row,) = await snapshot.get_many(accounts, ["bob"])
+            with pytest.raises(UsageError, match=r"pass columns to get_many or scan, or use raw"):
+                row.items()
+            async for row in snapshot.scan(accounts, columns=(c for c in [balance, owner])):  # type: ignore[arg-type]  # consumed once
+                assert row.items() == [(balance, 1)]
+
+
+KEYS = ["a1", "b1", "b2", "b3", "b4", "c1"]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "expected"),
+    [
+        ({"start": "b3"}, ["b3", "b4"]),
+        ({"end": "b3"}, ["b1", "b2"]),
+        ({"start": "b2", "end": "b4"}, ["b2", "b3"]),
+        ({"start": "a1", "end": "z"}, ["b1", "b2", "b3", "b4"]),
+        ({"start": "c"}, []),
+        ({"end": "a5"}, []),
+        ({"start": "b2", "limit": 2}, ["b2", "b3"]),
+        ({"end": "b4", "limit": 2, "reverse": True}, ["b3", "b2"]),
+    ],
+)
+async def test_a_scan_shows_what_is_in_the_prefix_and_in_the_bounds(
+    bounds: Any, expected: list[str]
+) -> None:
+    async with connected() as (db, _):
+        await db.set_many((key, {balance: 1}) for key in KEYS)
+        async with db.snapshot() as snapshot:
+            found = [row.key async for row in snapshot.scan(accounts, prefix="b", **bounds)]
+            assert found == expected
+
+
+async def test_tables_are_created_together_or_refused_before_the_first() -> None:
+    async with connected() as (db, _):
+        new = [Table("one"), Table("two")]
+        for wrong, says in [
+            ([*new, "three"], r"tables\[2\]: expected a Table, got str"),
+            ([*new, Table("one")], r"tables\[2\]: 'one' is named twice"),
+            ([*new, Table("percolator.x")], "'percolator.x' is internal"),
+            ("one", "tables: expected a list of tables, got str"),
+        ]:
+            with pytest.raises(InvalidArgument, match=says):
+                await db.create_tables(wrong)  # type: ignore[arg-type]  # the mistake
+        assert await db.tables() == ["accounts"]
+        await db.create_tables(new)
+        await db.create_tables(iter([*new, Table("three")]), exist_ok=True)
+        assert await db.tables() == ["accounts", "one", "three", "two"]
+
+
+def test_the_blocking_twins_do_the_same(percolator_db: BlockingDatabase) -> None:
+    db = percolator_db
+    db.create_tables(table for table in [accounts, other.table])
+    with db.transaction() as tx:
+        tx.set("bob", {balance: 1, owner: "Bob"})
+        assert tx.increment("bob", balance, 2) == 3
+        tx.set("joe", balance, 1)
+        tx.delete_row(accounts, "joe")
+    assert db.get("bob", balance) == 3
+    assert db.get("joe", balance, default=0) == 0
+    with db.snapshot() as snapshot:
+        (row,) = snapshot.scan(accounts, prefix="b", start="bob", columns=[owner, balance])
+        assert row.items() == [(owner, "Bob"), (balance, 3)]
+
+
+# Reads of families, past locks.
+
+edges = accounts.family("edge:", codecs.integer)
+
+
+class Died(BaseException):
+    """The client has gone no further."""
+
+
+@pytest.mark.parametrize("page_rows_max", [1, 3, 1000])
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_only_the_family_is_found_and_limits_count_only_its_rows(
+    page_rows_max: int, reverse: bool
+) -> None:
+    async with connected(Limits(page_rows_max=page_rows_max)) as (db, _):
+        async with db.transaction() as tx:
+            for row in "abcdefghijklmnopqrst":
+                await tx.set(row, balance, 1)
+                if row in "dmps":
+                    await tx.set(row, edges.column("x"), 2)
+            await tx.delete("m", balance)
+        wanted = ["s", "p", "m", "d"] if reverse else ["d", "m", "p", "s"]
+        async with db.snapshot() as snapshot:
+            for limit in (None, 4, 3, 1):
+                found = snapshot.scan(accounts, columns=[edges], reverse=reverse, limit=limit)
+                rows = [row async for row in found]
+                assert [row.key for row in rows] == wanted[:limit]
+                assert all(list(row) == [b"edge:x"] for row in rows)
+            got = await snapshot.get_many(accounts, ["a", "d", "m"], [edges])
+            assert [row.raw() for row in got] == [
+                {},
+                *2 * [{b"edge:x": codecs.integer.encode(2)}],
+            ]
+
+
+async def test_a_family_is_read_past_the_lock_of_a_client_that_died(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def dies(*_: Any) -> int:
+        raise Died
+
+    async def removes_nothing(*_: Any) -> None:
+        pass
+
+    async with connected(TWO_PHASES) as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("a", edges.column("x"), 1)
+            await tx.set("a", balance, 1)
+            await tx.set("b", edges.column("x"), 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(commit, "roll_back_all", removes_nothing)
+            patch.setattr(Commit, "commit_primary", dies)
+            lost = db.transaction()
+            await lost.set("a", edges.column("x"), 2)
+            await lost.set("a", edges.column("y"), 2)
+            await lost.set("z", edges.column("y"), 2)
+            with pytest.raises(Died):
+                await lost.commit()
+        async with db.snapshot() as snapshot:
+            for _ in range(2):
+                found = [row async for row in snapshot.scan(accounts, columns=[edges])]
+                assert [(row.key, row.family(edges)) for row in found] == [
+                    ("a", {"x": 1}),
+                    ("b", {"x": 1}),
+                ]
+                assert list(found[0]) == [b"edge:x"]
+
+
+@pytest.mark.parametrize("read", ["scan", "get_many"])
+async def test_a_lock_outside_of_the_family_is_not_in_the_way(
+    read: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def dies(*_: Any) -> int:
+        raise Died
+
+    async def removes_nothing(*_: Any) -> None:
+        pass
+
+    async with connected(TWO_PHASES) as (db, _):
+        monkeypatch.setattr(commit, "roll_back_all", removes_nothing)
+        monkeypatch.setattr(Commit, "commit_primary", dies)
+        lost = db.transaction()
+        await lost.set("a", balance, 2)
+        with pytest.raises(Died):
+            await lost.commit()
+        async with db.snapshot() as snapshot:
+            if read == "scan":
+                assert [row async for row in snapshot.scan(accounts, columns=[edges])] == []
+            else:
+                (row,) = await snapshot.get_many(accounts, ["a"], [edges])
+                assert not row
+            assert snapshot.statistics.lock_waits == []
+
+
+@pytest.mark.usefixtures("engine_of_cells")
+async def test_any_number_of_single_cells_of_a_row_is_read_at_once() -> None:
+    async with connected() as (db, _):
+        cells = [("hub", edges.column(f"{number}")) for number in range(10_001)]
+        async with db.transaction() as tx:
+            for row, column in (cells[0], cells[-1]):
+                await tx.set(row, column, 1)
+        async with db.snapshot() as snapshot:
+            found = await snapshot.get_many(cells)
+            assert (found[0], found[-1], found.count(None)) == (1, 1, 9_999)
+
+
+# A datetime shows what was committed before its millisecond, and nothing of it.
+
+
+async def at_the_first_timestamp_of_a_millisecond(db: Database) -> Timestamp:
+    async with db.transaction() as tx:
+        await tx.get("a", balance)
+        await tx.set("a", balance, 1)
+        await asyncio.sleep(1)
+    assert tx.commit_timestamp is not None
+    assert tx.commit_timestamp.sequence == 0
+    return tx.commit_timestamp
+
+
+async def test_a_datetime_does_not_show_a_commit_at_the_first_timestamp_of_its_millisecond() -> (
+    None
+):
+    async with connected() as (db, _):
+        await db.set_change_feed(accounts, on=True)
+        begin = await db.timestamp()
+        commit = await at_the_first_timestamp_of_a_millisecond(db)
+        moment = commit.to_datetime()
+        async with db.snapshot(at=moment) as snapshot:
+            assert await snapshot.get("a", balance) is None
+        async with db.snapshot(at=commit) as snapshot:
+            assert await snapshot.get("a", balance) == 1
+        now = await db.timestamp()
+        until = [one async for one in db.changes(accounts, after=begin, until=moment)]
+        after = [one async for one in db.changes(accounts, after=moment, until=now)]
+        assert (len(until), len(after)) == (0, 1)
+
+
+NAMED: dict[str, Callable[[Database, Any], object]] = {
+    "at": lambda db, moment: db.snapshot(at=moment),
+    "after": lambda db, moment: db.changes(accounts, after=moment),
+    "until": lambda db, moment: db.changes(accounts, until=moment),
+}
+
+
+@pytest.mark.parametrize("field", NAMED)
+@pytest.mark.parametrize(
+    "moment",
+    [
+        datetime(2027, 1, 15, tzinfo=UTC).replace(tzinfo=None),
+        datetime(1970, 1, 1, tzinfo=UTC),
+        datetime(9999, 1, 1, tzinfo=UTC),
+        Timestamp(0),
+        5,
+    ],
+    ids=str,
+)
+async def test_a_bad_moment_is_refused_by_the_name_of_its_argument(
+    field: str, moment: object
+) -> None:
+    async with connected() as (db, _):
+        with pytest.raises(InvalidArgument, match=f"^{field}: ") as refused:
+            NAMED[field](db, moment)
+        assert refused.value.field == field

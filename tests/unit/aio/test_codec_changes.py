@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
 
 import pytest
 
-from percolator import Limits, SchemaError, Table, codecs
-from percolator.aio import Database
+import percolator.testing
+from percolator import Column, Limits, SchemaError, Table, UsageError, codecs, observes
+from percolator.aio import Database, Transaction
+from percolator.aio.shared import SharedTransaction
 from percolator.aio.transaction import Outcome
-from percolator.errors import DeadlineExceeded, Retry, Unavailable
-from percolator.v1 import master_pb2
-from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected, connected_to
+from percolator.errors import DeadlineExceeded, Retry, SchemaChanged, Unavailable
+from percolator.protocol.roll_forward import MANY
+from percolator.v1 import master_pb2, tabletserver_pb2
+from percolator.wire.status import to_detail
+from tests.simulation.virtual_time import VirtualClock
+from tests.unit.aio.shared_attempts import receipt_of, values_of
+from tests.unit.connected import (
+    TWO_PHASES,
+    Cluster,
+    accounts,
+    balance,
+    connected,
+    connected_to,
+    written_out,
+)
 
 text = accounts.column("balance", codecs.text)
 CHANGE = master_pb2.ChangeCodecsRequest(
@@ -273,3 +295,171 @@ async def test_tables_of_the_library_keep_no_codecs() -> None:
         async with db.transaction() as tx:
             await tx.set("a", table.column("batch", codecs.integer), 1)
         assert cluster.declared == 0
+
+
+# A client that meets a newer schema asks for it once, however many cells it writes.
+
+
+class AskedSlowly(Cluster):
+    """Counts descriptions, each of which takes a while."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self.described = 0
+        self.lag_until = 0.0
+        """Until then, tablets have not heard of any schema but the first."""
+        self.registers_after_a_commit = ""
+
+    async def describe_table(
+        self, request: master_pb2.DescribeTableRequest
+    ) -> master_pb2.DescribeTableResponse:
+        self.described += 1
+        await asyncio.sleep(0.01)
+        return await super().describe_table(request)
+
+    async def register(self, name: str, *, weak: bool = False) -> None:
+        """By another client."""
+        observer = master_pb2.Observer(name=name, columns=[balance.name], weak=weak)
+        request = master_pb2.ChangeObserversRequest(table="accounts", add=[observer])
+        await self.change_observers(request)
+
+    async def mutate(
+        self, request: tabletserver_pb2.MutateRequest
+    ) -> tabletserver_pb2.MutateResponse:
+        response = await super().mutate(request)
+        if self._clock.monotonic_seconds() < self.lag_until:
+            for batch, result in zip(request.batches, response.batches, strict=True):
+                if batch.target.schema_version > 1:
+                    result.Clear()
+                    lags = SchemaChanged("not that one", table_id=1, schema_version=1)
+                    result.error.CopyFrom(to_detail(lags))
+        elif (
+            self.registers_after_a_commit and sum(len(written_out(b)) for b in request.batches) == 1
+        ):
+            name, self.registers_after_a_commit = self.registers_after_a_commit, ""
+            await self.register(name)
+        return response
+
+
+async def test_many_weak_notifications_ask_once() -> None:
+    async with connected_to(AskedSlowly) as (db, cluster):
+        await cluster.register("first", weak=True)
+        engine = db.internal.engine
+        info = await engine.catalog.table("accounts", engine.now() + 1.0)
+        await engine.catalog.refresh(info.table_id, engine.now() + 1.0)
+        tx = db.transaction()
+        for number in range(2_000):
+            await tx.notify(f"{number}", balance)
+        await cluster.register("second", weak=True)
+        cluster.described = 0
+        await tx.commit()
+        assert cluster.described == 1
+
+
+async def test_the_other_cells_of_a_large_commit_ask_once_or_twice() -> None:
+    async with connected_to(AskedSlowly) as (db, cluster):
+        tx = db.transaction()
+        for number in range(2_000):
+            await tx.set(f"{number}", balance, number)
+        cluster.described = 0
+        cluster.registers_after_a_commit = "first"
+        await tx.commit()
+        await asyncio.sleep(3.0)
+        assert cluster.described <= 2
+        assert not any(len(tablet._state.mirror) for tablet in cluster.tablets.values())
+
+
+async def _dead(self: SharedTransaction, commit: int) -> None:
+    """The process has ended."""
+
+
+async def test_a_reader_that_knows_a_newer_schema_than_a_tablet_asks_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tablet hears of a schema after the master has recorded it."""
+    monkeypatch.setattr(SharedTransaction, "_tell_tablets", _dead)
+    values = {f"a{number}": number for number in range(MANY // 2)}
+    async with connected_to(AskedSlowly) as (db, cluster):
+        async with db.shared_transaction() as whole:
+            await whole.commit([await receipt_of(db, whole.ticket, "a", **values)])
+        await cluster.register("first")
+        engine = db.internal.engine
+        info = await engine.catalog.table("accounts", engine.now() + 1.0)
+        await engine.catalog.refresh(info.table_id, engine.now() + 1.0)
+        cluster.described = 0
+        cluster.lag_until = engine.now() + 2.0
+        assert await values_of(db) == values
+        await asyncio.sleep(3.0)
+        assert cluster.described < 20
+        assert not any(len(tablet._state.mirror) for tablet in cluster.tablets.values())
+
+
+async def test_a_backfill_that_is_ahead_of_a_tablet_asks_now_and_then() -> None:
+    async with connected_to(AskedSlowly) as (db, cluster):
+
+        @observes(balance)
+        async def first(tx: Transaction, row: str) -> None:
+            """Is never run."""
+
+        async with db.transaction() as tx:
+            await tx.set("a", balance, 1)
+        await db.register_observers([first])
+        cluster.described = 0
+        cluster.lag_until = db.internal.engine.now() + 2.0
+        assert await db.backfill(first) == 1
+        assert 2 < cluster.described < 60
+
+
+# What is sent to other processes: tables, columns and rows arrive there, and so do receipts by
+# programs of the release before. A database cannot be sent, and its error says what to do there.
+
+
+async def test_a_database_of_asyncio_is_not_pickled() -> None:
+    async with connected() as (db, _):
+        with pytest.raises(UsageError, match=r"percolator\.connect\(\)"):
+            pickle.dumps(db)
+
+
+def test_a_database_that_a_function_for_spark_captures_names_the_one_to_use() -> None:
+    with (
+        percolator.testing.connect() as db,
+        pytest.raises(UsageError, match=r"percolator\.spark\.database\(\)"),
+    ):
+        pickle.dumps({"captured": db})
+
+
+@dataclass
+class Price:
+    amount: Decimal
+
+
+sales = Table(
+    "sales", key=codecs.tuple_of(codecs.hashed(codecs.text), codecs.ordered_date, codecs.uuid)
+)
+SALE = ("ann", date(2026, 3, 1), UUID(int=7))
+COLUMNS: dict[Column[Any], Any] = {
+    sales.column("amount", codecs.decimal(10, 2)): Decimal("-1.50"),
+    sales.column("price", codecs.model(Price)): Price(Decimal(3)),
+    sales.column("table", codecs.message(master_pb2.Table)): master_pb2.Table(name="a"),
+    sales.column("at", codecs.timestamp): datetime(2026, 3, 1, tzinfo=UTC),
+    sales.family("f:", codecs.integer).column("x"): 1,
+}
+
+
+@pytest.mark.parametrize("sent", [lambda one: pickle.loads(pickle.dumps(one)), deepcopy])
+def test_tables_columns_and_rows_can_be_sent_to_another_process(sent: Callable[[Any], Any]) -> None:
+    with percolator.testing.connect() as db:
+        db.create_table(sent(sales))
+        with db.transaction() as tx:
+            tx.set(SALE, sent(COLUMNS))
+        with db.snapshot() as snapshot:
+            (row,) = snapshot.scan(sales, columns=list(COLUMNS))
+        assert dict(sent(row).items()) == dict(row.items()) == COLUMNS
+        assert sent(row).key == SALE
+        assert [sent(row)[column] for column in COLUMNS] == list(COLUMNS.values())
+        assert [db.get(SALE, sent(column)) for column in COLUMNS] == list(COLUMNS.values())
+
+
+def test_codecs_of_which_there_is_one_are_still_that_one() -> None:
+    for codec in (codecs.ordered_integer, codecs.ordered_timestamp, codecs.ordered_date):
+        assert pickle.loads(pickle.dumps(codec)) is codec

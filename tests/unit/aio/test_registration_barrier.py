@@ -10,23 +10,33 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from percolator import Limits, RetryPolicy, Table, codecs
+from percolator import ConflictError, Limits, RetryPolicy, Table, aio, codecs, observes
 from percolator.aio import Database
+from percolator.aio.activity import ProcessActivity
 from percolator.aio.connecting import connect_to
+from percolator.aio.engine import Rows
 from percolator.aio.observing import worker_context
+from percolator.bigtable.store import BigtableStore
+from percolator.errors import CellAddress, UsageError
 from percolator.observers.context import WorkRequest
+from percolator.rowstore.layout import Times
+from percolator.testing import connect_async
+from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
+from percolator.testing.row_database import MODEL, ClusterOverRows
 from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
+from percolator.v1.master_pb2 import ChangeObserversRequest
+from percolator.wire.sessions import ACTIVITY_BYTES_MAX
 from percolator.world import World
-from tests.simulation.virtual_time import VirtualClock
-from tests.unit.connected import written_out
+from tests.simulation.virtual_time import WALL_MILLISECONDS, VirtualClock
+from tests.unit.connected import TWO_PHASES, accounts, balance, connected, written_out
 
 pages = Table("pages")
 body = pages.column("body", codecs.text)
@@ -76,7 +86,7 @@ class Cluster(ClusterInMemory):
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Cluster, Callable[[], Database]]]:
+async def two_clients() -> AsyncIterator[tuple[Cluster, Callable[[], Database]]]:
     clock = VirtualClock(asyncio.get_running_loop())
     cluster = Cluster(clock)
     opened: list[Database] = []
@@ -112,7 +122,7 @@ async def notified(database: Database) -> dict[bytes, tuple[int, ...]]:
 async def test_a_registration_during_a_commit_misses_none_of_its_cells(
     moment: Matches,
 ) -> None:
-    async with connected() as (cluster, client):
+    async with two_clients() as (cluster, client):
         stale, other = client(), client()
         cluster.register_before = moment
         async with stale.transaction() as tx:
@@ -128,7 +138,7 @@ async def test_a_registration_during_a_commit_misses_none_of_its_cells(
 async def test_cells_committed_after_the_registration_notify_though_the_primary_was_before() -> (
     None
 ):
-    async with connected() as (cluster, client):
+    async with two_clients() as (cluster, client):
         stale, other = client(), client()
         cluster.register_before = commits(b"z")
         async with stale.transaction() as tx:
@@ -142,7 +152,7 @@ async def test_cells_committed_after_the_registration_notify_though_the_primary_
 
 
 async def test_rolling_forward_for_a_dead_owner_notifies_under_the_present_schema() -> None:
-    async with connected() as (cluster, client):
+    async with two_clients() as (cluster, client):
         owner, passer_by = client(), client()
         cluster.lost = commits(b"z")
         async with owner.transaction() as tx:
@@ -161,7 +171,7 @@ async def test_rolling_forward_for_a_dead_owner_notifies_under_the_present_schem
 
 
 async def test_a_commit_to_a_column_that_is_no_longer_observed_notifies_no_observer() -> None:
-    async with connected() as (cluster, client):
+    async with two_clients() as (cluster, client):
         stale, other = client(), client()
         await cluster.register()
         await stale.internal.engine.catalog.describe("pages", stale.internal.engine.now() + 1)
@@ -170,3 +180,153 @@ async def test_a_commit_to_a_column_that_is_no_longer_observed_notifies_no_obser
         async with stale.transaction() as tx:
             await tx.set("a", body, "text")
         assert await notified(other) == {}
+
+
+# A weak observer that another client has registered hears of every later notification.
+
+orders = Table("orders")
+price = orders.column("price", codecs.integer)
+
+
+@asynccontextmanager
+async def _over_rows() -> AsyncIterator[tuple[Database, ClusterInMemory]]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    store = InProcessNetwork({MODEL.address: BigtableInMemory()})
+    cluster = ClusterOverRows(clock, store, MODEL)
+    world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
+    rows = Rows(BigtableStore(store, MODEL), Times(WALL_MILLISECONDS - 1_000))
+    async with await connect_to(world, [ADDRESS], TWO_PHASES, RetryPolicy(), rows=rows) as db:
+        await db.create_table(accounts)
+        yield db, cluster
+
+
+async def _registered(cluster: ClusterInMemory, name: str) -> None:
+    """By another client, so that this one is not told."""
+    observer = master_pb2.Observer(name=name, columns=[balance.name], weak=True)
+    await cluster.change_observers(
+        master_pb2.ChangeObserversRequest(table="accounts", add=[observer])
+    )
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["with a write elsewhere", "alone"])
+@pytest.mark.parametrize("store", [connected, _over_rows], ids=["tablets", "rows"])
+async def test_a_notification_reaches_observers_that_this_client_has_not_heard_of(
+    store: Callable[[], AbstractAsyncContextManager[tuple[Database, ClusterInMemory]]],
+    writes: bool,
+) -> None:
+    async with store() as (db, cluster):
+        await db.create_table(orders)
+        await _registered(cluster, "known")
+        engine = db.internal.engine
+        info = await engine.catalog.table("accounts", engine.now() + 1.0)
+        await engine.catalog.refresh(info.table_id, engine.now() + 1.0)
+        await _registered(cluster, "new")
+        async with db.transaction() as tx:
+            await tx.notify("a", balance)
+            if writes:
+                await tx.set("one", price, 1)
+        survey = worker_context(engine).notifications.survey(WorkRequest(info.table_id))
+        waiting = [one async for answer in survey for one in answer.waiting]
+        assert {one.observer for one in waiting} == {b"known", b"new"}
+        assert {one.timestamps for one in waiting} == {(tx.commit_timestamp,)}
+
+
+@pytest.mark.parametrize("store", [connected, _over_rows], ids=["tablets", "rows"])
+async def test_the_first_observer_of_a_column_is_notified_by_a_client_that_ran_before(
+    store: Callable[[], AbstractAsyncContextManager[tuple[Database, ClusterInMemory]]],
+) -> None:
+    """It had said that the column has no weak observer, for as long as it only notified."""
+    async with store() as (db, cluster):
+        async with db.transaction() as tx:
+            with pytest.raises(UsageError, match="has no weak observer"):
+                await tx.notify("a", balance)
+        await _registered(cluster, "first")
+        async with db.transaction() as tx:
+            await tx.notify("a", balance)
+        engine = db.internal.engine
+        info = await engine.catalog.table("accounts", engine.now() + 1.0)
+        survey = worker_context(engine).notifications.survey(WorkRequest(info.table_id))
+        waiting = [one async for answer in survey for one in answer.waiting]
+        assert {one.observer for one in waiting} == {b"first"}
+
+
+# A process says what its transactions and observers do, as briefly as the lock service asks.
+
+people = Table("people")
+name = people.column("name", codecs.text)
+length = people.column("length", codecs.integer)
+
+
+@observes(name)
+async def measure(tx: aio.Transaction, row: str) -> None:
+    await tx.set(row, length, len(await tx.get(row, name, default="")))
+
+
+async def test_commits_and_conflicts_are_counted_with_the_cell() -> None:
+    async with connect_async() as db:
+        await db.create_table(people)
+        async with db.transaction() as tx:
+            await tx.set("a", name, "ann")
+        loser = db.transaction()
+        assert await loser.get("a", name) == "ann"
+        async with db.transaction() as tx:
+            await tx.set("a", name, "eve")
+        await loser.set("a", name, "joe")
+        with pytest.raises(ConflictError):
+            await loser.commit()
+        report = db.internal.engine.activity.report()
+        assert (report.commits, report.conflicts) == (2, 1)
+        [cell] = report.cells
+        assert (cell.row, cell.column, cell.conflicts) == (b"a", b"name", 1)
+
+
+async def test_observers_are_reported_while_they_run_and_not_after() -> None:
+    async with connect_async() as db:
+        await db.create_table(people)
+        activity = db.internal.engine.activity
+        async with db.run_observers([measure]):
+            async with db.transaction() as tx:
+                await tx.set("a", name, "ann")
+            await db.wait_for_observers()
+            [one] = activity.report().observers
+            assert (one.table, one.observer, one.runs, one.commits) == ("people", "measure", 1, 1)
+        assert not activity.report().observers
+
+
+async def test_observers_whose_table_was_dropped_are_no_longer_reported() -> None:
+    """Another table may have its name: for its changes, no worker would be missed."""
+    async with connect_async() as db:
+        await db.create_table(people)
+        activity = db.internal.engine.activity
+        async with db.run_observers([measure]):
+            await db.drop_table(people)
+            await db.create_table(people)
+            await db.register_observers([measure])
+            await asyncio.sleep(5.0)
+            assert not activity.report().observers
+            assert await activity.running_observers() == set()
+
+
+async def test_paused_observers_are_reported() -> None:
+    async with connect_async() as db:
+        await db.create_table(people)
+        engine = db.internal.engine
+        async with db.run_observers([measure]):
+            pause = ChangeObserversRequest(table="people", pause=["measure"])
+            await engine.catalog.change_observers(pause, engine.now() + 10.0)
+            await asyncio.sleep(5.0)
+            assert [one.observer for one in engine.activity.report().observers] == ["measure"]
+
+
+async def test_a_report_keeps_within_the_limit_and_leaves_out_what_matters_least() -> None:
+    async with connect_async() as db:
+        await db.create_table(people)
+        activity = ProcessActivity()
+        for number in range(100):
+            activity.tally.lost_at(CellAddress(1, b"%03d" % number + b"x" * 5_000, b"c" * 3_000))
+        async with db.run_observers([measure]) as worker:
+            activity.workers.add(worker)
+            report = activity.report()
+        assert report.ByteSize() <= ACTIVITY_BYTES_MAX
+        assert (report.conflicts, len(report.cells)) == (100, 0)
+        assert [one.observer for one in report.observers] == ["measure"]

@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from percolator import Limits, Timestamp
+from percolator import Limits, Timestamp, observes
 from percolator.aio import Database
+from percolator.aio.replacing import rest_deleted
 from percolator.aio.shared import Receipt, SharedTransaction
+from percolator.errors import CellAddress, ConflictError, SchemaError
+from percolator.protocol.roll_forward import MANY as LOCKS_TOLD
+from percolator.protocol.shared.attempt import Attempt
+from percolator.protocol.write_set import Write
 from percolator.v1 import tabletserver_pb2 as pb
-from tests.unit.aio.shared_attempts import receipt_of, set_value, share_of, values_of
-from tests.unit.connected import Cluster, accounts, balance, connected, written_out
+from tests.unit.aio.shared_attempts import (
+    ROWS,
+    TTL_SECONDS,
+    dies,
+    receipt_of,
+    set_value,
+    share_of,
+    values_of,
+)
+from tests.unit.connected import Cluster, accounts, balance, connected, connected_to, written_out
 
 PATIENCE = Limits().push_after_seconds
 FEW, MANY = 50, 2_500
@@ -283,3 +297,382 @@ async def test_a_feed_tells_of_what_was_committed_before_its_locks_are_gone() ->
         assert newest is not None
         found = [one.key async for one in db.changes(accounts, after=before, until=newest)]
         assert len(found) == len(TASKS) * FEW
+
+
+# What a dead shared transaction has locked is settled in batches, by whoever meets it first.
+
+DEAD_ROWS = 3_000
+SETTLING_MESSAGES_MAX = DEAD_ROWS // 100
+"""Far fewer than locks: one round trip for each would stop a reader of a large job for minutes."""
+
+
+class CountedMutations:
+    """The messages with mutations that the cluster has got."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.messages = 0
+        self.mutations = 0
+        mutate = Cluster.mutate
+
+        async def counting(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
+            self.messages += 1
+            self.mutations += sum(len(written_out(batch)) for batch in request.batches)
+            return await mutate(cluster, request)
+
+        monkeypatch.setattr(Cluster, "mutate", counting)
+
+
+@asynccontextmanager
+async def _left_behind(*, committed: bool) -> AsyncIterator[Database]:
+    """A table whose rows are locked by two tasks of a job that nobody keeps alive."""
+    async with connected() as (db, _):
+        whole = db.shared_transaction()
+        whole._tell_tablets = _untold  # type: ignore[assignment, method-assign]
+        await whole.begin()
+        receipts = [
+            await receipt_of(db, whole.ticket, task, **_dead_rows(task)) for task in ("a", "z")
+        ]
+        if committed:
+            await whole.commit(receipts)
+        else:
+            dies(whole)
+            await asyncio.sleep(TTL_SECONDS + 1.0)
+        # What this client knows of the job would spare it the questions.
+        verdicts = db.internal.engine.env.verdicts
+        verdicts._newer.clear()
+        verdicts._older.clear()
+        yield db
+
+
+async def _untold(_: int) -> None:
+    """The driver: it has not told the tablets of its commit."""
+
+
+def _dead_rows(task: str) -> dict[str, int]:
+    return {f"{task}{number:05}": number for number in range(DEAD_ROWS // 2)}
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_scan_settles_all_locks_with_few_messages(
+    monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    # Tablets that are told of the commit do it without any.
+    monkeypatch.setattr("percolator.protocol.roll_forward.MANY", DEAD_ROWS)
+    async with _left_behind(committed=committed) as db:
+        counted = CountedMutations(monkeypatch)
+        found = await values_of(db)
+        assert found == (_dead_rows("a") | _dead_rows("z") if committed else {})
+        assert counted.messages <= SETTLING_MESSAGES_MAX
+        await db.internal.engine.env.background.drain(10.0)
+        assert counted.mutations >= DEAD_ROWS, "the locks were settled, not passed"
+        settled = counted.messages
+        assert await values_of(db) == found
+        assert counted.messages == settled
+
+
+@pytest.mark.parametrize("committed", [False, True])
+async def test_a_writer_settles_the_locks_of_all_its_rows_with_few_messages(
+    monkeypatch: pytest.MonkeyPatch, committed: bool
+) -> None:
+    async with _left_behind(committed=committed) as db:
+        counted = CountedMutations(monkeypatch)
+        written = dict.fromkeys(_dead_rows("a"), -1)
+        async with db.transaction() as tx:
+            for row in written:
+                await tx.set(row, balance, -1)
+        assert counted.messages <= SETTLING_MESSAGES_MAX
+        rest = _dead_rows("z") if committed else {}
+        assert await values_of(db) == written | rest
+
+
+# Replacing a table: what the tasks of a shared transaction write appears as the rest goes.
+
+on_both_engines = pytest.mark.usefixtures("engine_of_cells")
+
+NOTE = accounts.column("note", balance.codec)
+
+
+async def _rest(db: Database, whole: SharedTransaction, *receipts: Receipt) -> Receipt:
+    async with db.snapshot() as snapshot:
+        return await rest_deleted(
+            db.internal,
+            whole.ticket,
+            receipts,
+            snapshot,
+            accounts,
+            columns=(balance.name,),
+            task="rest",
+            timeout=10.0,
+        )
+
+
+async def _replaces(db: Database, **values: int) -> Timestamp | None:
+    async with db.shared_transaction() as whole:
+        receipt = await receipt_of(db, whole.ticket, "0", **values)
+        return await whole.commit([receipt, await _rest(db, whole, receipt)])
+
+
+@on_both_engines
+async def test_readers_see_the_old_rows_or_the_new_ones() -> None:
+    async with connected() as (db, _):
+        for row in ROWS:
+            await set_value(db, row, 1)
+        async with db.shared_transaction() as whole:
+            receipts = [
+                await receipt_of(db, whole.ticket, "0", ann=2),
+                await receipt_of(db, whole.ticket, "1", mia=2, zoe=2),
+            ]
+            rest = await _rest(db, whole, *receipts)
+            assert rest.cells == 2  # bob and joe; the others are written over
+            assert await values_of(db) == dict.fromkeys(ROWS, 1)
+            commit = await whole.commit([*receipts, rest])
+        assert commit is not None
+        assert await values_of(db, Timestamp(commit - 1)) == dict.fromkeys(ROWS, 1)
+        assert await values_of(db, commit) == {"ann": 2, "mia": 2, "zoe": 2}
+
+
+async def test_cells_that_the_job_writes_over_are_not_locked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each would cost as much as one that goes, although it is only refused."""
+    async with connected() as (db, _):
+        for row in ROWS:
+            await set_value(db, row, 1)
+        async with db.shared_transaction() as whole:
+            receipts = [
+                await receipt_of(db, whole.ticket, "0", ann=2),
+                await receipt_of(db, whole.ticket, "1", mia=2, zoe=2),
+            ]
+            asked: set[bytes] = set()
+            prewrite = Attempt.prewrite
+
+            async def noting(
+                attempt: Attempt, writes: Mapping[CellAddress, Write], deadline: float
+            ) -> None:
+                asked.update(cell.row for cell in writes)
+                await prewrite(attempt, writes, deadline)
+
+            monkeypatch.setattr(Attempt, "prewrite", noting)
+            rest = await _rest(db, whole, *receipts)
+            assert asked == {b"bob", b"joe"}
+            await whole.commit([*receipts, rest])
+        assert await values_of(db) == {"ann": 2, "mia": 2, "zoe": 2}
+
+
+@on_both_engines
+async def test_a_table_is_replaced_again_and_again_and_emptied() -> None:
+    async with connected() as (db, _):
+        for number in range(4):
+            values = {"mia": number, ROWS[number]: number}
+            await _replaces(db, **values)
+            assert await values_of(db) == values
+        async with db.shared_transaction() as whole:
+            await whole.commit([await _rest(db, whole)])
+        assert await values_of(db) == {}
+
+
+@on_both_engines
+async def test_other_columns_stay() -> None:
+    async with connected() as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("bob", NOTE, 5)
+            await tx.set("bob", balance, 1)
+        await _replaces(db, ann=2)
+        assert await db.get("bob", balance) is None
+        assert await db.get("bob", NOTE) == 5
+
+
+@on_both_engines
+async def test_what_an_attempt_that_was_not_chosen_has_locked_is_deleted() -> None:
+    """Its row is an old one, and would stay if its lock counted as the job's."""
+    async with connected() as (db, _):
+        await set_value(db, "bob", 1)
+        await set_value(db, "joe", 1)
+        async with db.shared_transaction() as whole:
+            await share_of(db, whole.ticket, "0", joe=7)  # it still runs
+            await receipt_of(db, whole.ticket, "0", bob=7)  # its receipt was lost
+            chosen = await receipt_of(db, whole.ticket, "0", ann=2)
+            await whole.commit([chosen, await _rest(db, whole, chosen)])
+        assert await values_of(db) == {"ann": 2}
+
+
+@on_both_engines
+async def test_a_row_that_others_write_before_the_rest_is_read_goes_and_later_ones_stay() -> None:
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        receipt = await receipt_of(db, whole.ticket, "0", ann=2)
+        await set_value(db, "bob", 1)
+        rest = await _rest(db, whole, receipt)
+        await set_value(db, "joe", 1)
+        await whole.commit([receipt, rest])
+        assert await values_of(db) == {"ann": 2, "joe": 1}
+
+
+@on_both_engines
+async def test_a_job_that_is_given_up_leaves_the_old_rows() -> None:
+    async with connected() as (db, _):
+        for row in ROWS:
+            await set_value(db, row, 1)
+        async with db.shared_transaction() as whole:
+            receipt = await receipt_of(db, whole.ticket, "0", ann=2)
+            rest = await _rest(db, whole, receipt)
+            await whole.abort()
+        assert await values_of(db) == dict.fromkeys(ROWS, 1)
+        async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as again:
+            with pytest.raises(ConflictError, match="none of it is committed"):
+                await again.commit([receipt, rest])
+        for row in ROWS:
+            await set_value(db, row, 3)  # nothing is in the way
+
+
+@on_both_engines
+async def test_a_driver_that_dies_leaves_the_old_rows_and_its_locks_expire() -> None:
+    async with connected() as (db, _):
+        await set_value(db, "bob", 1)
+        whole = db.shared_transaction()
+        await whole.begin()
+        await _rest(db, whole, await receipt_of(db, whole.ticket, "0", ann=2))
+        whole._end("has died")
+        assert await values_of(db) == {"bob": 1}
+        await asyncio.sleep(20.0)
+        await set_value(db, "bob", 3)
+        assert await values_of(db) == {"bob": 3}
+
+
+@on_both_engines
+async def test_a_table_that_was_made_again_meanwhile_is_not_replaced() -> None:
+    async with connected() as (db, _), db.shared_transaction() as whole:
+        await db.drop_table(accounts)
+        await db.create_table(accounts)
+        await set_value(db, "bob", 1)
+        with pytest.raises(SchemaError, match="younger"):
+            await _rest(db, whole)
+        assert await values_of(db) == {"bob": 1}
+
+
+# Tablets roll the locks of a committed job forward: its driver tells them, or who meets many.
+
+ROWS_OF_A_TABLET = 1_500
+"""In each of the two tablets."""
+VALUES = {f"{task}{number:05}": number for task in "az" for number in range(ROWS_OF_A_TABLET)}
+
+
+class Watched(Cluster):
+    """Counts what it is told and sent."""
+
+    def __init__(self, *arguments: object) -> None:
+        super().__init__(*arguments)  # type: ignore[arg-type]
+        self.told: list[pb.RollForwardRequest] = []
+        self.mutations = 0
+
+    async def roll_forward(self, request: pb.RollForwardRequest) -> pb.RollForwardResponse:
+        self.told.append(request)
+        return await super().roll_forward(request)
+
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
+        self.mutations += sum(len(written_out(batch)) for batch in request.batches)
+        return await super().mutate(request)
+
+    def locks(self) -> int:
+        return sum(len(tablet._state.mirror) for tablet in self.tablets.values())
+
+
+async def _committed_job(db: Database, values: dict[str, int]) -> SharedTransaction:
+    async with db.shared_transaction() as whole:
+        receipts = [
+            await receipt_of(
+                db, whole.ticket, task, **{r: v for r, v in values.items() if r[0] == task}
+            )
+            for task in "az"
+        ]
+        await whole.commit(receipts)
+    return whole
+
+
+async def _settled(cluster: Watched) -> None:
+    """Returns once the tablets have done what they were told."""
+    for _ in range(1_000):
+        if not cluster.locks():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"{cluster.locks()} locks are left")
+
+
+async def test_the_driver_tells_all_tablets() -> None:
+    async with connected_to(Watched) as (db, cluster):
+        sent_before = cluster.mutations
+        whole = await _committed_job(db, VALUES)
+        await whole.told(1.0)
+        assert len(cluster.told) == 2
+        await _settled(cluster)
+        assert cluster.mutations - sent_before < len(VALUES) * 1.1, "more than the prewrites"
+        assert await values_of(db) == VALUES
+
+
+async def test_the_driver_knows_what_to_tell_from_receipts_that_can_be_read_only_once() -> None:
+    async with connected_to(Watched) as (db, cluster), db.shared_transaction() as whole:
+        receipts: Any = iter([await receipt_of(db, whole.ticket, "1", ann=1, zoe=2)])
+        await whole.commit(receipts)
+        await whole.told(1.0)
+        await _settled(cluster)
+        assert await values_of(db) == {"ann": 1, "zoe": 2}
+
+
+async def test_a_reader_of_many_locks_tells_their_tablet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if its driver died right after the commit."""
+    monkeypatch.setattr(SharedTransaction, "_tell_tablets", _dead)
+    async with connected_to(Watched) as (db, cluster):
+        await _committed_job(db, VALUES)
+        sent_before = cluster.mutations
+        assert cluster.locks() == len(VALUES)
+        assert await values_of(db) == VALUES
+        await _settled(cluster)
+        assert 2 <= len(cluster.told) <= 6, "one for each page would be no better than before"
+        assert cluster.mutations - sent_before < len(VALUES) / 100
+        assert await values_of(db) == VALUES
+
+
+async def _dead(self: SharedTransaction, commit: int) -> None:
+    """The process has ended."""
+
+
+async def test_few_locks_are_rolled_forward_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SharedTransaction, "_tell_tablets", _dead)
+    values = {f"{task}{number}": number for task in "az" for number in range(LOCKS_TOLD // 2)}
+    async with connected_to(Watched) as (db, cluster):
+        await _committed_job(db, values)
+        assert await values_of(db) == values
+        await _settled(cluster)
+        assert not cluster.told
+
+
+async def test_observers_are_told_even_under_a_newer_schema() -> None:
+    """One that was registered while the job wrote, by another client."""
+    async with connected_to(Watched) as (db, cluster):
+        async with db.shared_transaction() as whole:
+            receipts = [await receipt_of(db, whole.ticket, "a", **_few("a"))]
+            schema = db.internal.engine.catalog
+            stale = {info: schema.get(info) for info in _tables(receipts)}
+            await db.register_observers([_index])
+            for table_id, known in stale.items():
+                assert known is not None
+                schema._by_id[table_id] = known  # as the driver's process knows it
+            await whole.commit(receipts)
+            await whole.told(1.0)
+        await _settled(cluster)
+        written = sum(
+            tablet.statistics().notifications_written for tablet in cluster.tablets.values()
+        )
+        assert written == LOCKS_TOLD
+
+
+def _few(task: str) -> dict[str, int]:
+    return {f"{task}{number:05}": number for number in range(LOCKS_TOLD)}
+
+
+def _tables(receipts: Iterable[object]) -> set[int]:
+    return {table for one in receipts for table in one.tables}  # type: ignore[attr-defined]
+
+
+@observes(balance)
+def _index(tx: object, row: str) -> None:
+    """Is only registered."""

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import timedelta
+from math import inf
+from statistics import median, quantiles
+from typing import Any
 
 import pytest
 
-from percolator import ConflictError, Limits, RetryPolicy
+from percolator import ConflictError, Limits, RetryPolicy, Timestamp, aio, codecs, observes
 from percolator.aio import Database, Transaction
-from percolator.errors import CellAddress
+from percolator.aio.connecting import connect_to
+from percolator.aio.replacing import rest_deleted
+from percolator.aio.shared import Receipt, Share, Ticket
+from percolator.errors import CellAddress, DeadlineExceeded, Retry, Unauthenticated, WrittenTwice
+from percolator.protocol.cleanup import Cleanup
+from percolator.protocol.conflicts import MetLock
 from percolator.protocol.contention import TURN_SECONDS, Contender
-from tests.unit.connected import accounts, balance, connected
+from percolator.protocol.environment import Environment
+from percolator.protocol.shared import attempt
+from percolator.protocol.write_set import Write
+from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
+from percolator.testing.in_process_network import InProcessNetwork
+from percolator.v1 import oracle_pb2
+from percolator.v1 import tabletserver_pb2 as pb
+from percolator.v1.master_pb2 import SetTtlsRequest
+from percolator.v1.tabletserver_pb2 import ColumnTtl
+from percolator.world import World
+from tests.simulation.virtual_time import VirtualClock
+from tests.unit.aio.shared_attempts import dies, set_value, share_of, values_of
+from tests.unit.connected import Cluster, DistantMaster, accounts, balance, connected, connected_to
 
 INCREMENTS = 50
 
@@ -244,3 +268,478 @@ async def test_transfers_between_two_hot_cells_take_turns_at_both() -> None:
         assert sum(rows) == 0
         assert attempts <= 4 * 2 * INCREMENTS
         assert len(db.internal.engine.env.hot_cells) == 0
+
+
+# Clients that know nothing of each other, and write the same two cells all the time.
+
+CLIENTS = 10
+SECONDS = 2.0
+"""In virtual time: about 1,600 transactions, whose waits do not differ from those of 8 s. They cost
+half a second of CPU; what costs more can miss the wall-clock limit of a test on a machine
+that has little time for it."""
+ROWS = ("bob", "joe")
+WAIT_TIMES_MAX = 20.0
+"""How much longer than most the unluckiest of a hundred may wait."""
+ATTEMPTS_MAX = 5.0
+
+
+class Distant(ClusterInMemory):
+    """Answers as late as a cluster of processes does."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__(clock)
+        self._delays = random.Random(1)
+
+    async def get_timestamps(
+        self, request: oracle_pb2.GetTimestampsRequest
+    ) -> oracle_pb2.GetTimestampsResponse:
+        await self._delay(0.001)
+        return await super().get_timestamps(request)
+
+    async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
+        await self._delay(0.001)
+        return await super().read(request)
+
+    async def mutate(self, request: pb.MutateRequest) -> pb.MutateResponse:
+        await self._delay(0.003)
+        return await super().mutate(request)
+
+    async def _delay(self, seconds: float) -> None:
+        await asyncio.sleep(seconds * (0.5 + self._delays.random()))
+
+
+@asynccontextmanager
+async def clients(number: int) -> AsyncIterator[list[Database]]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    network = InProcessNetwork({ADDRESS: Distant(clock)})
+    policy = RetryPolicy(deadline_seconds=600.0)
+    async with AsyncExitStack() as stack:
+        opened = []
+        for seed in range(number):
+            world = World(clock, network, random.Random(seed))
+            db = await connect_to(world, [ADDRESS], Limits(), policy)
+            opened.append(await stack.enter_async_context(db))
+        await opened[0].create_table(accounts)
+        yield opened
+
+
+async def test_the_unluckiest_wait_hardly_longer_than_most() -> None:
+    """With pauses after conflicts alone, winners go on winning, and the others wait for seconds."""
+    chance, attempts, waits = random.Random(1), 0, list[float]()
+    now = asyncio.get_running_loop().time
+
+    async def increment(tx: Transaction, row: str) -> None:
+        nonlocal attempts
+        attempts += 1
+        await tx.set(row, balance, await tx.get(row, balance, default=0) + 1)
+
+    async def work(db: Database, until: float) -> None:
+        while (began := now()) < until:
+            await db.run(increment, chance.choice(ROWS))
+            waits.append(now() - began)
+
+    async with clients(CLIENTS) as opened:
+        until = now() + SECONDS
+        await asyncio.gather(*(work(db, until) for db in opened))
+        async with opened[0].snapshot() as snapshot:
+            found = await snapshot.get_many(accounts, ROWS, [balance])
+    assert sum(row[balance] for row in found) == len(waits)
+    assert quantiles(waits, n=100)[98] <= WAIT_TIMES_MAX * median(waits)
+    assert attempts <= ATTEMPTS_MAX * len(waits)
+
+
+# While the oracle answers nothing, a transaction has done nothing, and its policy decides.
+
+
+class Paused(Cluster):
+    """Its oracle answers nothing until a moment."""
+
+    until = 0.0
+
+    async def get_timestamps(
+        self, request: oracle_pb2.GetTimestampsRequest
+    ) -> oracle_pb2.GetTimestampsResponse:
+        if asyncio.get_running_loop().time() < self.until:
+            await asyncio.sleep(1.0)
+            raise DeadlineExceeded("silence")
+        return await super().get_timestamps(request)
+
+
+async def read(tx: Transaction) -> int | None:
+    return await tx.get("a", balance)
+
+
+async def write(tx: Transaction) -> None:
+    await tx.set("a", balance, 1)
+
+
+@pytest.mark.parametrize("work", [read, write])
+async def test_a_transaction_is_tried_until_its_own_deadline(work: object) -> None:
+    async with connected_to(Paused) as (db, cluster):
+        await db.run(write)
+        began, cluster.until = now(), inf
+        with pytest.raises(DeadlineExceeded, match="gave up after") as late:
+            await db.run(work, retry=RetryPolicy(deadline_seconds=20.0))  # type: ignore[arg-type]
+        assert late.value.retry is Retry.SAFE
+        assert 19.0 < now() - began < 21.0
+        cluster.until = 0.0
+
+
+async def test_a_transaction_outlasts_a_pause_that_is_shorter_than_its_deadline() -> None:
+    async with connected_to(Paused) as (db, cluster):
+        await db.run(write)
+        cluster.until = now() + 15.0
+        assert await db.run(read, retry=RetryPolicy(deadline_seconds=20.0)) == 1
+
+
+async def test_several_readers_are_told_that_a_missing_timestamp_is_harmless() -> None:
+    async with connected_to(Paused) as (db, cluster):
+        await db.run(write)
+        cluster.until = inf
+        tx = db.transaction(timeout=2.0)
+        errors = await asyncio.gather(
+            tx.get("a", balance), tx.get("b", balance), return_exceptions=True
+        )
+        assert [(type(one), getattr(one, "retry", None)) for one in errors] == [
+            (DeadlineExceeded, Retry.SAFE)
+        ] * 2
+        tx.rollback()
+        cluster.until = 0.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda db, at: db.timestamp(timeout=2.0),
+        lambda db, at: db.snapshot(at=at, timeout=2.0).get("a", balance),
+        lambda db, at: db.pin(timeout=2.0).set(),
+    ],
+    ids=["timestamp", "snapshot of the past", "pin"],
+)
+async def test_whatever_only_misses_a_timestamp_can_be_repeated(
+    call: Callable[[Database, Timestamp], Awaitable[object]],
+) -> None:
+    async with connected_to(Paused) as (db, cluster):
+        await db.run(write)
+        at = await db.timestamp()
+        cluster.until = inf
+        with pytest.raises(DeadlineExceeded) as late:
+            await call(db, at)
+        assert late.value.retry is Retry.SAFE
+        cluster.until = 0.0
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda db: db.timestamp(),
+        lambda db: db.transaction().get("a", balance),
+        lambda db: db.run(write),
+    ],
+    ids=["timestamp", "read", "write"],
+)
+async def test_an_error_of_the_oracle_is_not_its_own_cause(
+    call: Callable[[Database], Awaitable[object]],
+) -> None:
+    """Programs that follow causes to the first one would never get there."""
+    async with connected_to(Paused) as (db, cluster):
+        await db.run(write)
+
+        async def refuses(request: oracle_pb2.GetTimestampsRequest) -> object:
+            raise Unauthenticated("who are you?")
+
+        cluster.get_timestamps = refuses  # type: ignore[assignment, method-assign]
+        with pytest.raises(Unauthenticated, match="who are you") as refused:
+            await call(db)
+        assert refused.value.__cause__ is None
+
+
+# A shared transaction that writes only changes: cells that have their values already are locked,
+# and stay what they are.
+
+TEXT = accounts.column("text", codecs.text)
+
+
+def _changing(db: Database, ticket: Ticket) -> Share:
+    return db.internal.share(ticket, "0", 0, None, only_changes=True)
+
+
+async def _receipt(db: Database, ticket: Ticket, **values: int | None) -> Receipt:
+    """Of an attempt that writes only changes; None deletes."""
+    async with _changing(db, ticket) as share:
+        for row, value in values.items():
+            if value is None:
+                await share.delete(row, balance)
+            else:
+                await share.set(row, balance, value)
+        return await share.finish()
+
+
+async def _writes(db: Database, **values: int | None) -> Timestamp | None:
+    async with db.shared_transaction() as whole:
+        return await whole.commit([await _receipt(db, whole.ticket, **values)])
+
+
+async def _commits(db: Database) -> dict[str, int]:
+    """When each cell was committed."""
+    async with db.snapshot() as snapshot:
+        found: dict[str, int] = {}
+        async for page in snapshot.scan_cells(accounts):
+            found |= dict(zip(map(bytes.decode, page.rows), page.commit_timestamps, strict=True))
+        return found
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], None]:
+    """Something happens after an attempt has read its cells, and before it locks them."""
+
+    correct = attempt.with_kept_cells
+
+    def given(happens: Callable[[], Coroutine[Any, Any, object]]) -> None:
+        async def read(
+            env: Environment,
+            cleanup: Cleanup,
+            writes: Mapping[CellAddress, Write],
+            read_at: int,
+            deadline: float,
+        ) -> dict[CellAddress, Write]:
+            found = await correct(env, cleanup, writes, read_at, deadline)
+            await happens()
+            return found
+
+        monkeypatch.setattr(attempt, "with_kept_cells", read)
+
+    return given
+
+
+async def test_only_changed_cells_are_committed_anew_and_notify() -> None:
+    runs: list[str] = []
+
+    @observes(balance)
+    async def noting(tx: aio.Transaction, row: str) -> None:
+        runs.append(row)
+
+    async with connected() as (db, _), db.run_observers([noting]):
+        for row in ("ann", "bob", "joe"):
+            await set_value(db, row, 1)
+        await db.wait_for_observers()
+        runs.clear()
+        before = await _commits(db)
+        commit = await _writes(db, ann=1, bob=2, joe=None, mia=None, zoe=3)
+        for row in ("ann", "mia"):  # no reader meets their locks
+            async with db.transaction() as tx:
+                await tx.lock(row, balance)
+        await db.wait_for_observers()
+        assert sorted(runs) == ["bob", "joe", "zoe"]
+        assert await values_of(db) == {"ann": 1, "bob": 2, "zoe": 3}
+        assert await _commits(db) == {"ann": before["ann"], "bob": commit, "zoe": commit}
+
+
+async def test_an_overwrite_leaves_kept_cells_alone_and_deletes_others() -> None:
+    async with connected() as (db, _):
+        for row in ("ann", "bob", "joe"):
+            await set_value(db, row, 1)
+        before = await _commits(db)
+        async with db.shared_transaction() as whole:
+            receipt = await _receipt(db, whole.ticket, ann=1, bob=2)
+            async with db.snapshot() as snapshot:
+                rest = await rest_deleted(
+                    db.internal,
+                    whole.ticket,
+                    [receipt],
+                    snapshot,
+                    accounts,
+                    task="rest",
+                    timeout=10.0,
+                )
+            assert rest.cells == 1  # joe
+            commit = await whole.commit([receipt, rest])
+        assert await values_of(db) == {"ann": 1, "bob": 2}
+        assert await _commits(db) == {"ann": before["ann"], "bob": commit}
+
+
+@pytest.mark.parametrize("newer", [1, 5])
+async def test_a_cell_that_was_committed_since_it_was_read_is_written_in_full(
+    meanwhile: Any, newer: int
+) -> None:
+    """Also if it has the same value again: nobody has looked."""
+    async with connected() as (db, _):
+        for row in ("ann", "bob"):
+            await set_value(db, row, 1)
+        before = await _commits(db)
+        meanwhile(lambda: set_value(db, "ann", newer))
+        commit = await _writes(db, ann=1, bob=1)
+        assert await values_of(db) == {"ann": 1, "bob": 1}
+        assert await _commits(db) == {"ann": commit, "bob": before["bob"]}
+
+
+async def test_a_cell_that_another_job_commits_before_it_is_locked_is_written_in_full(
+    meanwhile: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lock of the other job makes the attempt begin another part, above that job's commit."""
+    async with connected() as (db, _):
+        await set_value(db, "ann", 1)
+        async with db.shared_transaction() as other:
+            locked: list[Share] = []
+
+            async def locks() -> None:
+                locked.append(await share_of(db, other.ticket, "0", ann=5))
+
+            replace = attempt.Attempt._replace_others
+
+            async def commits(
+                self: attempt.Attempt, met: Sequence[MetLock], deadline: float
+            ) -> float:
+                if other.commit_timestamp is None:
+                    await other.commit([await locked[0].finish()])
+                return await replace(self, met, deadline)
+
+            meanwhile(locks)
+            monkeypatch.setattr(attempt.Attempt, "_replace_others", commits)
+            commit = await _writes(db, ann=1)
+            assert other.commit_timestamp is not None
+        assert await values_of(db) == {"ann": 1}
+        assert await _commits(db) == {"ann": commit}
+
+
+async def test_unchanged_since_holds_for_kept_cells_too(meanwhile: Any) -> None:
+    async with connected() as (db, _):
+        await set_value(db, "ann", 1)
+        since = await db.timestamp()
+        meanwhile(lambda: set_value(db, "ann", 1))
+        async with db.shared_transaction(unchanged_since=since) as whole:
+            with pytest.raises(ConflictError, match="was committed at"):
+                await _receipt(db, whole.ticket, ann=1)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (2, 1), (2, 2)])
+async def test_a_cell_that_is_written_twice_must_have_one_value(first: int, second: int) -> None:
+    """Whichever of them it has already."""
+    async with connected() as (db, _):
+        await set_value(db, "ann", 1)
+        async with db.shared_transaction() as whole:
+            share = _changing(db, whole.ticket)
+            await share.begin()
+            await share.set("ann", balance, first)
+            await share._flush()
+            await share.set("ann", balance, second)
+            if first != second:
+                with pytest.raises(WrittenTwice):
+                    await share.finish()
+                return
+            await whole.commit([await share.finish()])
+        assert await values_of(db) == {"ann": first}
+
+
+async def test_a_later_attempt_replaces_one_that_has_kept_cells() -> None:
+    async with connected() as (db, _):
+        await set_value(db, "ann", 1)
+        await set_value(db, "bob", 1)
+        async with db.shared_transaction() as whole:
+            first = _changing(db, whole.ticket)
+            await first.begin()
+            await first.set("ann", balance, 1)
+            await first.set("bob", balance, 2)
+            await first._flush()
+            dies(first)
+            await whole.commit([await _receipt(db, whole.ticket, ann=2, bob=1)])
+        assert await values_of(db) == {"ann": 2, "bob": 1}
+
+
+async def test_another_transaction_cannot_commit_a_kept_cell_before_the_job() -> None:
+    async with connected() as (db, _):
+        await set_value(db, "ann", 1)
+        async with db.shared_transaction() as whole:
+            receipt = await _receipt(db, whole.ticket, ann=1)
+            writing = asyncio.ensure_future(set_value(db, "ann", 5))
+            await asyncio.sleep(1.0)
+            assert not writing.done()
+            await whole.commit([receipt])
+            with pytest.raises(ConflictError, match="was committed"):
+                await writing
+        assert await values_of(db) == {"ann": 1}
+
+
+async def test_values_that_expire_are_written_again() -> None:
+    async with connected() as (db, _):
+        await set_value(db, "ann", 1)
+        await db.set_ttl(balance, timedelta(seconds=60))
+        await asyncio.sleep(50.0)
+        await _writes(db, ann=1)
+        await asyncio.sleep(50.0)
+        assert await values_of(db) == {"ann": 1}
+
+
+async def test_values_that_expire_since_another_program_said_so_are_written_again() -> None:
+    """The client has learned the schema before, and hears of the newer one only as it reads."""
+    async with connected_to(DistantMaster) as (db, cluster):
+        await _writes(db, ann=1)
+        await asyncio.sleep(1.0)  # its locks are rolled forward
+        ttl = ColumnTtl(column=b"balance", ttl_milliseconds=60_000)
+        await cluster.set_ttls(SetTtlsRequest(table="accounts", ttls=[ttl]))
+        await asyncio.sleep(50.0)
+        await _writes(db, ann=1)
+        await asyncio.sleep(50.0)
+        assert await values_of(db) == {"ann": 1}
+
+
+async def test_long_values_are_compared_too() -> None:
+    async with connected() as (db, _):
+        async with db.transaction() as tx:
+            await tx.set("ann", TEXT, "x" * 5_000)
+            await tx.set("bob", TEXT, "x" * 5_000)
+        before = await _commits(db)
+        async with db.shared_transaction() as whole, _changing(db, whole.ticket) as share:
+            await share.set("ann", TEXT, "x" * 5_000)
+            await share.set("bob", TEXT, "x" * 4_999 + "y")
+            receipt = await share.finish()
+            assert (receipt.cells, share.kept) == (2, 1)
+            commit = await whole.commit([receipt])
+        assert await _commits(db) == {"ann": before["ann"], "bob": commit}
+
+
+async def test_cells_that_are_left_to_a_chosen_attempt_are_counted_by_that_one_alone() -> None:
+    async with connected() as (db, _):
+        for row in ("ann", "bob"):
+            await set_value(db, row, 1)
+        async with db.shared_transaction() as whole:
+            chosen = await _receipt(db, whole.ticket, ann=1)
+            starts = frozenset(part.start for part in chosen.parts)
+            share = db.internal.share(whole.ticket, "rest", 1, None, 0.0, starts, only_changes=True)
+            async with share:
+                await share.set("ann", balance, 1)
+                await share.set("bob", balance, 1)
+                rest = await share.finish()
+            assert (chosen.cells, rest.cells, share.kept) == (1, 1, 1)
+            await whole.commit([chosen, rest])
+        assert await values_of(db) == {"ann": 1, "bob": 1}
+
+
+async def test_a_repeated_message_finds_its_own_kept_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with connected() as (db, cluster):
+        await set_value(db, "ann", 1)
+        before = await _commits(db)
+        async with db.shared_transaction() as whole:
+            share = _changing(db, whole.ticket)
+            await share.begin()
+            await share.set("bob", balance, 1)
+            await share._flush()  # its part has begun
+            await share.set("ann", balance, 1)
+            cluster.answers_lost = True
+            asyncio.get_running_loop().call_later(0.5, _found_again, cluster)
+            await whole.commit([await share.finish()])
+        assert await values_of(db) == {"ann": 1, "bob": 1}
+        assert (await _commits(db))["ann"] == before["ann"]
+
+
+def _found_again(cluster: Cluster) -> None:
+    cluster.answers_lost = False
+
+
+async def test_all_cells_are_written_unless_only_changes_are_asked_for() -> None:
+    async with connected() as (db, _):
+        await set_value(db, "ann", 1)
+        async with db.shared_transaction() as whole:
+            share = await share_of(db, whole.ticket, "0", ann=1)
+            commit = await whole.commit([await share.finish()])
+        assert await _commits(db) == {"ann": commit}

@@ -39,7 +39,7 @@ from percolator.errors import (
 )
 from percolator.routing.cells import CellPage
 from percolator.v1 import master_pb2
-from tests.unit.rowstore.loading_cluster import Loading, loading
+from tests.unit.rowstore.model_store import Loading, loading
 
 pytestmark = pytest.mark.real_time
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import inspect
 import os
 import pickle
 import signal
@@ -12,18 +14,39 @@ import textwrap
 import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 import percolator
 import percolator.testing
-from percolator import Database, SchemaError, Table, UsageError, aio, codecs
+from percolator import (
+    ChangeKind,
+    ConflictError,
+    Database,
+    InvalidArgument,
+    Receipt,
+    SchemaError,
+    Table,
+    Ticket,
+    UsageError,
+    aio,
+    codecs,
+    testing,
+)
 from percolator.aio import Outcome, Transaction
+from percolator.blocking import api
 from percolator.blocking.api import ROWS_PER_PORTION
 from percolator.blocking.loop_thread import LoopThread, shared
+from percolator.errors import DeadlineExceeded
+from percolator.observers import worker as asynchronous_worker
 from percolator.process import new_event_loop
+from percolator.protocol import change_reader as following
 from percolator.protocol.commit import Commit
+from percolator.protocol.shared.attempt import Attempt
+from percolator.protocol.shared.driver import SharedCommit
 
 ROOT = Path(__file__).parents[3]
 accounts = Table("accounts")
@@ -486,3 +509,414 @@ def test_a_row_that_outlives_its_database_still_refuses(percolator_db: percolato
     db.close()
     with pytest.raises(SchemaError, match="declares the codec text"):
         row.get(text)
+
+
+# The changes of a table, for programs without asyncio.
+
+orders = Table("orders")
+price = orders.column("price", codecs.integer)
+
+
+@pytest.mark.timeout(30)
+def test_changes_are_followed_and_left_at_any_place() -> None:
+    with testing.connect() as db:
+        db.create_table(orders, change_feed=True)
+        start = db.timestamp()
+        for number in range(5):
+            with db.transaction() as tx:
+                tx.set("a", price, number)
+        assert [one.value(price) for one in islice(db.changes(orders, after=start), 3)] == [0, 1, 2]
+        until = db.timestamp()
+        found = list(db.changes(orders, after=start, until=until, before=True))
+        assert [one.kind for one in found] == [ChangeKind.INSERT] + [ChangeKind.UPDATE] * 4
+        assert db.newest_change(orders, after=start) == found[-1].commit_timestamp
+        db.set_change_feed(orders, on=False)
+        db.set_change_feed(orders, on=True)
+        assert list(db.changes(orders, after=db.timestamp(), until=db.timestamp())) == []
+
+
+@pytest.fixture(name="db")
+def _db() -> Iterator[Database]:
+    with testing.connect() as db:
+        db.create_table(orders, change_feed=True)
+        yield db
+
+
+def put(db: Database, row: str, value: int) -> None:
+    with db.transaction() as tx:
+        tx.set(row, price, value)
+
+
+def oldest(db: Database) -> int:
+    return db._asynchronous.internal.engine.open_starts.oldest()
+
+
+@pytest.mark.timeout(30)
+def test_without_a_position_they_begin_at_the_call(db: Database) -> None:
+    with db.changes(orders) as changes:
+        put(db, "a", 1)
+        assert next(changes).key == "a"
+
+
+@pytest.mark.timeout(30)
+def test_what_is_wrong_is_told_at_the_call(db: Database) -> None:
+    accounts = Table("accounts")
+    db.create_table(accounts)
+    old = db.timestamp()
+    with pytest.raises(InvalidArgument, match=r"^table: 'accounts' has no change feed"):
+        db.changes(accounts)
+    with pytest.raises(InvalidArgument, match=r"^until: .* is before after"):
+        db.changes(orders, until=old)
+    with pytest.raises(SchemaError, match="nothing"):
+        db.changes(Table("nothing"))
+    db.set_change_feed(accounts, on=True)
+    put(db, "a", 1)
+    assert oldest(db) == 0
+
+
+@pytest.mark.timeout(30)
+def test_a_quiet_follower_knows_how_far_it_is(
+    db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "TOLD_SECONDS", 0.0)
+    start = db.timestamp()
+    with db.changes(orders, after=start) as changes:
+        pages = changes.pages()
+        idle = next(pages)
+        assert idle.changes == []
+        assert start < idle.reached
+        put(db, "a", 1)
+        page = next(page for page in pages if page.changes)
+        assert [one.value(price) for one in page.changes] == [1]
+    with db.changes(orders, after=idle.reached) as again:
+        change = next(again)
+        assert change.value(price) == 1
+        assert idle.reached <= again.reached < change.commit_timestamp
+        with pytest.raises(UsageError, match="single changes"):
+            next(again.pages())
+    until = db.timestamp()
+    whole = db.changes(orders, after=start, until=until)
+    assert len(list(whole)) == 1
+    assert whole.reached == until
+
+
+@pytest.mark.timeout(30)
+def test_closing_the_database_is_said_to_its_followers() -> None:
+    db = testing.connect()
+    db.create_table(orders, change_feed=True)
+    start = db.timestamp()
+    put(db, "a", 1)
+    changes = db.changes(orders, after=start)
+    next(changes)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(next, changes)
+        db.close()
+        with pytest.raises(UsageError, match=r"database (was|is) closed"):
+            waiting.result()
+    with pytest.raises(UsageError, match="no longer followed"):
+        next(changes)
+
+
+@pytest.mark.timeout(30)
+def test_history_is_no_longer_kept_for_who_has_left(db: Database) -> None:
+    start = db.timestamp()
+    put(db, "a", 1)
+    with db.changes(orders, after=start) as changes:
+        assert oldest(db) == start
+    assert list(changes) == []
+    changes = db.changes(orders, after=start)
+    gc.disable()
+    try:
+        next(changes)
+        assert oldest(db) == start
+        del changes
+        db.timestamp()  # the loop has had its turn
+        db.timestamp()
+        assert oldest(db) == 0
+    finally:
+        gc.enable()
+
+
+@pytest.mark.timeout(30)
+def test_a_table_that_lacks_its_feed_is_not_taken_for_one_with_a_feed(db: Database) -> None:
+    accounts = Table("accounts")
+    db.create_table(accounts)
+    with pytest.raises(InvalidArgument, match=r"exists without one.*set_change_feed") as refused:
+        db.create_table(accounts, exist_ok=True, change_feed=True)
+    assert refused.value.field == "change_feed"
+    db.create_table(accounts, exist_ok=True)
+    db.set_change_feed(accounts, on=True)
+    db.create_table(accounts, exist_ok=True, change_feed=True)
+    db.create_table(orders, exist_ok=True)
+    assert db.newest_change(orders, after=db.timestamp()) is None
+
+
+# Changes that are closed while a thread waits for the next one, and threads that wait together.
+
+
+def put_one(db: Database, row: str) -> None:
+    with db.transaction() as tx:
+        tx.set(row, price, 1)
+
+
+@pytest.mark.timeout(30)
+def test_closing_ends_an_iteration_that_waits_in_another_thread(db: Database) -> None:
+    changes = db.changes(orders)
+    with ThreadPoolExecutor() as threads:
+        following = threads.submit(lambda: [change.key for change in changes])
+        reached = changes.reached
+        put_one(db, "a")
+        while changes.reached == reached:  # until it waits for the change after that
+            db.timestamp()
+        changes.close()
+        assert following.result() == ["a"]
+    assert oldest(db) == 0
+
+
+@pytest.mark.timeout(30)
+def test_closing_ends_an_iteration_over_pages_in_another_thread(db: Database) -> None:
+    changes = db.changes(orders)
+    with ThreadPoolExecutor() as threads:
+        following = threads.submit(lambda: len(list(changes.pages())))
+        reached = changes.reached
+        while changes.reached == reached:
+            db.timestamp()
+        changes.close()
+        assert following.result() > 0
+    assert list(changes.pages()) == []
+
+
+@pytest.mark.timeout(30)
+def test_closing_at_any_moment_ends_it(db: Database) -> None:
+    with ThreadPoolExecutor() as threads:
+        for _ in range(50):
+            changes = db.changes(orders)
+            following = threads.submit(next, changes, None)
+            changes.close()
+            assert following.result() is None
+            assert oldest(db) == 0
+
+
+@pytest.mark.timeout(30)
+def test_changes_end_where_they_were_closed_and_closing_again_does_nothing(db: Database) -> None:
+    start = db.timestamp()
+    put_one(db, "a")
+    put_one(db, "b")
+    changes = db.changes(orders, after=start)
+    assert next(changes).key == "a"
+    reached = changes.reached
+    with ThreadPoolExecutor() as threads:
+        for closing in [threads.submit(changes.close) for _ in range(10)]:
+            closing.result()
+    changes.close()
+    assert [next(changes, None), next(changes, None)] == [None, None]
+    assert changes.reached == reached
+
+
+@pytest.mark.timeout(30)
+def test_a_second_thread_that_waits_is_refused_and_the_first_goes_on(db: Database) -> None:
+    changes = db.changes(orders)
+    with ThreadPoolExecutor() as threads:
+        both = [threads.submit(next, changes) for _ in range(2)]
+        refused, waiting = wait(both, return_when=FIRST_COMPLETED)
+        with pytest.raises(UsageError, match="another call waits for the next"):
+            refused.pop().result()
+        put_one(db, "a")
+        assert waiting.pop().result().key == "a"
+    changes.close()
+
+
+# Shared transactions without asyncio.
+
+
+def test_threads_write_one_transaction(percolator_db: percolator.Database) -> None:
+    db = percolator_db
+    db.create_table(pages)
+
+    def write(number: int, ticket: Ticket) -> Receipt:
+        with db.share(ticket, task=str(number)) as share:
+            share.set(f"page-{number}", size, number)
+            share.delete(f"old-{number}", size)
+            return share.finish()
+
+    with db.shared_transaction() as whole, ThreadPoolExecutor(4) as threads:
+        receipts = list(threads.map(write, range(4), [whole.ticket] * 4))
+        assert sum(receipt.cells for receipt in receipts) == 8
+        with db.snapshot() as before:
+            assert not list(before.scan(pages))
+        commit = whole.commit(receipts)
+    assert commit == whole.commit_timestamp == whole.abort()
+    with db.snapshot() as after:
+        assert [row[size] for row in after.scan(pages)] == [0, 1, 2, 3]
+
+
+def test_without_a_commit_nothing_stays(percolator_db: percolator.Database) -> None:
+    db = percolator_db
+    db.create_table(pages)
+    with db.shared_transaction() as whole, db.share(whole.ticket, task="1") as share:
+        share.set("page", size, 1)
+        receipt = share.finish()
+    with db.share(whole.ticket, task="2") as share:
+        share.set("other", size, 1)
+        share.abandon()
+    with pytest.raises(UsageError, match="rolled back"):
+        whole.commit([receipt])
+    with db.snapshot() as after:
+        assert not list(after.scan(pages))
+
+
+def test_what_was_changed_since_is_a_conflict(percolator_db: percolator.Database) -> None:
+    db = percolator_db
+    db.create_table(pages)
+    since = db.timestamp()
+    with db.transaction() as tx:
+        tx.set("page", size, 1)
+    with (
+        db.shared_transaction(unchanged_since=since) as whole,
+        db.share(whole.ticket, task="1") as share,
+    ):
+        share.set("page", size, 2)
+        with pytest.raises(ConflictError, match="since"):
+            share.finish()
+
+
+def test_the_programs_error_is_raised_even_if_the_rollback_fails(
+    percolator_db: percolator.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing keeps the transaction alive any longer."""
+    db = percolator_db
+    db.create_table(pages)
+
+    async def fails(*_arguments: object) -> int:
+        raise DeadlineExceeded("no answer")
+
+    monkeypatch.setattr("percolator.aio.shared.roll_back_all", fails)
+    monkeypatch.setattr(Attempt, "abandon", fails)
+    whole = db.shared_transaction()
+    with pytest.raises(ValueError, match="of the program"):
+        _fails_in_both_blocks(db, whole)
+    with pytest.raises(UsageError, match="was left to expire"):
+        whole.commit([])
+    with pytest.raises(DeadlineExceeded), db.shared_transaction():
+        pass
+
+
+def _fails_in_both_blocks(db: percolator.Database, whole: percolator.SharedTransaction) -> None:
+    with whole, db.share(whole.ticket, task="1") as share:
+        share.set("page", size, 1)
+        raise ValueError("of the program")
+
+
+def test_two_threads_do_not_commit_at_the_same_time(
+    percolator_db: percolator.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = percolator_db
+    db.create_table(pages)
+    entered, refused = threading.Event(), threading.Event()
+    correct = SharedCommit.commit
+
+    async def waits(self: SharedCommit, deadline: float) -> int:
+        entered.set()
+        await asyncio.to_thread(refused.wait, 10.0)
+        return await correct(self, deadline)
+
+    monkeypatch.setattr(SharedCommit, "commit", waits)
+    with db.shared_transaction() as whole, ThreadPoolExecutor(1) as thread:
+        with db.share(whole.ticket, task="1") as share:
+            share.set("page", size, 1)
+            receipt = share.finish()
+        first = thread.submit(whole.commit, [receipt])
+        assert entered.wait(10.0)
+        try:
+            with pytest.raises(UsageError, match="is being committed"):
+                whole.commit([receipt])
+        finally:
+            refused.set()
+        assert first.result() is not None
+
+
+def test_a_database_for_tests_takes_the_ttl_that_a_cluster_takes(
+    percolator_db: percolator.Database,
+) -> None:
+    """Its locks live much longer than those of a client."""
+    for ttl in (15.0, 60.0):
+        with percolator_db.shared_transaction(ttl=ttl) as whole:
+            assert whole.ticket.ttl_seconds >= ttl
+    with pytest.raises(InvalidArgument, match="ttl: expected 15 to"):
+        percolator_db.shared_transaction(ttl=14.9)
+
+
+# The blocking and the asyncio API have the same names, all documented. That their signatures are
+# the same, a test of the generator says (tests/unit/repository/test_tidy.py).
+
+INTERNAL = {
+    # Parts that one API is built from, and that the other does not need.
+    "over",
+    "internal",
+    "aclose",
+    "ended",
+    "require_not_ended",
+    "scan_pages",
+    "scan_cells",
+    "scan_joined",
+    "get_cells",
+    # What is written once for asyncio, and called by both kinds (percolator/decorators.py).
+    "call_inside",
+}
+
+PAIRS: list[tuple[type, type]] = [
+    (percolator.Database, aio.Database),
+    (percolator.Transaction, aio.Transaction),
+    (percolator.Snapshot, aio.Snapshot),
+    (percolator.Changes, aio.Changes),
+    (api.Worker, asynchronous_worker.Worker),
+]
+
+
+def _public(kind: type) -> dict[str, object]:
+    return {
+        name: member
+        for name, member in inspect.getmembers(kind)
+        if not name.startswith("_") and name not in INTERNAL
+    }
+
+
+def _instance_attributes(kind: type) -> set[str]:
+    """Attributes that only exist on instances are documented where they are set."""
+    source = inspect.getsource(kind)
+    return {
+        line.strip().removeprefix("self.").split(" ")[0].rstrip(":")
+        for line in source.splitlines()
+        if line.strip().startswith("self.") and " = " in line and "._" not in line
+    }
+
+
+@pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS)
+def test_the_names_are_the_same(blocking: type, asynchronous: type) -> None:
+    attributes = {
+        name
+        for kind in asynchronous.__mro__[:-1]
+        for name in _instance_attributes(kind)
+        if name not in INTERNAL
+    }
+    names = set(_public(asynchronous)) | {name for name in attributes if "." not in name}
+    assert set(_public(blocking)) == names
+
+
+@pytest.mark.parametrize(("blocking", "asynchronous"), PAIRS)
+def test_everything_public_is_documented(blocking: type, asynchronous: type) -> None:
+    for kind in (blocking, asynchronous):
+        undocumented = [
+            name
+            for name, member in _public(kind).items()
+            if callable(member) and not inspect.getdoc(member)
+        ]
+        assert undocumented == []
+
+
+def test_every_public_name_exists() -> None:
+    for name in percolator.__all__:
+        assert getattr(percolator, name) is not None
+    assert set(percolator.__all__) <= set(dir(percolator))
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = percolator.nonsense  # type: ignore[attr-defined]

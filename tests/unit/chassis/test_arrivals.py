@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import (
+    HealthCheckRequest,
+    HealthCheckResponse,
+    HealthListRequest,
+)
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import Overloaded, PercolatorError
 from percolator.services.chassis.access import LOCAL, Access, CallerIdentity, machine_of, peer_name
+from percolator.services.chassis.metrics import watch_event_loop
 from percolator.services.chassis.rpc import (
+    BUCKETS_SECONDS,
     HASTY_MAX,
     HASTY_SECONDS,
     Arrivals,
@@ -24,6 +34,7 @@ from percolator.services.chassis.rpc import (
     NoMoreRequests,
     Quota,
     Quotas,
+    RpcMetrics,
 )
 from percolator.services.chassis.server import CONNECTION_STREAMS_MAX, Health, OpenCalls
 from percolator.wire.channels import FORWARDED_METADATA, SERVER_METADATA
@@ -31,6 +42,7 @@ from percolator.wire.credentials import AUTHORIZATION, SCHEME
 from percolator.wire.roles import Role
 from percolator.wire.tls import CLUSTER_NAME
 from percolator.wire.tokens import token_hash
+from tests.simulation.virtual_time import VirtualClock
 
 REQUEST = 1_000
 LARGEST = 2 * REQUEST
@@ -589,3 +601,140 @@ def test_only_a_gateway_is_believed_which_machine_is_behind_it() -> None:
     assert pretending.client == (digest, "192.0.2.1")
     with pytest.raises(PercolatorError):
         identified(*relayed, names=(CLUSTER_NAME,))
+
+
+# The health service, as load balancers watch it.
+
+SERVING = HealthCheckResponse.SERVING
+NOT_SERVING = HealthCheckResponse.NOT_SERVING
+UNKNOWN = HealthCheckResponse.SERVICE_UNKNOWN
+
+
+async def asking(name: str = "") -> AsyncIterator[HealthCheckRequest]:
+    """The request of a watcher."""
+    yield HealthCheckRequest(service=name)
+
+
+def watching(health: Health, name: str = "") -> tuple[list[int], asyncio.Task[None]]:
+    """The statuses that a watcher receives, and its task."""
+    told: list[int] = []
+
+    async def watch() -> None:
+        async for response in health.watch(asking(name), None):
+            told.append(response.status)  # noqa: PERF401  # one by one is what is tested
+
+    return told, asyncio.create_task(watch())
+
+
+async def test_every_watcher_is_told_every_change_until_the_end() -> None:
+    health = Health()
+    whole, first = watching(health)
+    shop, second = watching(health, "Shop")
+    await settle()
+    health.add(["Shop"])
+    await settle()
+    health.set_serving(True)
+    await settle()
+    health.set_serving(False)
+    await settle()
+    health.set_serving(True)
+    await settle()
+    health.finish()
+    await asyncio.gather(first, second)
+    assert whole == [NOT_SERVING, SERVING, NOT_SERVING, SERVING, NOT_SERVING]
+    assert shop == [UNKNOWN, *whole]
+
+
+async def test_all_services_are_listed_with_their_status() -> None:
+    health = Health()
+    health.add(["Shop"])
+    health.set_serving(True)
+    answer = await health.list(HealthListRequest(), None)
+    assert {name: one.status for name, one in answer.statuses.items()} == {
+        "": SERVING,
+        "Shop": SERVING,
+    }
+
+
+async def test_a_watcher_that_leaves_takes_nothing_from_the_others() -> None:
+    health = Health()
+    _, leaving = watching(health)
+    told, staying = watching(health)
+    await settle()
+    leaving.cancel()
+    await settle()
+    health.set_serving(True)
+    await settle()
+    assert told == [NOT_SERVING, SERVING]
+    staying.cancel()
+
+
+async def test_after_the_end_nothing_serves_again() -> None:
+    health = Health()
+    health.finish()
+    health.set_serving(True)
+    told, watch = watching(health)
+    await watch
+    assert told == [NOT_SERVING]
+
+
+async def test_an_end_that_comes_while_an_answer_leaves_is_told_too() -> None:
+    """A watcher that saw SERVING, and then only the end of the stream, would not know."""
+    health = Health()
+    health.set_serving(True)
+    watch = health.watch(asking(), None)
+    assert (await anext(watch)).status == SERVING
+    health.finish()
+    assert [response.status async for response in watch] == [NOT_SERVING]
+
+
+# Figures of calls, as Prometheus reads them.
+
+
+@given(st.lists(st.floats(min_value=0, max_value=20), max_size=50))
+def test_a_histogram_counts_every_call_in_each_bucket_that_it_fits(seconds: list[float]) -> None:
+    calls = RpcMetrics()
+    registry = CollectorRegistry()
+    registry.register(calls)
+    method = calls.method("Shop", "Sell")
+    for spent in seconds:
+        method.in_flight += 1
+        method.finished("OK", spent)
+    labels = {"service": "Shop", "method": "Sell"}
+    for bound in BUCKETS_SECONDS:
+        found = registry.get_sample_value(
+            "percolator_rpc_seconds_bucket", {**labels, "le": str(bound)}
+        )
+        assert found == sum(spent <= bound for spent in seconds)
+    assert registry.get_sample_value("percolator_rpc_seconds_count", labels) == len(seconds)
+    assert registry.get_sample_value("percolator_rpc_in_flight", labels) == 0
+
+
+async def test_the_event_loops_lateness_is_measured() -> None:
+    registry = CollectorRegistry()
+    clock = VirtualClock(asyncio.get_running_loop())
+    watching = asyncio.create_task(watch_event_loop(registry, clock))
+    await asyncio.sleep(1.1)
+    watching.cancel()
+    assert registry.get_sample_value("percolator_event_loop_lag_seconds_count") == 4
+    assert registry.get_sample_value("percolator_event_loop_lag_seconds_sum") == 0
+
+
+class SlowClock(VirtualClock):
+    """The clock of a loop that is so busy that its timers fire late."""
+
+    async def sleep(self, seconds: float) -> None:
+        await super().sleep(seconds + 0.03)
+
+
+async def test_a_busy_event_loop_shows_by_its_lateness_and_its_tasks() -> None:
+    registry = CollectorRegistry()
+    clock = SlowClock(asyncio.get_running_loop())
+    watching = asyncio.create_task(watch_event_loop(registry, clock))
+    busy = [asyncio.create_task(asyncio.sleep(10)) for _ in range(5)]
+    await asyncio.sleep(0.3)
+    lag = registry.get_sample_value("percolator_event_loop_lag_seconds_sum")
+    assert lag == pytest.approx(0.03)
+    assert registry.get_sample_value("percolator_event_loop_tasks") == 7  # this one, the watch, 5
+    for task in (watching, *busy):
+        task.cancel()

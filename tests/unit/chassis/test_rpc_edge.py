@@ -21,7 +21,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from prometheus_client import CollectorRegistry
 
 from percolator import errors
-from percolator.errors import InvalidArgument, Retry
+from percolator.errors import ExecutionUnknown, InvalidArgument, Retry
 from percolator.services.chassis.rpc import (
     Exposed,
     Gate,
@@ -42,8 +42,10 @@ from percolator.v1.oracle_pb2 import (
 from percolator.v1.tabletserver_pb2 import ScanRequest, ScanResponse
 from percolator.wire import channels, methods
 from percolator.wire.channels import GrpcNetwork
+from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.wire.status import DETAILS_TRAILER, from_detail, from_rpc_error, to_detail
 from percolator.world import MachineClock, UnaryMethod
+from tests.unit.chassis.framed_edge import echo, framed
 
 pytestmark = pytest.mark.real_time
 
@@ -81,7 +83,7 @@ class OneAnswer:
         return self.answer
 
 
-def echo(request: GetTimestampsRequest) -> GetTimestampsResponse:
+def echo_handler(request: GetTimestampsRequest) -> GetTimestampsResponse:
     return GetTimestampsResponse(first=7, count=request.count)
 
 
@@ -135,7 +137,7 @@ def oracle(answer: Callable[[GetTimestampsRequest], Any]) -> Exposed:
 
 
 async def test_a_call_reaches_its_handler_and_its_answer_the_caller() -> None:
-    async with serving(oracle(echo)) as edge:
+    async with serving(oracle(echo_handler)) as edge:
         assert await edge.timestamps(5) == GetTimestampsResponse(first=7, count=5)
 
 
@@ -212,7 +214,7 @@ async def test_an_error_with_much_to_tell_still_arrives_typed() -> None:
 
 
 async def test_an_unexpected_exception_is_logged_answered_and_survived() -> None:
-    answers = iter([KeyError("a stored value"), echo(GetTimestampsRequest(count=3))])
+    answers = iter([KeyError("a stored value"), echo_handler(GetTimestampsRequest(count=3))])
     async with serving(oracle(lambda _: next(answers))) as edge:
         with pytest.raises(errors.InvariantViolation) as caught:
             await edge.timestamps()
@@ -228,7 +230,7 @@ async def cut_off(request: GetTimestampsRequest) -> GetTimestampsResponse:
     task = asyncio.create_task(asyncio.sleep(SECONDS))
     asyncio.get_running_loop().call_soon(task.cancel)
     await task
-    return echo(request)
+    return echo_handler(request)
 
 
 async def test_a_caller_is_told_if_what_its_call_waits_for_is_cancelled() -> None:
@@ -241,7 +243,7 @@ async def test_a_caller_is_told_if_what_its_call_waits_for_is_cancelled() -> Non
 
 
 async def test_what_is_no_message_is_refused_by_name() -> None:
-    async with serving(oracle(echo)) as edge:
+    async with serving(oracle(echo_handler)) as edge:
         garbage = edge.raw.unary_unary(methods.GET_TIMESTAMPS.path)
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await garbage(b"\xff\xff\xff", timeout=SECONDS)
@@ -257,7 +259,7 @@ async def test_calls_above_the_limit_are_told_when_to_come_back() -> None:
         if edges[0].gate.in_flight == 2:
             both_in.set()
         await go.wait()
-        return echo(request)
+        return echo_handler(request)
 
     async with serving(oracle(slow), concurrency_max=4) as edge:  # of which one machine may have 2
         edges.append(edge)
@@ -273,7 +275,7 @@ async def test_calls_above_the_limit_are_told_when_to_come_back() -> None:
 
 
 async def test_a_gate_that_was_closed_stays_closed() -> None:
-    async with serving(oracle(echo)) as edge:
+    async with serving(oracle(echo_handler)) as edge:
         edge.gate.refuse(errors.WrongCluster("other", expected="a", found="b"))
         with pytest.raises(errors.WrongCluster):
             await edge.timestamps()
@@ -292,7 +294,7 @@ async def test_until_a_service_is_exposed_its_callers_are_told_to_come_back() ->
         scan = edge.network.stream(edge.address, methods.SCAN)
         with pytest.raises(errors.NotReady):
             await anext(scan(ScanRequest(), SECONDS))
-        edge.edge.expose([oracle(echo)])
+        edge.edge.expose([oracle(echo_handler)])
         assert (await edge.timestamps()).first == 7
         with pytest.raises(errors.UsageError, match="no such method"):
             await anext(scan(ScanRequest(), SECONDS))
@@ -303,7 +305,7 @@ async def test_a_handler_knows_how_long_its_caller_waits() -> None:
 
     def note(request: GetTimestampsRequest) -> GetTimestampsResponse:
         seen.append(remaining_seconds())
-        return echo(request)
+        return echo_handler(request)
 
     async with serving(oracle(note)) as edge:
         await edge.timestamps()
@@ -339,7 +341,7 @@ async def test_a_call_whose_caller_went_away_is_cancelled_and_counted() -> None:
 
 async def test_calls_are_counted_by_their_outcome() -> None:
     def picky(request: GetTimestampsRequest) -> Any:
-        return echo(request) if request.count else errors.InvalidArgument("count", "is 0")
+        return echo_handler(request) if request.count else errors.InvalidArgument("count", "is 0")
 
     async with serving(oracle(picky)) as edge:
         for count in (1, 2, 0):
@@ -404,7 +406,7 @@ async def test_a_stream_is_closed_at_once_when_its_reader_leaves() -> None:
 
 def test_a_handler_without_one_of_its_methods_is_found_out_at_the_start() -> None:
     with pytest.raises(errors.InvariantViolation, match="open_session"):
-        Exposed(LOCKS, OracleHandler(echo))
+        Exposed(LOCKS, OracleHandler(echo_handler))
 
 
 @pytest.mark.parametrize(
@@ -640,3 +642,69 @@ async def test_a_client_in_another_language_gets_a_typed_detail(
         assert DETAILS_TRAILER in dict(caught.value.trailing_metadata())
         understood = from_rpc_error(caught.value, methods.READ.path)
         assert f"at most {LIMIT} are accepted (request_bytes_max)" in str(understood)
+
+
+# The environment may name a proxy for the outside world, which gRPC uses for everything.
+
+
+ELSEWHERE = "192.0.2.1:7100"
+"""An address that no machine has."""
+
+
+class Proxy:
+    """Notes what it is asked to connect to, and hangs up."""
+
+    def __init__(self) -> None:
+        self.asked: list[bytes] = []
+        self.was_asked = asyncio.Event()
+
+    async def meet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked.append(await reader.readline())
+        self.was_asked.set()
+        writer.close()
+
+
+@asynccontextmanager
+async def proxy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Proxy]:
+    """The proxy of everything, as the environment says."""
+    found = Proxy()
+    async with await asyncio.start_server(found.meet, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("http_proxy", f"http://{host}:{port}")
+        yield found
+
+
+async def dial(network: GrpcNetwork, seconds: float) -> None:
+    """Makes a call that nobody answers."""
+    call = network.unary(ELSEWHERE, GET_TIMESTAMPS)
+    with pytest.raises(ExecutionUnknown):
+        await call(GetTimestampsRequest(count=1), seconds)
+    await network.close()
+
+
+async def test_a_server_on_the_same_machine_is_dialled_directly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A proxy would look for it on its own machine."""
+    async with proxy(monkeypatch) as unwanted, framed(echo) as edge:
+        assert (await edge.timestamps(3)).count == 3
+        assert unwanted.asked == []
+
+
+async def test_servers_of_a_cluster_dial_each_other_directly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Docker, for one, sets these variables in every container."""
+    async with proxy(monkeypatch) as unwanted:
+        await dial(GrpcNetwork(is_within=True), 0.3)
+        assert unwanted.asked == []
+
+
+async def test_a_client_outside_dials_a_gateway_through_the_proxy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with proxy(monkeypatch) as wanted:
+        await dial(GrpcNetwork(), 5.0)
+        assert wanted.asked[0].startswith(b"CONNECT 192.0.2.1:7100")

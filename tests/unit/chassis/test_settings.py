@@ -5,18 +5,40 @@ Mistyped environment variables are reported, and those that others set are not.
 
 from __future__ import annotations
 
+import errno
+import json
+import logging
 import math
+import subprocess
+import sys
 import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from packaging.requirements import Requirement
 from pydantic import Field, ValidationError
 
-from percolator.services.chassis.lifecycle import SERVICES, unknown_variables
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    Overloaded,
+    StoreFault,
+    StoreUnusable,
+    Unavailable,
+    UsageError,
+    WrongCluster,
+)
+from percolator.services import serve
+from percolator.services.chassis import lifecycle
+from percolator.services.chassis.lifecycle import SERVICES, may_pass, one_line, unknown_variables
+from percolator.services.chassis.server import CannotListen
 from percolator.services.chassis.settings import (
     ListenAddress,
     ServiceSettings,
@@ -28,8 +50,11 @@ from percolator.services.gateway.service import GatewaySettings
 from percolator.services.lockservice.service import LockServiceSettings
 from percolator.services.master.service import MasterSettings
 from percolator.services.oracle.service import OracleSettings
+from percolator.services.serve import NEEDED, main
+from percolator.services.serve import SERVICES as SERVED
 from percolator.services.tabletserver.settings import TabletServerSettings
 from percolator.services.worker.service import WorkerSettings
+from percolator.v1.cluster_pb2 import ServiceKind
 from percolator.wire.addresses import HostPort
 
 
@@ -434,3 +459,288 @@ def test_no_setting_of_any_service_is_reported_by_another(kind: type[GatewaySett
     assert kind.service.upper() in SERVICES
     names = [f"PERCOLATOR_{kind.service}_{field}".upper() for field in kind.model_fields]
     assert oracle(*names) == []
+
+
+# Logs: one line per event, JSON unless a human reads them on a terminal.
+#
+# Why a service did not start, and whether another attempt may succeed.
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
+
+
+def test_every_event_is_one_line_of_json(capsys: pytest.CaptureFixture[str]) -> None:
+    lifecycle.configure_logs("oracle", "auto", "info")
+    structlog.get_logger("percolator.oracle").info("mark extended", mark=7, text="two\nlines")
+    logging.getLogger("another.package").warning("of %s", "another package")
+    try:
+        dict[str, str]()["why"]
+    except KeyError:
+        structlog.get_logger("percolator.oracle").exception("failed")
+    entries = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [entry["event"] for entry in entries] == [
+        "mark extended",
+        "of another package",
+        "failed",
+    ]
+    assert {entry["service"] for entry in entries} == {"oracle"}
+    assert entries[0]["mark"] == 7
+    assert entries[0]["level"] == "info"
+    assert entries[1]["logger"] == "another.package"
+    assert "KeyError: 'why'" in entries[2]["exception"]
+    assert all(entry["timestamp"].endswith("Z") for entry in entries)
+
+
+def test_values_that_are_no_json_are_logged_all_the_same(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    lifecycle.configure_logs("oracle", "json", "info")
+    structlog.get_logger("percolator.oracle").info("odd", key=b"\xff", thing=object())
+    assert "xff" in json.loads(capsys.readouterr().err)["key"]
+
+
+@pytest.mark.parametrize("log_format", ["json", "human"])
+def test_a_traceback_with_a_huge_message_is_shortened(
+    log_format: Literal["json", "human"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    lifecycle.configure_logs("worker", log_format, "info")
+    try:
+        dict[str, str]()["x" * 1_000_000]
+    except KeyError:
+        logging.getLogger("percolator.observers").warning("failed", exc_info=True)
+    written = capsys.readouterr().err
+    assert len(written) < 40_000
+    assert "test_a_traceback_with_a_huge_message_is_shortened" in written
+    assert "KeyError: 'xxx" in written
+    assert "characters left out" in written
+
+
+def test_a_caller_that_left_before_its_answer_was_sent_is_no_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """gRPC logs it with a traceback: any caller could fill the disk."""
+    lifecycle.configure_logs("oracle", "json", "info")
+    grpc = logging.getLogger("grpc._cython.cygrpc")
+    grpc.error("ExecuteBatchError raised in core by servicer method [%s]", "/a/B")
+    assert capsys.readouterr().err == ""
+    grpc.error("Unexpected [%s] raised by servicer method [%s]", "KeyError", "/a/B")
+    assert "KeyError" in capsys.readouterr().err
+
+
+def test_less_important_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    lifecycle.configure_logs("oracle", "json", "warning")
+    structlog.get_logger("percolator.oracle").info("chatter")
+    logging.getLogger("another.package").info("chatter")
+    structlog.get_logger("percolator.oracle").warning("news")
+    assert [json.loads(line)["event"] for line in capsys.readouterr().err.splitlines()] == ["news"]
+
+
+def test_humans_get_text(capsys: pytest.CaptureFixture[str]) -> None:
+    lifecycle.configure_logs("oracle", "human", "info")
+    structlog.get_logger("percolator.oracle").info("mark extended", mark=7)
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "mark extended" in line
+    assert "mark=7" in line
+    assert not line.startswith("{")
+
+
+@pytest.mark.parametrize("log_format", ["human", "json"])
+def test_a_traceback_shows_no_values(
+    log_format: Literal["human", "json"], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Local variables hold tokens, keys and what users have stored."""
+    lifecycle.configure_logs("oracle", log_format, "info")
+    token = "".join(["s3", "cret"])
+    try:
+        dict[str, str]()["why"]
+    except KeyError:
+        structlog.get_logger("percolator.oracle").exception("failed")
+    said = capsys.readouterr().err
+    assert "KeyError" in said
+    assert token not in said
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotReady("no master leads"),
+        Overloaded("full", retry_after_seconds=1.0),
+        Unavailable("refused"),
+        StoreUnusable("no room", fault=StoreFault.DISK_FULL),
+        StoreUnusable("a bad block", fault=StoreFault.INPUT_OUTPUT),
+        OSError(errno.EIO, "a bad block"),
+        OSError(errno.ENOSPC, "no room"),
+        OSError(errno.EMFILE, "too many open files"),
+    ],
+    ids=repr,
+)
+def test_what_may_pass_by_itself_is_worth_another_start(error: Exception) -> None:
+    assert may_pass(error)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        InvalidArgument("listen", "is no address"),
+        UsageError("in use by another oracle"),
+        WrongCluster("another", expected="a", found="b"),
+        StoreUnusable("a wrong checksum", fault=StoreFault.DAMAGED),
+        StoreUnusable("mounted read-only", fault=StoreFault.READ_ONLY),
+        FileNotFoundError(errno.ENOENT, "no such directory"),
+        PermissionError(errno.EACCES, "permission denied"),
+        CannotListen("address already in use"),
+    ],
+    ids=repr,
+)
+def test_what_an_operator_has_to_change_is_not(error: Exception) -> None:
+    assert not may_pass(error)
+
+
+WORKER = WorkerSettings(masters=("localhost:7100",), observers=("shop:all",), trace_file=Path("t"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "setting", "path"),
+    [
+        (MasterSettings(store="data"), "store", Path("data") / "1"),
+        (MasterSettings(store="/data"), "store", Path("/data/1")),
+        (MasterSettings(store="/data", ready_file="here"), "ready_file", Path("here.new")),
+        (WORKER, "trace_file", Path("t")),
+    ],
+)
+@pytest.mark.parametrize("is_absolute", [False, True])
+def test_the_setting_that_has_to_be_changed_is_named(
+    settings: ServiceSettings, setting: str, path: Path, is_absolute: bool
+) -> None:
+    """Some parts of a service make a relative path absolute, others do not."""
+    path = path.absolute() if is_absolute else path
+    error = PermissionError(errno.EACCES, "Permission denied", str(path))
+    assert one_line(error, settings) == f"{setting}: {path}: Permission denied"
+
+
+# `percolator serve`: each service starts quickly, and wrong commands are refused in one line.
+
+ROOT = Path(__file__).parents[3]
+
+DISPENSABLE = {"uvloop", "cryptography"}
+"""Without uvloop, services are slower; only `percolator certs` needs cryptography."""
+
+
+def python(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    return done.stdout
+
+
+def test_every_kind_of_service_can_be_served() -> None:
+    kinds = {name.removeprefix("SERVICE_KIND_").replace("_", "") for name in ServiceKind.keys()}  # noqa: SIM118 (it is no dict)
+    assert {name.upper() for name in SERVED} == kinds - {"UNSPECIFIED"}
+
+
+def test_help_lists_every_service(capsys: pytest.CaptureFixture[str]) -> None:
+    for flag in ("-h", "--help"):
+        assert main([flag]) == 0
+        told = capsys.readouterr().out
+        assert told.startswith("usage: percolator serve SERVICE [OPTION ...]")
+        assert all(f"\n  {name} " in told for name in SERVED)
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_each_service_has_help_of_its_own(name: str) -> None:
+    command = [sys.executable, "-m", "percolator.cli", "serve", name, "--help"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"usage: percolator serve {name} [--SETTING VALUE ...]")
+    assert "\n  --listen VALUE" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "expected a service: oracle, lockservice, "),
+        ([""], "there is no service ''; there are oracle, "),
+        (["orcale"], "there is no service 'orcale'; did you mean oracle?"),
+        (["Oracle"], "there is no service 'Oracle'; did you mean oracle?"),
+        (["chassis"], "there is no service 'chassis'"),
+        (["--listen=:1", "oracle"], "--listen=:1: options come after the service, one of oracle, "),
+    ],
+)
+def test_a_service_that_does_not_exist_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    (line,) = printed.err.splitlines()
+    assert line.startswith(f"error: percolator serve: {said}")
+    assert printed.out == ""
+
+
+def test_services_without_the_extra_name_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    leveldb = "plyvel_next" if sys.version_info >= (3, 13) else "plyvel"
+    monkeypatch.setattr(serve, "find_spec", lambda name: None if name == leveldb else name)
+    assert main(["oracle", "--help"]) == 2
+    assert capsys.readouterr().err == (
+        f"error: the services need {leveldb}: pip install 'percolator-store[server]'\n"
+    )
+
+
+def test_services_look_for_all_that_the_extra_installs() -> None:
+    wanted = map(Requirement, requires("percolator-store") or ())
+    installed = {
+        one.name
+        for one in wanted
+        if one.marker and one.marker.evaluate({"extra": "server"}) and not one.marker.evaluate()
+    }
+    providers = packages_distributions()
+    looked_for = {name for module in NEEDED for name in providers[module]}
+    assert {name.replace("_", "-") for name in looked_for} == installed - DISPENSABLE
+
+
+def test_no_service_imports_what_only_terminals_need() -> None:
+    """An observer may still import it afterwards."""
+    imports = "; ".join(f"import percolator.services.{name}.service" for name in SERVED)
+    unwanted = "('rich', 'typer', 'percolator.cli.app')"
+    program = (
+        f"import sys, percolator.cli; {imports};"
+        f"print([name for name in {unwanted} if name in sys.modules]); import rich"
+    )
+    assert python(program) == "[]\n"
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_no_garbage_is_sought_in_what_a_service_imports(name: str) -> None:
+    """Looking through all of it, while it was imported and at the end, took a tenth of a start."""
+    program = (
+        "import atexit, gc, sys; runs = [];"
+        "atexit.register(lambda: print(gc.get_freeze_count() > 10_000));"  # called last
+        f"sys.argv = ['percolator', 'serve', '{name}', '--help'];"
+        "import percolator.cli, percolator.services.serve;"
+        "atexit.register(lambda: print(runs));"
+        "gc.callbacks.append(lambda phase, info: runs.append(phase));"
+        "percolator.cli.main()"
+    )
+    assert python(program).splitlines()[-2:] == ["[]", "True"]
+
+
+def test_nothing_is_imported_before_the_service_that_is_asked_for() -> None:
+    program = (
+        "import sys; sys.argv = ['percolator', 'serve', 'nothing'];"
+        "from percolator.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as ended: print(ended.code, *sorted(\n"
+        "    name for name in sys.modules if name.startswith(('percolator', 'typer', 'grpc'))))"
+    )
+    assert python(program) == (
+        "2 percolator percolator.cli percolator.services percolator.services.serve\n"
+    )

@@ -22,12 +22,12 @@ from percolator.wire import frames, methods
 from percolator.wire.channels import SERVER_METADATA, GrpcNetwork
 from percolator.wire.status import failure, from_rpc_error
 from percolator.wire.through import ThroughNetwork, shutting_down
-from tests.unit.gateway.forwarding_site import (
+from tests.unit.gateway.gateways import (
     OWN,
     REQUEST_BYTES_MAX,
     SECONDS,
     Behind,
-    Site,
+    ForwardingSite,
     another_gateway,
     site,
 )
@@ -303,7 +303,7 @@ async def test_a_call_whose_channel_is_closed_ends_for_its_caller(streaming: boo
         assert error.retry is errors.Retry.UNKNOWN, "the server may have executed it"
 
 
-def halting(here: Site) -> asyncio.Event:
+def halting(here: ForwardingSite) -> asyncio.Event:
     """Streams from the server behind halt after their first message, until this is set."""
     going_on = asyncio.Event()
 

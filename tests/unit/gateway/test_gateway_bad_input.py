@@ -16,8 +16,7 @@ from percolator.limits import Limits
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import CellAddress as WireAddress
-
-from .gateways import COLUMN, DELETE, LOCK, NOTIFY, PUT, TABLE, gateways, write
+from tests.unit.gateway.gateways import COLUMN, DELETE, LOCK, NOTIFY, PUT, TABLE, gateways, write
 
 LIMITS = Limits()
 KIND_OF_THE_FUTURE: Any = 9

@@ -12,8 +12,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 
@@ -21,7 +22,10 @@ from percolator.errors import (
     CellAddress,
     ConflictError,
     DeadlineExceeded,
+    ExecutionUnknown,
     InvalidArgument,
+    NotExecuted,
+    NotReady,
     OutcomeUnknown,
     Overloaded,
     PercolatorError,
@@ -33,21 +37,23 @@ from percolator.protocol import commit
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
 from percolator.services.chassis import rpc
+from percolator.services.chassis.access import CallerIdentity
 from percolator.services.gateway.commits import Writes
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1 import master_pb2
 from percolator.v1.errors_pb2 import CellAddress as WireAddress
 from percolator.v1.gateway_pb2 import ResolveResponse, ScanTableRequest
 from percolator.v1.tabletserver_pb2 import MutateRequest
+from percolator.wire.roles import Role
 from tests.unit.connected import written_out
-
-from .gateways import (
+from tests.unit.gateway.gateways import (
     COLUMN,
     DELETE,
     LOCK,
     TABLE,
     Cluster,
     Gateway,
+    Site,
     a_site,
     commits_primary,
     gateways,
@@ -578,3 +584,268 @@ async def test_a_read_lock_has_no_value_and_is_the_only_write_of_its_cell() -> N
             await one.commit(start, [write(b"a", b"v", READ_LOCK)])
         with pytest.raises(InvalidArgument, match=r"writes\[1\]: names the same cell"):
             await one.commit(start, [_read_lock(b"a"), write(b"a", b"v")])
+
+
+# The changes of a table through a gateway.
+
+
+async def follow(gateway: Gateway, **fields: object) -> list[pb.FollowChangesResponse]:
+    request = pb.FollowChangesRequest(table=TABLE, **fields)  # type: ignore[arg-type]
+    return [one async for one in gateway.handler.follow_changes(request)]
+
+
+async def test_changes_are_streamed_in_the_order_of_commits() -> None:
+    async with gateways(2) as (cluster, (one, other)):
+        await cluster.set_change_feed(
+            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
+        )
+        after = await one.begin()
+        first = await one.commit(await one.begin(), [write(b"b", b"1"), write(b"a", b"")])
+        second = await one.commit(await one.begin(), [write(b"b", kind=DELETE)])
+        until = await one.begin()
+        pages = await follow(other, after=after, until=until, before=True)
+        assert pages[-1].reached == until
+        changes = [change for page in pages for change in page.changes]
+        assert [
+            (
+                one.commit_timestamp,
+                one.row,
+                one.column,
+                one.value if one.HasField("value") else None,
+                one.before if one.HasField("before") else None,
+            )
+            for one in changes
+        ] == [
+            (first, b"a", COLUMN, b"", None),
+            (first, b"b", COLUMN, b"1", None),
+            (second, b"b", COLUMN, None, b"1"),
+        ]
+        assert [page.changes for page in await follow(other, after=second, until=until)] == []
+
+
+async def test_an_endless_stream_tells_how_far_it_is_while_nothing_changes() -> None:
+    async with gateways(1) as (cluster, (gateway,)):
+        await cluster.set_change_feed(
+            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
+        )
+        after = await gateway.begin()
+        stream = gateway.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
+        idle = await anext(stream)
+        assert not idle.changes
+        assert idle.reached > after
+        oldest = gateway.database.internal.engine.open_starts.oldest
+        commit = await gateway.commit(await gateway.begin(), [write(b"a", b"1")])
+        found = await anext(stream)
+        assert [one.commit_timestamp for one in found.changes] == [commit]
+        assert found.reached >= commit
+        assert oldest() > after
+        await cast(AsyncGenerator[Any, None], stream).aclose()
+        assert oldest() == 0
+
+
+async def test_a_gateway_that_shuts_down_ends_the_streams_that_never_end_by_themselves() -> None:
+    async with gateways(1) as (cluster, (gateway,)):
+        await cluster.set_change_feed(
+            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
+        )
+        after = await gateway.begin()
+        commit = await gateway.commit(await gateway.begin(), [write(b"a", b"1")])
+        stream = gateway.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
+        assert [one.commit_timestamp for one in (await anext(stream)).changes] == [commit]
+        waiting = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0.5)
+        began = gateway.database.internal.engine.now()
+        await gateway.handler.end_streams()
+        with pytest.raises(NotReady, match="shutting down") as caught:
+            await waiting
+        assert caught.value.retry is Retry.SAFE
+        assert gateway.database.internal.engine.now() == began, "at once"
+        assert gateway.database.internal.engine.open_starts.oldest() == 0
+        with pytest.raises(NotReady):
+            await follow(gateway, after=after)
+        assert (await follow(gateway, after=after, until=commit))[-1].reached == commit
+
+
+async def test_bad_requests_are_refused() -> None:
+    async with gateways(1) as (_, (gateway,)):
+        now = await gateway.begin()
+        with pytest.raises(InvalidArgument, match="after: is missing"):
+            await follow(gateway)
+        with pytest.raises(InvalidArgument, match=r"until: .* in the future"):
+            await follow(gateway, after=now, until=now << 1)
+        with pytest.raises(InvalidArgument, match=r"until: .* is below after"):
+            await follow(gateway, after=now, until=now - 1)
+        for until in (now, await gateway.begin(), 0):
+            with pytest.raises(InvalidArgument, match=f"^table: '{TABLE}' has no change feed"):
+                await follow(gateway, after=now, until=until)
+        request = pb.FollowChangesRequest(table="nothing", after=now)
+        with pytest.raises(SchemaError):
+            await anext(gateway.handler.follow_changes(request))
+
+
+async def test_the_more_followers_a_client_has_the_less_often_each_looks_for_changes() -> None:
+    async with gateways(1) as (cluster, (gateway,)):
+        await cluster.set_change_feed(
+            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
+        )
+        after = await gateway.begin()
+
+        async def looks(followers: int, caller: CallerIdentity) -> int:
+            """In a minute."""
+            request = pb.FollowChangesRequest(table=TABLE, after=after)
+            token = rpc._caller.set(caller)
+            try:
+                reading = [
+                    asyncio.create_task(_read_all(gateway.handler.follow_changes(request)))
+                    for _ in range(followers)
+                ]
+            finally:
+                rpc._caller.reset(token)
+            await asyncio.sleep(30)
+            before = cluster.looks
+            await asyncio.sleep(60)
+            counted = cluster.looks - before
+            for one in reading:
+                one.cancel()
+            await asyncio.wait(reading)
+            return counted
+
+        client = CallerIdentity(Role.CLIENT, (b"a token", "192.0.2.1"))
+        one = await looks(1, client)
+        assert one > 100
+        many = await looks(250, client)
+        assert many <= 25 * one * 1.1
+        assert await looks(25, client) >= 20 * one, "so few are not slowed down"
+        assert not gateway.handler._followers
+
+
+async def _read_all(stream: AsyncIterator[pb.FollowChangesResponse]) -> None:
+    async for _ in stream:
+        pass
+
+
+# Gateways die, answers are lost, callers ask twice: every transaction still has one outcome.
+#
+# Each seed is a bank whose tellers send every commit to random gateways, repeatedly and to several
+# at once, until they learn its outcome. Other callers ask about the outcome meanwhile.
+
+SEEDS = 15
+FAULTS = {
+    "killed gateway", "left", "lost answer", "lost request", "question", "slow", "unknown",
+}  # fmt: skip
+ACCOUNTS = [b"ann", b"bob", b"max", b"tom", b"zoe"]
+OPENING_BALANCE = 100
+TELLERS = 4
+TRANSFERS = 8
+GATEWAYS = 3
+COMMIT_SECONDS = 3.0
+NO_COMMIT = 0
+
+
+class Bank:
+    """One seed."""
+
+    def __init__(self, site: Site, seed: int) -> None:
+        self._site = site
+        self._chance = random.Random(seed)
+        self._gateways: list[Gateway] = []
+        self.told: dict[int, set[int]] = defaultdict(set)
+        """By start timestamp: every outcome that a caller was told."""
+        self.occurred: Counter[str] = Counter()
+
+    async def run(self) -> int:
+        """Returns the sum of all accounts at the end."""
+        self._gateways = [await self._started() for _ in range(GATEWAYS)]
+        opening = [write(row, b"%d" % OPENING_BALANCE) for row in ACCOUNTS]
+        await self._gateways[0].commit(await self._gateways[0].begin(), opening)
+        cluster = self._site.cluster
+        cluster.delay = self._delay
+        cluster.loses_answer = lambda _: self._occurs("lost answer", 0.04)
+        cluster.loses_request = lambda: self._occurs("lost request", 0.03)
+        killing = asyncio.ensure_future(self._kill_now_and_then())
+        await asyncio.gather(*(self._teller() for _ in range(TELLERS)))
+        killing.cancel()
+        cluster.loses_answer, cluster.loses_request = lambda _: False, lambda: False
+        last = await self._started()
+        return sum(int(value or b"0") for value in await last.read(*ACCOUNTS))
+
+    async def _started(self) -> Gateway:
+        return await self._site.start(commit_seconds=COMMIT_SECONDS)
+
+    def _delay(self, _: MutateRequest) -> float:
+        if self._occurs("slow", 0.02):
+            return self._chance.uniform(0.5, 6.0)
+        return self._chance.uniform(0.001, 0.02)
+
+    def _occurs(self, name: str, share: float) -> bool:
+        if self._chance.random() >= share:
+            return False
+        self.occurred[name] += 1
+        return True
+
+    async def _kill_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._chance.uniform(0.1, 1.5))
+            place = self._chance.randrange(GATEWAYS)
+            killed, self._gateways[place] = self._gateways[place], await self._started()
+            self._site.kill(killed)
+            self.occurred["killed gateway"] += 1
+
+    async def _teller(self) -> None:
+        for _ in range(TRANSFERS):
+            await self._transfer()
+            await asyncio.sleep(self._chance.uniform(0, 0.2))
+
+    async def _transfer(self) -> None:
+        source, target = self._chance.sample(ACCOUNTS, 2)
+        gateway = self._chance.choice(self._gateways)
+        try:
+            start = await gateway.begin()
+            has, gets = (int(value or b"") for value in await gateway.get(start, source, target))
+        except (ExecutionUnknown, NotExecuted):
+            return  # the gateway was killed meanwhile
+        writes = [write(source, b"%d" % (has - 1)), write(target, b"%d" % (gets + 1))]
+        while not self.told[start]:
+            asked = [self._commit(start, writes) for _ in range(self._chance.choice((1, 1, 2, 3)))]
+            if self._occurs("question", 0.1):
+                asked.append(self._resolve(start, source, target))
+            patience = self._chance.choice((0.01, 0.1, 1.0, 5.0))
+            pending = [asyncio.ensure_future(one) for one in asked]
+            await asyncio.wait(pending, timeout=patience)
+            for one in pending:
+                if one.done():
+                    one.result()
+                else:
+                    self.occurred["left"] += 1
+                    one.cancel()
+
+    async def _commit(self, start: int, writes: list[pb.CellWrite]) -> None:
+        try:
+            commit = await self._chance.choice(self._gateways).commit(start, writes)
+        except ConflictError:
+            self.told[start].add(NO_COMMIT)
+        except (OutcomeUnknown, ExecutionUnknown, NotExecuted):
+            self.occurred["unknown"] += 1
+        else:
+            self.told[start].add(commit)
+
+    async def _resolve(self, start: int, *rows: bytes) -> None:
+        try:
+            told = await self._chance.choice(self._gateways).resolve(start, *rows)
+        except (OutcomeUnknown, ExecutionUnknown, NotExecuted):
+            return
+        committed = told.fate == ResolveResponse.FATE_COMMITTED
+        self.told[start].add(told.commit_timestamp if committed else NO_COMMIT)
+
+
+async def test_every_caller_is_told_the_same_outcome_and_no_money_is_made_or_lost() -> None:
+    occurred: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        async with a_site() as site:
+            bank = Bank(site, seed)
+            total = await bank.run()
+        contradictions = {start: told for start, told in bank.told.items() if len(told) != 1}
+        assert contradictions == {}, f"seed {seed}"
+        assert total == OPENING_BALANCE * len(ACCOUNTS), f"seed {seed}"
+        occurred += bank.occurred
+    assert set(occurred) == FAULTS, "a fault never occurred"

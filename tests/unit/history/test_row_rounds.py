@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
 from percolator import Timestamp
+from percolator.aio.pin import Pin
+from percolator.backup import exporter, part_files
+from percolator.cli.values import SPACES, first_cells, stored_cells
 from percolator.errors import (
     DeadlineExceeded,
     InvariantViolation,
+    NotReady,
     PercolatorError,
     SnapshotTooOld,
 )
 from percolator.formats.records import RecordKind, WriteRecord
 from percolator.protocol import steps
-from percolator.routing.cells import APPLIED, CellMutation
-from percolator.rowstore import collection
+from percolator.protocol.steps import OWN_ROLLBACK
+from percolator.routing.cells import APPLIED, CellMutation, Refused
+from percolator.routing.ranges import TableRange
+from percolator.rowstore import cells, collection
+from percolator.rowstore import cells as sampled
 from percolator.rowstore.collection import Bounds, Collected, RowCollector
+from percolator.rowstore.intents import Intent
 from percolator.rowstore.layout import WRITES
-from percolator.rowstore.port import RowChange, SetCell
-from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE
+from percolator.rowstore.port import RowChange, Sample, SetCell
+from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Space
 from tests.unit.history.row_site import ONE, OTHER, SECONDS, VALUE, Site, site
 
 
@@ -212,3 +224,240 @@ async def _leave_half_committed(here: Site) -> None:
     record = WriteRecord(start, RecordKind.PUT, b"3").encode()
     step = steps.commit_primary(b"c", VALUE.name, start, start + 1, await here.now(), record, ())
     assert await here.answer(CellMutation(await here.table_id(ONE), step)) is APPLIED
+
+
+# Intents for which nobody asks: they hold up no collection, and go only if that loses nothing.
+
+LONG = 600_000
+
+
+async def test_a_removed_observer_holds_up_no_deletion() -> None:
+    async with site() as here:
+        await here.set("a", 1)
+        await here.change_observers(add="observer")
+        await _delete(here, "a")
+        await here.change_observers(remove="observer")
+        await here.history.collect(await here.decided(await here.now()))
+        assert not await here.cells(ONE, SPACE_WRITE)
+        assert await here.all_intents() == []
+        assert here.history.awaited.cleared == 1
+
+
+async def test_a_dropped_table_holds_up_no_deletion_in_another() -> None:
+    async with site() as here:
+        await here.change_observers(add="observer")
+        await here.set("a", 1)
+        async with here.database.transaction() as tx:
+            await tx.delete_row(OTHER, "a")
+        decided = await here.decided(await here.now())
+        await here.database.drop_table(ONE)
+        await here.history.collect(decided)
+        assert not await here.cells(OTHER, SPACE_WRITE)
+        assert await here.all_intents() == []
+
+
+async def test_other_observers_are_awaited_as_before() -> None:
+    async with site() as here:
+        await here.change_observers(add="removed")
+        await here.set("a", 1)
+        await here.change_observers(remove="removed")
+        await here.change_observers(add="observer")
+        await here.set("b", 1)
+        (mine,) = [one for one in await here.all_intents() if one.observer == b"observer"]
+        assert await here.history.awaited.oldest(await here.now()) == mine.timestamp
+        assert mine in await here.all_intents()
+
+
+async def test_an_intent_stays_while_its_transaction_may_commit() -> None:
+    async with site() as here:
+        start = await here.lock(b"a", ttl_milliseconds=LONG)
+        await _announce(here, start)
+        assert await here.history.awaited.oldest(await here.now()) == 0
+        assert len(await here.all_intents()) == 1
+        assert await here.cells(ONE, SPACE_LOCK) == 1
+
+
+async def test_an_intent_above_the_safe_point_stays() -> None:
+    """Its transaction may be about to lock its cells, and would be rolled back in vain."""
+    async with site() as here:
+        start = await here.now()
+        await _announce(here, start)
+        assert await here.history.awaited.oldest(start) == 0
+        assert len(await here.all_intents()) == 1
+
+
+async def test_a_marker_keeps_a_late_prewrite_out_before_its_intent_goes() -> None:
+    async with site() as here:
+        start = await here.now()
+        await _announce(here, start)
+        await here.history.awaited.oldest(await here.now())
+        assert await here.all_intents() == []
+        prewrite = steps.prewrite(b"a", VALUE.name, start, b"lock", None)
+        answer = await here.answer(CellMutation(await here.table_id(ONE), prewrite))
+        assert isinstance(answer, Refused)
+        assert answer.condition == OWN_ROLLBACK
+
+
+async def test_a_lock_that_comes_before_the_marker_stays() -> None:
+    """It may be one of many, of a transaction that commits: it would lose this write."""
+    async with site() as here:
+        start = await here.now()
+        await _announce(here, start)
+
+        async def late() -> None:
+            here.store.before_change = None
+            await here.lock(b"a", ttl_milliseconds=LONG, start=start)
+
+        here.store.before_change = late
+        await here.history.awaited.oldest(await here.now())
+        assert await here.cells(ONE, SPACE_LOCK) == 1
+        assert len(await here.all_intents()) == 1
+
+
+async def test_an_observer_that_is_registered_meanwhile_is_awaited() -> None:
+    async with site() as here:
+        await _change_for_a_removed_observer(here)
+
+        async def register() -> None:
+            here.asked = again
+
+        async def again() -> None:
+            here.asked = None
+            await here.change_observers(add="observer")
+
+        here.asked = register
+        await here.history.awaited.oldest(await here.now())
+        assert len(await here.all_intents()) == 1
+
+
+async def test_who_does_not_lead_any_more_clears_nothing() -> None:
+    """A later leader may have registered the observer."""
+    async with site() as here:
+        await _change_for_a_removed_observer(here)
+
+        async def first() -> None:
+            here.asked = second
+
+        async def second() -> None:
+            raise NotReady("another one leads")
+
+        here.asked = first
+        with pytest.raises(NotReady, match="another one leads"):
+            await here.history.awaited.oldest(await here.now())
+        assert len(await here.all_intents()) == 1
+
+
+async def _change_for_a_removed_observer(here: Site) -> None:
+    await here.change_observers(add="observer")
+    await here.set("a", 1)
+    await here.change_observers(remove="observer")
+
+
+async def _delete(here: Site, row: str) -> None:
+    async with here.database.transaction() as tx:
+        await tx.delete(row, VALUE)
+
+
+async def _announce(here: Site, start: int) -> None:
+    one = await here.table_id(ONE)
+    intent = Intent(one, b"a", VALUE.name, b"nobody", start, is_certain=False)
+    await here.intents.write([intent], here.env.now() + SECONDS)
+
+
+# What a row store's engine tells those who divide work, and operators who look at stored cells.
+
+ROWS = [f"{number:03}" for number in range(40)]
+
+
+async def _filled(here: Site) -> TableRange:
+    for row in ROWS:
+        await here.set(row, 1)
+    return TableRange(await here.table_id(ONE), b"", b"")
+
+
+async def test_a_small_table_is_one_range_and_parts_cover_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with site() as here:
+        whole = await _filled(here)
+        engine = here.database.internal.engine
+        deadline = engine.now() + SECONDS
+        assert await engine.ranges.of_table(whole.table_id, deadline) == [whole]
+        inner = await engine.ranges.cut(whole, 1, SECONDS)
+        assert inner == [f"{number:03}".encode() for number in (7, 15, 23, 31, 39)]
+        part = whole._replace(start=b"010", end=b"031")
+        assert await engine.ranges.cut(part, 1, SECONDS) == [b"015", b"023"]
+        assert await engine.ranges.cut(part, 1 << 30, SECONDS) == []
+        monkeypatch.setattr(sampled, "RANGE_BYTES", 300)
+        several = await engine.ranges.of_table(whole.table_id, deadline)
+        assert len(several) > 2
+        assert [one.start for one in several[1:]] == [one.end for one in several[:-1]]
+        assert (several[0].start, several[-1].end) == (b"", b"")
+
+
+async def test_samples_that_repeat_or_are_empty_make_no_empty_ranges() -> None:
+    samples = [Sample(b"a", 5), Sample(b"a", 9), Sample(b"b", 9), Sample(b"c", 20), Sample(b"", 30)]
+    assert list(sampled._borders(samples, 5)) == [b"a", b"c"]
+
+
+async def test_stored_cells_of_each_space_are_listed_in_order() -> None:
+    async with site() as here:
+        for value in (1, 2):
+            await here.set("a", value)
+            await here.set("b", value)
+        engine = here.database.internal.engine
+        info = await engine.catalog.table(ONE.name, engine.now() + SECONDS)
+        cells = stored_cells(here.database, info, [Space.SPACE_WRITE, Space.SPACE_LOCK], b"a", b"b")
+        found = [cell async for cell in cells]
+        assert [(cell.row, cell.column) for cell in found] == [(b"a", VALUE.name)] * 2
+        assert found[0].timestamp > found[1].timestamp
+        first = await first_cells(
+            here.database, info, [Space.SPACE_WRITE], b"", b"", [VALUE.name], 3, SECONDS
+        )
+        assert [cell.row for cell in first] == [b"a", b"a", b"b"]
+
+
+async def test_stored_cells_do_not_include_notes_of_collection() -> None:
+    async with site() as here:
+        await here.set("a", 1)
+        await here.set("a", 2)
+        await here.history.collect(await here.decided(await here.now()))
+        engine = here.database.internal.engine
+        for table in (ONE, OTHER):
+            info = await engine.catalog.table(table.name, engine.now() + SECONDS)
+            cells = [cell async for cell in stored_cells(here.database, info, list(SPACES))]
+            assert [cell.space for cell in cells] == [Space.SPACE_WRITE]
+            assert Timestamp(cells[0].timestamp) < await here.now()
+
+
+# Exports of a row store: its ranges become files, which hold what a snapshot shows.
+
+
+@pytest.mark.real_time
+async def test_every_range_is_a_file_and_all_files_are_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cells, "RANGE_BYTES", 300)
+    async with site() as here:
+        for number in range(40):
+            await here.set(f"{number:03}", number)
+        at = Timestamp(await here.now())
+        await here.set("000", 1_000)  # above the snapshot
+        planned = await exporter._plan(here.database, at, [ONE.name], named=True)
+        pin = cast("Pin", SimpleNamespace(at=at))
+        done = await exporter._Exporter(
+            here.database, tmp_path, planned, pin, lambda *_: None
+        ).run()
+        (table,) = done.tables
+        assert len(table.parts) > 2
+        found = [
+            cell
+            for part in table.parts
+            for batch in part_files.cells_of(tmp_path, done, table, part)
+            for cell in batch
+        ]
+        expected = [
+            (f"{number:03}".encode(), VALUE.name, VALUE.codec.encode(number))
+            for number in range(40)
+        ]
+        assert found == expected

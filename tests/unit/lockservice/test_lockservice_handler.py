@@ -10,34 +10,115 @@ from __future__ import annotations
 import asyncio
 import random
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from percolator.errors import InvalidArgument, NotReady, Overloaded, SessionExpired, SnapshotTooOld
+from percolator.services.chassis import rpc
 from percolator.services.chassis.access import CallerIdentity
 from percolator.services.chassis.coordinator import LivedTime
 from percolator.services.chassis.rpc import Quotas
+from percolator.services.chassis.settings import load
 from percolator.services.lockservice.handler import HeldLocks, LockServiceHandler
-from percolator.services.lockservice.service import LockServiceMetrics
+from percolator.services.lockservice.service import LockServiceMetrics, LockServiceSettings
 from percolator.services.lockservice.sessions import LockServiceLimits, Session, SessionInfo
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.roles import Role
 from tests.simulation.virtual_time import VirtualClock
-from tests.unit.lockservice.lock_calls import (
-    UNKNOWN_ID,
-    called_by,
-    info,
-    listed,
-    liveness,
-    lock_service,
-    locked,
-    opened,
-    renewed,
-    started_lock_service,
-)
 from tests.unit.lockservice.test_lockservice_model import HandMovedClock
+
+# Short names for the calls that the tests of the lock service make.
+
+UNKNOWN_ID = b"sixteen bytes id"
+
+
+@asynccontextmanager
+async def started_lock_service(
+    limits: LockServiceLimits | None = None,
+) -> AsyncIterator[LockServiceHandler]:
+    """A lock service that has just started."""
+    clock = VirtualClock(asyncio.get_running_loop())
+    handler = LockServiceHandler(clock, random.Random(1), limits or LockServiceLimits())
+    living = asyncio.create_task(handler.expire_forever())
+    try:
+        yield handler
+    finally:
+        living.cancel()
+
+
+@asynccontextmanager
+async def lock_service(
+    limits: LockServiceLimits | None = None,
+) -> AsyncIterator[LockServiceHandler]:
+    """A lock service whose grace period after the start is over."""
+    async with started_lock_service(limits) as handler:
+        await asyncio.sleep(61)
+        yield handler
+
+
+@contextmanager
+def called_by(caller: CallerIdentity) -> Iterator[None]:
+    """Calls in this block are those of this caller."""
+    token = rpc._caller.set(caller)
+    try:
+        yield
+    finally:
+        rpc._caller.reset(token)
+
+
+def info(
+    ttl_milliseconds: int = 3_000,
+    description: str = "a test",
+    oldest_start_timestamp: int = 0,
+    pin: bool = False,
+) -> pb.SessionInfo:
+    return pb.SessionInfo(
+        description=description,
+        ttl_milliseconds=ttl_milliseconds,
+        oldest_start_timestamp=oldest_start_timestamp,
+        pin=pin,
+    )
+
+
+async def opened(handler: LockServiceHandler, about: pb.SessionInfo | None = None) -> bytes:
+    response = await handler.open_session(pb.OpenSessionRequest(info=about or info()))
+    return response.session_id
+
+
+async def renewed(
+    handler: LockServiceHandler, session_id: bytes, about: pb.SessionInfo | None = None
+) -> bool:
+    request = pb.RenewSessionRequest(session_id=session_id, info=about or info())
+    return (await handler.renew_session(request)).taken_over
+
+
+async def liveness(handler: LockServiceHandler, session_id: bytes) -> int:
+    request = pb.CheckSessionsRequest(session_ids=[session_id])
+    return (await handler.check_sessions(request)).liveness[0]
+
+
+async def locked(
+    handler: LockServiceHandler, session_id: bytes, *names: bytes, ttl_milliseconds: int = 3_000
+) -> list[bool]:
+    request = pb.TryLockRequest(
+        session_id=session_id, names=names, ttl_milliseconds=ttl_milliseconds
+    )
+    return list((await handler.try_lock(request)).held)
+
+
+async def listed(handler: LockServiceHandler, page_size: int = 0) -> list[pb.Session]:
+    sessions: list[pb.Session] = []
+    request = pb.ListSessionsRequest(page_size=page_size)
+    while True:
+        page = await handler.list_sessions(request)
+        sessions += page.sessions
+        if not page.next_page_token:
+            return sessions
+        request.page_token = page.next_page_token
+
 
 # Sessions
 
@@ -727,3 +808,48 @@ async def test_a_pause_of_the_process_counts_against_no_session() -> None:
     await asyncio.sleep(0.2)
     assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
     living.cancel()
+
+
+# The settings of the lock service: defaults, and values that are refused.
+
+
+def test_without_flags_it_has_the_default_limits() -> None:
+    assert load(LockServiceSettings, [], {}).limits() == LockServiceLimits()
+
+
+def test_every_setting_reaches_the_cores() -> None:
+    flags = {
+        "ttl_milliseconds_min": 600,
+        "ttl_milliseconds_max": 700,
+        "sessions_max": 8,
+        "locks_max": 9,
+        "lock_name_bytes_total_max": 2_000,
+        "request_items_max": 10,
+        "page_sessions_max": 11,
+    }
+    argv = [f"--{name.replace('_', '-')}={value}" for name, value in flags.items()]
+    assert load(LockServiceSettings, argv, {}).limits() == LockServiceLimits(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flag", "field"),
+    [
+        ("--ttl-milliseconds-min=499", "ttl_milliseconds_min"),
+        ("--ttl-milliseconds-max=499", "ttl_milliseconds_max"),
+        ("--ttl-milliseconds-min=60001", "ttl_milliseconds_min"),
+        ("--sessions-max=0", "sessions_max"),
+        ("--request-bytes-max=1048577", "request_bytes_max"),
+        ("--locks-max=0", "locks_max"),
+        ("--locks-max=many", "locks_max"),
+        ("--lock-name-bytes-total-max=1023", "lock_name_bytes_total_max"),
+        ("--request-items-max=0", "request_items_max"),
+        ("--page-sessions-max=0", "page_sessions_max"),
+    ],
+)
+def test_an_invalid_value_stops_the_start_and_names_the_field(
+    flag: str, field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        load(LockServiceSettings, [flag], {})
+    assert stopped.value.code == 2
+    assert field in capsys.readouterr().err

@@ -25,8 +25,9 @@ from percolator.errors import (
 from percolator.routing.catalog import Catalog, TabletMap
 from percolator.routing.lanes import SchemaVersions
 from percolator.services.master import cluster_map, table_changes
-from percolator.services.master.cluster_map import ClusterMap
+from percolator.services.master.cluster_map import DELETIONS_KEPT, Catalogue, ClusterMap
 from percolator.services.master.map_store import StoredMap
+from percolator.services.master.table_changes import REQUEST_ID_BYTES_MAX
 from percolator.v1 import master_pb2 as pb
 from percolator.v1.errors_pb2 import TabletLocation
 from percolator.v1.tabletserver_pb2 import ColumnTtl
@@ -34,11 +35,12 @@ from percolator.wire import methods
 from percolator.wire.table_options import by_column
 from percolator.world import RequestT, ResponseT, UnaryMethod
 from tests.simulation import planted_server_bugs as bugs
-from tests.unit.master.cluster_world import ModelCluster, cluster
-from tests.unit.master.tables_of_rows import (
+from tests.unit.master.cluster_world import (
     LEASE_SECONDS,
     SPLITS,
+    ModelCluster,
     addresses,
+    cluster,
     create,
     fill,
     is_complete,
@@ -856,3 +858,80 @@ async def test_a_master_that_continued_with_its_own_map_would_be_found(
         await test_a_table_that_somebody_has_found_does_not_become_another_one()
     with pytest.raises(AssertionError):
         await test_a_version_of_a_schema_that_somebody_has_found_does_not_become_another_one()
+
+
+# A request to create or delete a table whose answer was lost, repeated at another master.
+
+
+async def ask_to_create(world: ModelCluster, request_id: bytes) -> pb.CreateTableResponse:
+    request = pb.CreateTableRequest(name="t", splits=[b"m"], request_id=request_id)
+    return await world.ask(methods.CREATE_TABLE, request, 30.0)
+
+
+async def ask_to_delete(world: ModelCluster, request_id: bytes) -> pb.DeleteTableResponse:
+    request = pb.DeleteTableRequest(name="t", request_id=request_id)
+    return await world.ask(methods.DELETE_TABLE, request, 30.0)
+
+
+async def described(world: ModelCluster) -> int:
+    request = pb.DescribeTableRequest(name="t")
+    return (await world.ask(methods.DESCRIBE_TABLE, request)).table.table_id
+
+
+def fail_over(world: ModelCluster) -> None:
+    world.kill_master(world.masters[0])
+    world.start_master()
+
+
+async def test_a_creation_repeated_at_the_next_master_finds_its_own_table() -> None:
+    async with cluster("a:1") as world:
+        first = await ask_to_create(world, b"one")
+        fail_over(world)
+        again = await ask_to_create(world, b"one")
+        assert first.created
+        assert again.created
+        assert again.table.table_id == first.table.table_id
+        for other in (b"two", b""):
+            with pytest.raises(InvalidArgument, match="exists"):
+                await ask_to_create(world, other)
+
+
+async def test_a_table_without_an_id_of_its_creation_is_nobodys_own() -> None:
+    async with cluster("a:1") as world:
+        await ask_to_create(world, b"")
+        with pytest.raises(InvalidArgument, match="exists"):
+            await ask_to_create(world, b"")
+
+
+async def test_a_deletion_repeated_at_the_next_master_spares_the_next_table_of_that_name() -> None:
+    async with cluster("a:1") as world:
+        await ask_to_create(world, b"one")
+        assert (await ask_to_delete(world, b"two")).deleted
+        fail_over(world)
+        assert (await ask_to_delete(world, b"two")).deleted
+        later = await ask_to_create(world, b"three")
+        fail_over(world)
+        assert (await ask_to_delete(world, b"two")).deleted
+        assert await described(world) == later.table.table_id
+        assert (await ask_to_delete(world, b"four")).deleted
+        for other in (b"five", b""):
+            with pytest.raises(SchemaError):
+                await ask_to_delete(world, other)
+
+
+async def test_ids_of_requests_are_short() -> None:
+    async with cluster("a:1") as world:
+        for ask in (ask_to_create, ask_to_delete):
+            with pytest.raises(InvalidArgument, match="request_id"):
+                await ask(world, bytes(REQUEST_ID_BYTES_MAX + 1))
+        with pytest.raises(SchemaError):
+            await described(world)
+
+
+def test_a_catalogue_remembers_the_last_deletions_only() -> None:
+    catalogue = Catalogue()
+    ids = [b"%d" % number for number in range(DELETIONS_KEPT + 5)]
+    for one in (*ids, b""):
+        catalogue = catalogue.with_deletion(one)
+    stored = cluster_map.decode_catalogue(cluster_map.encode_catalogue(catalogue))
+    assert stored.deletions == tuple(ids[5:])

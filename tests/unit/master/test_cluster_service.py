@@ -9,18 +9,33 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
-from percolator.errors import InvalidArgument, NotReady, Overloaded, WrongCluster
+from percolator.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotReady,
+    Overloaded,
+    PercolatorError,
+    SchemaError,
+    WrongCluster,
+)
 from percolator.services.chassis.cluster_store import ClusterIdentity
 from percolator.services.chassis.coordinator import LivedTime
 from percolator.services.chassis.server import Health
+from percolator.services.master import cluster_map
 from percolator.services.master.handlers import ClusterHandler
+from percolator.services.master.map_store import decoded
+from percolator.services.master.master import Master
 from percolator.services.master.registry import SERVICE_OF, KindCheck, Registry
 from percolator.v1 import cluster_pb2 as pb
-from percolator.v1.cluster_pb2 import Server, ServiceKind
+from percolator.v1 import master_pb2
+from percolator.v1.cluster_pb2 import SERVICE_KIND_GATEWAY, Server, ServiceKind
+from percolator.wire import methods
+from percolator.world import Random, UnaryMethod, World
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.master.cluster_world import ModelCluster, ModelNetwork, cluster
 
@@ -457,3 +472,254 @@ async def test_a_master_does_not_register() -> None:
 
 async def is_listed(world: ModelCluster, kind: ServiceKind) -> bool:
     return (kind, HERE) in listed_of_address(world)
+
+
+# Invalid requests: each gets an error that names the field, and changes nothing.
+
+Options = master_pb2.TableOptions
+Observer = master_pb2.Observer
+Create = master_pb2.CreateTableRequest
+Change = master_pb2.ChangeObserversRequest
+
+
+def state(world: ModelCluster) -> bytes:
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    return cluster_map.encode(leader.store.current)
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "field"),
+    [
+        (methods.CREATE_TABLE, Create(), "name"),
+        (methods.CREATE_TABLE, Create(name="x" * 256), "name"),
+        (methods.CREATE_TABLE, Create(name="new\nline"), "name"),
+        (methods.CREATE_TABLE, Create(name=" t"), "name"),
+        (methods.CREATE_TABLE, Create(name="t"), "name"),
+        (methods.CREATE_TABLE, Create(name="u", splits=[b""]), "splits[0]"),
+        (methods.CREATE_TABLE, Create(name="u", splits=[b"a", b"a"]), "splits[1]"),
+        (methods.CREATE_TABLE, Create(name="u", splits=[b"b", b"c", b"a"]), "splits[2]"),
+        (methods.CREATE_TABLE, Create(name="u", splits=[b"x" * 4097]), "splits[0]"),
+        (
+            methods.CREATE_TABLE,
+            Create(name="u", options=Options(split_bytes=1)),
+            "options.split_bytes",
+        ),
+        (
+            methods.CREATE_TABLE,
+            Create(name="u", options=Options(retention_milliseconds=1 << 60)),
+            "options.retention_milliseconds",
+        ),
+        (methods.SPLIT_TABLET, master_pb2.SplitTabletRequest(tablet_id=99), "tablet_id"),
+        (methods.SPLIT_TABLET, master_pb2.SplitTabletRequest(tablet_id=2, row=b""), "row"),
+        (methods.SPLIT_TABLET, master_pb2.SplitTabletRequest(tablet_id=2, row=b"m"), "row"),
+        (methods.SPLIT_TABLET, master_pb2.SplitTabletRequest(tablet_id=3, row=b"m"), "row"),
+        (methods.SPLIT_TABLET, master_pb2.SplitTabletRequest(tablet_id=2), "row"),
+        (methods.MOVE_TABLET, master_pb2.MoveTabletRequest(tablet_id=99), "tablet_id"),
+        (methods.MOVE_TABLET, master_pb2.MoveTabletRequest(tablet_id=2, server="z:1"), "server"),
+        (methods.DRAIN_SERVER, master_pb2.DrainServerRequest(), "server"),
+        (methods.DRAIN_SERVER, master_pb2.DrainServerRequest(server="z:1"), "server"),
+        (methods.DRAIN_SERVER, master_pb2.DrainServerRequest(server="a:1"), "server"),
+        (methods.CHANGE_OBSERVERS, Change(table="t", add=[Observer()]), "add[0].name"),
+        (methods.CHANGE_OBSERVERS, Change(table="t", add=[Observer(name="o")]), "add[0].columns"),
+        (
+            methods.CHANGE_OBSERVERS,
+            Change(table="t", add=[Observer(name="o", columns=[b"x" * 256])]),
+            "add[0].columns",
+        ),
+        (
+            methods.CHANGE_OBSERVERS,
+            Change(table="t", add=[Observer(name="o", columns=[b"c"])] * 2),
+            "add[1].name",
+        ),
+        (methods.CHANGE_OBSERVERS, Change(table="t", remove=["o"]), "remove"),
+        (methods.CHANGE_OBSERVERS, Change(table="t", pause=["o"]), "pause"),
+        (
+            methods.CHANGE_OBSERVERS,
+            Change(table="t", add=[Observer(name="o", columns=[b"c"], weak=True, backfill=True)]),
+            "add[0].backfill",
+        ),
+        (
+            methods.CHANGE_OBSERVERS,
+            Change(table="", add=[Observer(name="o", columns=[b"c"])], awaited=True),
+            "table",
+        ),
+        (methods.CHANGE_OBSERVERS, Change(table="u", remove=["o"], awaited=True), "remove"),
+        (methods.CHANGE_OBSERVERS, Change(table="u", pause=["o"], awaited=True), "pause"),
+    ],
+)
+async def test_a_bad_request_names_the_field_and_changes_nothing(
+    method: UnaryMethod[master_pb2.CreateTableRequest, master_pb2.CreateTableResponse],
+    request_: master_pb2.CreateTableRequest,
+    field: str,
+) -> None:
+    async with cluster("a:1") as world:
+        await world.ask(methods.CREATE_TABLE, Create(name="t", splits=[b"m"]))
+        before = state(world)
+        with pytest.raises(InvalidArgument) as caught:
+            await world.ask(method, request_)
+        assert caught.value.field == field
+        assert state(world) == before
+
+
+async def test_a_missing_table_is_a_schema_error() -> None:
+    async with cluster("a:1") as world:
+        with pytest.raises(SchemaError):
+            await world.ask(methods.LIST_TABLETS, master_pb2.ListTabletsRequest(table="u"))
+        with pytest.raises(SchemaError):
+            await world.ask(methods.CHANGE_OBSERVERS, Change(table="u"))
+        with pytest.raises(SchemaError):
+            await world.ask(methods.REPORT_BACKFILL, master_pb2.ReportBackfillRequest(table_id=99))
+
+
+async def test_an_existing_table_is_left_as_it_is_with_exist_ok() -> None:
+    async with cluster("a:1") as world:
+        first = await world.ask(methods.CREATE_TABLE, Create(name="t", splits=[b"m"]))
+        again = Create(name="t", splits=[b"x", b"y"], exist_ok=True)
+        second = await world.ask(methods.CREATE_TABLE, again)
+        assert (first.created, second.created) == (True, False)
+        assert second.table == first.table
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "field"),
+    [
+        (
+            master_pb2.TableOptions(retention_milliseconds=600_000),
+            master_pb2.TableOptions(retention_milliseconds=700_000),
+            "options.retention_milliseconds",
+        ),
+        (
+            master_pb2.TableOptions(split_bytes=600_000),
+            master_pb2.TableOptions(split_bytes=700_000),
+            "options.split_bytes",
+        ),
+    ],
+    ids=["retention", "split_bytes"],
+)
+async def test_an_existing_table_with_other_options_is_not_what_was_asked_for(
+    options: master_pb2.TableOptions, others: master_pb2.TableOptions, field: str
+) -> None:
+    async with cluster("a:1") as world:
+        first = await world.ask(methods.CREATE_TABLE, Create(name="t", options=options))
+        await world.ask(methods.CREATE_TABLE, Create(name="u"))
+        for same in (options, master_pb2.TableOptions()):
+            again = Create(name="t", exist_ok=True, options=same)
+            assert (await world.ask(methods.CREATE_TABLE, again)).table == first.table
+        for name, found in (("t", "600000"), ("u", "the cluster's default")):
+            wanted = Create(name=name, exist_ok=True, options=others)
+            why = f"table '{name}' exists with {found}.*, not 700000 "
+            with pytest.raises(InvalidArgument, match=why) as refused:
+                await world.ask(methods.CREATE_TABLE, wanted)
+            assert refused.value.field == field
+
+
+async def test_an_existing_table_without_a_feed_is_no_table_with_one() -> None:
+    async with cluster("a:1") as world:
+        await world.ask(methods.CREATE_TABLE, Create(name="t"))
+        wanted = Create(name="t", exist_ok=True, options=master_pb2.TableOptions(change_feed=True))
+        with pytest.raises(InvalidArgument, match="exists without a change feed") as refused:
+            await world.ask(methods.CREATE_TABLE, wanted)
+        assert refused.value.field == "options.change_feed"
+        await world.ask(
+            methods.SET_CHANGE_FEED, master_pb2.SetChangeFeedRequest(table="t", change_feed=True)
+        )
+        assert not (await world.ask(methods.CREATE_TABLE, wanted)).created
+
+
+# A master that no longer leads refuses nothing for good: the caller would ask nobody else.
+
+
+class _Leadership:
+    """One that another master takes over while a call is in progress."""
+
+    def __init__(self) -> None:
+        self.is_lost = False
+
+    async def check(self) -> None:
+        if self.is_lost:
+            raise NotReady("another master leads")
+
+
+class _Term:
+    def __init__(self) -> None:
+        self.leadership = _Leadership()
+        self.is_over = False
+
+
+async def _called(problem: PercolatorError, *, is_lost: bool, is_over: bool = False) -> None:
+    """A call that fails, at a master that is replaced in the middle of it, or is not."""
+    anything = cast("Any", None)
+    world = World(VirtualClock(asyncio.get_running_loop()), anything, Random(1))
+    registry = Registry(
+        world.clock, LivedTime(world.clock), silence_milliseconds=5_000, servers_max=100
+    )
+    master: Master[Any, Any] = Master(
+        world, Server(address="a:1"), anything, registry, anything, anything
+    )
+    term = master.candidacy.term = _Term()
+    async with master.leading():
+        term.leadership.is_lost = is_lost
+        term.is_over = is_over
+        raise problem
+
+
+@pytest.mark.parametrize(
+    "problem", [SchemaError("there is no table 'new'"), PercolatorError("is closed")]
+)
+async def test_what_only_a_former_leader_refuses_is_asked_of_the_next_one(
+    problem: PercolatorError,
+) -> None:
+    with pytest.raises(NotReady, match="another master leads"):
+        await _called(problem, is_lost=True)
+
+
+async def test_a_term_that_has_ended_refuses_nothing_for_good_either() -> None:
+    """It closes what its calls in progress use, before it has given the leadership up."""
+    with pytest.raises(NotReady):
+        await _called(PercolatorError("is closed"), is_lost=False, is_over=True)
+
+
+async def test_a_leader_refuses_as_it_is() -> None:
+    with pytest.raises(SchemaError, match="no table"):
+        await _called(SchemaError("there is no table 'new'"), is_lost=False)
+
+
+async def test_what_may_have_been_executed_stays_unknown() -> None:
+    """`NotReady` would say that it was not."""
+    with pytest.raises(DeadlineExceeded):
+        await _called(DeadlineExceeded("the oracle was late"), is_lost=True)
+
+
+class _EndedTerm:
+    """A term in which one server reports, until another master leads."""
+
+    def __init__(self, registry: Registry) -> None:
+        self._registry = registry
+
+    async def begin(self) -> None:
+        self._registry.report(
+            Server(kind=SERVICE_KIND_GATEWAY, server_id="g", address="g:1", version="1")
+        )
+
+    async def until_over(self) -> None:
+        raise NotReady("another master leads")
+
+
+async def test_a_master_that_no_longer_leads_misses_nobody() -> None:
+    """All servers report to its successor. `percolator status` called every one of them gone while
+    no master could lead, as on a full disk."""
+    world = World(VirtualClock(asyncio.get_running_loop()), cast("Any", None), Random(1))
+    registry = Registry(
+        world.clock, LivedTime(world.clock), silence_milliseconds=1_000, servers_max=100
+    )
+    coordinator, begin = AsyncMock(), AsyncMock(return_value=_EndedTerm(registry))
+    master: Master[Any, Any] = Master(
+        world, Server(address="a:1"), coordinator, registry, begin, decoded
+    )
+    with pytest.raises(NotReady):
+        await master._serve_a_term()
+    for _ in range(10):
+        await asyncio.sleep(0.25)
+        registry.forget_silent()
+    assert registry.missed() == []

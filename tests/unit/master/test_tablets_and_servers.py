@@ -8,10 +8,15 @@ The next master knows who has left on purpose, as when a whole cluster is stoppe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import errno
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from random import Random
+from typing import Any
 
 import pytest
+import structlog
 
 from percolator.errors import (
     DeadlineExceeded,
@@ -19,23 +24,43 @@ from percolator.errors import (
     NotReady,
     PercolatorError,
     SchemaError,
+    StoreFault,
+    StoreUnusable,
+    Unavailable,
 )
+from percolator.services.chassis.coordinator import REASONS_MAX, Trouble
 from percolator.services.master import tablet_changes
 from percolator.services.master.cluster_map import ClusterMap
+from percolator.services.master.collection import OracleTime
 from percolator.services.master.leader import Leader
 from percolator.services.master.master import Master
-from percolator.v1 import cluster_pb2
+from percolator.services.master.server_watch import (
+    PROBATION_SECONDS_MAX,
+    ServerState,
+    ServerWatch,
+    WatchTimes,
+)
+from percolator.v1 import cluster_pb2, oracle_pb2, tabletserver_pb2
 from percolator.v1 import master_pb2 as pb
+from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.wire import methods
-from tests.unit.master.cluster_world import ModelCluster, cluster
-from tests.unit.master.tables_of_rows import (
+from percolator.world import UnaryMethod, World
+from tests.simulation.virtual_time import VirtualClock
+from tests.unit.master.cluster_world import (
     LEASE_SECONDS,
+    ORACLE,
+    SERVER,
+    HistoryWorld,
+    ModelCluster,
     addresses,
+    cluster,
     create,
     fill,
+    history_cluster,
     is_complete,
     served,
 )
+from tests.unit.unary_network import UnaryNetwork
 
 
 async def test_the_tablets_of_a_new_table_are_spread_over_all_servers() -> None:
@@ -598,3 +623,327 @@ async def test_the_next_master_leads_even_if_it_may_list_fewer_servers_than_ther
 
 async def _leads(master: Master[ClusterMap, Leader]) -> bool:
     return master.leader is not None and not master.leader.is_over
+
+
+# The watch over tablet servers, whatever they do and however long.
+
+LOSSES = 1_100
+"""With so many doublings, a number does not fit into a float."""
+
+
+class OneServer(UnaryNetwork):
+    """A tablet server that refuses connections while it is down."""
+
+    up = True
+
+    async def answer(
+        self, address: str, method: UnaryMethod[Any, Any], request: Any, timeout: float
+    ) -> tabletserver_pb2.ReportResponse:
+        if not self.up:
+            raise Unavailable("refused", where=address)
+        return tabletserver_pb2.ReportResponse(server_id="a")
+
+
+async def test_a_server_that_was_lost_a_thousand_times_is_still_put_on_probation() -> None:
+    network = OneServer()
+    world = World(VirtualClock(asyncio.get_running_loop()), network, Random(1))
+    watch = ServerWatch(world, WatchTimes(), lambda: None, newest_timestamp=lambda: 0)
+
+    async def until(state: ServerState) -> None:
+        while watch.servers["a"].state is not state:
+            watch.tick()
+            await asyncio.sleep(0.1)
+
+    for _ in range(LOSSES):
+        network.up = True
+        watch.watch("a", "a:1")
+        await until(ServerState.ALIVE)
+        network.up = False
+        await until(ServerState.DEAD)
+    network.up = True
+    watch.watch("a", "a:1")
+    await until(ServerState.ALIVE)
+    assert watch.steady() == []
+    for _ in range(int(PROBATION_SECONDS_MAX / 0.1) + 2):
+        watch.tick()
+        await asyncio.sleep(0.1)
+    assert [one.server_id for one in watch.steady()] == ["a"]
+    await watch.close()
+
+
+# What goes wrong again and again is logged when it begins and when it ends, not each time.
+
+
+def events(log: Sequence[Mapping[str, object]]) -> Counter[object]:
+    return Counter(entry["event"] for entry in log)
+
+
+def test_a_trouble_is_logged_with_each_new_reason_and_when_it_comes_back() -> None:
+    trouble = Trouble(structlog.get_logger(), "broken", "works", part="a")
+    with structlog.testing.capture_logs() as log:
+        trouble.is_over()
+        for reason in ("full", "full", "gone", "full", "gone"):
+            trouble.lasts(OSError(reason))
+        trouble.is_over()
+        trouble.is_over()
+        trouble.lasts(OSError("gone"))
+    assert [(entry["event"], entry.get("error"), entry["part"]) for entry in log] == [
+        ("broken", "full", "a"),
+        ("broken", "gone", "a"),
+        ("works", None, "a"),
+        ("broken", "gone", "a"),
+    ]
+
+
+def test_a_trouble_whose_reason_is_another_each_time_does_not_fill_the_log() -> None:
+    trouble = Trouble(structlog.get_logger(), "broken")
+    with structlog.testing.capture_logs() as log:
+        for attempt in range(1_000):
+            trouble.lasts(f"no answer to attempt {attempt}")
+    assert len(log) == REASONS_MAX
+
+
+async def test_a_master_without_an_oracle_names_each_of_two_once() -> None:
+    """Whichever it has asked last when its time is up: it wrote a line every few seconds."""
+    async with cluster("a:1") as world:
+        other = cluster_pb2.Server(server_id="oracle:2", address="oracle:2")
+        other.MergeFrom(cluster_pb2.Server(kind=SERVER.kind, version=SERVER.version))
+        world.parts.append(other)
+        await asyncio.sleep(3)
+        del world.network.handlers[ORACLE]
+        with structlog.testing.capture_logs() as log:
+            await asyncio.sleep(600)
+        assert events(log)["the oracle does not answer this master"] == 2
+
+
+async def test_masters_on_a_full_disk_do_not_fill_it_with_their_logs() -> None:
+    """Each of them tries to lead, and to show that it lives, several times a second."""
+    async with cluster("a:1") as world:
+        world.start_master()
+        table = await create(world)
+        await asyncio.sleep(3)
+        for process in world.masters:
+            for operation in ("append", "create"):
+                process.files.faults.fail(operation, times=10**9, number=errno.ENOSPC)
+        with structlog.testing.capture_logs() as log:
+            await asyncio.sleep(60)
+            found = events(log)
+            assert found["this master cannot lead"] == 2
+            assert found.total() < 10, found
+            for process in world.masters:
+                process.files.faults.heal()
+            await world.until(lambda: served(world, table))
+            await asyncio.sleep(1)
+        assert events(log)["session renewed again"] == 2
+
+
+async def test_one_master_on_a_full_disk_does_not_fill_it_with_its_logs() -> None:
+    """It leads on, since no other one does, and servers come and go meanwhile."""
+    async with cluster("a:1") as world:
+        await create(world)
+        await asyncio.sleep(3)
+        faults = world.masters[0].files.faults
+        for operation in ("append", "create"):
+            faults.fail(operation, times=10**9, number=errno.ENOSPC)
+        with structlog.testing.capture_logs() as log:
+            world.start_server("b:1")
+            await asyncio.sleep(600)
+        assert events(log)["the list of servers for standbys was not stored"] == 1
+
+
+async def test_a_tablet_that_cannot_be_opened_is_named_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is tried again every few seconds, and a disk may have thousands of tablets."""
+
+    def full(*_: object) -> None:
+        raise StoreUnusable("no space left", fault=StoreFault.DISK_FULL)
+
+    async with cluster("a:1") as world:
+        monkeypatch.setattr(world.store, "take_over", full)
+        with structlog.testing.capture_logs() as log:
+            with pytest.raises(DeadlineExceeded):
+                await create(world)
+            await asyncio.sleep(600)
+        assert events(log)["tablet not opened"] == 6
+
+
+async def test_a_tablet_that_cannot_be_opened_is_logged_once_and_when_it_is_open() -> None:
+    """It is tried again every few seconds, for as long as it takes to repair it."""
+    async with cluster("a:1") as world:
+        table = await create(world)
+        with structlog.testing.capture_logs() as log:
+            for stored in world.store.tablets.values():
+                stored.unreadable = True
+            world.kill_server("a:1")
+            world.start_server("a:1")
+            await asyncio.sleep(60)
+            assert events(log)["tablet not opened"] == len(world.store.tablets)
+            for stored in world.store.tablets.values():
+                stored.unreadable = False
+            await world.until(lambda: served(world, table))
+            await asyncio.sleep(1)
+        assert events(log)["tablet opened"] == len(world.store.tablets)
+
+
+# When a table was created, by the oracle's time: above all that may have read its predecessor.
+
+
+async def create_once(world: ModelCluster, *, exist_ok: bool = False) -> pb.Table:
+    request = pb.CreateTableRequest(name="t", exist_ok=exist_ok)
+    return (await world.ask(methods.CREATE_TABLE, request, 30.0)).table
+
+
+async def drop(world: ModelCluster) -> None:
+    await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
+
+
+async def test_a_table_is_younger_than_all_snapshots_taken_before_its_creation() -> None:
+    async with cluster("a:1") as world:
+        before = world.oracle.now()
+        created = await create_once(world)
+        assert before < created.created_at <= world.oracle.now()
+        described = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+        assert described.table.created_at == created.created_at
+        assert (await create_once(world, exist_ok=True)).created_at == created.created_at
+
+
+async def test_a_new_leader_knows_how_old_tables_are() -> None:
+    async with cluster("a:1") as world:
+        created = await create_once(world)
+        world.kill_master(world.masters[0])
+        world.start_master()
+
+        async def is_known() -> bool:
+            found = await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())
+            return [one.created_at for one in found.tables] == [created.created_at]
+
+        await world.until(is_known)
+
+
+async def test_a_timestamp_from_before_the_last_deletion_is_not_used() -> None:
+    """While it was fetched, the table was created by another caller, used, and dropped again."""
+    async with cluster("a:1") as world:
+        answer = world.oracle.get_timestamps
+        held, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slowly(
+            request: oracle_pb2.GetTimestampsRequest,
+        ) -> oracle_pb2.GetTimestampsResponse:
+            old = await answer(request)
+            held.set()
+            await go_on.wait()
+            return old
+
+        leader = world.masters[0].master.leader
+        assert leader is not None
+        world.oracle.get_timestamps = slowly  # type: ignore[method-assign]
+        creating = asyncio.create_task(create_once(world))
+        await held.wait()
+        current, _ = leader.store.current.with_new_table("t", [], 0, 0)
+        await leader.store.change(lambda _: (current, None))
+        snapshot = world.oracle.now()
+        await drop(world)
+        world.oracle.get_timestamps = answer  # type: ignore[method-assign]
+        go_on.set()
+        assert (await creating).created_at > snapshot
+
+
+async def test_without_an_oracle_no_table_is_created_but_an_existing_one_is_found() -> None:
+    async with cluster("a:1") as world:
+        created = await create_once(world)
+        world.network.silent.add(ORACLE)
+        assert (await create_once(world, exist_ok=True)).table_id == created.table_id
+        await drop(world)
+        request = pb.CreateTableRequest(name="t")
+        with pytest.raises(NotReady, match="the oracle"):
+            await world.network.unary(world.masters[0].address, methods.CREATE_TABLE)(request, 5.0)
+        with pytest.raises(SchemaError):
+            await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+
+
+# The leading master asks the oracle for the time, and passes it on to the tablet servers.
+
+SECOND = 1_000 << 18
+
+
+def reports_heard(world: HistoryWorld) -> list[int]:
+    """The timestamp of each report that some server is asked for from now on."""
+    heard: list[int] = []
+    for server in world.models.servers.values():
+        report = server.report
+
+        async def listening(
+            request: tablets.ReportRequest, report: Any = report
+        ) -> tablets.ReportResponse:
+            heard.append(request.newest_timestamp)
+            answer: tablets.ReportResponse = await report(request)
+            return answer
+
+        server.report = listening  # type: ignore[method-assign]
+    return heard
+
+
+async def test_every_report_carries_a_timestamp_that_is_hardly_older_than_a_second() -> None:
+    async with history_cluster() as world:
+        await asyncio.sleep(2)
+        heard = reports_heard(world)
+        await asyncio.sleep(5)
+        assert len(heard) >= 20
+        assert min(heard) >= world.oracle.now() - 7 * SECOND
+        assert max(heard) >= world.oracle.now() - 2 * SECOND
+
+
+async def test_the_leader_describes_how_far_timestamps_are_from_its_clock() -> None:
+    async with history_cluster() as world:
+        await asyncio.sleep(2)
+        master = world.models.masters[0].master
+        clock = world.models.clock
+        lead = master.timestamp_lead_milliseconds
+        assert lead is not None
+        assert abs((world.oracle.now() >> 18) - clock.wall_milliseconds() - lead) < 100
+        clock.set_wall_back(3_600_000)
+        after = master.timestamp_lead_milliseconds
+        assert after is not None
+        assert abs(after - lead - 3_600_000) < 100
+
+
+async def test_while_the_oracle_is_silent_servers_are_told_what_was_heard_last() -> None:
+    async with history_cluster() as world:
+        await asyncio.sleep(2)
+        world.models.parts[:] = [
+            one for one in world.models.parts if one.kind != cluster_pb2.SERVICE_KIND_ORACLE
+        ]
+        world.models.network.handlers.pop("oracle:1")
+        await asyncio.sleep(3)
+        heard = reports_heard(world)
+        await asyncio.sleep(1)
+        assert len(set(heard)) == 1
+        assert heard[0] > 0
+
+
+def oracle_time_of(world: HistoryWorld) -> OracleTime:
+    leader = world.models.masters[0].master.leader
+    assert leader is not None
+    found: OracleTime = leader.oracle_time
+    return found
+
+
+async def test_the_epoch_is_raised_above_what_any_client_has_seen() -> None:
+    """Also above what this master has not heard of: another may have led meanwhile."""
+    async with history_cluster() as world:
+        await asyncio.sleep(2)
+        clock = world.models.clock
+        world.oracle.epoch, world.oracle.refusals = 41, 2
+        await oracle_time_of(world).raise_epoch(clock.monotonic_seconds() + 10)
+        assert world.oracle.epoch == 42
+        assert world.oracle.refusals == 0
+
+
+async def test_whoever_waits_for_the_epoch_is_told_that_it_was_not_raised() -> None:
+    async with history_cluster() as world:
+        await asyncio.sleep(2)
+        world.oracle.refusals = 1_000
+        with pytest.raises(NotReady, match=r"not told of the change: .*another oracle leads"):
+            await oracle_time_of(world).raise_epoch(world.models.clock.monotonic_seconds() + 3)
+        assert world.oracle.epoch == 0

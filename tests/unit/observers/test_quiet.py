@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
 import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from percolator import Limits, RetryPolicy, Table
+from percolator import Limits, RetryPolicy, Table, aio, observes
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.aio.observing import worker_context
+from percolator.cli.app import app
 from percolator.errors import DeadlineExceeded, InvalidArgument, NotReady, TabletMoved
 from percolator.observers.dead_letters import dead_letters_table
 from percolator.observers.quiet import Quiet, Remaining, wait_until_quiet
+from percolator.observers.trace import Trace, logger, read_trace, trace_to
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import cells_pb2, master_pb2
@@ -24,6 +31,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import to_detail
 from percolator.world import World
 from tests.simulation.virtual_time import VirtualClock
+from tests.unit.observers.observed_cluster import Observed, copy, observed, source, total
 
 pages = Table("pages")
 ROWS = (b"a", b"z")
@@ -98,7 +106,7 @@ class Restless(ClusterInMemory):
 
 
 @asynccontextmanager
-async def observed() -> AsyncIterator[tuple[Restless, Database]]:
+async def restless() -> AsyncIterator[tuple[Restless, Database]]:
     clock = VirtualClock(asyncio.get_running_loop(), wall_milliseconds=(AT >> 18) + 1)
     cluster = Restless(clock)
     world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
@@ -117,7 +125,7 @@ async def wait(db: Database, seconds: float | None = None) -> tuple[Quiet, list[
 
 
 async def test_an_idle_cluster_is_quiet_after_two_passes() -> None:
-    async with observed() as (cluster, db):
+    async with restless() as (cluster, db):
         quiet, _ = await wait(db)
         assert (quiet.passes, cluster.answers) == (2, 4)
         assert not quiet.paused
@@ -125,7 +133,7 @@ async def test_an_idle_cluster_is_quiet_after_two_passes() -> None:
 
 
 async def test_work_that_keeps_moving_between_tablets_is_waited_for() -> None:
-    async with observed() as (cluster, db):
+    async with restless() as (cluster, db):
         await cluster.change(ROWS[1], AT, put=True)
         cluster.moves_left = 40
         waiting = asyncio.create_task(wait(db))
@@ -141,7 +149,7 @@ async def test_work_that_keeps_moving_between_tablets_is_waited_for() -> None:
 
 
 async def test_a_tablet_that_does_not_answer_may_hide_work() -> None:
-    async with observed() as (cluster, db):
+    async with restless() as (cluster, db):
         await cluster.change(ROWS[0], AT, put=True)
         cluster.refusing = True
         with pytest.raises(DeadlineExceeded, match="it is being opened"):
@@ -156,13 +164,13 @@ async def test_a_tablet_that_does_not_answer_may_hide_work() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
 async def test_a_timeout_that_is_not_positive_and_finite_is_refused(seconds: float) -> None:
-    async with observed() as (_, db):
+    async with restless() as (_, db):
         with pytest.raises(InvalidArgument, match="timeout"):
             await wait(db, seconds)
 
 
 async def test_a_deadline_is_kept_even_if_no_tablet_answers() -> None:
-    async with observed() as (cluster, db):
+    async with restless() as (cluster, db):
         cluster.refusing = True
         started = db.internal.engine.now()
         with pytest.raises(DeadlineExceeded):
@@ -171,7 +179,7 @@ async def test_a_deadline_is_kept_even_if_no_tablet_answers() -> None:
 
 
 async def test_dead_letters_that_cannot_be_counted_yet_are_waited_for() -> None:
-    async with observed() as (cluster, db):
+    async with restless() as (cluster, db):
         await dead_letters_table(worker_context(db.internal.engine))
         cluster.serves_scans = False
         waiting = asyncio.create_task(wait(db))
@@ -184,7 +192,7 @@ async def test_dead_letters_that_cannot_be_counted_yet_are_waited_for() -> None:
 
 
 async def test_a_deadline_is_kept_even_if_dead_letters_cannot_be_counted() -> None:
-    async with observed() as (cluster, db):
+    async with restless() as (cluster, db):
         await dead_letters_table(worker_context(db.internal.engine))
         cluster.serves_scans = False
         started = db.internal.engine.now()
@@ -200,7 +208,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 async def test_waiting_for_an_observer_that_no_worker_runs_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with observed() as (cluster, db):
+    async with restless() as (cluster, db):
         await cluster.change(ROWS[0], AT, put=True)
         waiting = asyncio.create_task(wait(db))
         await asyncio.sleep(2)
@@ -215,7 +223,7 @@ async def test_waiting_for_an_observer_that_no_worker_runs_is_said_once(
 async def test_nothing_is_said_if_a_worker_runs_it_or_if_nobody_knows(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with observed() as (cluster, db):
+    async with restless() as (cluster, db):
         for known in ({("pages", "index")}, None):
 
             async def running(known: set[tuple[str, str]] | None = known) -> object:
@@ -228,3 +236,153 @@ async def test_nothing_is_said_if_a_worker_runs_it_or_if_nobody_knows(
             await cluster.settle()
             await waiting
         assert not _warnings(caplog)
+
+
+# Traces: which change has caused each run, directly or through others, and what it has cost.
+
+
+@observes(source, name="first")
+async def first(tx: aio.Transaction, row: str) -> None:
+    value = await tx.get(row, source, 0)
+    if value < 10:
+        await tx.set(row, copy, value)
+    else:
+        await tx.lock(row, copy)
+
+
+@observes(copy, name="second")
+async def second(tx: aio.Transaction, row: str) -> None:
+    await tx.get("another", source)
+    await tx.set(row, total, 1)
+    await tx.set("sum", total, 1)
+
+
+@pytest.fixture
+def traced(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "trace"
+    trace_to(path)
+    yield path
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+
+
+async def run_all(world: Observed, **changes: int) -> list[int]:
+    async with world.db.run_observers([first, second]):
+        commits = [await world.put(row, value) for row, value in changes.items()]
+        await world.db.wait_for_observers()
+    return commits
+
+
+def read(path: Path) -> Trace:
+    with path.open() as lines:
+        return read_trace({"trace": lines})
+
+
+async def test_runs_belong_to_the_change_that_has_caused_them(traced: Path) -> None:
+    async with observed() as world:
+        a, b = await run_all(world, a=1, b=2)
+    found = read(traced)
+    assert sorted(found.origins) == [a, b]
+    for change, row in ((a, "a"), (b, "b")):
+        committed = [one for one in found.origins[change] if one.ended == "committed"]
+        assert [(one.observer, one.row) for one in committed] == [("first", row), ("second", row)]
+        assert found.parent(committed[0]) is None
+        assert found.parent(committed[1]) == committed[0]
+
+
+async def test_a_run_says_what_it_has_read_and_written(traced: Path) -> None:
+    async with observed() as world:
+        await run_all(world, a=1)
+    by_observer = {one.observer: one for one in read(traced).runs}
+    assert (by_observer["first"].written, by_observer["first"].locked) == (1, 0)
+    assert (by_observer["second"].written, by_observer["second"].rows_read) == (2, 2)
+    assert by_observer["second"].round_trips > by_observer["first"].round_trips
+
+
+async def test_a_run_that_only_locks_is_without_effect(traced: Path) -> None:
+    async with observed() as world:
+        await run_all(world, a=10)
+    (run,) = read(traced).runs
+    assert run.is_without_effect
+    assert (run.written, run.locked) == (0, 1)
+
+
+async def test_nothing_is_written_without_a_trace(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    async with observed() as world:
+        await run_all(world, a=1)
+    assert not [one for one in caplog.records if one.name == logger.name]
+
+
+LINE: dict[str, Any] = {
+    "table": "docs",
+    "observer": "first",
+    "row": "a",
+    "changes": [5],
+    "start": 7,
+    "commit": 9,
+    "ended": "committed",
+    "rows_read": 1,
+    "round_trips": 3,
+    "written": 1,
+    "locked": 0,
+    "seconds": 0.1,
+    "cpu_seconds": 1.0,
+}
+
+
+def lines(*changes: dict[str, Any]) -> list[str]:
+    return [json.dumps(LINE | change) for change in changes]
+
+
+def test_runs_of_several_workers_are_put_together_and_a_repeated_one_counts_twice() -> None:
+    one = lines({}, {"changes": [11], "commit": 13, "cpu_seconds": 4.0})
+    other = lines(
+        {"changes": [9], "ended": "conflicted", "commit": None}, {"changes": [9], "commit": 12}
+    )
+    found = read_trace({"one": one, "other": other})
+    assert {origin: len(runs) for origin, runs in found.origins.items()} == {5: 3, 11: 1}
+    assert [run.is_repeated for run in found.origins[5]] == [False, True, False]
+    assert found.cpu_seconds == 3.0
+
+
+def test_a_run_for_several_changes_belongs_to_the_oldest_and_all_are_counted() -> None:
+    found = read_trace({"one": lines({"changes": [4, 5]})})
+    assert {origin: len(runs) for origin, runs in found.origins.items()} == {4: 1, 5: 0}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("{", "one, line 2.*is not JSON"),
+        ("[]", "one, line 2.*is not a line of a trace"),
+        (lines({"commit": "9"})[0], "one, line 2.*commit is missing or wrong"),
+        (json.dumps({"table": "docs"}), "one, line 2.*observer is missing or wrong"),
+        (lines({"changes": ["x"]})[0], "one, line 2.*changes are not timestamps"),
+    ],
+)
+def test_what_is_not_a_trace_is_refused_with_file_and_line(line: str, problem: str) -> None:
+    with pytest.raises(InvalidArgument, match=problem):
+        read_trace({"one": [*lines({}), line]})
+
+
+def test_the_command_shows_what_a_change_costs(tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    again = {"changes": [9], "observer": "second", "ended": "conflicted", "commit": None}
+    path.write_text(
+        "\n".join(lines({}, again, {"changes": [9], "observer": "second", "commit": 12}))
+    )
+    shown = CliRunner().invoke(app, ["observers", "trace", str(path)], env={"COLUMNS": "150"})
+    assert shown.exit_code == 0, shown.output
+    assert "1 changes; CPU of the workers: 0.0 ms per change" in shown.output
+    rows = [line.split() for line in shown.output.splitlines()]
+    assert ["second", "2.00", "1.00", "0.00", "2.00", "6.00", "2.00", "0.00"] in rows
+    assert ["0", "ms", "second", "of", "a", "conflicted", "1", "3", "1", "0"] in rows
+    found = json.loads(CliRunner().invoke(app, ["--json", "observers", "trace", str(path)]).output)
+    assert found["per_change"]["runs"] == 3
+    missing = CliRunner().invoke(app, ["observers", "trace", str(tmp_path / "none")])
+    assert missing.exit_code
+    assert "none" in missing.output

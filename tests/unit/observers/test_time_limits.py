@@ -28,8 +28,7 @@ from percolator.observers.worker import WorkerLimits
 from percolator.recipes import CombineQueue
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.simulation.virtual_time import VirtualTimeLoop
-
-from .observed_cluster import Observed, copy, observed, source, total
+from tests.unit.observers.observed_cluster import Observed, copy, observed, source, total
 
 
 def nothing() -> float:

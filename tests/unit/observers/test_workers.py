@@ -7,6 +7,7 @@ from typing import Any, cast
 from unittest.mock import Mock, patch
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from percolator import Limits, Table, aio, codecs, observes
 from percolator.aio import Transaction
@@ -26,12 +27,12 @@ from percolator.observers.quiet import wait_until_quiet
 from percolator.observers.registration import Registrations, register
 from percolator.observers.watched import Counters
 from percolator.observers.worker import Worker, WorkerLimits, start_in_advance, start_when_ready
+from percolator.services.worker.service import WorkerMetrics
 from percolator.v1 import master_pb2
 from percolator.v1.master_pb2 import ChangeObserversRequest
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.connected import Cluster, balance, connected_to
-
-from .observed_cluster import Observed, copy, docs, observed, source, total
+from tests.unit.observers.observed_cluster import Observed, copy, docs, observed, source, total
 
 
 @observes(source, name="copying")
@@ -837,3 +838,35 @@ async def test_a_dead_letter_of_a_table_that_is_gone_is_not_retried_in_the_next_
                 assert await world.dead_letters() == [former]
             assert await box.clear([former]) == 1
             assert await world.dead_letters() == []
+
+
+# What the worker service reports to Prometheus about its observers.
+
+OF_INDEX: dict[str, Any] = {"table": "docs", "observer": "index"}
+
+
+def test_every_counter_of_every_observer_is_reported() -> None:
+    counters = Counters()
+    counters.runs, counters.conflicts, counters.hung = 7, 2, 1
+    for seconds in (0.001, 0.004, 400.0, None):
+        counters.committed(seconds)
+    name = OF_INDEX["table"], OF_INDEX["observer"]
+    registry = CollectorRegistry()
+    registry.register(WorkerMetrics(Mock(counters={name: counters}, backlog={name: 3})))
+
+    def told(metric: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"percolator_observer_{metric}", {**OF_INDEX, **labels})
+
+    assert told("runs_total") == 7
+    assert told("commits_total") == 4
+    assert told("conflicts_total") == 2
+    assert told("failures_total") == 0
+    assert told("hung_threads") == 1
+    assert told("backlog") == 3
+    assert told("latency_seconds_bucket", le="0.002") == 1
+    assert told("latency_seconds_bucket", le="0.005") == 2
+    assert told("latency_seconds_bucket", le="300.0") == 2
+    assert told("latency_seconds_bucket", le="+Inf") == 3
+    assert told("latency_seconds_count") == 3
+    assert told("latency_seconds_sum") == 400.005
+    assert counters.commits == 4

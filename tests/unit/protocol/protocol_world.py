@@ -9,8 +9,9 @@ commit, and then ask twice for its outcome.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from percolator.errors import (
@@ -20,6 +21,7 @@ from percolator.errors import (
     PercolatorError,
     Unavailable,
 )
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT
 from percolator.limits import Limits
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
@@ -41,9 +43,8 @@ from percolator.routing.cells import (
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Change, Condition, RowRead
 from percolator.wire.liveness import Liveness
-from tests.simulation.virtual_time import VirtualClock
-
-from .naive_cells import LOCK, WRITE, NaiveCells, pages
+from tests.simulation.virtual_time import VirtualClock, run_virtually
+from tests.unit.protocol.naive_cells import LOCK, NOTIFY, ROLLBACK, WRITE, NaiveCells, pages
 
 LIMITS = Limits(
     call_seconds=20.0,
@@ -433,3 +434,254 @@ def _puts(step: CellMutation, space: int) -> bool:
         change.kind == Change.KIND_PUT and change.space == space
         for change in step.message().changes
     )
+
+
+# Cells to write, the steps that clients send for them, and transactions that stop halfway.
+
+A = CellAddress(1, b"a", b"x")
+B = CellAddress(1, b"b", b"x")
+C = CellAddress(2, b"a", b"x")
+
+PATIENT = Limits(lock_ttl_seconds=3.0, heartbeat_seconds=1.0)
+
+
+def put(value: bytes) -> Write:
+    return KIND_PUT, value
+
+
+def puts(step: CellMutation, space: int) -> bool:
+    return any(
+        change.kind == Change.KIND_PUT and change.space == space
+        for change in step.message().changes
+    )
+
+
+def address(step: CellMutation) -> CellAddress:
+    return CellAddress(step.table_id, step.message().row, step.message().column)
+
+
+def world() -> World:
+    return World(0, NO_FAULTS)
+
+
+async def settled(client: Client) -> None:
+    await client.env.background.drain(60.0)
+
+
+async def locked(client: Client, *cells: CellAddress) -> Commit:
+    """A transaction that has prewritten these cells and does not continue by itself."""
+    commit = client.commit(
+        await client.start_timestamp(), {cell: put(b"pending") for cell in cells}
+    )
+    await commit.prewrite(client.deadline())
+    return commit
+
+
+async def left_behind(here: World, *cells: CellAddress, committed: bool) -> int:
+    """Leaves the locks of a client that died before or after its commit point; returns the start
+    timestamp."""
+    dead = here.client(PATIENT)
+    commit = await locked(dead, *cells)
+    if committed:
+        await commit.commit_primary(dead.deadline())
+    dead.crash()
+    return commit._write.start
+
+
+# One random run: writers, readers and second committers, then a quiet phase that settles all.
+
+CELLS = [
+    CellAddress(1, b"a", b"x"),
+    CellAddress(1, b"a", OBSERVED),
+    CellAddress(1, b"b", b"x"),
+    CellAddress(2, b"a", b"x"),
+    CellAddress(2, b"a", OBSERVED),
+]
+
+
+@dataclass
+class Run:
+    """What happened in the run of one seed."""
+
+    violations: list[str] = field(default_factory=list)
+    committed: int = 0
+    aborted: int = 0
+    buried_alive: int = 0
+
+
+def run(
+    seed: int,
+    faults: Faults | None = None,
+    *,
+    second_committers: int = 2,
+    one_round_share: float = 0.0,
+) -> Run:
+    return run_virtually(_run(seed, faults or Faults(), second_committers, one_round_share))
+
+
+async def _run(seed: int, faults: Faults, second_committers: int, one_round_share: float) -> Run:
+    world = World(seed, faults, one_round_share)
+    transactions: list[Transaction] = []
+    reads: list[Read] = []
+    work = [_write(world, transactions) for _ in range(8)]
+    work += [_read(world, reads) for _ in range(3)]
+    work += [_commit_again(world, transactions) for _ in range(second_committers)]
+    tasks = [asyncio.create_task(one) for one in work]
+    await asyncio.wait(tasks, timeout=15.0)
+    left = [task for task in tasks if not task.done()]
+    for task in left:
+        task.cancel()  # its client has died, so it would wait forever
+    await asyncio.gather(*left, return_exceptions=True)
+    buried_alive = world.buried_alive
+    errors = [task.exception() for task in tasks if task not in left]
+    world.faults = NO_FAULTS
+    await asyncio.sleep(1.0)  # late messages arrive, background work ends, locks expire
+    witness = world.client()
+    for cell in CELLS:
+        await witness.write_stubbornly({cell: (KIND_LOCK_ONLY, b"")})
+    found = violations(world.store, [*transactions, *_unlisted(world, transactions)], reads)
+    found += [repr(error) for error in errors if error is not None]
+    for client in world.clients:
+        client.heartbeats.close()
+        await client.env.background.drain(0.0)
+    outcomes = [outcome for transaction in transactions for outcome in transaction.outcomes]
+    return Run(found, sum(map(bool, outcomes)), outcomes.count(0), buried_alive)
+
+
+def _unlisted(world: World, transactions: list[Transaction]) -> list[Transaction]:
+    """The witness's own transactions: lock-only, one for each cell."""
+    known = {transaction.start for transaction in transactions}
+    found = []
+    for cell in CELLS:
+        for _, record in world.store.commits(cell):
+            if record.start_timestamp not in known:
+                found.append(Transaction(record.start_timestamp, {cell: (KIND_LOCK_ONLY, b"")}))
+    return found
+
+
+async def _write(world: World, transactions: list[Transaction]) -> None:
+    chance = world.random
+    await asyncio.sleep(chance.uniform(0, 0.04))
+    client = world.client()
+    if chance.random() < world.faults.crash:
+        world.later(client.crash, chance.uniform(0, 0.02))
+    start = await client.start_timestamp()
+    transaction = Transaction(start, {}, world.clock.monotonic_seconds())
+    for cell in chance.sample(CELLS, chance.randint(0, 2)):
+        transaction.reads[cell] = await client.read(cell, start)
+    for cell in chance.sample(CELLS, chance.randint(1, 3)):
+        transaction.writes[cell] = _some_write(world, cell, start)
+    if chance.random() < 0.4:
+        transaction.weak = [CellAddress(1, b"weakly", OBSERVED)]
+    transactions.append(transaction)
+    await client.commit_and_settle(transaction)
+
+
+def _some_write(world: World, cell: CellAddress, start: int) -> Write:
+    kind = world.random.choice([KIND_PUT, KIND_PUT, KIND_PUT, KIND_DELETE, KIND_LOCK_ONLY])
+    if kind != KIND_PUT:
+        return kind, b""
+    value = f"{cell.row!r}{start}".encode()
+    return kind, value if world.random.random() < 0.5 else value[-4:]
+
+
+async def _read(world: World, reads: list[Read]) -> None:
+    await asyncio.sleep(world.random.uniform(0, 0.06))
+    client = world.client()
+    timestamp = await client.start_timestamp()
+    for cell in world.random.choices(CELLS, k=8):
+        value = await client.read(cell, timestamp)
+        reads.append((timestamp, cell, value))
+
+
+async def _commit_again(world: World, transactions: list[Transaction]) -> None:
+    """Commits again, like a gateway whose caller got no answer from another one."""
+    await asyncio.sleep(world.random.uniform(0.005, 0.06))
+    open_ones = [transaction for transaction in transactions if not transaction.outcomes]
+    if open_ones:
+        client: Client = world.client()
+        await client.commit_and_settle(world.random.choice(open_ones))
+
+
+# What must hold for a store and the histories of its clients, whatever happened to them.
+
+Read = tuple[int, CellAddress, bytes | None]
+
+
+def violations(
+    store: NaiveCells, transactions: Iterable[Transaction], reads: Iterable[Read]
+) -> list[str]:
+    """A description of each broken rule; empty if all hold."""
+    found: list[str] = []
+    by_start = {transaction.start: transaction for transaction in transactions}
+    committed = _commits(store, found)
+    for start, cells in committed.items():
+        found += _whole(store, by_start[start], cells)
+    for start, transaction in by_start.items():
+        found += _told_the_truth(start, transaction, committed.get(start, {}))
+    for start, transaction in by_start.items():
+        reads = [*reads, *((start, cell, value) for cell, value in transaction.reads.items())]
+    for timestamp, cell, value in reads:
+        shown = store.at(cell, timestamp)
+        expected = shown.value if shown else None
+        if value != expected:
+            found.append(f"read of {cell} at {timestamp} gave {value!r}, not {expected!r}")
+    return found
+
+
+def _commits(store: NaiveCells, found: list[str]) -> dict[int, dict[CellAddress, int]]:
+    committed: dict[int, dict[CellAddress, int]] = {}
+    for cell, versions in store.cells.items():
+        spans = sorted((record.start_timestamp, commit) for commit, record in store.commits(cell))
+        for (first, first_commit), (second, _) in itertools.pairwise(spans):
+            if first == second:
+                found.append(f"{first} committed {cell} twice")
+            elif first_commit >= second:
+                found.append(f"lost update on {cell}: {first}..{first_commit} overlaps {second}")
+        for start, commit in spans:
+            if commit <= start:
+                found.append(f"{start} committed before it began, at {commit}")
+            if (ROLLBACK, b"", start) in versions:
+                found.append(f"{start} is committed and rolled back on {cell}")
+            committed.setdefault(start, {})[cell] = commit
+        if store.lock_of(cell):
+            found.append(f"a lock is left on {cell}")
+    return committed
+
+
+def _whole(store: NaiveCells, transaction: Transaction, cells: dict[CellAddress, int]) -> list[str]:
+    found = []
+    start = transaction.start
+    if set(cells) != set(transaction.writes):
+        found.append(f"torn: {start} wrote {set(transaction.writes)}, committed {set(cells)}")
+    if len(set(cells.values())) > 1:
+        found.append(f"{start} has several commit timestamps: {cells}")
+    commit = max(cells.values())
+    for cell in cells:
+        kind, value = transaction.writes[cell]
+        if kind == KIND_LOCK_ONLY:
+            continue
+        shown = store.at(cell, cells[cell])
+        if shown is None or shown.value != (None if kind == KIND_DELETE else value):
+            found.append(f"{start} wrote {value!r} to {cell}, which shows {shown}")
+        notified = (NOTIFY, OBSERVER, cells[cell]) in store.cells[cell]
+        if cell.column == OBSERVED and not notified:
+            found.append(f"no observer is notified of {start} on {cell}")
+    found += [
+        f"the weak notification of {start} on {cell} is lost"
+        for cell in transaction.weak
+        if (NOTIFY, WEAK_OBSERVER, commit) not in store.cells.get(cell, {})
+    ]
+    return found
+
+
+def _told_the_truth(
+    start: int, transaction: Transaction, cells: dict[CellAddress, int]
+) -> list[str]:
+    found = []
+    for outcome in transaction.outcomes:
+        if outcome and set(cells.values()) != {outcome}:
+            found.append(f"{start} was reported committed at {outcome}; stored is {cells}")
+        if not outcome and cells:
+            found.append(f"{start} was reported aborted; stored is {cells}")
+    return found

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from percolator.errors import CellAddress, ConflictError, Retry
-from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY
+from percolator.errors import (
+    CellAddress,
+    ConflictError,
+    NotReady,
+    OutcomeUnknown,
+    PercolatorError,
+    PermissionDenied,
+    Retry,
+    TransactionTooLarge,
+    Unavailable,
+)
+from percolator.formats.records import KIND_DELETE, KIND_LOCK_ONLY, KIND_PUT, lock_prefix
 from percolator.limits import Limits
+from percolator.protocol import steps
+from percolator.protocol.commit import Commit
 from percolator.protocol.environment import ROLLED_BACK, Statistics
+from percolator.protocol.write_set import Write, WriteSet
 from percolator.routing.catalog import TableSchema
-from percolator.routing.cells import CellMutation
+from percolator.routing.cells import APPLIED, CellMutation
 from percolator.timestamps import SEQUENCE_BITS
-
-from .cells_and_steps import PATIENT, A, B, C, address, put, puts, settled, world
-from .naive_cells import DATA, LOCK, NOTIFY, ROLLBACK, WRITE
-from .protocol_world import LIMITS, OBSERVED, OBSERVER
+from tests.unit.protocol.naive_cells import DATA, LOCK, NOTIFY, ROLLBACK, WRITE
+from tests.unit.protocol.protocol_world import (
+    LIMITS,
+    NO_FAULTS,
+    OBSERVED,
+    OBSERVER,
+    PATIENT,
+    A,
+    B,
+    C,
+    Client,
+    Faults,
+    World,
+    address,
+    put,
+    puts,
+    settled,
+    world,
+)
 
 
 async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest() -> None:
@@ -356,3 +388,376 @@ async def test_with_too_much_background_work_committers_wait_for_their_own() -> 
     await client.write({c: put(b"1"), d: put(b"2")})
     assert here.store.lock_of(d) is None, "left to the background although that is full"
     assert here.clock.monotonic_seconds() - before < 1.0
+
+
+# Commits that fail before their commit point: when may they be reported as aborted?
+
+WRITES = {A: put(b"1"), B: put(b"2")}
+
+
+async def _in_conflict(here: World, client: Client, *, alone: bool = False) -> Commit:
+    """A commit that can lock its primary but not its other cell; its marker gets no answer."""
+    start = await client.start_timestamp()
+    await here.client().write({B: put(b"newer")})
+    client.network.loses_answer = lambda step: puts(step, ROLLBACK)
+    return client.commit(start, WRITES, alone=alone)
+
+
+async def test_without_an_answer_to_the_marker_the_outcome_is_unknown() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    commit = await _in_conflict(here, client)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await commit.run(client.deadline(1.0))
+    assert caught.value.primary == A
+    assert isinstance(caught.value.__cause__, ConflictError)
+
+
+async def test_a_transaction_being_given_up_is_settled_by_its_marker_and_never_committed() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    commit = await _in_conflict(here, client)
+    with pytest.raises(OutcomeUnknown):
+        await commit.run(client.deadline(1.0))
+    client.network.loses_answer = lambda step: False
+    with pytest.raises(ConflictError, match="given up"):
+        await commit.settle(client.deadline())
+    await settled(client)
+    assert here.store.lock_of(A) is here.store.lock_of(B) is None
+    assert here.store.commits(A) == []
+    assert not any(puts(step, WRITE) for step in client.network.steps)
+
+
+async def test_a_transaction_being_given_up_may_turn_out_to_be_committed_by_another_client() -> (
+    None
+):
+    here = World(0, replace(NO_FAULTS))
+    slow, quick, younger = here.client(PATIENT), here.client(PATIENT), here.client(PATIENT)
+
+    async def loses_marks(step: CellMutation) -> None:
+        here.faults.lost = float(puts(step, ROLLBACK))
+
+    async def loses_nothing(step: CellMutation) -> None:
+        here.faults.lost = 0.0
+
+    slow.network.before_send = loses_marks
+    quick.network.before_send = younger.network.before_send = loses_nothing
+    start = await slow.start_timestamp()
+    in_the_way = younger.commit(await younger.start_timestamp(), {B: put(b"younger")})
+    await in_the_way.prewrite(younger.deadline())
+    giving_up = slow.commit(start, WRITES)
+    with pytest.raises(OutcomeUnknown):
+        await giving_up.run(slow.deadline(0.5))
+    with pytest.raises(ConflictError):
+        await in_the_way._give_up(ConflictError("gone"), younger.deadline())
+    at = await quick.commit(start, WRITES).run(quick.deadline())
+    slow.network.before_send = loses_nothing
+    assert await giving_up.settle(slow.deadline()) == at
+    await settled(slow)
+    await settled(quick)
+    assert [at for at, _ in here.store.commits(B)] == [at]
+
+
+async def test_a_lone_committer_reports_the_conflict_without_its_marker() -> None:
+    here = world()
+    client = here.client(PATIENT)
+    commit = await _in_conflict(here, client, alone=True)
+    with pytest.raises(ConflictError, match="was committed by transaction"):
+        await commit.run(client.deadline(1.0))
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [NotReady("the tablet is not served here"), PermissionDenied("the token was withdrawn")],
+    ids=lambda refusal: type(refusal).__name__,
+)
+async def test_a_commit_that_was_refused_may_arrive_late_so_only_its_marker_tells(
+    refusal: PercolatorError,
+) -> None:
+    """A server refuses one copy; another copy finds the tablet there, or was sent before the token
+    was withdrawn."""
+    here = world()
+    client = here.client(PATIENT)
+    commits: list[CellMutation] = []
+
+    def refused(step: CellMutation) -> PercolatorError | None:
+        if puts(step, WRITE):
+            commits.append(step)
+        is_final = puts(step, WRITE) or puts(step, ROLLBACK)
+        return refusal if is_final else None
+
+    client.network.refuses = refused
+    commit = client.commit(await client.start_timestamp(), WRITES, alone=True)
+    with pytest.raises(OutcomeUnknown):
+        await commit.run(client.deadline(1.0))
+    assert commit.may_be_committed
+    client.network.refuses = lambda step: None
+    assert here.store.apply(commits[0]) is APPLIED
+    assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
+
+
+async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_conflict() -> None:
+    here = world()
+    client, younger = here.client(PATIENT), here.client(PATIENT)
+    start = await client.start_timestamp()
+    blocking = younger.commit(await younger.start_timestamp(), {A: put(b"younger")})
+    await blocking.prewrite(younger.deadline())
+    client.network.loses_answer = lambda step: puts(step, ROLLBACK)
+    with pytest.raises(ConflictError, match="is locked"):
+        await client.commit(start, WRITES).run(client.deadline(1.0))
+
+
+async def test_giving_up_a_lock_only_transaction_leaves_nothing() -> None:
+    here = world()
+    client = here.client()
+    commit = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
+    await commit.prewrite(client.deadline())
+    with pytest.raises(ConflictError):
+        await commit._give_up(ConflictError("no"), client.deadline())
+    assert here.store.lock_of(A) is None
+
+
+# Commits whose answer never comes, or whose caller does not wait for it.
+
+
+async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown() -> None:
+    here = world()
+    client = here.client()
+    client.network.loses_answer = lambda step: puts(step, WRITE)
+    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
+    with pytest.raises(OutcomeUnknown) as caught:
+        await commit.run(client.deadline(1.0))
+    assert caught.value.primary == A
+    assert caught.value.retry is Retry.UNKNOWN
+    client.network.loses_answer = lambda step: False
+    at = await commit.settle(client.deadline())
+    await settled(client)
+    assert [at for at, _ in here.store.commits(B)] == [at]
+
+
+async def test_an_unknown_outcome_may_turn_out_to_be_rolled_back() -> None:
+    here = world()
+    client = here.client()
+
+    async def cut_off(step: CellMutation) -> None:
+        if puts(step, WRITE):
+            await asyncio.sleep(3600.0)
+
+    commit = client.commit(await client.start_timestamp(), {A: put(b"1")})
+    client.network.before_send = cut_off
+    client.network.session_id = None
+    waiting = asyncio.ensure_future(commit.run(client.deadline(10.0)))
+    await asyncio.sleep(5.0)  # its time to live has passed, and no heartbeat arrived
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    client.network.before_send = None
+    client.heartbeats.close()
+    here.store.apply(commit._write.roll_back(A))
+    with pytest.raises(ConflictError, match="presumed"):
+        await commit.settle(client.deadline())
+
+
+async def test_an_unanswered_prewrite_fails_as_safe_to_retry() -> None:
+    here = World(0, Faults(1.0, 0, 0, 0, 0, 0))
+    client = here.client()
+    start = await client.start_timestamp()
+    with pytest.raises(Unavailable) as caught:
+        await client.commit(start, {A: put(b"1")}, alone=True).run(client.deadline(1.0))
+    assert caught.value.retry is Retry.SAFE
+    await settled(client)
+
+
+async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind() -> None:
+    here = world()
+    client = here.client()
+
+    async def slow(step: CellMutation) -> None:
+        if address(step) == B and puts(step, LOCK):
+            await asyncio.sleep(0.5)
+
+    client.network.before_send = slow
+    start = await client.start_timestamp()
+    running = asyncio.ensure_future(
+        client.commit(start, {A: put(b"1"), B: put(b"2")}).run(client.deadline())
+    )
+    await asyncio.sleep(0.1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await asyncio.sleep(1.0)
+    await settled(client)
+    assert here.store.lock_of(A) is None
+    assert here.store.lock_of(B) is None
+    assert here.store.commits(A) == []
+
+
+async def test_a_caller_cancelled_after_the_commit_was_sent_is_committed_nevertheless() -> None:
+    here = world()
+    client = here.client()
+    sent = asyncio.Event()
+
+    async def note(step: CellMutation) -> None:
+        if puts(step, WRITE):
+            sent.set()
+
+    client.network.before_send = note
+    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
+    running = asyncio.ensure_future(commit.run(client.deadline()))
+    await sent.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await settled(client)
+    await settled(client)
+    assert len(here.store.commits(A)) == len(here.store.commits(B)) == 1
+
+
+async def _left_with_the_commit_on_its_way(here: World, client: Client) -> Commit:
+    """A commit that was sent but not answered, and whose lock a reader has pushed since."""
+    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
+    sent = asyncio.Event()
+
+    async def hang(step: CellMutation) -> None:
+        if puts(step, WRITE):
+            sent.set()
+            await asyncio.Event().wait()
+
+    client.network.before_send = hang
+    running = asyncio.ensure_future(commit.run(client.deadline()))
+    await sent.wait()
+    client.network.before_send = None
+    lock = here.store.lock_of(A)
+    assert lock is not None
+    seen = lock_prefix(lock.start_timestamp, lock.min_commit_timestamp, lock.ttl_milliseconds)
+    pushed = replace(lock, min_commit_timestamp=here.oracle.next() + 1)
+    push = steps.replace_lock(A.row, A.column, seen, pushed.encode())
+    assert here.store.apply(CellMutation(A.table_id, push)) is APPLIED
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    return commit
+
+
+async def test_all_who_settle_a_commit_learn_one_timestamp_and_all_cells_have_it() -> None:
+    """Its caller was cancelled, so it is being settled in the background when others ask too."""
+    for seed in range(20):
+        here = World(seed, NO_FAULTS)
+        client = here.client()
+        commit = await _left_with_the_commit_on_its_way(here, client)
+        told = await asyncio.gather(*(commit.settle(client.deadline()) for _ in range(2)))
+        await settled(client)
+        stored = [at for cell in (A, B) for at, _ in here.store.commits(cell)]
+        assert [*told, *stored] == [told[0]] * 4
+        attempts = [step for step in client.network.steps if puts(step, WRITE)]
+        assert len([step for step in attempts if address(step) == A]) == 2
+
+
+async def test_settling_continues_when_its_caller_is_cancelled() -> None:
+    here = world()
+    client = here.client()
+    commit = await _left_with_the_commit_on_its_way(here, client)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(commit.settle(client.deadline()), 0.0001)
+    at = await commit.settle(client.deadline())
+    await settled(client)
+    assert [at for at, _ in here.store.commits(A)] == [at]
+
+
+async def test_settling_ends_for_each_caller_at_its_own_deadline() -> None:
+    here = world()
+    client = here.client()
+    commit = await _left_with_the_commit_on_its_way(here, client)
+
+    async def slow(step: CellMutation) -> None:
+        await asyncio.sleep(5.0)
+
+    client.network.before_send = slow
+    began = here.clock.monotonic_seconds()
+    with pytest.raises(OutcomeUnknown):
+        await commit.settle(client.deadline(1.0))
+    assert here.clock.monotonic_seconds() - began == pytest.approx(1.0)
+    assert await commit.settle(client.deadline()) > 0
+    await settled(client)
+
+
+# What a transaction is about to write.
+
+
+def test_the_last_write_of_a_cell_counts() -> None:
+    own = WriteSet(Limits())
+    own.put(A, b"1")
+    own.put(A, b"22")
+    own.lock(A)
+    assert own.cells[A] == (KIND_PUT, b"22")
+    assert own.size_bytes == 2 + len(A.row) + len(A.column)
+    own.delete(A)
+    own.lock(B)
+    own.put(C, b"")
+    assert {cell: kind for cell, (kind, _) in own.cells.items()} == {
+        A: KIND_DELETE,
+        B: KIND_LOCK_ONLY,
+        C: KIND_PUT,
+    }
+
+
+def test_writes_without_room_for_all_of_them_change_nothing() -> None:
+    own = WriteSet(Limits(transaction_cells_max=2))
+    own.put(A, b"1")
+    before, size_bytes = dict(own.cells), own.size_bytes
+    with pytest.raises(TransactionTooLarge):
+        own.write_together([(A, None), (B, b"2"), (C, b"3")])
+    assert (own.cells, own.size_bytes) == (before, size_bytes)
+
+
+CELLS = [
+    CellAddress(table, row, column)
+    for table in (1, 2)
+    for row in (b"", b"a", b"a\0", b"b", b"c")
+    for column in (b"x", b"y", b"z", b"zz", b"zzz")
+]
+Step = tuple[str, list[CellAddress]]
+write_steps: st.SearchStrategy[list[Step]] = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "delete", "lock", "together", "adopt", "look"]),
+        st.lists(st.sampled_from(CELLS), min_size=1, max_size=20),
+    ),
+    max_size=20,
+)
+
+
+@given(write_steps, st.sampled_from([b"", b"a", b"b"]), st.sampled_from([b"", b"a\0", b"c"]))
+def test_writes_are_found_by_their_rows_however_many_there_are_and_however_they_came(
+    course: list[Step], start: bytes, end: bytes
+) -> None:
+    own = WriteSet(Limits(transaction_cells_max=45))
+    for kind, cells in course:
+        with suppress(TransactionTooLarge):
+            _take(own, kind, cells)
+    for table in (1, 2):
+        found: dict[bytes, dict[bytes, Write]] = {}
+        for cell, write in own.cells.items():
+            if cell.table_id == table:
+                found.setdefault(cell.row, {})[cell.column] = write
+        assert own.of_rows(table, [b"c", b"a", b"no"]) == {
+            row: found[row] for row in (b"c", b"a") if row in found
+        }
+        assert own.rows(table, start, end) == {
+            row: writes for row, writes in found.items() if start <= row and (not end or row < end)
+        }
+
+
+def _take(own: WriteSet, kind: str, cells: list[CellAddress]) -> None:
+    if kind == "adopt":
+        other = WriteSet(Limits())
+        for cell in cells:
+            other.put(cell, b"adopted")
+        own.adopt(other)
+    elif kind == "together":
+        own.write_together([(cell, None if cell.row == b"b" else b"1") for cell in cells])
+    elif kind == "look":
+        own.rows(1, b"", b"")
+    else:
+        for cell in cells:
+            {"put": lambda one: own.put(one, b"2"), "delete": own.delete, "lock": own.lock}[kind](
+                cell
+            )

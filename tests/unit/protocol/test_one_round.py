@@ -36,10 +36,23 @@ from percolator.routing.cells import (
     NotSent,
     WholeCommit,
 )
-
-from .cells_and_steps import PATIENT, A, B, C, left_behind, locked, put, puts, settled, world
-from .naive_cells import LOCK, NOTIFY, ROLLBACK
-from .protocol_world import OBSERVED, OBSERVER, WEAK_OBSERVER, Client
+from tests.unit.protocol.naive_cells import LOCK, NOTIFY, ROLLBACK
+from tests.unit.protocol.protocol_world import (
+    OBSERVED,
+    OBSERVER,
+    PATIENT,
+    WEAK_OBSERVER,
+    A,
+    B,
+    C,
+    Client,
+    left_behind,
+    locked,
+    put,
+    puts,
+    settled,
+    world,
+)
 
 WRITES = {A: put(b"1"), B: put(b"2")}
 

@@ -3,27 +3,53 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
+from percolator.aio import Database
+from percolator.codecs import integer
 from percolator.errors import (
     CellAddress,
     ConflictError,
+    DeadlineExceeded,
+    InvalidArgument,
     InvariantViolation,
+    OutcomeUnknown,
     Retry,
     SnapshotTooOld,
 )
 from percolator.formats.records import KIND_LOCK_ONLY
 from percolator.limits import Limits
+from percolator.protocol import steps
+from percolator.protocol.commit import Commit
 from percolator.protocol.environment import ROLLED_BACK, Statistics, Verdicts
-from percolator.protocol.read import PASSING_MAX, read_rows
-from percolator.routing.cells import CellMutation, RowRequest
+from percolator.protocol.read import PASSING_MAX, read_rows, scan_pages
+from percolator.protocol.roll_forward import JOINED_SECONDS, About, AskedOnce
+from percolator.protocol.write_set import WriteSet
+from percolator.routing.catalog import Catalog, TableSchema
+from percolator.routing.cells import APPLIED, Answer, CellMutation, RangeRequest, RowRequest
+from percolator.routing.lanes import CellAnswer
+from percolator.routing.router import Router
+from percolator.schema import Table
+from percolator.testing import connect_async
 from percolator.v1.tabletserver_pb2 import RowRead
-
-from .cells_and_steps import (
+from percolator.wire.timestamp_source import TimestampSource
+from tests.simulation.virtual_time import VirtualClock
+from tests.unit.protocol.naive_cells import NOTIFY, WRITE
+from tests.unit.protocol.protocol_world import (
+    OBSERVED,
+    OBSERVER,
     PATIENT,
     A,
     B,
+    C,
+    Client,
+    World,
     address,
     left_behind,
     locked,
@@ -32,8 +58,6 @@ from .cells_and_steps import (
     settled,
     world,
 )
-from .naive_cells import NOTIFY, WRITE
-from .protocol_world import OBSERVED, OBSERVER
 
 NEVER_PUSHING = Limits(push_after_seconds=1e6)
 
@@ -308,3 +332,376 @@ async def test_a_snapshot_below_the_safe_point_is_refused() -> None:
         await client.read(A, timestamp)
     with pytest.raises(SnapshotTooOld):
         await client.commit(timestamp, {A: put(b"1")}).run(client.deadline())
+
+
+# Reads of one cell as it is now: when they take a timestamp all the same.
+
+_accounts = Table("accounts")
+_balance = _accounts.column("balance", integer)
+
+
+def _timestamps(db: Database) -> int:
+    timestamps = db._engine.timestamps
+    assert isinstance(timestamps, TimestampSource)
+    return timestamps.requests_answered
+
+
+async def test_a_single_read_asks_for_no_timestamp_unless_it_meets_a_lock() -> None:
+    """The lock is that of a transaction that has been acknowledged and not yet cleaned up."""
+    async with connect_async() as db:
+        await db.create_table(_accounts)
+        async with db.transaction() as tx:
+            await tx.set("bob", _balance, 1)
+        before = _timestamps(db)
+        assert await db.get("bob", _balance) == 1
+        assert await db.get("joe", _balance, default=5) == 5
+        assert _timestamps(db) == before
+        two = db.transaction()
+        two._only_two_phases = True
+        await two.set("amy", _balance, 2)
+        await two.set("bob", _balance, 2)
+        await two.commit()  # bob is committed in the background
+        before = _timestamps(db)
+        assert await db.get("bob", _balance) == 2
+        assert _timestamps(db) == before + 1
+        assert await db.get("bob", _balance) == 2
+        assert _timestamps(db) == before + 1
+
+
+async def test_a_cell_whose_values_expire_takes_a_timestamp(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if only its tablet knows that they do."""
+    async with connect_async() as db:
+        await db.create_table(_accounts, ttl={_balance: timedelta(hours=1)})
+        async with db.transaction() as tx:
+            await tx.set("bob", _balance, 1)
+        before = _timestamps(db)
+        assert await db.get("bob", _balance) == 1
+        assert _timestamps(db) == before + 1
+        monkeypatch.setattr(Catalog, "get", lambda *_: TableSchema())
+        assert await db.get("bob", _balance) == 1
+        assert _timestamps(db) == before + 2
+
+
+async def test_another_refusal_of_a_single_read_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> CellAnswer:
+        raise InvalidArgument("reads[0].columns", "reserved")
+
+    async with connect_async() as db:
+        await db.create_table(_accounts)
+        monkeypatch.setattr(Router, "read_cell", refused)
+        with pytest.raises(InvalidArgument, match="columns"):
+            await db.get("bob", _balance)
+
+
+# Scans: rows with locks are read again in place, and own writes hide what is stored.
+
+
+async def _scan(
+    client: Client, own: WriteSet | None = None, *, reverse: bool = False, start: bytes = b""
+) -> list[tuple[bytes, dict[bytes, bytes | None]]]:
+    request = RangeRequest(1, start, b"", None, await client.start_timestamp(), reverse)
+    found = []
+    async for page in scan_pages(client.env, client.cleanup, request, own, 20.0, Statistics()):
+        for row, cells in page:
+            found.append((row, {column: cell.value for column, cell in cells.items()}))
+    return found
+
+
+async def _ten_rows(here: World) -> None:
+    client = here.client()
+    await client.write({CellAddress(1, b"%d" % i, b"x"): put(b"%d" % i) for i in range(10)})
+    await settled(client)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_reads_rows_with_locks_again_in_their_place(reverse: bool) -> None:
+    here = world()
+    await _ten_rows(here)
+    cells = [CellAddress(1, b"%d" % i, b"x") for i in (1, 4, 7)]
+    new = CellAddress(1, b"55", b"x")
+    await left_behind(here, *cells, new, committed=True)
+    await left_behind(
+        here, CellAddress(1, b"2", b"x"), CellAddress(1, b"66", b"x"), committed=False
+    )
+    found = await _scan(here.client(PATIENT), reverse=reverse)
+    rows = [row for row, _ in found]
+    expected = sorted([*(b"%d" % i for i in range(10)), b"55"], reverse=reverse)
+    assert rows == expected
+    values = {row: cells[b"x"] for row, cells in found}
+    assert values[b"4"] == values[b"55"] == b"pending"
+    assert values[b"2"] == b"2"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_scan_shows_the_transactions_own_writes(reverse: bool) -> None:
+    here = world()
+    await _ten_rows(here)
+    own = WriteSet(Limits())
+    own.put(CellAddress(1, b"3", b"x"), b"changed")
+    own.delete(CellAddress(1, b"5", b"x"))
+    own.put(CellAddress(1, b"50", b"x"), b"new")
+    own.put(CellAddress(1, b"999", b"x"), b"behind the last")
+    own.put(CellAddress(1, b"", b"x"), b"before the first")
+    own.lock(CellAddress(1, b"88", b"x"))
+    own.put(CellAddress(2, b"4", b"x"), b"another table")
+    found = await _scan(here.client(), own, reverse=reverse)
+    rows = [row for row, _ in found]
+    expected = [b"", b"0", b"1", b"2", b"3", b"4", b"50", b"6", b"7", b"8", b"9", b"999"]
+    assert rows == (expected[::-1] if reverse else expected)
+    assert dict(found)[b"3"] == {b"x": b"changed"}
+
+
+# Transactions that the collection of old versions has overtaken.
+
+
+async def test_a_commit_whose_record_may_be_collected_is_never_reported_as_aborted() -> None:
+    """Its answer was lost, and when its outcome is asked for, the primary holds no trace of it."""
+    here = world()
+    client = here.client()
+    client.network.loses_answer = lambda step: puts(step, WRITE)
+    commit = client.commit(await client.start_timestamp(), {A: put(b"1")})
+    with pytest.raises(OutcomeUnknown):
+        await commit.run(client.deadline(1.0))
+    client.network.loses_answer = lambda step: False
+    await settled(client)
+    here.store.cells[A].clear()
+    here.store.safe_point = await client.start_timestamp()
+    with pytest.raises(OutcomeUnknown, match="too old"):
+        await commit.settle(client.deadline())
+    assert not here.store.cells[A], "no marker is put either"
+
+
+async def test_a_secondary_that_was_committed_and_collected_meanwhile_is_not_a_torn_commit() -> (
+    None
+):
+    here = world()
+    client = here.client()
+
+    async def overtaken(step: CellMutation) -> None:
+        if address(step) == B and puts(step, WRITE):
+            here.store.cells[B].clear()
+            here.store.safe_point = await client.start_timestamp()
+
+    client.network.before_send = overtaken
+    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
+    assert await commit.run(client.deadline())
+    await settled(client)
+    assert not here.store.cells[B]
+
+
+@pytest.mark.parametrize("cell", [B, C])
+async def test_a_reader_that_is_late_to_ask_about_a_lock_finds_what_was_committed(
+    cell: CellAddress,
+) -> None:
+    """The lock was resolved after the reader met it, and its primary collected: no trace is left.
+    A marker there would mean that the committed transaction was rolled back."""
+    here = world()
+    start = await left_behind(here, A, cell, committed=True)
+    other, reader = here.client(), here.client(PATIENT)
+    timestamp = await reader.start_timestamp()
+
+    async def overtaken(step: CellMutation) -> None:
+        if address(step) == A and not here.store.collected:
+            assert await other.read(cell, timestamp) == b"pending"
+            here.store.cells[A].clear()
+            here.store.safe_point = here.store.collected = timestamp
+            here.store.new_tables = {C.table_id}  # as if nothing was ever collected in it
+
+    reader.network.before_send = overtaken
+    assert await reader.read(cell, timestamp) == b"pending"
+    assert here.store.collected
+    assert not here.store.cells[A]
+    assert reader.env.verdicts.get(start) is None
+
+
+async def test_an_owners_late_rollback_of_a_secondary_is_tried_once() -> None:
+    """Others have resolved its locks, so every further attempt would be refused, too."""
+    here = world()
+    client, other = here.client(), here.client()
+
+    async def overtaken(step: CellMutation) -> None:
+        if address(step) == B:
+            here.store.cells[B].clear()
+            here.store.collected = here.store.safe_point = await other.start_timestamp()
+
+    commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
+    await commit.prewrite(client.deadline())
+    client.network.before_send = overtaken
+    with pytest.raises(ConflictError):
+        await commit._give_up(ConflictError("no"), client.deadline())
+    await settled(client)
+    assert [address(step) for step in client.network.steps].count(B) == 2  # with its prewrite
+    assert not here.store.cells[B]
+
+
+async def test_a_lock_in_a_table_that_is_younger_than_the_last_collection_is_settled() -> None:
+    """Its transaction began before the collection, and its primary refuses older rollbacks."""
+    here = world()
+    late, reader = here.client(PATIENT), here.client(PATIENT)
+    start = await late.start_timestamp()
+    here.store.collected = here.store.safe_point = await reader.start_timestamp()
+    here.store.new_tables = {C.table_id}
+    with pytest.raises(SnapshotTooOld):
+        await late.commit(start, {A: put(b"1"), C: put(b"2")}).run(late.deadline())
+    assert here.store.lock_of(C) is not None
+    assert await reader.read(C, await reader.start_timestamp()) is None
+    assert here.store.lock_of(C) is None
+    assert not here.store.cells.get(A)
+    assert reader.env.verdicts.get(start) is None, "for all we know, it committed long ago"
+
+
+async def test_a_lock_below_the_safe_point_is_rolled_forward_by_whoever_knows_its_commit() -> None:
+    """The owner of such a lock may not do it any more: its message could come late."""
+    here = world()
+    start = await left_behind(here, A, B, committed=True)
+    ((commit, _),) = here.store.commits(A)
+    reader = here.client(PATIENT)
+    here.store.safe_point = timestamp = await reader.start_timestamp()
+    reader.env.verdicts.put(start, commit)
+    assert await reader.read(B, timestamp) == b"pending"
+    await settled(reader)
+    assert here.store.lock_of(B) is None
+    assert [at for at, _ in here.store.commits(B)] == [commit]
+
+
+# A lock is in the way, and the time is up in the middle of a call: the error names the lock.
+
+Call = Callable[..., Awaitable[list[Any]]]
+
+
+def answering_once(answer: Call, late: Callable[[Sequence[object]], list[Any]]) -> Call:
+    """Answers the first call; later ones get what `late` returns or raises."""
+    calls = 0
+
+    async def call(requests: Sequence[object], deadline: float, **how: Any) -> list[Any]:
+        nonlocal calls
+        calls += 1
+        return await answer(requests, deadline, **how) if calls == 1 else late(requests)
+
+    return call
+
+
+async def test_a_read_ends_with_the_lock_that_it_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(_: Sequence[object]) -> list[Any]:
+        raise DeadlineExceeded("no answer in time")
+
+    here = world()
+    writer, reader = here.client(PATIENT), here.client(PATIENT)
+    commit = await locked(writer, A)
+    timestamp = await reader.start_timestamp()
+    cells = reader.env.cells
+    monkeypatch.setattr(cells, "read", answering_once(cells.read, no_answer))
+    request = RowRequest(1, RowRead(row=b"a", columns=[b"x"], timestamp=timestamp))
+    with pytest.raises(ConflictError, match="is locked by transaction") as caught:
+        await read_rows(reader.env, reader.cleanup, [request], reader.deadline(), Statistics())
+    assert caught.value.other_start_timestamp == commit._write.start
+    assert isinstance(caught.value.__cause__, DeadlineExceeded)
+
+
+async def test_a_commit_ends_with_the_lock_that_it_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answers(steps: Sequence[object]) -> list[Any]:
+        return [DeadlineExceeded("no answer in time") for _ in steps]
+
+    here = world()
+    older, younger = here.client(PATIENT), here.client(PATIENT)
+    holder = await locked(older, A)
+    commit = younger.commit(await younger.start_timestamp(), {A: put(b"new")})
+    lock = commit.begin_two_phases()
+    send = answering_once(partial(commit._send_prewrites, lock), no_answers)
+    monkeypatch.setattr(Commit, "_send_prewrites", lambda self, lock, *sent: send(*sent))
+    with pytest.raises(ConflictError, match="is locked by transaction") as caught:
+        await commit.run(younger.deadline(0.1))
+    assert caught.value.other_start_timestamp == holder._write.start
+
+
+async def test_a_commit_that_waits_for_a_lock_keeps_time_for_its_marker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its message was sent, so without the marker a late copy may commit it: nobody would know."""
+    here = world()
+    older, younger = here.client(PATIENT), here.client(PATIENT)
+    holder = await locked(older, A)
+    mutate = younger.env.cells.mutate
+
+    async def slowly(steps: Sequence[Any], deadline: float) -> list[Any]:
+        if deadline - younger.env.now() < 0.005:
+            return [DeadlineExceeded("no answer in time") for _ in steps]
+        return await mutate(steps, deadline)
+
+    monkeypatch.setattr(younger.env.cells, "mutate", slowly)
+    start = await younger.start_timestamp()
+    commit = younger.commit(start, {A: put(b"new")}, two_phases=False)
+    with pytest.raises(ConflictError, match="is locked by transaction") as caught:
+        await commit.run(younger.deadline(0.1))
+    assert caught.value.other_start_timestamp == holder._write.start
+    assert not commit.may_be_committed
+
+
+# Steps that many transactions need at one moment are sent once, and hold up nobody else's.
+
+LOST, SERVED = (CellAddress(1, row, b"c") for row in (b"lost", b"served"))
+
+
+class _Cells:
+    """No server has the lost cell: what is asked with it is answered at the deadline."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+        self.seconds = 0.01
+        self.sent: list[bytes] = []
+
+    async def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        rows = [one.mutation.row for one in mutations]
+        self.sent += rows
+        if LOST.row not in rows:
+            await asyncio.sleep(self.seconds)
+            return [APPLIED] * len(rows)
+        await asyncio.sleep(deadline - self._clock.monotonic_seconds())
+        return [DeadlineExceeded("late") if row == LOST.row else APPLIED for row in rows]
+
+
+def _asked(*cells: CellAddress) -> dict[About, CellMutation]:
+    return {
+        About("status", cell, 7): CellMutation(1, steps.status(cell.row, cell.column, 7))
+        for cell in cells
+    }
+
+
+def _once() -> tuple[AskedOnce, _Cells, VirtualClock]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    cells = _Cells(clock)
+    env = SimpleNamespace(now=clock.monotonic_seconds)
+    return AskedOnce(cast(Any, env), cells), cells, clock
+
+
+async def test_steps_that_are_asked_together_are_sent_once() -> None:
+    once, cells, clock = _once()
+    asking = [once.mutate(_asked(SERVED), clock.monotonic_seconds() + 5) for _ in range(100)]
+    assert await asyncio.gather(*asking) == [[APPLIED]] * 100
+    assert cells.sent == [b"served"]
+
+
+async def test_who_joins_a_step_does_not_wait_for_others_that_were_sent_with_it() -> None:
+    once, cells, clock = _once()
+    first = asyncio.create_task(once.mutate(_asked(LOST, SERVED), 10.0))
+    await asyncio.sleep(0.1)
+    joining = [once.mutate(_asked(SERVED), 5.0) for _ in range(100)]
+    assert await asyncio.gather(*joining) == [[APPLIED]] * 100
+    assert clock.monotonic_seconds() < 0.1 + 2 * JOINED_SECONDS
+    assert cells.sent == [b"lost", b"served", b"served"]
+    (late, applied) = await first
+    assert isinstance(late, DeadlineExceeded)
+    assert applied is APPLIED
+
+
+async def test_nobody_waits_beyond_a_deadline_of_its_own() -> None:
+    once, cells, clock = _once()
+    cells.seconds = 100.0
+    first = asyncio.create_task(once.mutate(_asked(SERVED), 200.0))
+    await asyncio.sleep(0.1)
+    (late,) = await once.mutate(_asked(SERVED), 0.1 + JOINED_SECONDS / 2)
+    assert isinstance(late, DeadlineExceeded)
+    assert clock.monotonic_seconds() < 0.1 + JOINED_SECONDS
+    assert await first == [APPLIED]

@@ -13,14 +13,20 @@ from percolator.errors import (
     DeadlineExceeded,
     ExecutionUnknown,
     InvalidArgument,
+    NotReady,
+    PercolatorError,
     PermissionDenied,
     SchemaError,
     Unavailable,
 )
-from percolator.routing.catalog import Catalog, TabletMap
+from percolator.routing.catalog import NO_OBSERVERS, Catalog, Masters, TableInfo, TabletMap
+from percolator.routing.contents import TabletContents
 from percolator.routing.lanes import SchemaVersions
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import master_pb2 as pb
+from percolator.v1.cells_pb2 import RowRange, Space
+from percolator.v1.errors_pb2 import TabletLocation
+from percolator.wire.methods import LIST_TABLES
 from percolator.world import (
     RequestT,
     ResponseT,
@@ -31,6 +37,7 @@ from percolator.world import (
     World,
 )
 from tests.simulation.virtual_time import VirtualClock
+from tests.unit.routing.tablet_servers import Cluster
 
 
 class SlowMaster:
@@ -164,3 +171,87 @@ async def test_a_table_that_was_created_too_late_is_not_requested_again() -> Non
             "large", [], pb.TableOptions(), exist_ok=False, deadline=clock.monotonic_seconds() + 1
         )
     assert master.calls == 1
+
+
+# Calls go to the master that leads, whichever others are silent.
+
+
+class _SomeMasters(SlowMaster):
+    """Those at some addresses do not lead, or do not answer at all."""
+
+    def __init__(self, **problems: PercolatorError) -> None:
+        super().__init__(0.01, pb.ListTablesResponse())
+        self.problems = problems
+        self.asked: list[str] = []
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        answered = super().unary(address, method)
+
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            self.asked.append(address)
+            problem = self.problems.get(address)
+            if isinstance(problem, DeadlineExceeded):
+                await asyncio.sleep(timeout)
+            if problem is not None:
+                raise problem
+            return await answered(request, timeout)
+
+        return call
+
+
+def _masters(network: _SomeMasters, *addresses: str) -> tuple[Masters, VirtualClock]:
+    clock = VirtualClock(asyncio.get_running_loop())
+    return Masters(World(clock, network, random.Random(1)), addresses), clock
+
+
+@pytest.mark.parametrize("callers", [1, 2, 3, 4, 8])
+async def test_a_silent_master_costs_one_attempt_however_many_call_at_a_time(callers: int) -> None:
+    network = _SomeMasters(a=DeadlineExceeded("no answer in time"))
+    masters, clock = _masters(network, "a", "b")
+    calls = [
+        masters.call(LIST_TABLES, pb.ListTablesRequest(), clock.monotonic_seconds() + 5.0)
+        for _ in range(callers)
+    ]
+    await asyncio.gather(*calls)
+    assert clock.monotonic_seconds() == pytest.approx(2.0, abs=0.1)
+    await masters.call(LIST_TABLES, pb.ListTablesRequest(), clock.monotonic_seconds() + 5.0)
+    assert network.asked == ["a"] * callers + ["b"] * (callers + 1)
+
+
+async def test_callers_pause_when_they_have_asked_all_masters() -> None:
+    network = _SomeMasters(a=NotReady("starting"), b=NotReady("starting"))
+    masters, clock = _masters(network, "a", "b")
+    calls = [
+        masters.call(LIST_TABLES, pb.ListTablesRequest(), clock.monotonic_seconds() + 5.0)
+        for _ in range(10)
+    ]
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    assert {type(answer) for answer in answers} == {DeadlineExceeded}
+    assert clock.monotonic_seconds() == pytest.approx(5.0, abs=0.1)
+    assert len(network.asked) < 10 * 2 * 25
+
+
+# What is stored, for operators, who look while something is wrong.
+
+
+class _MasterWithoutServers:
+    """It has found no server for the only tablet yet."""
+
+    async def locate_tablets(self, request: pb.LocateTabletsRequest) -> pb.LocateTabletsResponse:
+        location = TabletLocation(table_id=1, tablet_id=2, epoch=3, range=RowRange(start=b"m"))
+        return pb.LocateTabletsResponse(locations=[location])
+
+
+async def test_a_tablet_without_a_server_is_named() -> None:
+    cluster = Cluster({})
+    network = cluster.world.network
+    assert isinstance(network, InProcessNetwork)
+    network.handlers["m:1"] = _MasterWithoutServers()
+    versions = cluster.router.schema_versions
+    catalog = Catalog(cluster.world, ["m:1"], cluster.tablets, versions)
+    contents = TabletContents(cluster.world, catalog)
+    table = TableInfo(1, "accounts", NO_OBSERVERS)
+    with pytest.raises(NotReady, match=r"tablet 2 of table 'accounts', from row 'm' on"):
+        [cell async for cell in contents.cells(table, Space.SPACE_LOCK, b"", b"", 5.0)]

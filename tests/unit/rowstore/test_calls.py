@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from percolator.codecs.values import after_prefix
 from percolator.errors import (
     CellAddress,
     DeadlineExceeded,
@@ -17,19 +21,52 @@ from percolator.errors import (
     PercolatorError,
     Retry,
     SchemaError,
+    SnapshotTooOld,
+    Unavailable,
 )
-from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.formats.records import (
+    KIND_DELETE,
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    LockRecord,
+    RecordKind,
+    WriteRecord,
+    read_lock_column,
+)
 from percolator.protocol import steps
+from percolator.protocol.write_set import WriteSteps
+from percolator.routing.catalog import NO_OBSERVERS
 from percolator.routing.cells import (
     APPLIED,
     CellMutation,
+    CommonStep,
+    FoundCell,
     RangeRequest,
     Refused,
     RowRequest,
+    RowResult,
 )
-from percolator.rowstore.port import Sample, StoredRow
+from percolator.rowstore.collection import Bounds, Collected, RowCollector
+from percolator.rowstore.intents import ROWS_MAX as INTENTS_MAX
+from percolator.rowstore.intents import SharedWrites
+from percolator.rowstore.layout import (
+    ALL_COLUMNS,
+    SPACING,
+    WRITES,
+    SpacedTimestamps,
+    Times,
+    column_bounds,
+    column_of,
+    row_key,
+    row_of,
+    stored_column,
+)
+from percolator.rowstore.mapping import check_of, mapped, mapped_step
+from percolator.rowstore.port import TIME_UNIT, RowChange, Sample, SetCell, StoredRow
+from percolator.rowstore.reads import ROWS_MAX
+from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Mutation, RowRead
-from tests.unit.rowstore.model_store import TABLE, ModelStore, at
+from tests.unit.rowstore.model_store import TABLE, TIMES, ModelStore, at
 
 COLUMNS = [b"%d" % number for number in range(200)]
 
@@ -346,3 +383,392 @@ async def test_values_apart_are_read_in_as_many_calls_as_their_columns_take() ->
     (found,) = await rows.cells.read([read], rows.deadline)
     assert {name: cell.value for name, cell in found.found.items()} == dict.fromkeys(names, value)
     assert 2 < len(counted.calls) < 20
+
+
+# The common steps are mapped as their messages are.
+
+_COLUMNS = (b"c", b"", b"\0hidden", b"\xff\xff", b"balance")
+
+
+@pytest.mark.parametrize("column", _COLUMNS)
+@pytest.mark.parametrize(
+    "write", [(KIND_PUT, b"value"), (KIND_PUT, b""), (KIND_DELETE, b""), (KIND_LOCK_ONLY, b"")]
+)
+def test_a_common_step_means_what_its_message_means(
+    column: bytes, write: tuple[int, bytes]
+) -> None:
+    cell = CellAddress(TABLE, b"row", column)
+    steps = WriteSteps(at(5), {cell: write}, 100)
+    steps.session = b"session"
+    for asked in (
+        steps.prewrite(cell, at(5) + 1, 1_000),
+        steps.commit_primary(NO_OBSERVERS, at(5) + 1, at(9)),
+        steps.commit_secondary(cell, NO_OBSERVERS, at(9)),
+    ):
+        assert isinstance(asked.mutation, CommonStep)
+        common, plain = mapped_step(asked.mutation, TIMES), mapped(asked.message(), TIMES)
+        assert common[1:] == plain[1:]
+        assert common.mutation == plain.mutation == asked.message()
+        assert check_of([common]) == check_of([plain])
+
+
+def test_the_lock_of_a_reader_asks_about_the_cell() -> None:
+    cell = CellAddress(TABLE, b"row", read_lock_column(b"c", at(5)))
+    steps = WriteSteps(at(5), {cell: (KIND_LOCK_ONLY, b"")}, 100)
+    steps.session = b"session"
+    asked = steps.prewrite(cell, at(5) + 1, 1_000)
+    common, plain = mapped_step(asked.mutation, TIMES), mapped(asked.message(), TIMES)
+    assert common.mutation == asked.message()
+    assert check_of([common]) == check_of([plain])
+
+
+def test_a_timestamp_that_cannot_be_stored_is_refused() -> None:
+    cell = CellAddress(TABLE, b"row", b"c")
+    steps = WriteSteps(at(5) + 1, {cell: (KIND_PUT, b"value")}, 100)
+    with pytest.raises(InvalidArgument, match="multiples of 64"):
+        mapped_step(steps.prewrite(cell, at(6), 1_000).mutation, TIMES)
+
+
+# Reads that begin together share a call; each is answered for itself.
+
+ROWS = [b"a", b"b", b"c"]
+
+
+async def _opened() -> ModelStore:
+    rows = await ModelStore().opened()
+    for row in ROWS[:2]:
+        await written(rows, row, [b"0"])
+    return rows
+
+
+async def _read(rows: ModelStore, row: bytes, number: int = 9) -> object:
+    return await rows.cells.read_cell(TABLE, row, b"0", at(number), rows.deadline)
+
+
+async def test_reads_at_one_timestamp_that_begin_together_are_one_call() -> None:
+    rows = await _opened()
+    store = CountedStore(rows)
+    found = await asyncio.gather(*(_read(rows, row) for row in [*ROWS, b"a"]))
+    cell = FoundCell(at(2), b"v")
+    assert found == [cell, cell, None, cell]
+    assert store.calls == ["read"]
+
+
+async def test_reads_of_several_transactions_are_one_call() -> None:
+    rows = await _opened()
+    store = CountedStore(rows)
+    found = await asyncio.gather(_read(rows, b"a", 9), _read(rows, b"b", 5), _read(rows, b"c", 7))
+    assert list(found) == [FoundCell(at(2), b"v"), FoundCell(at(2), b"v"), None]
+    assert store.calls == ["read"]
+
+
+@pytest.mark.parametrize("leads", [1, 9])
+async def test_a_version_that_a_later_reader_sees_hides_none_from_an_earlier_one(
+    leads: int,
+) -> None:
+    """The earlier one reads by itself, whoever leads: it sees what was there before."""
+    rows = await _opened()
+    await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
+    await rows.cells.mutate(commits(at(5), at(6), b"a", [b"0"]), rows.deadline)
+    store = CountedStore(rows)
+    numbers = [leads, 3, 10 - leads]
+    found = await asyncio.gather(*(_read(rows, b"a", number) for number in numbers))
+    seen = {1: None, 3: FoundCell(at(2), b"v"), 9: FoundCell(at(6), b"v")}
+    assert list(found) == [seen[number] for number in numbers]
+    assert store.calls == ["read"] * 3
+
+
+async def test_a_lock_above_a_readers_timestamp_is_in_nobody_elses_way() -> None:
+    rows = await _opened()
+    await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
+    late, early = await asyncio.gather(_read(rows, b"a", 9), _read(rows, b"a", 3))
+    assert isinstance(late, RowResult)
+    assert early == FoundCell(at(2), b"v")
+
+
+async def _columns(rows: ModelStore, number: int, passing: int = 0) -> dict[bytes, int]:
+    """The commit timestamps of a row's cells, and 0 for those that are locked."""
+    read = RowRead(row=b"a", all_columns=True, timestamp=at(number))
+    if passing:
+        read.passing.append(at(passing))
+    (found,) = await rows.cells.read([RowRequest(TABLE, read)], rows.deadline)
+    cells = {column: cell.commit_timestamp for column, cell in found.found.items()}
+    return cells | {lock.column: 0 for lock in found.locks}
+
+
+async def test_whole_rows_are_read_together_each_as_of_its_own_timestamp() -> None:
+    rows = await _opened()
+    await written(rows, b"a", [b"1"], since=5)
+    await rows.cells.mutate(prewrites(at(7), b"a", [b"2"]), rows.deadline)
+    store = CountedStore(rows)
+    found = await asyncio.gather(
+        _columns(rows, 9), _columns(rows, 4), _columns(rows, 9, passing=7), _columns(rows, 6)
+    )
+    newest = {b"0": at(2), b"1": at(6)}
+    assert list(found) == [newest | {b"2": 0}, {b"0": at(2)}, newest, newest]
+    assert store.calls == ["read", "read"], "one for all, and one for whom a version was hidden"
+
+
+async def test_reads_of_different_columns_are_different_calls() -> None:
+    rows = await _opened()
+    store = CountedStore(rows)
+    found = await asyncio.gather(_columns(rows, 9), _read(rows, b"a"))
+    assert list(found) == [{b"0": at(2)}, FoundCell(at(2), b"v")]
+    assert store.calls == ["read", "read"]
+
+
+@pytest.mark.parametrize("order", [(9, 3), (3, 9)])
+async def test_a_note_of_collection_refuses_only_those_below_it(order: tuple[int, int]) -> None:
+    rows = await _opened()
+    await written(rows, b"a", [b"0"], since=5)
+    bounds = Bounds(at(8), at(8))
+    await RowCollector(rows.store, TIMES, rows.world, rows.limits).collect(
+        TABLE, bounds, Collected()
+    )
+    found = await asyncio.gather(
+        *(_read(rows, b"a", number) for number in order), return_exceptions=True
+    )
+    told = dict(zip(order, found, strict=True))
+    assert told[9] == FoundCell(at(6), b"v")
+    assert isinstance(told[3], SnapshotTooOld)
+
+
+async def test_if_the_call_fails_each_reads_for_itself() -> None:
+    """The reason may be another's row, such as one that is too large to be read."""
+    rows = await _opened()
+    store = CountedStore(rows, InvalidArgument("response", "a row is too large"))
+    found = await asyncio.gather(*(_read(rows, row) for row in ROWS))
+    assert found == [FoundCell(at(2), b"v"), FoundCell(at(2), b"v"), None]
+    assert store.calls == ["read"] * 4
+
+
+async def test_a_read_that_fails_by_itself_is_not_repeated() -> None:
+    rows = await _opened()
+    store = CountedStore(rows, InvalidArgument("row", "refused"))
+    with pytest.raises(InvalidArgument, match="row: refused"):
+        await _read(rows, b"a")
+    assert store.calls == ["read"]
+
+
+async def test_no_read_waits_for_a_call_with_a_later_deadline() -> None:
+    rows = await _opened()
+    store = CountedStore(rows)
+    some = [
+        rows.cells.read_cell(TABLE, row, b"0", at(9), rows.deadline + seconds)
+        for row, seconds in ((b"a", 0.0), (b"b", 1.0), (b"c", -1.0))
+    ]
+    assert await asyncio.gather(*some) == [FoundCell(at(2), b"v")] * 2 + [None]
+    assert store.calls == ["read", "read"]
+
+
+async def test_a_call_reads_a_limited_number_of_rows() -> None:
+    rows = await _opened()
+    store = CountedStore(rows)
+    keys = [b"%d" % number for number in range(ROWS_MAX + 1)]
+    assert await asyncio.gather(*(_read(rows, key) for key in keys)) == [None] * len(keys)
+    assert store.calls == ["read", "read"]
+
+
+@pytest.mark.parametrize("cancelled", [0, 1])
+async def test_a_cancelled_read_cancels_no_other(cancelled: int) -> None:
+    rows = await _opened()
+    reads = [asyncio.create_task(_read(rows, row)) for row in (b"a", b"b")]
+    await asyncio.sleep(0)
+    reads[cancelled].cancel()
+    assert await reads[1 - cancelled] == FoundCell(at(2), b"v")
+    with pytest.raises(asyncio.CancelledError):
+        await reads[cancelled]
+
+
+# Callers that write at the same time share a call, and each is answered for its own rows.
+
+DEADLINE = 10.0
+
+
+class _Store:
+    """Notes its calls, which fail when told to."""
+
+    def __init__(self, *failures: PercolatorError) -> None:
+        self.calls: list[list[bytes]] = []
+        self.written: set[bytes] = set()
+        self._failures = list(failures)
+        self.shared = SharedWrites(self._write)
+
+    async def _write(self, rows: Sequence[RowChange], deadline: float) -> None:
+        keys = [row.key for row in rows]
+        assert len(set(keys)) == len(keys)
+        self.calls.append(keys)
+        await asyncio.sleep(1.0)
+        if self._failures:
+            raise self._failures.pop(0)
+        self.written.update(keys)
+
+    async def write(self, *keys: bytes, value: bytes = b"", deadline: float = DEADLINE) -> None:
+        """Returns only when the rows are there."""
+        await self.shared.write([_row(key, value) for key in keys], deadline)
+        assert self.written.issuperset(keys)
+
+
+def _row(key: bytes, value: bytes = b"") -> RowChange:
+    return RowChange(key, (SetCell(WRITES, b"c", TIME_UNIT, value),))
+
+
+async def test_those_who_write_at_the_same_time_share_a_call() -> None:
+    store = _Store()
+    await asyncio.gather(store.write(b"a", b"b"), store.write(b"c"), store.write(b"a"))
+    assert store.calls == [[b"a", b"b", b"c"]]
+
+
+async def test_nobody_joins_a_call_that_was_sent() -> None:
+    store = _Store()
+    first = asyncio.create_task(store.write(b"a"))
+    await asyncio.sleep(0.5)
+    await store.write(b"b")
+    await first
+    assert store.calls == [[b"a"], [b"b"]]
+
+
+async def test_if_the_call_fails_each_of_the_others_writes_for_itself() -> None:
+    store = _Store(InvalidArgument("row", "refused"))
+    works = [store.write(b"a"), store.write(b"b"), store.write(b"c")]
+    found = await asyncio.gather(*works, return_exceptions=True)
+    assert [type(one) for one in found] == [InvalidArgument, type(None), type(None)]
+    assert store.calls == [[b"a", b"b", b"c"], [b"b"], [b"c"]]
+
+
+async def test_who_fails_a_second_time_is_told() -> None:
+    store = _Store(DeadlineExceeded("late"), DeadlineExceeded("later"))
+    works = [store.write(b"a"), store.write(b"b")]
+    found = await asyncio.gather(*works, return_exceptions=True)
+    assert [str(one) for one in found] == ["late", "later"]
+
+
+@pytest.mark.parametrize("cancelled", [0, 1])
+async def test_a_cancelled_write_cancels_no_other(cancelled: int) -> None:
+    store = _Store()
+    works = [asyncio.create_task(store.write(key)) for key in (b"a", b"b")]
+    await asyncio.sleep(0.5)
+    works[cancelled].cancel()
+    await works[1 - cancelled]
+    with pytest.raises(asyncio.CancelledError):
+        await works[cancelled]
+
+
+async def test_no_write_waits_for_a_call_with_a_later_deadline() -> None:
+    store = _Store()
+    await asyncio.gather(store.write(b"a"), store.write(b"b", deadline=DEADLINE - 1.0))
+    assert store.calls == [[b"a"], [b"b"]]
+
+
+async def test_a_row_that_is_to_become_two_things_is_not_shared() -> None:
+    store = _Store()
+    await asyncio.gather(store.write(b"a"), store.write(b"a", value=b"another"))
+    assert store.calls == [[b"a"], [b"a"]]
+
+
+async def test_a_call_writes_a_limited_number_of_rows() -> None:
+    store = _Store()
+    await asyncio.gather(*(store.write(b"%d" % number) for number in range(INTENTS_MAX + 1)))
+    assert [len(keys) for keys in store.calls] == [INTENTS_MAX, 1]
+
+
+# Names of rows and columns in a row store.
+
+_NAMES = st.binary(max_size=4) | st.text("\0a", max_size=3).map(str.encode)
+
+
+@given(_NAMES, _NAMES)
+def test_keys_have_the_order_of_rows_and_are_never_empty(one: bytes, other: bytes) -> None:
+    assert row_of(row_key(one)) == one
+    assert row_key(one)
+    assert (row_key(one) < row_key(other)) is (one < other)
+
+
+@given(_NAMES)
+def test_only_hidden_columns_are_outside_of_all_columns(column: bytes) -> None:
+    stored = stored_column(column)
+    assert column_of(stored) == column
+    assert (ALL_COLUMNS[0] <= stored < ALL_COLUMNS[1]) is not column.startswith(b"\0")
+    first, end = column_bounds(column)
+    assert first == stored < end == stored + b"\0"
+
+
+@given(st.binary(max_size=3), st.binary(max_size=4))
+def test_what_begins_with_a_prefix_lies_before_its_end(prefix: bytes, name: bytes) -> None:
+    end = after_prefix(prefix)
+    inside = prefix <= name and (not end or name < end)
+    assert inside is name.startswith(prefix)
+
+
+# Timestamps as times of a row store.
+
+EPOCH = 1_700_000_000_000
+FIRST = EPOCH << SEQUENCE_BITS
+RECENT_TIMES = Times(EPOCH)
+_SEVENTY_YEARS = 70 * 365 * 86_400_000
+
+
+@pytest.mark.parametrize("number", [0, 1, 4095, 4096, _SEVENTY_YEARS << 12])
+def test_a_timestamp_comes_back_from_its_time(number: int) -> None:
+    timestamp = FIRST + number * SPACING
+    time = RECENT_TIMES.time(timestamp)
+    assert time % 1_000 == 0
+    assert 0 < time < 2**63
+    assert RECENT_TIMES.timestamp(time) == timestamp
+    assert RECENT_TIMES.at_or_above(timestamp) == time
+    assert RECENT_TIMES.at_or_above(timestamp + 1) == time + 1_000
+    assert RECENT_TIMES.at_or_above(timestamp - 1) == time
+
+
+@pytest.mark.parametrize("timestamp", [FIRST + 1, FIRST - SPACING, 0, 2**64 - SPACING])
+def test_what_cannot_be_stored_is_refused(timestamp: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"{timestamp} cannot be stored"):
+        RECENT_TIMES.time(timestamp)
+
+
+def test_bounds_of_any_timestamp_are_in_the_range_of_times() -> None:
+    assert RECENT_TIMES.at_or_above(0) == RECENT_TIMES.time(FIRST), (
+        "an end of 0 would mean that there is none"
+    )
+    assert 0 < RECENT_TIMES.at_or_above(2**64 - 1) < 2**63
+
+
+class _Oracle:
+    catalogue_epoch = 0
+
+    def __init__(self, first: int) -> None:
+        self.next = first
+        self.error: Exception | None = None
+
+    def get(self, count: int = 1, timeout_seconds: float | None = None) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if self.error is not None:
+            future.set_exception(self.error)
+        else:
+            future.set_result(self.next)
+        self.next += count
+        return future
+
+
+@pytest.mark.parametrize("first", [FIRST, FIRST + 1, FIRST + SPACING - 1])
+async def test_each_timestamp_is_among_the_numbers_that_were_handed_out_for_it(first: int) -> None:
+    oracle = _Oracle(first)
+    source = SpacedTimestamps(oracle)
+    for _ in range(3):
+        begin = oracle.next
+        timestamp = await source.get()
+        assert begin <= timestamp < oracle.next
+        assert timestamp % SPACING == 0
+
+
+async def test_errors_and_cancellations_pass() -> None:
+    oracle = _Oracle(FIRST)
+    source = SpacedTimestamps(oracle)
+    oracle.error = Unavailable("no oracle")
+    with pytest.raises(Unavailable):
+        await source.get()
+    given_up = source.get()
+    given_up.cancel()
+    await asyncio.sleep(0)
+    with pytest.raises(InvalidArgument, match="count"):
+        source.get(2)

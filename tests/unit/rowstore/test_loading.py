@@ -21,8 +21,8 @@ from percolator.testing.bigtable_in_memory import BigtableInMemory
 from percolator.testing.row_database import MODEL
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import master_pb2 as pb
-from tests.unit.rowstore.loading_cluster import Loading
-from tests.unit.rowstore.loading_cluster import loading as loading_site
+from tests.unit.rowstore.model_store import Loading
+from tests.unit.rowstore.model_store import loading as loading_site
 
 T, OTHER = Table("t"), Table("other")
 V, W = T.column("v", codecs.text), OTHER.column("v", codecs.text)

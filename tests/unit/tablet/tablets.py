@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pytest
 
 from percolator.errors import CellAddress, PercolatorError
-from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.formats.records import (
+    KIND_LOCK_ONLY,
+    KIND_PUT,
+    LockRecord,
+    RecordKind,
+    WriteRecord,
+    acknowledgement_column,
+    read_lock_column,
+)
 from percolator.tablet.state import (
     CommitTimestamps,
+    SafePoints,
     TabletIdentity,
     TabletLimits,
     TimestampGuard,
     Ttls,
 )
 from percolator.tablet.tablet import Tablet
-from percolator.testing.memory_storage import DurableMemory, MemoryOwnership, MemoryStorage
+from percolator.testing.memory_storage import (
+    DurableMemory,
+    MemoryBatch,
+    MemoryCursor,
+    MemoryOwnership,
+    MemoryStorage,
+)
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Clock, Storage
@@ -274,3 +292,288 @@ def started(rig: Rig, *mutations: pb.Mutation) -> asyncio.Task[list[pb.MutationR
 
 async def outcomes(task: asyncio.Task[list[pb.MutationResult]]) -> list[int]:
     return [result.outcome for result in await task]
+
+
+# What the tests of collection write, and how they collect.
+
+DELETE, LOCK_ONLY, IN_DATA = RecordKind.DELETE, RecordKind.LOCK_ONLY, RecordKind.PUT_IN_DATA
+
+
+def record(row: bytes, start: int, end: int, kind: RecordKind) -> pb.Mutation:
+    return mutation(row, put(WRITE, write_record(start, b"", kind), end))
+
+
+def in_data(row: bytes, start: int, end: int, value: bytes) -> pb.Mutation:
+    return mutation(
+        row, put(WRITE, write_record(start, b"", IN_DATA), end), put(DATA, value, start)
+    )
+
+
+def notified(row: bytes, at: int) -> pb.Mutation:
+    return mutation(row, put(NOTIFY, b"", at, qualifier=b"observer"))
+
+
+async def stored(rig: Rig, space: cells_pb2.Space) -> list[tuple[bytes, int]]:
+    return [(cell.row, cell.timestamp) for cell in await rig.cells(space)]
+
+
+async def collected(rig: Rig, below: int) -> int:
+    """Collects, and returns how many cells were deleted."""
+    await rig.tablet.raise_safe_points(SafePoints(below, below))
+    return (await rig.tablet.collect(below)).cells
+
+
+def noted(row: bytes, column: bytes, end: int, value: bytes) -> pb.Mutation:
+    """What an observer has written next to a cell."""
+    hidden = acknowledgement_column(b"observer", column)
+    return mutation(row, put(WRITE, write_record(end - 1, value), end), column=hidden)
+
+
+# Counting instead of timing: how often a storage is read, or a method is called.
+
+
+class CountingCursor(MemoryCursor):
+    """Counts what is expensive: steps, and seeks by the space that they go to."""
+
+    counts: Counter[str]
+
+    def seek(self, key: bytes) -> None:
+        self.counts[f"seek {key[:1].decode()}"] += 1
+        super().seek(key)
+
+    def next(self) -> None:
+        self.counts["step"] += 1
+        super().next()
+
+    def prev(self) -> None:
+        self.counts["step"] += 1
+        super().prev()
+
+
+class CountingStorage(MemoryStorage):
+    def __init__(self, disk: DurableMemory) -> None:
+        super().__init__(disk)
+        self.counts: Counter[str] = Counter()
+
+    def cursor(self) -> MemoryCursor:
+        cursor = CountingCursor(self._view)
+        cursor.counts = self.counts
+        return cursor
+
+    def get(self, key: bytes) -> bytes | None:
+        self.counts[f"get {key[:1].decode()}"] += 1
+        return super().get(key)
+
+
+def counted(patch: pytest.MonkeyPatch, owner: type, method: str) -> list[object]:
+    """Notes each call of a method in the list that it returns."""
+    correct = getattr(owner, method)
+    calls: list[object] = []
+
+    def noting(self: object, *arguments: Any) -> Any:
+        calls.append(self)
+        return correct(self, *arguments)
+
+    patch.setattr(owner, method, noting)
+    return calls
+
+
+# Storages in memory for tests of reading: one shows a batch early, one counts what is loaded.
+
+
+class LingeringStorage(MemoryStorage):
+    """Shows a batch a while before the write returns, as LevelDB does in its thread."""
+
+    lingering = False
+
+    async def write(self, batch: MemoryBatch, then: Callable[[], bool] | None = None) -> bool:
+        owned = await super().write(batch, then)
+        if self.lingering:
+            await asyncio.sleep(1)
+        return owned
+
+
+class ValueCountingStorage(MemoryStorage):
+    """Counts the values that are read from it."""
+
+    values_read = 0
+
+    def get(self, key: bytes) -> bytes | None:
+        self.values_read += 1
+        return super().get(key)
+
+    def iterate(self, start: bytes, stop: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for entry in super().iterate(start, stop):
+            self.values_read += 1
+            yield entry
+
+
+# What the tests of change feeds ask, and a plain form of the answers.
+
+
+class Change(NamedTuple):
+    """One change; the value of a deletion is None."""
+
+    commit: int
+    row: bytes
+    column: bytes
+    value: bytes | None
+
+
+class Answer(NamedTuple):
+    """A stream of pages, as one."""
+
+    changes: list[Change]
+    reached: int
+    locks: list[bytes]
+    """The rows of the locks in the way."""
+    pages: list[pb.ScanChangesResponse]
+
+
+async def changes(rig: Rig, after: int, until: int, **fields: Any) -> Answer:
+    request = pb.ScanChangesRequest(target=TARGET, after=after, until=until, **fields)
+    pages = [page async for page in rig.tablet.scan_changes(request)]
+    found = [change for page in pages for change in _changes(page.found)]
+    locks = [blocking.lock.row for page in pages for blocking in page.locks]
+    return Answer(found, pages[-1].reached, locks, pages)
+
+
+async def look(rig: Rig, after: int, until: int) -> tuple[int, int]:
+    """How far changes are settled, and the newest one."""
+    asked = pb.ChangesLook(target=TARGET, after=after, until=until)
+    result = await rig.tablet.look_for_changes(asked)
+    return result.reached, result.newest
+
+
+def before(page: pb.ScanChangesResponse) -> list[bytes | None]:
+    """What the cells were before the changes of a page."""
+    found = page.found
+    return [
+        None if at in found.new_cells else value for at, value in enumerate(found.values_before)
+    ]
+
+
+def _changes(found: pb.FoundChanges) -> list[Change]:
+    return [
+        Change(
+            found.commit_timestamps[at],
+            found.rows[at],
+            found.columns[at],
+            None if at in found.deletes else found.values[at],
+        )
+        for at in range(len(found.rows))
+    ]
+
+
+# What the tests of read locks use.
+
+LOCKED, NEWER = 2, 3
+"""The conditions of a prewrite that fail because of others."""
+
+
+def hidden(start: int) -> bytes:
+    """The column of the read lock of a transaction."""
+    return read_lock_column(COLUMN, start)
+
+
+def read_lock(row: bytes, start: int) -> pb.Mutation:
+    """The prewrite of a read lock."""
+    step = prewrite(row, start, kind=RecordKind.LOCK_ONLY)
+    step.column = hidden(start)
+    return step
+
+
+def commit_read_lock(row: bytes, start: int, end: int) -> pb.Mutation:
+    step = commit(row, start, end, kind=RecordKind.LOCK_ONLY)
+    step.column = hidden(start)
+    return step
+
+
+def roll_back_read_lock(row: bytes, start: int) -> pb.Mutation:
+    step = roll_back(row, start)
+    step.column = hidden(start)
+    return step
+
+
+def whole_read_lock(start: int, row: bytes) -> pb.TransactionBatch:
+    """A transaction that does nothing but hold a read lock, and commits in one round."""
+    return whole(start, {row: b""}, KIND_LOCK_ONLY, hidden(start))
+
+
+# What the tests of transactions that commit in one round use.
+
+
+class Oracle:
+    """Hands out 100 and what follows, then 200, and so on; takes a second of virtual time."""
+
+    def __init__(self) -> None:
+        self.next = 100
+        self.asked: list[int] = []
+        self.seconds = 1.0
+        self.failure: PercolatorError | None = None
+        self.gate: asyncio.Event | None = None
+        """If given, it answers when this is set, and takes no time."""
+
+    async def __call__(self, count: int) -> int:
+        self.asked.append(count)
+        await (self.gate.wait() if self.gate else asyncio.sleep(self.seconds))
+        if self.failure is not None:
+            raise self.failure
+        first, self.next = self.next, self.next + 100
+        return first
+
+
+class OneRoundRig(Rig):
+    """A tablet with an oracle."""
+
+    def __init__(self, **options: Any) -> None:
+        self.oracle = Oracle()
+        super().__init__(timestamps=self.oracle, **options)
+
+    @property
+    def slow_disk(self) -> SlowDisk:
+        assert isinstance(self.disk, SlowDisk)
+        return self.disk
+
+    async def commit(
+        self, *transactions: pb.TransactionBatch, within_seconds: float = 3600.0, **fields: Any
+    ) -> pb.TransactionBatchResult:
+        request = together(transactions, **fields)
+        deadline = self.clock.monotonic_seconds() + within_seconds
+        return await self.tablet.commit(request, deadline_seconds=deadline)
+
+    def committing(
+        self, *transactions: pb.TransactionBatch, **options: Any
+    ) -> asyncio.Task[pb.TransactionBatchResult]:
+        return asyncio.ensure_future(self.commit(*transactions, **options))
+
+
+def whole(
+    start: int, writes: Mapping[bytes, bytes], kind: int = KIND_PUT, column: bytes = COLUMN
+) -> pb.TransactionBatch:
+    """One transaction that writes these rows."""
+    return pb.TransactionBatch(
+        start_timestamps=[start],
+        cells=[len(writes)],
+        rows=writes.keys(),
+        columns=[column] * len(writes),
+        kinds=[kind] * len(writes),
+        values=writes.values(),
+    )
+
+
+def together(
+    transactions: Iterable[pb.TransactionBatch], schema_version: int = 3
+) -> pb.TransactionBatch:
+    found = pb.TransactionBatch()
+    for transaction in transactions:
+        found.MergeFrom(transaction)
+    found.target.CopyFrom(pb.TabletTarget(tablet_id=1, epoch=2, schema_version=schema_version))
+    return found
+
+
+def only(result: pb.TransactionBatchResult) -> pb.MutationResult:
+    """Why the only transaction was not committed."""
+    assert list(result.commit_timestamps) == [0]
+    (uncommitted,) = result.uncommitted
+    return uncommitted.result

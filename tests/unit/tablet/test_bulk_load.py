@@ -7,17 +7,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from percolator.errors import InvalidArgument, NotReady, SchemaChanged, TabletMoved
+from percolator.formats.records import RecordKind, WriteRecord
 from percolator.tablet import bulk_load, collection
-from percolator.tablet.cells import F
-from percolator.tablet.state import TabletIdentity
+from percolator.tablet.cells import D, F, N, W, cell_prefix, change_key, component, inverted
+from percolator.tablet.state import TabletIdentity, loaded_change
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.wire.status import from_detail
-from tests.unit.tablet.collecting import collected
 from tests.unit.tablet.tablets import (
     APPLIED,
     COLUMN,
@@ -29,15 +31,18 @@ from tests.unit.tablet.tablets import (
     ROLLBACK,
     TARGET,
     WRITE,
+    OneRoundRig,
     Rig,
+    collected,
     commit,
     delete,
     mutation,
+    only,
     prewrite,
     roll_back,
+    whole,
     written,
 )
-from tests.unit.tablet.whole_transactions import OneRoundRig, only, whole
 
 RAISE, CLEAR = pb.FenceRequest.ACTION_RAISE, pb.FenceRequest.ACTION_CLEAR
 FINISH, LIFT = pb.FenceRequest.ACTION_FINISH, pb.FenceRequest.ACTION_LIFT
@@ -719,3 +724,65 @@ async def test_a_tablet_that_is_closed_between_two_writes_of_a_load_ends_it() ->
     assert asyncio.get_running_loop().time() - begun < 4.0
     with pytest.raises(TabletMoved):
         await loading
+
+
+# The cells of a bulk load are stored as each of them would be if it came alone.
+
+CELLS = st.dictionaries(
+    st.tuples(
+        st.sampled_from([b"b", b"b\0", b"b\0\x01", b"c", b"l\xff"]),
+        st.sampled_from([b"a", b"a\0", b"\0hidden", b"\xff"]),
+    ),
+    st.sampled_from([b"", b"v", b"\0\x01", b"i" * 1024, b"d" * 1025]),
+    min_size=1,
+)
+
+
+def expected(row: bytes, column: bytes, value: bytes, observed: bytes) -> dict[bytes, bytes]:
+    cell, commit = cell_prefix(row, column), inverted(COMMIT)
+    is_inline = len(value) <= 1024
+    kind = RecordKind.PUT if is_inline else RecordKind.PUT_IN_DATA
+    record = WriteRecord(START, kind, value if is_inline else b"")
+    stored = {W + cell + commit: record.encode()}
+    if not is_inline:
+        stored[D + cell + inverted(START)] = value
+    if not column.startswith(b"\0"):
+        stored[change_key(cell, COMMIT)] = loaded_change(START)
+    if column == observed:
+        stored[N + cell + component(b"observer") + commit] = b""
+    return stored
+
+
+@settings(deadline=None)
+@given(CELLS, st.integers(1, 5), st.sampled_from([b"a", b"\xff"]))
+def test_every_cell_is_stored_and_counted_once(
+    cells: dict[tuple[bytes, bytes], bytes], slice_rows: int, observed: bytes
+) -> None:
+    async def run() -> None:
+        rig = await Rig(disk=DurableMemory(), slice_rows=slice_rows, change_feed=True).open()
+        await rig.tablet.fence(fence(RAISE))
+        storage = rig.tablet._state.storage
+        before = dict(storage.iterate(b"", b"\xff"))
+        request = pb.LoadRequest(
+            target=TARGET,
+            name="load",
+            start_timestamp=START,
+            commit_timestamp=COMMIT,
+            rows=[row for row, _ in cells],
+            columns=[column for _, column in cells],
+            values=cells.values(),
+            observed=[pb.ObservedColumn(column=observed, observers=[b"observer"])],
+        )
+        await rig.tablet.load(request)
+        stored = dict(storage.iterate(b"", b"\xff"))
+        added = {key: value for key, value in stored.items() if key not in before}
+        wanted: dict[bytes, bytes] = {}
+        for (row, column), value in cells.items():
+            wanted |= expected(row, column, value, observed)
+        assert added == wanted
+        counted = {key: value for key, value in wanted.items() if key[:1] in (W, D)}
+        statistics = rig.tablet.statistics()
+        assert statistics.cells == len(counted)
+        assert statistics.bytes == sum(len(key) + len(value) for key, value in counted.items())
+
+    asyncio.run(run())

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from percolator.errors import InvalidArgument, SnapshotTooOld, StoreUnusable, TabletMoved
 from percolator.formats.records import RecordKind, acknowledgement_column
@@ -14,27 +18,36 @@ from percolator.tablet.state import SafePoints, TabletIdentity, TimestampGuard
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
-from tests.simulation.virtual_time import VirtualClock
-from tests.unit.tablet.change_feeds import Change, before, changes, look
-from tests.unit.tablet.collecting import collected, in_data, record
-from tests.unit.tablet.counting import CountingStorage, counted
+from percolator.world import Random
+from tests.simulation.virtual_time import VirtualClock, run_virtually
 from tests.unit.tablet.tablets import (
     COLUMN,
     TARGET,
     WRITE,
+    Answer,
+    Change,
+    CountingStorage,
+    LingeringStorage,
     Rig,
     batch,
+    before,
+    changes,
+    collected,
     commit,
+    counted,
     delete,
+    in_data,
+    look,
     mutation,
     prewrite,
     put,
+    record,
     roll_back,
     started,
     write_record,
     written,
 )
-from tests.unit.tablet.watched_storages import LingeringStorage
+from tests.unit.tablet.test_bulk_load import CLEAR, FINISH, LIFT, RAISE, fence, finish, load
 
 
 async def fed(**fields: object) -> Rig:
@@ -437,3 +450,240 @@ async def test_a_half_of_a_split_has_the_changes_of_its_rows_before_and_after_tr
         assert (await look(half, 0, 20))[1] == 6
         await half.tablet.trim()
     assert len(feed_keys(disk)) == 2
+
+
+# Whatever happens, an answer holds every change up to where it says it is complete, forever.
+#
+# Transactions come and go in any order, commits show before they are heard of, tablets are closed,
+# split, trimmed and collected. Each answer of the feed is kept, and compared at the end with all
+# commits that there have been: also those that reached the tablet after the answer.
+
+ROWS = [b"", b"\0", b"a", b"a\0", b"b", b"n", b"\xff"]
+SPLIT = b"a\0"
+TINY_LIMITS: dict[str, Any] = {"slice_entries": 2, "recent_writes_max": 2}
+
+
+@dataclass
+class Locked:
+    """A transaction with locks that are still there."""
+
+    start: int
+    rows: list[bytes]
+    kind: RecordKind
+    commit: int = 0
+
+
+@dataclass
+class World:
+    """A tablet, its transactions, and the answers that it has given."""
+
+    random: Random
+    disk: DurableMemory = field(default_factory=DurableMemory)
+    time: int = 0
+    open: list[Locked] = field(default_factory=list)
+    committed: dict[tuple[int, bytes], bytes | None] = field(default_factory=dict)
+    answers: list[tuple[int, Answer, bytes]] = field(default_factory=list)
+    safe_point: int = 0
+    start_row: bytes = b""
+
+    async def run(self, steps: int) -> None:
+        rig = await self._opened()
+        choices = [self._begin] * 4 + [self._end] * 5 + [self._ask] * 5 + [self._collect]
+        for _ in range(steps):
+            if self.random.random() < 0.05:
+                await rig.tablet.close()
+                if self.random.random() < 0.3 and not self.start_row and not self.open:
+                    self.start_row = SPLIT
+                rig = await self._opened()
+                if self.random.random() < 0.5:
+                    await rig.tablet.trim()
+            await self.random.choice(choices)(rig)
+        for answer in self.answers:
+            self._compare(*answer)
+
+    async def _opened(self) -> Rig:
+        storage = LingeringStorage(self.disk)
+        storage.lingering = True
+        identity = TabletIdentity(7, 1, 2, self.start_row, b"")
+        return await Rig(storage=storage, identity=identity, change_feed=True, **TINY_LIMITS).open()
+
+    def _now(self) -> int:
+        self.time += 1
+        return self.time
+
+    async def _begin(self, rig: Rig) -> None:
+        start = self._now()
+        taken = {row for locked in self.open for row in locked.rows}
+        free = [row for row in ROWS if row not in taken and row >= self.start_row]
+        rows = self.random.sample(free, min(len(free), self.random.randint(1, 2)))
+        kind = self.random.choice([RecordKind.PUT, RecordKind.DELETE, RecordKind.LOCK_ONLY])
+        if rows:
+            await rig.apply(*(prewrite(row, start, kind=kind) for row in rows))
+            self.open.append(Locked(start, rows, kind))
+
+    async def _end(self, rig: Rig) -> None:
+        """Commits or rolls back one cell; the others of its transaction may wait for long."""
+        if not self.open:
+            return
+        locked = self.random.choice(self.open)
+        row = locked.rows.pop()
+        if not locked.rows:
+            self.open.remove(locked)
+        if not locked.commit and self.random.random() < 0.2:
+            await rig.apply(roll_back(row, locked.start), *self._rest(locked))
+            return
+        locked.commit = locked.commit or self._now()
+        value = b"of %d" % locked.start if locked.kind is RecordKind.PUT else b""
+        task = started(rig, commit(row, locked.start, locked.commit, value, locked.kind))
+        if locked.kind is not RecordKind.LOCK_ONLY:
+            deleted = locked.kind is RecordKind.DELETE
+            self.committed[locked.commit, row] = None if deleted else value
+        # The write takes a second, and shows a second before its writer hears of it.
+        for _ in range(self.random.randint(0, 2)):
+            await asyncio.sleep(0.9)
+            await self._ask(rig)
+        await task
+
+    def _rest(self, locked: Locked) -> list[pb.Mutation]:
+        rows, locked.rows = locked.rows, []
+        if locked in self.open:
+            self.open.remove(locked)
+        return [roll_back(row, locked.start) for row in rows]
+
+    async def _ask(self, rig: Rig) -> None:
+        until = self._now()
+        after = self.random.randint(self.safe_point, until - 1)
+        answer = await changes(
+            rig, after, until, changes_max=self.random.choice([0, 1, 3]), page_bytes_max=40
+        )
+        self.answers.append((after, answer, self.start_row))
+        reached, newest = await look(rig, after, until)
+        assert reached >= answer.reached
+        found = [change.commit for change in answer.changes]
+        assert newest >= max(found, default=0)
+        if not self.open:
+            assert reached == until
+
+    async def _collect(self, rig: Rig) -> None:
+        below = min([self.time, *(locked.start for locked in self.open)])
+        if below <= self.safe_point:
+            return
+        self.safe_point = self.random.randint(self.safe_point + 1, below)
+        await rig.tablet.raise_safe_points(SafePoints(self.safe_point, self.safe_point))
+        await rig.tablet.collect(self.safe_point)
+        if self.safe_point > 1:
+            try:
+                await changes(rig, self.safe_point - 1, self._now())
+            except SnapshotTooOld:
+                return
+            raise AssertionError("history that is gone was read")
+
+    def _compare(self, after: int, answer: Answer, start_row: bytes) -> None:
+        expected = [
+            Change(at, row, COLUMN, value)
+            for (at, row), value in sorted(self.committed.items())
+            if after < at <= answer.reached and row >= start_row
+        ]
+        assert answer.changes == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), steps=st.integers(5, 60))
+def test_an_answer_is_complete_as_far_as_it_says(seed: int, steps: int) -> None:
+    run_virtually(World(Random(seed)).run(steps))
+
+
+# A bulk load in the change feed: all of its rows, at its commit timestamp, once it is visible.
+
+
+def under_schema_4(rows: list[bytes]) -> pb.LoadRequest:
+    request = load(rows)
+    request.target.schema_version = 4
+    return request
+
+
+async def test_its_rows_are_changes_at_its_commit_timestamp() -> None:
+    disk = DurableMemory()
+    rig = await fed(disk=disk)
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"], value=b"short"))
+    await rig.tablet.load(load([b"d"], value=b"long" * 999))
+    await finish(rig)
+    answer = await changes(rig, 0, 60)
+    assert [(change.commit, change.row) for change in answer.changes] == [(51, b"c"), (51, b"d")]
+    assert [change.value for change in answer.changes] == [b"short", b"long" * 999]
+    # The values are stored only once.
+    assert all(len(disk.durable[key]) == 9 for key in disk.durable if key[:1] == b"F" and key[1:])
+
+
+async def test_reserved_columns_of_a_load_are_not_in_the_feed() -> None:
+    rig = await fed()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c", b"d"], columns=[COLUMN, b"\0hidden"]))
+    await finish(rig)
+    assert [change.row for change in (await changes(rig, 0, 60)).changes] == [b"c"]
+
+
+async def test_until_it_is_visible_the_feed_ends_below_it() -> None:
+    rig = await fed()
+    await rig.apply(written(b"a", 48, 49, b"v"))
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"]))
+    await rig.apply(written(b"z", 52, 53, b"v"))
+    for reached in (50, 50):
+        answer = await changes(rig, 0, 60)
+        assert (answer.reached, [change.row for change in answer.changes]) == (reached, [b"a"])
+        assert await look(rig, 0, 60) == (reached, 49)
+        await rig.tablet.fence(fence(FINISH, commit_timestamp=51))
+    # Now its commit timestamp is known, and what is below that is not held up.
+    assert (await changes(rig, 0, 50)).reached == 50
+    await rig.tablet.fence(fence(LIFT))
+    answer = await changes(rig, 50, 60)
+    assert [change.row for change in answer.changes] == [b"c", b"z"]
+
+
+async def test_what_an_earlier_run_has_loaded_is_not_shown_and_goes_when_it_is_cleared() -> None:
+    disk = DurableMemory()
+    rig = await fed(disk)
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"]))
+    await rig.tablet.fence(fence(RAISE, run=60))
+    answer = await changes(rig, 0, 70)
+    assert (answer.reached, answer.changes) == (60, [])
+    await rig.tablet.fence(fence(CLEAR, run=60))
+    assert not [key for key in disk.durable if key.startswith(F)]
+
+
+async def test_rows_that_were_loaded_before_the_feed_was_on_are_not_promised() -> None:
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"]))
+    await rig.tablet.set_schema_version(4, change_feed=True)
+    await rig.tablet.load(under_schema_4([b"d"]))
+    assert (await changes(rig, 0, 60)).reached == 50
+    await finish(rig)
+    with pytest.raises(SnapshotTooOld, match="complete only from 51"):
+        await changes(rig, 0, 60)
+    assert (await changes(rig, 51, 60)).changes == []
+
+
+async def test_a_load_that_began_after_the_feed_is_complete_in_it() -> None:
+    rig = await Rig().open()
+    await rig.tablet.fence(fence(RAISE, run=30))
+    await rig.tablet.fence(fence(LIFT, run=30))
+    await rig.tablet.set_schema_version(4, change_feed=True)
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(under_schema_4([b"d"]))
+    await finish(rig)
+    assert [change.row for change in (await changes(rig, 0, 60)).changes] == [b"d"]
+
+
+async def test_a_load_that_is_cleared_while_the_feed_is_off_does_not_come_back() -> None:
+    rig = await fed()
+    await rig.tablet.fence(fence(RAISE))
+    await rig.tablet.load(load([b"c"]))
+    await rig.tablet.set_schema_version(4, change_feed=False)
+    await rig.tablet.fence(fence(CLEAR))
+    await rig.tablet.fence(fence(LIFT))
+    await rig.tablet.set_schema_version(5, change_feed=True)
+    assert (await changes(rig, 0, 60)).changes == []

@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
 from percolator.errors import (
+    DeadlineExceeded,
+    InvalidArgument,
+    NotReady,
     Overloaded,
+    PercolatorError,
     SchemaChanged,
+    StoreUnusable,
+    TabletMoved,
 )
+from percolator.tablet.judge import JudgedBatch
+from percolator.tablet.state import TimestampGuard
+from percolator.testing.memory_storage import MemoryBatch, MemoryStorage
+from percolator.v1 import tabletserver_pb2 as pb
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.tablet.tablets import (
     ABSENT,
     APPLIED,
+    COLUMN,
     LOCK,
     NOT_EXECUTED,
     REFUSED,
     ROLLBACK,
+    TARGET,
+    UNKNOWN,
     WRITE,
     Rig,
     SlowDisk,
     batch,
     commit,
     condition,
+    lock_record,
     mutation,
     no_own_write,
     outcomes,
@@ -231,3 +247,395 @@ async def test_the_schema_version_never_goes_back() -> None:
     await rig.tablet.set_schema_version(5)
     await rig.tablet.set_schema_version(4)
     assert rig.tablet.schema_version == 5
+
+
+# Group commit when the disk fails, the tablet is taken away, or the tablet is closed meanwhile.
+
+# ---------------------------------------------------------------- failing disks
+
+
+@pytest.mark.parametrize("kept", [False, True])
+async def test_after_a_failed_write_everything_in_its_batch_is_unknown(kept: bool) -> None:
+    """A failed fsync does not mean that nothing was written: if a transfer were reported as failed
+    and the user repeated it, it would happen twice. And a refusal may reveal what is in doubt."""
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(written(b"taken", 5, 6))
+    disk.failure = OSError("the disk is on fire")
+    writing = started(
+        rig, written(b"a", 10, 20), mutation(b"taken", conditions=[condition(WRITE, ABSENT)])
+    )
+    await asyncio.sleep(0.5)
+    waiting = started(rig, written(b"b", 10, 20))
+    for result in await writing:
+        assert result.outcome == UNKNOWN
+        assert result.error.HasField("outcome_unknown")
+    [result] = await waiting
+    assert result.outcome == NOT_EXECUTED
+    assert result.error.HasField("store_unusable")
+
+    assert [type(error) for error in rig.closed] == [StoreUnusable]
+    with pytest.raises(StoreUnusable):
+        await rig.mutate(written(b"c", 10, 20))
+    with pytest.raises(StoreUnusable):
+        await rig.read(b"taken", 30)
+    with pytest.raises(StoreUnusable):
+        await rig.scan(30)
+    await rig.tablet.close()
+
+    disk.failure = None
+    disk.settle(kept=kept)
+    reopened = await Rig(disk=disk).open()
+    assert await reopened.value(b"a", 30) == (b"" if kept else None)
+    assert await reopened.value(b"b", 30) is None
+
+
+class ForgetfulStorage(MemoryStorage):
+    """Raises an error that no disk raises, as a bug would."""
+
+    broken = False
+
+    async def write(self, batch: MemoryBatch, then: Callable[[], bool] | None = None) -> bool:
+        if self.broken:
+            raise RuntimeError("a bug")
+        return await super().write(batch, then)
+
+
+async def test_a_bug_leaves_no_caller_waiting_for_an_answer() -> None:
+    storage = ForgetfulStorage(SlowDisk())
+    rig = await Rig(storage=storage).open()
+    seen: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: seen.append(context))
+    storage.broken = True
+    [result] = await rig.mutate(written(b"a", 10, 20))
+    assert result.outcome == UNKNOWN
+    assert rig.closed
+    with pytest.raises(PercolatorError):
+        await rig.read(b"a", 30)
+
+
+async def test_a_bug_after_the_write_stops_the_tablet_and_leaves_its_batch_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is durable but only half known to memory must be neither judged nor read: a lock that
+    the mirror does not know would block no one."""
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(JudgedBatch, "publish", broken)
+    async with asyncio.timeout(10):
+        [result] = await rig.mutate(prewrite(b"a", 10))
+    assert result.outcome == UNKNOWN
+    assert rig.closed
+    with pytest.raises(PercolatorError):
+        await rig.read(b"a", 30)
+    await rig.tablet.close()
+    reopened = await Rig(disk=disk).open()
+    assert len((await reopened.read(b"a", 30)).locks) == 1
+
+
+# ---------------------------------------------------------------- lost ownership
+
+
+async def test_an_owner_deposed_during_the_write_answers_unknown() -> None:
+    """The new owner may have cloned the directory before the write, or after it."""
+    rig = await Rig().open()
+    await rig.apply(written(b"taken", 5, 6))
+    writing = started(
+        rig, written(b"a", 10, 20), mutation(b"taken", conditions=[condition(WRITE, ABSENT)])
+    )
+    await asyncio.sleep(0.5)
+    waiting = started(rig, written(b"b", 10, 20))
+    rig.owner = False
+    assert await outcomes(writing) == [UNKNOWN, UNKNOWN]
+    [result] = await waiting
+    assert result.outcome == NOT_EXECUTED
+    assert result.error.HasField("tablet_moved")
+    assert [type(error) for error in rig.closed] == [TabletMoved]
+    with pytest.raises(TabletMoved):
+        await rig.mutate(written(b"c", 10, 20))
+
+
+async def test_a_batch_of_refusals_writes_nothing_but_still_checks_the_ownership() -> None:
+    """Otherwise, a deposed owner would answer "not committed" about its successor's commits."""
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    await rig.apply(written(b"taken", 5, 6))
+    writes, checks = disk.writes, rig.owner_checks
+    question = mutation(b"taken", conditions=[condition(WRITE, ABSENT)])
+    assert [result.outcome for result in await rig.mutate(question)] == [REFUSED]
+    assert (disk.writes, rig.owner_checks) == (writes, checks + 1)
+    rig.owner = False
+    assert [result.outcome for result in await rig.mutate(question)] == [UNKNOWN]
+
+
+async def test_a_deposed_owner_answers_neither_reads_nor_pages() -> None:
+    rig = await Rig().open()
+    await rig.apply(written(b"a", 5, 6), written(b"b", 5, 6))
+    pages = rig.tablet.scan(
+        pb.ScanRequest(target=batch([]).target, all_columns=True, timestamp=30, page_rows_max=1)
+    )
+    assert list((await anext(pages)).found.rows) == [b"a"]
+    rig.owner = False
+    with pytest.raises(TabletMoved):
+        await anext(pages)
+    assert len(rig.closed) == 1
+
+    other = await Rig().open()
+    other.owner = False
+    with pytest.raises(TabletMoved):
+        await other.read(b"a", 30)
+    assert len(other.closed) == 1
+
+
+# ---------------------------------------------------------------- closing
+
+
+async def test_closing_lets_the_current_batch_finish_and_refuses_the_rest() -> None:
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    first = started(rig, written(b"a", 10, 20))
+    await asyncio.sleep(0.1)
+    waiting = started(rig, written(b"b", 10, 20))
+    closing = asyncio.ensure_future(rig.tablet.close())
+    assert await outcomes(first) == [APPLIED]
+    [result] = await waiting
+    assert result.outcome == NOT_EXECUTED
+    await closing
+    await rig.tablet.close()
+    assert rig.closed == []  # the close was requested
+    with pytest.raises(TabletMoved):
+        await rig.mutate(written(b"c", 10, 20))
+    reopened = await Rig(disk=disk).open()
+    assert await reopened.value(b"a", 30) == b""
+    assert await reopened.value(b"b", 30) is None
+
+
+async def test_a_disk_failure_while_closing_is_reported_and_the_storage_is_closed() -> None:
+    disk = SlowDisk()
+    rig = await Rig(disk=disk).open()
+    disk.failure = OSError("the disk is on fire")
+    with pytest.raises(StoreUnusable):
+        await rig.tablet.close()
+    assert rig.closed == []  # the error tells the caller that closed it
+    disk.settle(kept=False)
+    disk.failure = None
+    reopened = await Rig(disk=disk).open()
+    assert (await reopened.read(b"a", 30, COLUMN)).found.values == []
+
+
+async def test_what_was_not_synced_at_a_crash_was_never_acknowledged() -> None:
+    disk = SlowDisk()
+    storage = MemoryStorage(disk)
+    rig = await Rig(disk=disk, storage=storage).open()
+    await rig.apply(prewrite(b"a", 10, b"value"))
+    committing = started(rig, commit(b"a", 10, 20, b"value"))
+    await asyncio.sleep(0.5)
+    storage.crash()
+    disk.settle(kept=False)
+    assert await outcomes(committing) == [UNKNOWN]
+    reopened = await Rig(disk=disk).open()
+    assert len((await reopened.read(b"a", 30)).locks) == 1
+
+
+class ClosableStorage(MemoryStorage):
+    """Counts calls after it was closed, for which LevelDB raises an error."""
+
+    is_closed = False
+    touched_after_close = 0
+
+    async def close(self) -> None:
+        await super().close()
+        self.is_closed = True
+
+    def batch(self) -> MemoryBatch:
+        self.touched_after_close += self.is_closed
+        return super().batch()
+
+
+async def test_what_waited_when_the_tablet_was_closed_leaves_its_storage_alone() -> None:
+    storage = ClosableStorage(SlowDisk())
+    rig = await Rig(storage=storage).open()
+    running = asyncio.ensure_future(rig.mutate(prewrite(b"a", 10)))
+    await asyncio.sleep(0.5)
+    closing = asyncio.ensure_future(rig.tablet.close())
+    await asyncio.sleep(0)
+    waiting = asyncio.ensure_future(rig.mutate(prewrite(b"b", 10)))
+    await closing
+    assert [(await work)[0].outcome for work in (running, waiting)] == [APPLIED, NOT_EXECUTED]
+    await asyncio.sleep(1)
+    assert storage.touched_after_close == 0
+
+
+# Timestamps are admitted if the oracle has issued them, whatever any clock says, or refused.
+
+SECOND = 1_000 << 18
+HOUR = 3_600 * SECOND
+DAY = 24 * HOUR
+YEAR = 365 * DAY
+NOW = 1_800_000_000_000 << 18  # the virtual clock's
+
+
+class Oracle:
+    """Hands out timestamps, unless it is cut off."""
+
+    def __init__(self, now: int = NOW) -> None:
+        self.now = now
+        self.asked = 0
+        self.is_cut_off = False
+
+    async def __call__(self) -> int:
+        self.asked += 1
+        await asyncio.sleep(0.001)
+        if self.is_cut_off:
+            raise DeadlineExceeded("no answer in time")
+        return self.hand_out()
+
+    def hand_out(self) -> int:
+        self.now += 1
+        return self.now
+
+
+class Server:
+    """A server: its clock, its guard, and tablets that share the guard."""
+
+    def __init__(self, *, clock_back: int = 0) -> None:
+        self.oracle = Oracle()
+        self.clock = VirtualClock(asyncio.get_running_loop())
+        self.clock.set_wall_back(clock_back >> 18)
+        self.guard = TimestampGuard(self.oracle, self.clock)
+
+    async def tablet(self) -> Rig:
+        return await Rig(clock=self.clock, guard=self.guard).open()
+
+
+@pytest.mark.parametrize("clock_back", [-3 * YEAR, -2 * HOUR, 0, 2 * HOUR, 3 * YEAR])
+@pytest.mark.parametrize("jump", [0, 2 * HOUR, 40 * DAY, 100 * YEAR])
+async def test_a_timestamp_issued_just_now_is_admitted_whatever_the_servers_clock_says(
+    clock_back: int, jump: int
+) -> None:
+    server = Server(clock_back=clock_back)
+    tablet = await server.tablet()
+    await tablet.apply(written(b"a", 5, server.oracle.hand_out()))
+    server.oracle.now += jump
+    await tablet.apply(written(b"a", 6, server.oracle.hand_out(), b"value"))
+    server.oracle.now += jump
+    assert await tablet.value(b"a", server.oracle.hand_out()) == b"value"
+    server.oracle.now += jump
+    [page] = await tablet.scan(server.oracle.hand_out())
+    assert list(page.found.values) == [b"value"]
+
+
+@pytest.mark.parametrize("clock_back", [-3 * YEAR, 0, 3 * YEAR])
+async def test_timestamps_far_above_the_oracle_are_refused_by_field_and_nothing_is_done(
+    clock_back: int,
+) -> None:
+    server = Server(clock_back=clock_back)
+    tablet = await server.tablet()
+    absurd = NOW + HOUR + SECOND
+    with pytest.raises(InvalidArgument, match="was not handed out by the oracle") as caught:
+        await tablet.mutate(written(b"a", 5, 6), written(b"a", 5, absurd))
+    assert caught.value.field == "mutations[1].changes[0].timestamp"
+    with pytest.raises(InvalidArgument) as caught:
+        await tablet.read(b"a", absurd)
+    assert caught.value.field == "reads[0].timestamp"
+    with pytest.raises(InvalidArgument) as caught:
+        await tablet.scan(absurd)
+    assert caught.value.field == "timestamp"
+    assert await tablet.value(b"a", 6) is None
+    assert server.guard.refused == 3
+
+
+@pytest.mark.parametrize("lies_in", ["start", "min_commit"])
+async def test_a_lock_from_the_future_is_refused(lies_in: str) -> None:
+    """Such a lock would never expire or never be committed, and would block its cell."""
+    tablet = await Server().tablet()
+    absurd = NOW + 2 * HOUR
+    record = lock_record(absurd if lies_in == "start" else 5, min_commit_timestamp=absurd)
+    with pytest.raises(InvalidArgument, match="was not handed out") as caught:
+        await tablet.mutate(mutation(b"a", put(LOCK, record), not_below=5))
+    assert caught.value.field == "mutations[0].changes[0].value"
+
+
+@pytest.mark.parametrize("field", ["run", "commit_timestamp"])
+async def test_a_bulk_load_from_the_future_is_refused(field: str) -> None:
+    tablet = await Server().tablet()
+    fence = pb.LoadFence(name="load", run=5)
+    setattr(fence, field, NOW + 2 * HOUR)
+    request = pb.FenceRequest(target=TARGET, action=pb.FenceRequest.ACTION_RAISE, fence=fence)
+    with pytest.raises(InvalidArgument) as caught:
+        await tablet.tablet.fence(request)
+    assert caught.value.field == f"fence.{field}"
+
+
+async def test_callers_cannot_creep_into_the_future_step_by_step() -> None:
+    """An admitted timestamp says nothing about the oracle's time."""
+    server = Server()
+    tablet = await server.tablet()
+    await tablet.apply(written(b"a", 5, NOW + HOUR))
+    with pytest.raises(InvalidArgument):
+        await tablet.mutate(written(b"a", 5, NOW + HOUR + HOUR // 2))
+
+
+async def test_while_the_oracle_does_not_answer_the_caller_is_told_to_retry() -> None:
+    server = Server()
+    tablet = await server.tablet()
+    server.oracle.is_cut_off = True
+    handed_out = server.oracle.hand_out()
+    with pytest.raises(NotReady, match=r"cannot tell whether .* no answer in time") as caught:
+        await tablet.mutate(written(b"a", 5, handed_out))
+    assert caught.value.retry_after_seconds > 0
+    server.oracle.is_cut_off = False
+    await tablet.apply(written(b"a", 5, handed_out))
+
+
+async def test_the_masters_word_is_enough_where_the_oracle_cannot_be_reached() -> None:
+    server = Server()
+    tablet = await server.tablet()
+    server.oracle.is_cut_off = True
+    handed_out = server.oracle.hand_out()
+    waiting = started(tablet, written(b"a", 5, handed_out))
+    await asyncio.sleep(0)
+    server.guard.heard(handed_out)
+    assert [one.outcome for one in await waiting] == [pb.OUTCOME_APPLIED]
+    asked = server.oracle.asked
+    assert await tablet.value(b"a", server.oracle.hand_out()) == b""
+    assert server.oracle.asked == asked
+
+
+async def test_a_server_that_cannot_reach_the_oracle_keeps_serving_while_time_runs_steadily() -> (
+    None
+):
+    server = Server()
+    tablet = await server.tablet()
+    server.guard.heard(server.oracle.hand_out())
+    server.oracle.is_cut_off = True
+    for _ in range(10):
+        await asyncio.sleep(86_400)
+        server.oracle.now += DAY
+        await tablet.apply(written(b"a", 5, server.oracle.hand_out()))
+    assert not server.oracle.asked
+
+
+async def test_a_new_tablet_knows_what_its_server_knows_and_asks_nothing() -> None:
+    server = Server(clock_back=2 * HOUR)
+    await (await server.tablet()).apply(written(b"a", 5, server.oracle.hand_out()))
+    assert server.oracle.asked == 1
+    await (await server.tablet()).apply(written(b"a", 5, server.oracle.hand_out()))
+    assert server.oracle.asked == 1
+
+
+async def test_a_tablet_that_is_closed_while_the_oracle_is_asked_executes_nothing() -> None:
+    server = Server()
+    tablet = await server.tablet()
+    waiting = started(tablet, written(b"a", 5, server.oracle.hand_out()))
+    reading = asyncio.ensure_future(tablet.read(b"a", server.oracle.hand_out()))
+    await asyncio.sleep(0)
+    await tablet.tablet.close()
+    for task in (waiting, reading):
+        with pytest.raises(TabletMoved):
+            await task

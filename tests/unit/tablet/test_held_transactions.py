@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 
-from percolator.errors import Overloaded
+from percolator.errors import (
+    InvalidArgument,
+    NotReady,
+    Overloaded,
+    SchemaChanged,
+    TabletMoved,
+    Unavailable,
+)
 from percolator.formats.records import KIND_PUT_IN_DATA, WriteRecord
+from percolator.tablet.cells import HeldCells, Holder, cell_prefix
 from percolator.tablet.state import SafePoints
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     APPLIED,
     COLUMN,
     DATA,
+    DELETE,
+    IDENTITY,
     LOCK,
+    LOCK_ONLY,
     NOT_EXECUTED,
     NOTIFY,
     REFUSED,
+    ROLLBACK,
     UNKNOWN,
     WRITE,
+    Change,
+    OneRoundRig,
+    Rig,
+    SlowDisk,
+    changes,
+    look,
+    only,
     own,
     prewrite,
     roll_back,
     started,
-    written,
-)
-from tests.unit.tablet.whole_transactions import (
-    DELETE,
-    LOCK_ONLY,
-    OneRoundRig,
-    only,
     together,
     whole,
+    whole_read_lock,
+    written,
 )
 
 # ---------------------------------------------------------------- committing
@@ -357,3 +373,520 @@ async def test_a_transaction_is_not_written_after_its_deadline() -> None:
     assert await rig.value(b"a", 300) is None
     assert [one.outcome for one in await rig.mutate(roll_back(b"a", 10))] == [APPLIED]
     await writing
+
+
+# What waits for the cells that a transaction holds while it commits in one round, and how long.
+
+
+@dataclass(eq=False)
+class Committing:
+    """Holds a cell, and counts how often it is looked at."""
+
+    cells: Sequence[bytes]
+    start: int = 10
+    looks: int = 0
+
+    @property
+    def commit(self) -> int:
+        self.looks += 1
+        return 0
+
+
+def _committing(rows: int) -> tuple[HeldCells, list[Committing]]:
+    held = HeldCells()
+    holders = [Committing([cell_prefix(b"%03d" % row, COLUMN)]) for row in range(rows)]
+    for holder in holders:
+        held.hold(holder)
+    return held, holders
+
+
+async def test_reads_at_or_above_the_start_wait_and_see_the_commit() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    reading = asyncio.ensure_future(rig.value(b"a", 150))
+    scanning = asyncio.ensure_future(rig.scan(150))
+    await asyncio.sleep(0.1)
+    assert not reading.done()
+    assert not scanning.done()
+    assert await rig.value(b"a", 9) is None  # below the start
+    assert await rig.value(b"b", 150) is None  # another cell
+    assert list((await committing).commit_timestamps) == [100]
+    assert await reading == b"1"
+    assert list((await scanning)[0].found.values) == [b"1"]
+
+
+@pytest.mark.parametrize("row", [b"a", b"named like \0read\0\0\1"])
+async def test_a_read_of_all_columns_waits_too(row: bytes) -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {row: b"1"}))
+    await asyncio.sleep(0.5)
+    read = pb.RowRead(row=row, all_columns=True, timestamp=150)
+    request = pb.ReadBatch(target=together([]).target, reads=[read])
+    reading = asyncio.ensure_future(rig.tablet.read(request))
+    await asyncio.sleep(0.1)
+    assert not reading.done()
+    await committing
+    assert list((await reading).found.values) == [b"1"]
+
+
+async def test_a_read_goes_on_once_the_commit_is_known_to_be_above_it() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    reading = asyncio.ensure_future(rig.value(b"a", 50))
+    await asyncio.sleep(0.4)
+    assert not reading.done()
+    await asyncio.sleep(0.2)  # the oracle has answered: 100
+    assert reading.done()
+    assert not committing.done()
+    assert await reading is None
+    await committing
+
+
+async def test_reads_wait_until_memory_knows_of_the_batch() -> None:
+    """The storage shows a batch before its writer hears that the write has ended."""
+
+    class Heard(SlowDisk):
+        async def heard(self) -> None:
+            await asyncio.sleep(1)
+
+    rig = OneRoundRig(disk=Heard())
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(2.5)  # durable, and not yet heard
+    reading = asyncio.ensure_future(rig.value(b"a", 150))
+    await asyncio.sleep(0.1)
+    assert not reading.done()
+    await committing
+    assert await reading == b"1"
+
+
+async def test_a_read_does_not_wait_for_ever() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.seconds = 60.0
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    with pytest.raises(NotReady, match="oracle or the disk is slow"):
+        await rig.value(b"a", 150)
+    await committing
+
+
+async def test_the_time_that_a_read_waits_does_not_start_again_when_other_cells_change_hands() -> (
+    None
+):
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.seconds = 60.0
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    reading = asyncio.ensure_future(rig.value(b"a", 150))
+    rig.oracle.seconds = 0.5
+    for row in (b"b", b"c", b"d", b"e"):
+        await rig.commit(whole(20, {row: b"2"}))
+    assert reading.done()
+    with pytest.raises(NotReady, match="oracle or the disk is slow"):
+        await reading
+    await committing
+
+
+async def test_what_waits_is_woken_only_by_those_in_its_way() -> None:
+    held, (first, *others) = _committing(100)
+    looks = 0
+
+    def look() -> list[Holder]:
+        nonlocal looks
+        looks += 1
+        return held.in_the_way_in_rows(b"000", b"000\0", 50)
+
+    waiting = asyncio.ensure_future(held.let_pass(look))
+    for holder in others:
+        await asyncio.sleep(0)
+        held.changed([holder])
+        held.let_go([holder])
+    assert (looks, waiting.done()) == (1, False)
+    held.let_go([first])
+    await waiting
+    assert looks == 1  # no cell is held by then
+
+
+async def test_a_read_of_one_row_does_not_look_at_what_is_held_in_others() -> None:
+    held, holders = _committing(200)
+    assert held.in_the_way_in_rows(b"007", b"007\0", 50) == [holders[7]]
+    assert held.in_the_way_in_rows(b"198", b"", 50) == holders[198:]
+    assert held.in_the_way_in_rows(b"199", b"", 5) == []
+    assert sum(holder.looks for holder in holders) == 3
+
+
+async def test_a_marker_waits_and_finds_the_commit() -> None:
+    """`resolve` asks the primary of a transaction that is on its way."""
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    marking = started(rig, roll_back(b"a", 10))
+    other = started(rig, written(b"b", 10, 20))
+    assert [result.outcome for result in await other] == [APPLIED]
+    assert not marking.done()
+    assert list((await committing).commit_timestamps) == [100]
+    (refused,) = await marking
+    assert (refused.outcome, refused.failed_condition) == (REFUSED, 0)
+    assert refused.cell.timestamp == 100
+
+
+async def test_a_transaction_waits_for_a_cell_that_a_batch_is_changing() -> None:
+    """Judged against what is not durable, it would miss the marker that is on its way."""
+    rig = OneRoundRig()
+    await rig.open()
+    marking = started(rig, roll_back(b"a", 10))
+    await asyncio.sleep(0.5)
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.1)
+    assert rig.oracle.asked == []
+    await marking
+    assert only(await committing).failed_condition == 1
+
+
+async def test_the_next_transactions_get_their_timestamps_while_the_disk_is_busy() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    began = rig.clock.monotonic_seconds()
+    first = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(1.2)  # at the disk, until 2.0
+    second = rig.committing(whole(11, {b"b": b"2"}))
+    await first
+    await second
+    # One after the other: asked at 2.0, written at 4.0.
+    assert rig.clock.monotonic_seconds() - began == pytest.approx(3.2)
+
+
+async def test_mutations_do_not_wait_for_the_oracle() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.seconds = 60.0
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    await rig.apply(written(b"b", 10, 20))
+    assert not committing.done()
+    await committing
+
+
+async def test_a_mutation_that_waits_is_judged_before_the_next_transaction() -> None:
+    """A crowd of transactions would otherwise keep a roll-back waiting forever."""
+    rig = OneRoundRig()
+    await rig.open()
+    first = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    marking = started(rig, roll_back(b"a", 20))
+    await asyncio.sleep(0.1)
+    second = rig.committing(whole(20, {b"a": b"2"}))
+    await first
+    assert [result.outcome for result in await marking] == [APPLIED]
+    assert only(await second).failed_condition == 1
+
+
+# ---------------------------------------------------------------- changes
+
+
+async def test_a_scan_of_changes_waits_for_a_commit_at_or_below_its_end() -> None:
+    """There is no lock that would tell it to end earlier, and it never comes back."""
+    rig = OneRoundRig(change_feed=True)
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    reading = asyncio.ensure_future(changes(rig, 0, 150))
+    looking = asyncio.ensure_future(look(rig, 0, 150))
+    await asyncio.sleep(0.1)
+    assert not reading.done()
+    assert not looking.done()
+    assert (await changes(rig, 0, 9)).reached == 9  # below the start
+    await committing
+    answer = await reading
+    assert answer.changes == [Change(100, b"a", COLUMN, b"1")]
+    assert answer.reached == 150
+    assert await looking == (150, 100)
+
+
+async def test_a_scan_of_changes_goes_on_once_the_commit_is_known_to_be_above_its_end() -> None:
+    rig = OneRoundRig(change_feed=True)
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    reading = asyncio.ensure_future(changes(rig, 0, 50))
+    await asyncio.sleep(0.6)  # the oracle has answered: 100
+    assert not committing.done()
+    assert (await reading).reached == 50
+    await committing
+    assert (await changes(rig, 50, 150)).changes == [Change(100, b"a", COLUMN, b"1")]
+
+
+async def test_reads_of_whole_rows_do_not_wait_for_a_read_lock() -> None:
+    """It changes nothing that they could see."""
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.apply(written(b"a", 2, 3, b"v"))
+    committing = rig.committing(whole_read_lock(10, b"a"))
+    await asyncio.sleep(0.5)
+    read = pb.RowRead(row=b"a", all_columns=True, timestamp=150)
+    request = pb.ReadBatch(target=together([]).target, reads=[read])
+    reading = asyncio.ensure_future(rig.tablet.read(request))
+    scanning = asyncio.ensure_future(rig.scan(150))
+    await asyncio.sleep(0.1)
+    assert reading.done()
+    assert scanning.done()
+    assert not committing.done()
+    assert list((await reading).found.values) == [b"v"]
+    assert list((await scanning)[0].found.values) == [b"v"]
+    await committing
+
+
+# Transactions that commit in one round, and are not executed, or of which that is unknown.
+
+# ---------------------------------------------------------------- not executed
+
+
+async def test_without_a_timestamp_it_is_not_executed_and_lets_go() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.failure = Unavailable("cut off")
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    reading = asyncio.ensure_future(rig.value(b"a", 150))
+    marking = started(rig, roll_back(b"a", 10))
+    result = only(await committing)
+    assert result.outcome == NOT_EXECUTED
+    assert "cut off" in result.error.message
+    assert await reading is None
+    assert [result.outcome for result in await marking] == [APPLIED]
+
+
+async def test_a_start_from_the_future_stops_only_its_own_transaction() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    result = await rig.commit(whole(100, {b"a": b"1"}), whole(50, {b"b": b"2"}))
+    assert list(result.commit_timestamps) == [0, 101]
+    assert result.uncommitted[0].result.outcome == NOT_EXECUTED
+    assert not await rig.value(b"a", 150)
+
+
+async def test_a_server_without_an_oracle_does_not_execute_it() -> None:
+    rig = await Rig().open()
+    result = await rig.tablet.commit(together([whole(10, {b"a": b"1"})]), deadline_seconds=1e9)
+    assert only(result).outcome == NOT_EXECUTED
+
+
+async def test_an_oracle_that_takes_no_more_requests_leaves_no_cell_held() -> None:
+    def full(count: int) -> Awaitable[int]:
+        raise Overloaded("too many wait", retry_after_seconds=1.0)
+
+    rig = await Rig(timestamps=full).open()
+    for start in (10, 11):
+        request = together([whole(start, {b"a": b"1"})])
+        result = only(await rig.tablet.commit(request, deadline_seconds=1e9))
+        assert result.outcome == NOT_EXECUTED
+        assert "too many wait" in result.error.message
+    assert await rig.value(b"a", 150) is None
+
+
+async def test_a_batch_that_fails_leaves_it_unknown_and_what_waits_not_executed() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.slow_disk.failure = OSError("on fire")
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(1.5)
+    behind = rig.committing(whole(11, {b"b": b"1"}))
+    waiting = rig.committing(whole(12, {b"a": b"2"}))
+    assert only(await committing).outcome == UNKNOWN
+    assert only(await behind).outcome == NOT_EXECUTED
+    assert only(await waiting).outcome == NOT_EXECUTED
+
+
+async def test_a_lost_tablet_leaves_it_unknown() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    rig.owner = False
+    assert only(await committing).outcome == UNKNOWN
+    assert [type(error) for error in rig.closed] == [TabletMoved]
+
+
+async def test_below_the_safe_point_it_is_not_executed() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    await rig.tablet.raise_safe_points(rig.tablet.safe_points._replace(transactions=11))
+    result = only(await rig.commit(whole(10, {b"a": b"1"})))
+    assert result.outcome == NOT_EXECUTED
+    assert result.error.HasField("snapshot_too_old")
+
+
+async def test_a_commit_is_found_by_a_later_copy_of_its_message_even_below_the_safe_point() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    message = whole(10, {b"a": b"1", b"b": b"2"})
+    assert list((await rig.commit(message)).commit_timestamps) == [100]
+    await rig.tablet.raise_safe_points(rig.tablet.safe_points._replace(transactions=101))
+    result = only(await rig.commit(message))
+    assert (result.outcome, result.failed_condition, result.cell.timestamp) == (REFUSED, 0, 100)
+    other = only(await rig.commit(whole(11, {b"a": b"1"})))
+    assert other.error.HasField("snapshot_too_old"), "a conflict proves nothing down there"
+
+
+async def test_a_deadline_that_passes_while_it_waits_for_its_cell() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    first = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    second = rig.committing(whole(11, {b"a": b"1"}), within_seconds=0.5)
+    await first
+    result = only(await second)
+    assert result.outcome == NOT_EXECUTED
+    assert "deadline" in result.error.message
+
+
+async def test_a_full_queue_refuses_the_request() -> None:
+    rig = OneRoundRig(queue_bytes_max=2_000)
+    await rig.open()
+    first = rig.committing(whole(10, {b"a": b"x" * 1_800}))
+    await asyncio.sleep(0.5)
+    with pytest.raises(Exception, match="bytes of mutations wait"):
+        await rig.commit(whole(11, {b"b": b"x" * 1_800}))
+    await first
+    await rig.commit(whole(101, {b"b": b"x" * 1_800}))
+
+
+# ---------------------------------------------------------------- what changes between batches
+
+
+async def test_a_new_schema_is_acknowledged_only_after_what_was_judged_under_the_old_one() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    changing = asyncio.ensure_future(rig.tablet.set_schema_version(4))
+    await asyncio.sleep(0.1)
+    waiting = rig.committing(whole(11, {b"b": b"1"}))
+    with pytest.raises(SchemaChanged, match="at version 3"):
+        await rig.commit(whole(12, {b"c": b"1"}), schema_version=4)
+    assert not changing.done()
+    await changing
+    assert committing.done()
+    later = rig.committing(whole(12, {b"c": b"1"}), schema_version=4)
+    assert list((await committing).commit_timestamps) == [100]
+    result = only(await waiting)
+    assert result.outcome == NOT_EXECUTED
+    assert result.error.schema_changed.schema_version == 4
+    assert list((await later).commit_timestamps) == [200]
+
+
+async def test_a_fence_waits_for_the_cells_and_then_finds_them() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    target = pb.TabletTarget(tablet_id=1, epoch=2)
+    request = pb.FenceRequest(
+        target=target,
+        action=pb.FenceRequest.ACTION_RAISE,
+        fence=pb.LoadFence(name="load", run=50),
+    )
+    response = await rig.tablet.fence(request)
+    assert committing.done()
+    assert response.obstacle.row == b"a"
+
+
+async def test_behind_a_fence_it_is_not_executed() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    request = pb.FenceRequest(
+        target=pb.TabletTarget(tablet_id=1, epoch=2),
+        action=pb.FenceRequest.ACTION_RAISE,
+        fence=pb.LoadFence(name="load", run=50),
+    )
+    raising = asyncio.ensure_future(rig.tablet.fence(request))
+    await asyncio.sleep(0.5)  # the fence is on its way to the disk
+    result = only(await rig.commit(whole(60, {b"a": b"1"})))
+    await raising
+    assert result.outcome == NOT_EXECUTED
+    assert result.error.HasField("not_ready")
+
+
+async def test_closing_lets_what_is_held_land_and_refuses_the_rest() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    waiting = rig.committing(whole(11, {b"a": b"2"}))
+    closing = asyncio.ensure_future(rig.tablet.close())
+    assert list((await committing).commit_timestamps) == [100]
+    await closing
+    result = only(await waiting)
+    assert result.outcome == NOT_EXECUTED
+    reopened = OneRoundRig(disk=rig.disk)
+    await reopened.open()
+    assert await reopened.value(b"a", 150) == b"1"
+
+
+async def test_a_caller_that_leaves_does_not_stop_what_is_held() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    waiting = rig.committing(whole(11, {b"a": b"2"}))
+    await asyncio.sleep(0.1)
+    committing.cancel()
+    waiting.cancel()
+    assert await rig.value(b"a", 150) == b"1"
+    assert not await rig.cells(ROLLBACK)
+    await rig.commit(whole(120, {b"a": b"3"}))
+    assert [cell.timestamp for cell in await rig.cells(WRITE)] == [200, 100]
+
+
+# ---------------------------------------------------------------- bad requests
+
+
+@pytest.mark.parametrize(
+    ("field", "spoil"),
+    [
+        ("start_timestamps", lambda b: b.ClearField("start_timestamps")),
+        ("start_timestamps[0]", lambda b: b.start_timestamps.__setitem__(0, 0)),
+        ("start_timestamps[0]", lambda b: b.start_timestamps.__setitem__(0, 2**63)),
+        ("cells", lambda b: b.cells.append(1)),
+        ("cells[0]", lambda b: b.cells.__setitem__(0, 0)),
+        ("cells[0]", lambda b: b.cells.__setitem__(0, 3)),
+        ("cells", lambda b: b.cells.__setitem__(0, 1)),
+        ("cells[0]", lambda b: b.rows.__setitem__(1, b"a")),
+        ("rows", lambda b: b.rows.append(b"x")),
+        ("rows[0]", lambda b: b.rows.__setitem__(0, b"x" * 5_000)),
+        ("columns[0]", lambda b: b.columns.__setitem__(0, b"x" * 5_000)),
+        ("kinds[0]", lambda b: b.kinds.__setitem__(0, 9)),
+        ("values[0]", lambda b: b.kinds.__setitem__(0, DELETE)),
+        ("values[0]", lambda b: b.values.__setitem__(0, b"x" * (5 << 20))),
+        ("observed", lambda b: b.observed.add(column=b"c", observers=[b""])),
+        ("observed", lambda b: b.observed.add(column=b"c", observers=[b"f", b"f"])),
+        ("notifications[0]", lambda b: b.notifications.add(transaction=1)),
+        ("followed[0]", lambda b: b.followed.append(1)),
+    ],
+)
+async def test_a_malformed_request_is_refused_and_changes_nothing(
+    field: str, spoil: Callable[[pb.TransactionBatch], None]
+) -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    request = together([whole(10, {b"a": b"1", b"b": b"2"})])
+    spoil(request)
+    with pytest.raises(InvalidArgument) as caught:
+        await rig.tablet.commit(request, deadline_seconds=1e9)
+    assert caught.value.field == field
+    assert not await rig.cells(WRITE)
+
+
+async def test_a_row_of_another_tablet_is_refused() -> None:
+    rig = OneRoundRig(identity=replace(IDENTITY, start=b"m"))
+    await rig.open()
+    with pytest.raises(InvalidArgument, match="not in this tablet"):
+        await rig.commit(whole(10, {b"a": b"1"}))

@@ -12,7 +12,6 @@ from percolator.tablet import opening
 from percolator.tablet.cells import FORMAT_KEY, SAFE_POINT_KEY
 from percolator.tablet.state import SafePoints, TabletIdentity
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
-from tests.unit.tablet.read_lock_steps import read_lock
 from tests.unit.tablet.tablets import (
     LOCK,
     NOTIFY,
@@ -23,6 +22,7 @@ from tests.unit.tablet.tablets import (
     mutation,
     prewrite,
     put,
+    read_lock,
     roll_back,
     written,
 )

@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 import asyncio
+from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from percolator.errors import InvalidArgument
+from percolator.errors import InvalidArgument, Unavailable
 from percolator.formats.records import KIND_READ_LOCK, RecordKind
 from percolator.tablet import judge
 from percolator.tablet.cells import FORMAT_KEY
+from percolator.tablet.group_commit import HeldTransactions, MutationWork
 from percolator.tablet.state import SafePoints
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
-from tests.unit.tablet.read_lock_steps import (
-    LOCKED,
-    NEWER,
-    commit_read_lock,
-    hidden,
-    read_lock,
-    roll_back_read_lock,
-    whole_read_lock,
-)
+from tests.simulation.loop import run_simulation
 from tests.unit.tablet.tablets import (
+    ABSENT,
     APPLIED,
     COLUMN,
+    LOCKED,
+    NEWER,
     NOT_EXECUTED,
     REFUSED,
     TARGET,
     WRITE,
+    OneRoundRig,
     Rig,
     commit,
+    commit_read_lock,
+    condition,
+    counted,
+    hidden,
+    mutation,
+    only,
     outcomes,
     prewrite,
+    read_lock,
+    roll_back,
+    roll_back_read_lock,
     started,
+    whole,
+    whole_read_lock,
     written,
 )
-from tests.unit.tablet.whole_transactions import OneRoundRig, only, whole
 
 ROW = b"hub"
 
@@ -307,3 +317,304 @@ async def test_a_transaction_does_not_write_a_cell_and_read_lock_it() -> None:
     with pytest.raises(InvalidArgument, match=r"cells\[0\]: a write of a cell, and a read lock"):
         await rig.commit(both)
     assert not await rig.cells(WRITE)
+
+
+# Who has a cell next, and that nothing else is looked at.
+
+# ---------------------------------------------------------------- order
+
+
+async def test_what_waits_for_several_cells_is_not_overtaken_on_any_of_them() -> None:
+    """It would wait forever where the others never leave all of them free at once."""
+    rig = OneRoundRig()
+    await rig.open()
+    first = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    both = rig.committing(whole(150, {b"a": b"2", b"b": b"2"}))
+    await asyncio.sleep(0.1)
+    later = rig.committing(whole(160, {b"b": b"3"}))
+    assert list((await first).commit_timestamps) == [100]
+    assert list((await both).commit_timestamps) == [200]
+    assert only(await later).cell.timestamp == 200
+
+
+async def test_a_crowd_of_mutations_does_not_keep_a_transaction_waiting() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    crowd = [started(rig, written(b"a", 1, 2)) for _ in range(3)]
+    await asyncio.sleep(0.5)
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.1)
+    crowd += [started(rig, written(b"a", 1, 2)) for _ in range(20)]
+    await committing
+    assert sum(task.done() for task in crowd) == 3
+    await asyncio.gather(*crowd)
+
+
+async def test_a_mutation_never_overtakes_an_earlier_one_of_its_cell() -> None:
+    """Not even if the cell becomes free between the looks at the two."""
+    rig = OneRoundRig(slice_rows=1)
+    await rig.open()
+    rig.oracle.failure, rig.oracle.gate = Unavailable("silent"), asyncio.Event()
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.1)
+    others = [written(b"%d" % number, 1, 2) for number in range(200)]
+    question = mutation(b"a", conditions=[condition(WRITE, ABSENT)])
+    asked = started(rig, written(b"a", 1, 2), *others, question)
+    for _ in range(50):
+        await asyncio.sleep(0)  # a mutation is looked at in each turn
+    rig.oracle.gate.set()
+    assert only(await committing).outcome == NOT_EXECUTED
+    assert not asked.done()
+    first, *_, last = await outcomes(asked)
+    assert (first, last) == (APPLIED, REFUSED)
+
+
+async def test_while_the_oracle_is_silent_those_that_wait_do_not_wait_one_after_the_other() -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.failure = Unavailable("silent")
+    crowd = []
+    for start in range(10, 20):
+        crowd.append(rig.committing(whole(start, {b"a": b"1"})))
+        await asyncio.sleep(0.01)
+    marking = started(rig, roll_back(b"a", 5))
+    began = rig.clock.monotonic_seconds()
+    assert await outcomes(marking) == [APPLIED]
+    assert rig.clock.monotonic_seconds() - began == pytest.approx(1.9, abs=0.1)  # and the disk
+    for task in crowd:
+        assert only(await task).outcome == NOT_EXECUTED
+    assert len(rig.oracle.asked) == 1
+
+
+async def test_a_request_that_ends_in_line_is_not_judged_any_further_in_the_queue() -> None:
+    rig = OneRoundRig(commit_mutations_max=2)
+    await rig.open()
+    committing = rig.committing(whole(10, {b"a": b"1", b"c": b"1", b"d": b"1"}))
+    await asyncio.sleep(0.1)
+    others = started(rig, roll_back(b"c", 5), roll_back(b"d", 5))
+    asked = [roll_back(b"a", 5), *(written(b"%d" % row, 1, 2) for row in range(9))]
+    late = asyncio.ensure_future(rig.mutate(*asked, within_seconds=1.5))
+    await committing
+    found = [result.outcome for result in await late]
+    assert found[0] == found[-1] == NOT_EXECUTED
+    assert await outcomes(others) == [APPLIED, APPLIED]
+    await rig.apply(written(b"z", 1, 2))
+
+
+# ---------------------------------------------------------------- cost
+
+
+async def test_mutations_behind_a_held_cell_leave_room_for_others() -> None:
+    rig = OneRoundRig(commit_mutations_max=4)
+    await rig.open()
+    rig.oracle.seconds = 60.0
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    behind = [started(rig, roll_back(b"a", start)) for start in range(20, 40)]
+    await asyncio.sleep(0.1)
+    await rig.apply(*(written(b"b%d" % number, 1, 2) for number in range(8)))
+    assert not committing.done()
+    assert not any(task.done() for task in behind)
+    await committing
+    assert all([await outcomes(task) == [APPLIED] for task in behind])
+
+
+async def test_a_transaction_that_waits_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = OneRoundRig()
+    await rig.open()
+    looks = counted(monkeypatch, HeldTransactions, "_obstacle")
+    crowd = []
+    for start in range(10, 110):
+        crowd.append(rig.committing(whole(start, {b"a": b"1"})))
+        await asyncio.sleep(0.001)
+    for row in range(10):
+        await rig.commit(whole(10, {b"%d" % row: b"1"}))
+    results = await asyncio.gather(*crowd)
+    assert [list(result.commit_timestamps) for result in results].count([100]) == 1
+    assert len(looks) == 110
+
+
+async def test_a_mutation_that_waits_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When it arrives, and when it is the first in line and the cell is free."""
+    rig = OneRoundRig()
+    await rig.open()
+    rig.oracle.seconds = 60.0
+    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await asyncio.sleep(0.5)
+    looks = counted(monkeypatch, MutationWork, "refusal")
+    behind = [started(rig, roll_back(b"a", 10)) for _ in range(50)]
+    for row in range(20):
+        await rig.apply(written(b"b%d" % row, 1, 2))
+    await committing
+    assert all([await outcomes(task) == [REFUSED] for task in behind])
+    assert len(looks) == 2 * 50 + 20
+
+
+# Any steps of writers and read locks, in any order, in both ways to commit: against a few lines
+# that say when each may pass.
+
+ROWS = [b"a", b"a\0", b"b"]
+
+Interval = tuple[int, int]
+"""Start and commit timestamp."""
+
+
+class _Cell:
+    """What is known of one cell: who is writing or reading it, and who has."""
+
+    def __init__(self) -> None:
+        self.writer = 0
+        self.readers: set[int] = set()
+        self.written: list[Interval] = []
+        self.read: list[Interval] = []
+
+    def obstacle(self, start: int, *, reads: bool) -> int | None:
+        """The condition that fails for a prewrite, or None."""
+        newer = [commit for _, commit in self.written if commit >= start]
+        if self.writer or newer:
+            return LOCKED if self.writer else NEWER
+        if reads:
+            return None
+        if self.readers:
+            return LOCKED
+        return NEWER if any(commit >= start for _, commit in self.read) else None
+
+    def check(self) -> None:
+        """No writer overlaps anybody."""
+        for start, end in self.written:
+            for other_start, other_end in (*self.written, *self.read):
+                if (start, end) != (other_start, other_end):
+                    assert end <= other_start or other_end <= start
+
+
+class _Model:
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._now = 10
+        self._disk = DurableMemory()
+        self._cells = {row: _Cell() for row in ROWS}
+        self._begun: list[int] = []
+
+    def _next(self) -> int:
+        self._now += self._random.randint(1, 3)
+        return self._now
+
+    async def run(self, steps: int) -> None:
+        await self._open()
+        for _ in range(steps):
+            self._begun.append(self._next())
+            row = self._random.choice(ROWS)
+            await self._step(row, self._cells[row])
+        for cell in self._cells.values():
+            cell.check()
+
+    async def _open(self) -> None:
+        self._rig = OneRoundRig(disk=self._disk)
+        self._rig.oracle.seconds = 0.0
+        await self._rig.open()
+
+    async def _step(self, row: bytes, cell: _Cell) -> None:
+        match self._random.randrange(7):
+            case 0 | 1:
+                await self._prewrite(row, cell)
+            case 2 | 3:
+                await self._in_one_round(row, cell)
+            case 4 | 5:
+                await self._end(row, cell)
+            case _:
+                await self._rig.tablet.close()
+                await self._open()
+
+    def _old_or_new(self) -> int:
+        """The start of a transaction that has done nothing yet: a recent one, or an old one."""
+        at = self._random.choice((-1, self._random.randrange(len(self._begun))))
+        return self._begun.pop(at)
+
+    async def _prewrite(self, row: bytes, cell: _Cell) -> None:
+        start, reads = self._old_or_new(), self._random.random() < 0.6
+        step = read_lock(row, start) if reads else prewrite(row, start)
+        (result,) = await self._rig.mutate(step)
+        expected = cell.obstacle(start, reads=reads)
+        assert (None if result.outcome == APPLIED else result.failed_condition) == expected
+        if expected is None and reads:
+            cell.readers.add(start)
+        elif expected is None:
+            cell.writer = start
+
+    async def _in_one_round(self, row: bytes, cell: _Cell) -> None:
+        start, reads = self._old_or_new(), self._random.random() < 0.6
+        self._rig.oracle.next = self._next()
+        message = whole_read_lock(start, row) if reads else whole(start, {row: b"v"})
+        result: pb.TransactionBatchResult = await self._rig.commit(message)
+        expected = cell.obstacle(start, reads=reads)
+        if expected is None:
+            (cell.read if reads else cell.written).append((start, result.commit_timestamps[0]))
+            assert list(result.commit_timestamps) == [self._now]
+        else:
+            assert result.uncommitted[0].result.failed_condition == expected
+
+    async def _end(self, row: bytes, cell: _Cell) -> None:
+        commits = self._random.random() < 0.7
+        if cell.readers:
+            start = self._random.choice(sorted(cell.readers))
+            cell.readers.remove(start)
+            if commits:
+                cell.read.append((start, self._next()))
+                await self._rig.apply(commit_read_lock(row, start, self._now))
+            else:
+                await self._rig.apply(roll_back_read_lock(row, start))
+        elif cell.writer:
+            start, cell.writer = cell.writer, 0
+            if commits:
+                cell.written.append((start, self._next()))
+                await self._rig.apply(commit(row, start, self._now))
+            else:
+                await self._rig.apply(roll_back(row, start))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_each_step_passes_when_it_may_and_no_writer_overlaps_anybody(seed: int, steps: int) -> None:
+    run_simulation(lambda _: _Model(Random(seed)).run(steps))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_of_what_comes_at_the_same_time_no_writer_overlaps_anybody(seed: int) -> None:
+    run_simulation(lambda _: _crowd(Random(seed)))
+
+
+async def _crowd(random: Random) -> None:
+    """Writers and read locks of one cell, in both ways, all on their way at once."""
+    rig = OneRoundRig()
+    await rig.open()
+    cell = _Cell()
+
+    async def one(start: int) -> None:
+        await asyncio.sleep(random.random() * 4)
+        reads, in_one_round = random.random() < 0.6, random.random() < 0.5
+        if in_one_round:
+            message = whole_read_lock(start, b"a") if reads else whole(start, {b"a": b"v"})
+            commit_timestamp = (await rig.commit(message)).commit_timestamps[0]
+        else:
+            commit_timestamp = await _in_two_phases(rig, start, reads=reads)
+        if commit_timestamp:
+            (cell.read if reads else cell.written).append((start, commit_timestamp))
+
+    await asyncio.gather(*(one(start) for start in range(10, 40)))
+    cell.check()
+
+
+async def _in_two_phases(rig: OneRoundRig, start: int, *, reads: bool) -> int:
+    step = read_lock(b"a", start) if reads else prewrite(b"a", start)
+    (result,) = await rig.mutate(step)
+    if result.outcome != APPLIED:
+        return 0
+    end = await rig.oracle(1)
+    await _apply(rig, commit_read_lock(b"a", start, end) if reads else commit(b"a", start, end))
+    return end
+
+
+async def _apply(rig: Rig, step: pb.Mutation) -> None:
+    await rig.apply(step)

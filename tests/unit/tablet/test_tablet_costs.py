@@ -20,7 +20,6 @@ from percolator.tablet.visible_cells import RUN_ENTRIES_MIN
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import MachineClock
-from tests.unit.tablet.counting import CountingStorage
 from tests.unit.tablet.tablets import (
     ABSENT,
     COLUMN,
@@ -34,6 +33,7 @@ from tests.unit.tablet.tablets import (
     ROLLBACK,
     TARGET,
     WRITE,
+    CountingStorage,
     Rig,
     commit,
     condition,

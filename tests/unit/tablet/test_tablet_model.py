@@ -4,23 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Callable, Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from percolator.errors import CellAddress
-from percolator.formats.records import LockRecord, RecordKind, WriteRecord
+from percolator.errors import CellAddress, InvariantViolation
+from percolator.formats.records import LockRecord, RecordKind, WriteRecord, acknowledgement_column
 from percolator.services.chassis.files import DiskThreads
 from percolator.services.tabletserver.storage import LevelDBStorage
+from percolator.tablet.cells import D, W, cell_prefix, component, inverted
+from percolator.tablet.state import FOREVER, Lifetimes, Ttls
+from percolator.tablet.visible_cells import RUN_VALUE_BYTES_MAX, VisibleCells, VisibleRuns, Walked
 from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.world import Storage
 from tests.simulation.virtual_time import run_virtually
-from tests.unit.tablet.naive_tablet import NaiveTablet
 from tests.unit.tablet.tablets import (
     ABSENT,
     BEGINS_IF_PRESENT,
@@ -32,12 +38,191 @@ from tests.unit.tablet.tablets import (
     ROLLBACK,
     TARGET,
     WRITE,
+    CountingStorage,
     Rig,
     delete,
     delete_if,
     own,
     put,
+    write_record,
 )
+
+# What tabletserver.proto promises, written down as plainly as possible: the model of a tablet.
+
+Address = tuple[bytes, bytes, int, bytes, int]
+"""Row, column, space, qualifier, timestamp."""
+
+Found = tuple[bytes, bytes, int, bytes | None]
+"""Row, column, commit timestamp, value (None: deleted)."""
+
+
+class NaiveTablet:
+    """All cells in one dictionary, which every request searches completely."""
+
+    def __init__(self) -> None:
+        self.cells: dict[Address, bytes] = {}
+
+    def mutate(self, mutation: pb.Mutation) -> pb.MutationResult:
+        for index, condition in enumerate(mutation.conditions):
+            holds, offender = self._judge(mutation, condition)
+            if not holds:
+                result = pb.MutationResult(outcome=pb.OUTCOME_REFUSED, failed_condition=index)
+                if offender is not None:
+                    result.cell.CopyFrom(
+                        cells_pb2.Cell(
+                            space=condition.space,
+                            row=mutation.row,
+                            column=mutation.column,
+                            timestamp=offender[0],
+                            value=offender[1],
+                            qualifier=condition.qualifier,
+                        )
+                    )
+                return result
+        if any(self._is_out_of_order(mutation, change) for change in mutation.changes):
+            return pb.MutationResult(outcome=pb.OUTCOME_NOT_EXECUTED)
+        for change in mutation.changes:
+            address = (
+                mutation.row,
+                mutation.column,
+                change.space,
+                change.qualifier,
+                change.timestamp,
+            )
+            if change.kind == pb.Change.KIND_PUT:
+                self.cells[address] = self._stored(mutation, change)
+            elif change.kind == pb.Change.KIND_DELETE or self.cells.get(address, b"").startswith(
+                change.value
+            ):
+                self.cells.pop(address, None)
+        return pb.MutationResult(outcome=pb.OUTCOME_APPLIED)
+
+    def _is_out_of_order(self, mutation: pb.Mutation, change: pb.Change) -> bool:
+        """Whether a put or deletion is just below a lock-only commit that names an older one."""
+        if change.kind != pb.Change.KIND_PUT or change.space != cells_pb2.SPACE_WRITE:
+            return False
+        above = [
+            (commit, record)
+            for commit, record in self.commits(mutation.row, mutation.column)
+            if commit > change.timestamp
+        ]
+        if not above or WriteRecord.decode(change.value).kind is RecordKind.LOCK_ONLY:
+            return False
+        named = above[0][1].last_change
+        return named is not None and named < change.timestamp
+
+    def _stored(self, mutation: pb.Mutation, change: pb.Change) -> bytes:
+        """A lock-only record names the change below it, if the mutation commits nothing else."""
+        if change.space != cells_pb2.SPACE_WRITE:
+            return change.value
+        record = WriteRecord.decode(change.value)
+        commits = sum(other.space == cells_pb2.SPACE_WRITE for other in mutation.changes)
+        if record.kind is not RecordKind.LOCK_ONLY or commits > 1:
+            return record.encode()
+        changes = [
+            commit
+            for commit, other in self.commits(mutation.row, mutation.column)
+            if commit < change.timestamp and other.kind is not RecordKind.LOCK_ONLY
+        ]
+        return replace(record, last_change=max(changes, default=0)).encode()
+
+    def commits(self, row: bytes, column: bytes) -> list[tuple[int, WriteRecord]]:
+        """The versions of a cell, oldest first."""
+        return sorted(
+            (
+                (address[4], WriteRecord.decode(value))
+                for address, value in self.cells.items()
+                if address[:3] == (row, column, cells_pb2.SPACE_WRITE)
+            ),
+            key=lambda commit: commit[0],
+        )
+
+    def _judge(
+        self, mutation: pb.Mutation, condition: pb.Condition
+    ) -> tuple[bool, tuple[int, bytes] | None]:
+        in_range = sorted(
+            (timestamp, value)
+            for (row, column, space, qualifier, timestamp), value in self.cells.items()
+            if (row, column, space) == (mutation.row, mutation.column, condition.space)
+            and qualifier == condition.qualifier
+            and condition.from_timestamp <= timestamp
+            and (not condition.until_timestamp or timestamp < condition.until_timestamp)
+        )
+        own = condition.from_timestamp.to_bytes(8, "big")
+        selected = [found for found in in_range if found[1].startswith(condition.prefix)]
+        match condition.expectation:
+            case pb.Condition.EXPECTATION_ABSENT:
+                if condition.space == cells_pb2.SPACE_WRITE and condition.prefix[:8] == own:
+                    selected = [found for found in in_range[:1] if found in selected]
+                return not selected, selected[0] if selected else None
+            case pb.Condition.EXPECTATION_PRESENT:
+                others = [found for found in in_range if found not in selected]
+                return bool(selected), others[-1] if others and not selected else None
+            case pb.Condition.EXPECTATION_EQUALS:
+                if selected and selected[-1][1] == condition.prefix:
+                    return True, None
+                others = [found for found in in_range if found[1] != condition.prefix]
+                return False, others[-1] if others else None
+            case _:
+                wrong = [found for found in selected if not found[1].startswith(condition.required)]
+                return not wrong, wrong[-1] if wrong else None
+
+    def rows(self, start: bytes, end: bytes) -> list[bytes]:
+        """Rows of the range that have any cell."""
+        return sorted(
+            {
+                address[0]
+                for address in self.cells
+                if start <= address[0] and (not end or address[0] < end)
+            }
+        )
+
+    def read_row(
+        self,
+        row: bytes,
+        timestamp: int,
+        *,
+        wanted: Callable[[bytes], bool],
+        passing: Iterable[int] = (),
+        report_deletes: bool = False,
+    ) -> tuple[list[Found], list[tuple[bytes, bytes, bytes]]]:
+        """The cells found, and the locks in the way (row, column, record), in column order."""
+        found: list[Found] = []
+        locks: list[tuple[bytes, bytes, bytes]] = []
+        columns = sorted({address[1] for address in self.cells if address[0] == row})
+        for column in filter(wanted, columns):
+            record = self.cells.get((row, column, cells_pb2.SPACE_LOCK, b"", 0))
+            if record is not None and _blocks(LockRecord.decode(record), timestamp, passing):
+                locks.append((row, column, record))
+                continue
+            seen = self._newest(row, column, timestamp)
+            if seen is not None and (seen[1] is not None or report_deletes):
+                found.append((row, column, *seen))
+        return found, locks
+
+    def _newest(self, row: bytes, column: bytes, timestamp: int) -> tuple[int, bytes | None] | None:
+        for commit, record in reversed(self.commits(row, column)):
+            if commit > timestamp:
+                continue
+            match record.kind:
+                case RecordKind.PUT:
+                    return commit, record.value
+                case RecordKind.PUT_IN_DATA:
+                    start = record.start_timestamp
+                    return commit, self.cells[(row, column, cells_pb2.SPACE_DATA, b"", start)]
+                case RecordKind.DELETE:
+                    return commit, None
+        return None
+
+
+def _blocks(lock: LockRecord, timestamp: int, passing: Iterable[int]) -> bool:
+    return (
+        lock.kind != RecordKind.LOCK_ONLY
+        and lock.start_timestamp <= timestamp
+        and lock.min_commit_timestamp <= timestamp
+        and lock.start_timestamp not in passing
+    )
+
 
 ROWS = st.sampled_from([b"", b"\0", b"a", b"a\0", b"a\0\x01", b"a\x01", b"b", b"\xff", b"\xff\xff"])
 COLUMNS = st.sampled_from([b"", b"\0", b"c", b"c\0d"])
@@ -357,3 +542,278 @@ def test_a_tablet_on_leveldb_behaves_like_its_model(
     with tempfile.TemporaryDirectory() as directory, DiskThreads(1, "leveldb") as pool:
         path = Path(directory)
         asyncio.run(run(program, limits, lambda: LevelDBStorage(path, pool, create=True)))
+
+
+# Cells judged in runs: a page has what it has when its entries are judged one by one.
+
+RUN_COLUMNS = (b"a", b"b\0", b"\x01", acknowledgement_column(b"observer", b"a"))
+MOMENT = 100
+AT = MOMENT << SEQUENCE_BITS
+LIFETIMES = (FOREVER, Lifetimes(((b"a", 40),)), Lifetimes(((b"a", 95), (b"b\0", 96), (b"x", 1))))
+"""Simple entries are 95 ms old."""
+STOP, BEHIND = W + component(b"r\xff"), W + b"\xff"
+
+
+class Page:
+    """A page that is filled one way or the other, and notes how each of its walks ended."""
+
+    def __init__(self, cells: VisibleCells, rows_max: int, bytes_max: int) -> None:
+        self.cells = cells
+        self.rows = 0
+        self.rows_max = rows_max
+        self.bytes_max = bytes_max
+
+    def admit(self, row: bytes) -> bool:
+        if self.rows >= self.rows_max or self.cells.bytes >= self.bytes_max:
+            return False
+        self.rows += 1
+        return True
+
+    def fill(self, slice_entries: int) -> Walked:
+        cells = self.cells
+        cells.seek(W)
+        walked = Walked.SLICE
+        while walked is Walked.SLICE:
+            if isinstance(cells, VisibleRuns):
+                walked = cells.walk_in_runs(STOP, slice_entries, self)
+            else:
+                walked = cells.walk(STOP, slice_entries, self.admit)
+        return walked
+
+    def found(self) -> tuple[object, ...]:
+        cells = self.cells
+        lists = (cells.rows, cells.columns, cells.commit_timestamps, cells.values, cells.deletes)
+        return (*lists, cells.bytes, self.rows)
+
+
+class Version(NamedTuple):
+    """A write record of a cell."""
+
+    row: int
+    column: int
+    commit: int
+    """In milliseconds."""
+    kind: RecordKind
+    size: int
+
+
+_SIZES = st.sampled_from([0, 1, 20, RUN_VALUE_BYTES_MAX + 1])
+_SIMPLE = st.builds(
+    Version,
+    st.integers(0, 60),
+    st.just(0),
+    st.just(5),
+    st.just(RecordKind.PUT),
+    st.sampled_from([0, 1, 20]),
+)
+_ANY = st.builds(
+    Version,
+    st.integers(0, 5),
+    st.integers(0, len(RUN_COLUMNS) - 1),
+    st.integers(2, 2 * MOMENT),
+    st.sampled_from(RecordKind),
+    _SIZES,
+)
+_OLD_VERSIONS = st.builds(
+    lambda row, commits: [Version(row, 0, one, RecordKind.PUT, 1) for one in commits],
+    st.integers(0, 5),
+    st.sets(st.integers(2, 2 * MOMENT), min_size=5, max_size=40),
+)
+VERSIONS = st.builds(
+    lambda simple, others, deep: [*simple, *others, *(one for some in deep for one in some)],
+    st.lists(_SIMPLE, max_size=80),
+    st.lists(_ANY, max_size=30),
+    st.lists(_OLD_VERSIONS, max_size=3),
+)
+
+
+def _row(number: int, zeros: bool) -> bytes:
+    return b"r%02d" % number + (b"\0\x01" if zeros and number % 7 == 0 else b"")
+
+
+def _stored(versions: list[Version], zeros: bool) -> CountingStorage:
+    disk = DurableMemory()
+    for row, column, milliseconds, kind, size in versions:
+        commit = milliseconds << SEQUENCE_BITS
+        cell = cell_prefix(_row(row, zeros), RUN_COLUMNS[column])
+        inline = b"v" * size if kind is RecordKind.PUT else b""
+        disk.durable[W + cell + inverted(commit)] = write_record(commit - 1, inline, kind)
+        disk.durable[D + cell + inverted(commit - 1)] = b"stored apart"
+    disk.durable[BEHIND] = b""
+    return CountingStorage(disk)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    VERSIONS,
+    st.booleans(),
+    st.sampled_from([None, (0,), (0, 1), (2, 3)]),
+    st.booleans(),
+    st.integers(1, 70),
+    st.sampled_from([1, 300, 2_000, 1 << 20]),
+    st.sampled_from([3, 30, 1024]),
+    st.sampled_from(LIFETIMES),
+)
+def test_a_page_of_any_content_is_the_same_in_runs_and_one_by_one(
+    versions: list[Version],
+    zeros: bool,
+    wanted: tuple[int, ...] | None,
+    report_deletes: bool,
+    rows_max: int,
+    bytes_max: int,
+    slice_entries: int,
+    lifetimes: Lifetimes,
+) -> None:
+    storage = _stored(versions, zeros)
+    columns = None if wanted is None else frozenset(component(RUN_COLUMNS[one]) for one in wanted)
+    found = []
+    for way in (VisibleCells, VisibleRuns):
+        cursor = storage.cursor()
+        cells = way(
+            cursor,
+            storage.get,
+            AT,
+            wanted=columns,
+            hidden=(),
+            report_deletes=report_deletes,
+            lifetimes=lifetimes,
+        )
+        page = Page(cells, rows_max, bytes_max)
+        ended = page.fill(slice_entries)
+        found.append((ended, cursor.key(), *page.found()))
+    assert found[0] == found[1]
+
+
+async def _opened(
+    stored: CountingStorage, ttls: Ttls = (), **limits: Any
+) -> tuple[Rig, Counter[str]]:
+    """A tablet that has stored this, and what it counts."""
+    disk = DurableMemory()
+    await Rig(disk=disk).open()  # notes of whom the store is
+    disk.durable |= stored.disk.durable
+    del disk.durable[BEHIND]
+    storage = CountingStorage(disk)
+    return await Rig(storage=storage, ttls=ttls, **limits).open(), storage.counts
+
+
+def _pages(stored: CountingStorage, request: pb.ScanRequest, ttls: Ttls) -> list[pb.ScanResponse]:
+    async def scanned() -> list[pb.ScanResponse]:
+        rig, _ = await _opened(stored, ttls, slice_entries=30)
+        return [page async for page in rig.tablet.scan(request)]
+
+    return run_virtually(scanned())
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    VERSIONS,
+    st.booleans(),
+    st.sampled_from([[], [0], [0, 1], [2, 3]]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(1, 70),
+    st.sampled_from([1, 300, 2_000, 1 << 20]),
+    st.sampled_from([0, 1, 7]),
+    st.sampled_from([(), ((b"a", 40),), ((b"a", 95), (b"b\0", 96))]),
+)
+def test_a_scan_backwards_has_the_same_pages_in_runs_and_row_by_row(
+    versions: list[Version],
+    zeros: bool,
+    wanted: list[int],
+    report_deletes: bool,
+    joined: bool,
+    rows_max: int,
+    bytes_max: int,
+    row_limit: int,
+    ttls: Ttls,
+) -> None:
+    stored = _stored(versions, zeros)
+    request = pb.ScanRequest(
+        target=TARGET,
+        columns=[RUN_COLUMNS[one] for one in wanted],
+        all_columns=not wanted,
+        timestamp=AT,
+        reverse=True,
+        report_deletes=report_deletes,
+        joined=joined,
+        page_rows_max=rows_max,
+        page_bytes_max=bytes_max,
+        row_limit=row_limit,
+    )
+    in_runs = _pages(stored, request, ttls)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(VisibleRuns, "take_before", lambda *_: None)
+        row_by_row = _pages(stored, request, ttls)
+    assert in_runs == row_by_row
+
+
+async def test_a_page_backwards_that_has_looked_at_very_many_entries_ends_between_two_rows() -> (
+    None
+):
+    stored = _stored([Version(row, 0, 5, RecordKind.PUT, 10) for row in range(60)], zeros=False)
+    rig, _ = await _opened(stored, page_entries_max=20)
+    request = pb.ScanRequest(target=TARGET, all_columns=True, timestamp=AT, reverse=True)
+    pages = [page async for page in rig.tablet.scan(request)]
+    assert len(pages) > 1
+    rows = [row for page in pages for row in page.found.rows]
+    assert rows == [_row(number, zeros=False) for number in reversed(range(60))]
+
+
+async def test_a_scan_backwards_steps_over_simple_entries_and_seeks_once_for_each_run() -> None:
+    rows = 1_000
+    versions = [Version(row, 0, 5, RecordKind.PUT, 10) for row in range(rows)]
+    rig, counts = await _opened(_stored(versions, zeros=False))
+    request = pb.ScanRequest(
+        target=TARGET, all_columns=True, timestamp=AT, reverse=True, page_rows_max=rows
+    )
+    counts.clear()
+    (page,) = [page async for page in rig.tablet.scan(request)]
+    assert len(page.found.rows) == rows
+    assert page.found.rows[0] == _row(rows - 1, zeros=False)
+    assert counts["seek W"] <= rows / 50
+
+
+def _filled(storage: CountingStorage) -> tuple[Page, Counter[str]]:
+    cells = VisibleRuns(storage.cursor(), storage.get, AT, wanted=None)
+    page = Page(cells, 1000, 1 << 20)
+    storage.counts.clear()
+    page.fill(1024)
+    return page, storage.counts
+
+
+def test_simple_entries_are_looked_at_once() -> None:
+    versions = [Version(row, 0, 5, RecordKind.PUT, 10) for row in range(60)]
+    page, counts = _filled(_stored(versions, zeros=True))
+    assert page.rows == 60
+    assert counts == Counter({"seek W": 1, "step": 60})
+
+
+@pytest.mark.parametrize("kind", [RecordKind.LOCK_ONLY, RecordKind.PUT_IN_DATA])
+def test_where_no_entry_is_simple_few_are_looked_at_twice(kind: RecordKind) -> None:
+    disk = _stored([], zeros=False).disk
+    for number in range(10_000):
+        cell = cell_prefix(b"q%05d" % number, b"a")
+        disk.durable[W + cell + inverted(5)] = write_record(4, b"", kind)
+        disk.durable[D + cell + inverted(4)] = b""
+    _, counts = _filled(CountingStorage(disk))
+    assert counts["step"] <= 1.1 * 10_000
+
+
+@pytest.mark.parametrize("ends", [0, 1, 3])
+def test_a_damaged_key_is_found_in_a_run(ends: int) -> None:
+    versions = [Version(row, 0, 5, RecordKind.PUT, 10) for row in range(60)]
+    storage = _stored(versions, zeros=False)
+    damaged = W + b"r30" + b"x\0\x01" * ends + inverted(5)
+    storage.disk.durable[damaged] = write_record(4, b"")
+    outcomes = []
+    for way in (VisibleCells, VisibleRuns):
+        page = Page(
+            way(CountingStorage(storage.disk).cursor(), storage.get, AT, wanted=None), 99, 99_999
+        )
+        try:
+            page.fill(1024)
+        except InvariantViolation as error:
+            outcomes.append(str(error))
+        else:
+            outcomes.append(repr(page.found()))
+    assert outcomes[0] == outcomes[1]

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 
 from percolator.errors import InvalidArgument, StoreFault, StoreUnusable, TabletMoved
-from percolator.services.chassis.epoch_directory import EPOCH_MAX
-from percolator.services.tabletserver.tablets import REOPEN_SECONDS_MAX
+from percolator.services.chassis.epoch_directory import (
+    EPOCH_MAX,
+    Inheritance,
+    remove_superseded,
+    take_over,
+)
+from percolator.services.chassis.files import DiskThreads, RealFiles
+from percolator.services.tabletserver.storage import Ancestry, SharedDirectoryStore, clone_leveldb
+from percolator.services.tabletserver.tablets import REOPEN_SECONDS_MAX, OrderTurns
 from percolator.tablet import opening
-from percolator.tablet.state import TabletState
+from percolator.tablet.state import Ownership, TabletIdentity, TabletState
+from percolator.testing.memory_storage import MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
+from percolator.wire.status import from_detail, to_detail
+from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.unit.tabletserver.memory_store import (
     Machine,
     MemoryOwnership,
+    MemoryStore,
     disk_full,
     outcomes,
     put,
@@ -381,3 +395,443 @@ async def test_many_tablets_are_warned_of_once_and_again_when_they_have_doubled(
 
     assert await warned_at(250, epoch=1) == [101, 203]
     assert await warned_at(102, epoch=2) == [101]
+
+
+# What can happen to a tablet before its end: failures, orders and other owners, concurrently.
+
+
+class _StoreOfOne(MemoryStore):
+    """Like LevelDB, it refuses to open a tablet that is already open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: list[MemoryStorage] = []
+
+    async def open(self, ownership: Ownership, *, open_tablets: int) -> MemoryStorage:
+        if self.any_open:
+            raise StoreUnusable("this process has it open", fault=StoreFault.INPUT_OUTPUT)
+        self.storages.append(await super().open(ownership, open_tablets=open_tablets))
+        return self.storages[-1]
+
+    @property
+    def any_open(self) -> bool:
+        return not all(map(_is_closed, self.storages))
+
+
+def _is_closed(storage: MemoryStorage) -> bool:
+    try:
+        storage.get(b"")
+    except RuntimeError:
+        return True
+    except OSError:  # a write failed, and it is still open
+        return False
+    return False
+
+
+@pytest.mark.parametrize("fault", [StoreFault.DISK_FULL, StoreFault.DAMAGED])
+async def test_a_tablet_is_not_opened_again_where_another_owner_has_taken_it_over(
+    fault: StoreFault,
+) -> None:
+    """Its directory is gone for good, and an order to close it may never come."""
+    machine = Machine()
+    await machine.open(1)
+    machine.store.disks[1].failures = 1
+    machine.store.open_fails = disk_full()
+    await machine.mutate(put(1, b"row"))
+    await machine.clock.sleep(1)
+    machine.store.owners[1].lost = True
+    machine.store.open_fails = StoreUnusable("not there", fault=fault)
+    await machine.clock.sleep(2 * REOPEN_SECONDS_MAX)
+    assert machine.tablets.all() == []
+    assert machine.tablets.events.lost == 1
+    assert all(task.done() for task in machine.tasks)
+
+
+@pytest.mark.parametrize("order", ["close", "open"])
+async def test_a_tablet_that_failed_is_closed_whatever_is_ordered_at_that_moment(
+    order: str,
+) -> None:
+    """Otherwise its LevelDB would stay open, use memory, and keep any other one from opening."""
+    failed = asyncio.Event()
+
+    class Interrupted(Machine):
+        def _background(self, name: str, work: Coroutine[Any, Any, object], /) -> asyncio.Task[Any]:
+            failed.set()  # those that wait for it get a turn before the work starts
+            return super()._background(name, work)
+
+    machine = Interrupted(store=(store := _StoreOfOne()))
+    await machine.open(1)
+    (served,) = machine.tablets.all()
+    store.disks[1].failures = 1
+    failed.clear()
+    writing = asyncio.create_task(machine.mutate(put(1, b"row")))
+    await failed.wait()
+    assert store.any_open
+    await getattr(served, order)()
+    assert store.any_open == (order == "open")
+    assert outcomes((await writing)[0]) == ["UNKNOWN"]
+    await machine.tablets.close_all()
+    assert not store.any_open
+
+
+def _loading_waits(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Opening a tablet stops half-way until this is set."""
+    go_on, load = asyncio.Event(), opening.load
+
+    async def slow(state: TabletState) -> None:
+        await go_on.wait()
+        await load(state)
+
+    monkeypatch.setattr(opening, "load", slow)
+    return go_on
+
+
+async def test_another_master_that_orders_the_same_waits_for_what_the_former_one_has_ordered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The former order serves the tablet then: two would open one directory twice."""
+    machine = Machine(store=(store := _StoreOfOne()))
+    go_on = _loading_waits(monkeypatch)
+    former = asyncio.create_task(machine.open(1))
+    await asyncio.sleep(0.01)
+    former.cancel()
+    orders = [asyncio.create_task(machine.open(1, epoch=epoch)) for epoch in (1, 2, 1)]
+    closing = asyncio.create_task(machine.tablets.close(1, 1))
+    await asyncio.sleep(0.01)
+    assert not any(task.done() for task in (*orders, closing))
+    go_on.set()
+    same, higher, late = await asyncio.gather(*orders, return_exceptions=True)
+    assert not isinstance(same, BaseException)
+    assert not isinstance(higher, BaseException)
+    assert (same.epoch, higher.epoch) == (1, 2)
+    assert isinstance(late, TabletMoved)
+    with pytest.raises(TabletMoved):
+        await closing
+    assert store.opened == 2
+    assert outcomes((await machine.mutate(put(1, b"row", epoch=2)))[0]) == ["APPLIED"]
+
+
+async def test_an_order_to_close_what_is_still_being_opened_closes_it_afterwards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(store=(store := _StoreOfOne()))
+    go_on = _loading_waits(monkeypatch)
+    order = asyncio.create_task(machine.open(1))
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(machine.tablets.close(1, 1))
+    await asyncio.sleep(0.01)
+    closing.cancel()
+    go_on.set()
+    await order
+    await machine.clock.sleep(1)
+    assert machine.tablets.all() == []
+    assert not store.any_open
+
+
+async def test_what_is_opened_when_the_process_ends_is_closed_and_nothing_that_waits_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    machine = Machine(store=(store := _StoreOfOne()))
+
+    async def hangs(state: TabletState) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(opening, "load", hangs)
+    orders = [asyncio.create_task(machine.open(1, epoch=epoch)) for epoch in (1, 1, 2)]
+    await asyncio.sleep(0.01)
+    await machine.tablets.close_all()
+    ended = await asyncio.gather(*orders, return_exceptions=True)
+    assert all(isinstance(one, asyncio.CancelledError) for one in ended)
+    assert machine.tablets.all() == []
+    assert store.opened == 1
+    assert not store.any_open
+
+
+@pytest.mark.parametrize("order", ["close", "open at a higher epoch"])
+async def test_what_is_being_closed_when_the_process_ends_is_closed_before_it_does(
+    order: str,
+) -> None:
+    """A process that ended under a thread that still flushes would crash."""
+    machine = Machine(store=(store := _StoreOfOne()))
+    await machine.open(1)
+    gate = store.disks[1].gate = asyncio.Event()
+    ordered: asyncio.Task[Any]
+    if order == "close":
+        ordered = asyncio.create_task(machine.tablets.close(1, 1))
+    else:
+        ordered = asyncio.create_task(machine.open(1, epoch=2))
+    await asyncio.sleep(0.01)
+    assert machine.tablets.all() == []
+    ending = asyncio.create_task(machine.tablets.close_all())
+    await asyncio.sleep(0.01)
+    assert not ending.done()
+    gate.set()
+    await ending
+    assert not store.any_open
+    assert machine.tablets.all() == []
+    await asyncio.wait([ordered])
+
+
+# Orders about one tablet come one after another, and leave nothing behind.
+
+
+async def test_orders_about_a_tablet_run_one_after_another_in_their_order() -> None:
+    turns, log = OrderTurns(), []
+
+    async def order(tablet: int, name: str) -> None:
+        async with turns.turn(tablet):
+            log.append(f"{name} begins")
+            await asyncio.sleep(1)
+            log.append(f"{name} ends")
+
+    await asyncio.gather(order(7, "first"), order(7, "second"), order(8, "other"))
+    assert [one for one in log if "other" not in one] == [
+        "first begins",
+        "first ends",
+        "second begins",
+        "second ends",
+    ]
+    assert log.index("other begins") < log.index("first ends")
+    assert len(turns) == 0
+
+
+async def test_an_order_that_fails_or_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
+    turns = OrderTurns()
+
+    async def fail() -> None:
+        async with turns.turn(7):
+            await asyncio.sleep(1)
+            raise LookupError
+
+    async def wait() -> None:
+        async with turns.turn(7):
+            raise AssertionError("it was cancelled before its turn")
+
+    failing, waiting = asyncio.create_task(fail()), asyncio.create_task(wait())
+    await asyncio.sleep(0.5)
+    waiting.cancel()
+    with pytest.raises(LookupError):
+        await failing
+    assert waiting.cancelled()
+    assert len(turns) == 0
+
+
+# A tablet whose newest epoch was deleted, or is missing in a restored copy, is not served.
+
+ROOT = Path("/store")
+TABLET = Path("/store/1/7")
+
+
+async def served_at_2() -> MemoryFiles:
+    """Owned at epoch 1, and then at epoch 2, which acknowledged more."""
+    disk = MemoryDisk()
+    disk.make_durable_directory(TABLET)
+    files = MemoryFiles(disk)
+    await take_over(files, TABLET, 1, clone_leveldb)
+    await add(files, "CURRENT")
+    await take_over(files, TABLET, 2, clone_leveldb)
+    await add(files, "000003.log")
+    return files
+
+
+async def add(files: MemoryFiles, name: str) -> None:
+    live = max(one for one in await files.list(TABLET) if one in ("e1", "e2"))
+    async with await files.create(TABLET / live / name) as file:
+        await file.append(b"content")
+
+
+async def owned(files: MemoryFiles, epoch: int, served_epoch: int) -> list[str]:
+    """What the owner at `epoch` serves."""
+    store = SharedDirectoryStore(files, ROOT, DiskThreads(0, "none"))
+    tablet = TabletIdentity(table_id=1, tablet_id=7, epoch=epoch, start=b"", end=b"")
+    ancestry = Ancestry(must_exist=True, served_epoch=served_epoch)
+    return await files.list((await store.take_over(tablet, ancestry)).path)
+
+
+@pytest.mark.parametrize("epoch", [2, 3], ids=["the owner that lost it", "the next owner"])
+async def test_a_tablet_never_goes_back_to_an_epoch_before_the_last_one_that_was_served(
+    epoch: int,
+) -> None:
+    files = await served_at_2()
+    await files.rename(TABLET / "e2", TABLET / "elsewhere")
+    with pytest.raises(StoreUnusable, match=r"e2 was in use, but .* e1\.sealed lacks") as e:
+        await owned(files, epoch, served_epoch=2)
+    assert e.value.fault is StoreFault.DAMAGED
+    assert await files.list(TABLET) == ["e1.sealed", "elsewhere"], "nothing was changed"
+    await files.rename(TABLET / "elsewhere", TABLET / "e2")
+    assert await owned(files, 3, served_epoch=2) == ["000003.log", "CURRENT"]
+
+
+async def test_without_any_epoch_it_is_refused_too() -> None:
+    files = await served_at_2()
+    for name in await files.list(TABLET):
+        await files.rename(TABLET / name, TABLET / f"lost-{name}")
+    with pytest.raises(StoreUnusable, match=r"e2 was in use, but .* none is left"):
+        await owned(files, 3, served_epoch=2)
+
+
+async def test_who_gives_the_last_epoch_up_gives_its_name_to_the_one_before() -> None:
+    """docs/formats.md tells operators to do this."""
+    files = await served_at_2()
+    await files.rename(TABLET / "e2", TABLET / "elsewhere")
+    await files.rename(TABLET / "e1.sealed", TABLET / "e2.sealed")
+    assert await owned(files, 3, served_epoch=2) == ["CURRENT"]
+
+
+@pytest.mark.parametrize("served_epoch", [0, 1, 2])
+async def test_epochs_that_were_used_and_never_served_are_not_missed(served_epoch: int) -> None:
+    files = await served_at_2()
+    for withdrawn in ("e3.tmp", "e4.withdrawn"):
+        await files.make_directory(TABLET / withdrawn)
+    assert await owned(files, 5, served_epoch) == ["000003.log", "CURRENT"]
+
+
+# A claimant that comes too late is told which epoch it would have to be above.
+
+
+async def refusal(epoch: int, *names: str) -> TabletMoved:
+    """What a claimant at `epoch` is told where these directories are."""
+    disk = MemoryDisk()
+    disk.make_durable_directory(TABLET)
+    files = MemoryFiles(disk)
+    for name in names:
+        await files.make_directory(TABLET / name)
+    with pytest.raises(TabletMoved) as refused:
+        await take_over(files, TABLET, epoch, clone_leveldb)
+    return refused.value
+
+
+@pytest.mark.parametrize("highest", ["e90", "e90.sealed", "e90.tmp", "e90.withdrawn"])
+async def test_the_highest_epoch_in_the_store_is_told_and_reaches_the_master(highest: str) -> None:
+    error = await refusal(3, "e2.sealed", "e5.sealed", highest, "e7")
+    told = from_detail(to_detail(error))
+    assert isinstance(told, TabletMoved)
+    assert (told.epoch, told.highest_epoch) == (3, 90)
+
+
+async def test_a_name_that_no_master_gave_out_is_not_told_as_an_epoch() -> None:
+    assert (await refusal(3, f"e{EPOCH_MAX}")).highest_epoch == EPOCH_MAX
+    assert (await refusal(3, f"e{EPOCH_MAX + 1}")).highest_epoch == 0
+
+
+async def test_a_server_that_serves_a_higher_epoch_tells_it() -> None:
+    machine = Machine()
+    await machine.open(1, epoch=9)
+    with pytest.raises(TabletMoved) as refused:
+        await machine.open(1, epoch=3)
+    assert refused.value.highest_epoch == 9
+
+
+# Directories under a live name whose epoch was sealed: created by a deposed owner.
+
+CHILD = Path("/store/1/8")
+
+
+async def write(files: MemoryFiles, path: Path) -> None:
+    async with await files.create(path) as file:
+        await file.append(path.name.encode())
+
+
+async def haunted() -> MemoryFiles:
+    """Owned at epoch 1 and sealed by a claimant that died; then `e1` was created again."""
+    disk = MemoryDisk()
+    for directory in (TABLET, CHILD):
+        disk.make_durable_directory(directory)
+    files = MemoryFiles(disk)
+    owner = await take_over(files, TABLET, 1, clone_leveldb)
+    for name in ("CURRENT", "000003.log"):
+        await write(files, owner.path / name)
+    await files.rename(TABLET / "e1", TABLET / "e1.sealed")
+    await make_ghost(files)
+    return files
+
+
+async def make_ghost(files: MemoryFiles) -> None:
+    await files.make_directory(TABLET / "e1")
+    await write(files, TABLET / "e1" / "LOCK")
+
+
+async def test_a_ghost_is_put_aside_and_what_was_sealed_is_inherited() -> None:
+    files = await haunted()
+    owner = await take_over(files, TABLET, 2, clone_leveldb)
+    assert await files.list(owner.path) == ["000003.log", "CURRENT"]
+    assert await files.list(TABLET) == ["e1.sealed", "e1.withdrawn", "e2"]
+    await remove_superseded(files, TABLET, 2)
+    assert await files.list(TABLET) == ["e1.sealed", "e2"]
+
+
+async def test_a_second_ghost_is_put_aside_as_the_first_was() -> None:
+    """The claimant that renamed the first ghost died before it removed it."""
+    files = await haunted()
+    await take_over(files, TABLET, 2, clone_leveldb)
+    await make_ghost(files)
+    owner = await take_over(files, TABLET, 3, clone_leveldb)
+    assert await files.list(owner.path) == ["000003.log", "CURRENT"]
+
+
+async def test_a_child_is_cloned_from_what_was_sealed_and_not_from_the_ghost() -> None:
+    files = await haunted()
+    inheritance = Inheritance(origin=TABLET / "e1")
+    owner = await take_over(files, CHILD, 1, clone_leveldb, inheritance)
+    assert await files.list(owner.path) == ["000003.log", "CURRENT"]
+
+
+@pytest.mark.real_time
+async def test_no_database_is_created_for_a_tablet_that_was_served_before(tmp_path: Path) -> None:
+    """A sealed epoch that holds nothing: serving it as an empty tablet would hide the loss."""
+    files = RealFiles()
+    tablet = TabletIdentity(table_id=1, tablet_id=7, epoch=2, start=b"", end=b"")
+    (tmp_path / "1" / "7" / "e1.sealed").mkdir(parents=True)
+    with DiskThreads(1, "leveldb") as threads:
+        store = SharedDirectoryStore(files, tmp_path, threads)
+        owned = await store.take_over(tablet, Ancestry(must_exist=True))
+        with pytest.raises(StoreUnusable, match="no CURRENT") as caught:
+            await store.open(owned, open_tablets=1)
+    assert caught.value.fault is StoreFault.DAMAGED
+    files.close()
+
+
+@pytest.mark.real_time
+async def test_a_deposed_owner_leaves_no_directory_behind_when_it_opens(tmp_path: Path) -> None:
+    files = RealFiles()
+    tablet = TabletIdentity(table_id=1, tablet_id=7, epoch=1, start=b"", end=b"")
+    directory = tmp_path / "1" / "7"
+    with DiskThreads(1, "leveldb") as threads:
+        store = SharedDirectoryStore(files, tmp_path, threads)
+        owned = await store.take_over(tablet, Ancestry())
+        listed = files.list
+
+        async def sealed_just_then(path: Path) -> list[str]:
+            names = await listed(path)
+            (directory / "e1").rename(directory / "e1.sealed")
+            return names
+
+        files.list = sealed_just_then  # type: ignore[method-assign]
+        with pytest.raises(StoreUnusable):
+            await store.open(owned, open_tablets=1)
+    assert [path.name for path in directory.iterdir()] == ["e1.sealed"]
+    files.close()
+
+
+# What LevelDB's own repair leaves in a tablet's directory does not stay there forever.
+
+
+async def add_file(files: MemoryFiles, path: Path) -> None:
+    async with await files.create(path) as file:
+        await file.append(b"content")
+
+
+async def test_a_repaired_epoch_is_removed_as_any_other() -> None:
+    """A repair moves what it has replaced into `lost`. Later epochs would have stayed, too."""
+    disk = MemoryDisk()
+    disk.make_durable_directory(TABLET)
+    files = MemoryFiles(disk)
+    damaged = (await take_over(files, TABLET, 1, clone_leveldb)).path
+    disk.make_durable_directory(damaged / "lost")
+    for name in ("CURRENT", "MANIFEST-000001", "000004.ldb", "lost/000003.log"):
+        await add_file(files, damaged / name)
+    for epoch in (2, 3, 4):
+        await take_over(files, TABLET, epoch, clone_leveldb)
+    assert await files.list(TABLET / "e4") == ["000004.ldb", "CURRENT", "MANIFEST-000001"]
+    await remove_superseded(files, TABLET, 4)
+    assert await files.list(TABLET) == ["e3.sealed", "e4"]

@@ -3,18 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+import structlog
+from prometheus_client import CollectorRegistry
 
-from percolator.errors import InvalidArgument, SchemaChanged, TabletMoved
-from percolator.errors import StoreUnusable as UnusableStore
-from percolator.formats.records import KIND_PUT
+from percolator.errors import (
+    InvalidArgument,
+    Retry,
+    SchemaChanged,
+    StoreFault,
+    StoreUnusable,
+    TabletMoved,
+)
+from percolator.formats.records import KIND_PUT, RecordKind, WriteRecord
 from percolator.protocol import steps
 from percolator.services.chassis.rpc import Exposed
+from percolator.services.tabletserver.dump import _entry, as_line
+from percolator.services.tabletserver.metrics import TabletServerMetrics
 from percolator.services.tabletserver.settings import RequestLimits
+from percolator.services.tabletserver.storage import CHECK_SECONDS, DiskSpace
+from percolator.tablet.cells import NOTIFY, cell_prefix, change_key, encode
 from percolator.tablet.state import TabletLimits
+from percolator.v1 import cells_pb2
 from percolator.v1 import tabletserver_pb2 as pb
-from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE, StoreUnusable
+from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE
+from percolator.v1.errors_pb2 import StoreUnusable as StoreUnusableDetail
+from tests.simulation.virtual_time import VirtualClock
 from tests.unit.tablet.tablets import results_of
 from tests.unit.tabletserver.memory_store import (
     COLUMN,
@@ -85,10 +103,10 @@ async def test_an_answer_does_not_grow_with_the_number_of_tablets(whole_rows: bo
         ]
         answer = await machine.handler.read(pb.ReadRequest(batches=batches))
         assert answer.ByteSize() < 40_000
-        for keys, result in zip(filter(None, asked), answer.batches, strict=True):
+        for answered, result in zip(filter(None, asked), answer.batches, strict=True):
             refused = {one.read for one in result.refused}
             assert all("request the rest" in one.error.message for one in result.refused)
-            for at, key in enumerate(keys):
+            for at, key in enumerate(answered):
                 if at not in refused:
                     del reads[key]
         calls += 1
@@ -176,7 +194,7 @@ async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads() -> 
     await machine.disk.check()
     question = pb.MutationBatch(target=target(1), mutations=[pb.Mutation(row=b"row", column=b"c")])
     refused, answered = await machine.mutate(put(1, b"row"), question)
-    assert refused.error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    assert refused.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
     assert refused.error.retry == RETRY_SAFETY_SAFE
     assert outcomes(answered) == ["APPLIED"]
     assert await machine.value(1, b"row") == b"v"
@@ -192,7 +210,7 @@ async def test_the_master_is_told_that_writes_are_refused_and_why() -> None:
     machine.free_bytes = 999
     await machine.disk.check()
     refused = (await machine.handler.report(pb.ReportRequest())).writes_refused
-    assert refused.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    assert refused.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
     assert "kept in reserve" in refused.message
     machine.free_bytes = 1000
     await machine.disk.check()
@@ -216,13 +234,13 @@ async def test_half_of_the_reserve_is_for_roll_backs() -> None:
     await machine.disk.check()
     both, lone, too_much = await machine.mutate(mixed, rolled_back, stuffed)
     assert outcomes(both) == ["NOT_EXECUTED", "APPLIED", "NOT_EXECUTED"]
-    assert results_of(both)[0].error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    assert results_of(both)[0].error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
     assert outcomes(lone) == ["APPLIED"]
-    assert too_much.error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    assert too_much.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
     machine.free_bytes = 499
     await machine.disk.check()
     (refused,) = await machine.mutate(rolled_back)
-    assert refused.error.store_unusable.reason == StoreUnusable.REASON_DISK_FULL
+    assert refused.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
 
 
 async def test_above_the_limit_of_the_process_a_mutation_is_told_when_to_come_back() -> None:
@@ -382,7 +400,7 @@ async def test_a_report_names_this_process_and_what_fails_here() -> None:
     machine = Machine()
     await machine.open(1, epoch=4, schema=2)
     machine.store.open_fails = disk_full()
-    with pytest.raises(UnusableStore):
+    with pytest.raises(StoreUnusable):
         await machine.open(2)
     report = await machine.handler.report(pb.ReportRequest())
     assert report.server_id == "server"
@@ -407,3 +425,321 @@ async def test_a_report_tells_the_tablets_what_time_it_is() -> None:
 
 async def test_every_method_of_the_service_is_there() -> None:
     Exposed(pb.DESCRIPTOR.services_by_name["TabletServerService"], Machine().handler)
+
+
+# An order to collect names two bounds: one for history, one for what only transactions need.
+
+
+def locked(commit: int) -> pb.MutationBatch:
+    record = WriteRecord(commit - 1, RecordKind.LOCK_ONLY).encode()
+    change = pb.Change(
+        kind=pb.Change.KIND_PUT, space=cells_pb2.SPACE_WRITE, timestamp=commit, value=record
+    )
+    mutation = pb.Mutation(row=b"a", column=COLUMN, changes=[change])
+    return pb.MutationBatch(target=target(1), mutations=[mutation])
+
+
+async def test_lock_only_records_of_ended_transactions_go_although_history_is_kept() -> None:
+    machine = Machine()
+    await machine.open(1)
+    for batch in (put(1, b"a"), locked(COMMIT + 10), locked(COMMIT + 20), locked(COMMIT + 30)):
+        await machine.mutate(batch)
+    order = pb.SafePoint(
+        tablet_id=1, epoch=1, reads=START - 5, transactions=COMMIT + 25, collect_below=START - 5
+    )
+    request = pb.RaiseSafePointsRequest(safe_points=[order])
+    (raised,) = (await machine.handler.raise_safe_points(request)).safe_points
+    assert not raised.HasField("error"), raised.error
+    await asyncio.gather(*machine.tasks)
+    assert machine.collecting.cells == 2
+    assert await machine.value(1, b"a") == b"v"
+
+
+async def test_an_order_that_names_a_tablet_twice_is_refused_and_raises_nothing() -> None:
+    """Each naming is a durable write, so that thousands of them would hold the server up."""
+    machine = Machine()
+    await machine.open(1)
+    twice = [pb.SafePoint(tablet_id=1, epoch=1, reads=at) for at in (START, START + 1)]
+    with pytest.raises(InvalidArgument) as caught:
+        await machine.handler.raise_safe_points(pb.RaiseSafePointsRequest(safe_points=twice))
+    assert caught.value.field == "safe_points[1].tablet_id"
+    once = pb.RaiseSafePointsRequest(safe_points=[pb.SafePoint(tablet_id=1, epoch=1)])
+    (still,) = (await machine.handler.raise_safe_points(once)).safe_points
+    assert still.reads == 0
+
+
+# Change feeds on a tablet server: switched by the master's orders, and asked tablet by tablet.
+
+LATER = COMMIT + 10
+
+
+async def scanned(machine: Machine, tablet: int, epoch: int = 1) -> pb.ScanChangesResponse:
+    request = pb.ScanChangesRequest(target=target(tablet, epoch), until=LATER)
+    *_, last = [page async for page in machine.handler.scan_changes(request)]
+    return last
+
+
+def with_schema(batch: pb.MutationBatch, schema: int) -> pb.MutationBatch:
+    batch.target.schema_version = schema
+    return batch
+
+
+async def test_an_order_switches_the_feed_of_an_open_tablet() -> None:
+    machine = Machine()
+    await machine.open(1)
+    assert (await scanned(machine, 1)).error.invalid_argument.field == "target"
+    await machine.open(1, schema=2, change_feed=True)
+    await machine.mutate(with_schema(put(1, b"a"), 2))
+    assert list((await scanned(machine, 1)).found.rows) == [b"a"]
+    # An order that was sent earlier and comes late.
+    await machine.open(1, schema=1, change_feed=False)
+    assert list((await scanned(machine, 1)).found.rows) == [b"a"]
+    await machine.open(1, schema=3, change_feed=False)
+    assert (await scanned(machine, 1)).error.invalid_argument.field == "target"
+
+
+async def test_a_tablet_that_has_failed_is_opened_again_with_its_feed() -> None:
+    machine = Machine()
+    await machine.open(1, schema=2, change_feed=True)
+    await machine.mutate(with_schema(put(1, b"a"), 2))
+    machine.store.disks[1].failures = 1
+    await machine.mutate(with_schema(put(1, b"b"), 2))
+    while (await scanned(machine, 1)).HasField("error"):
+        await machine.clock.sleep(0.1)
+    await machine.mutate(with_schema(put(1, b"c"), 2))
+    found = set((await scanned(machine, 1)).found.rows)
+    assert {b"a", b"c"} <= found <= {b"a", b"b", b"c"}
+
+
+async def test_looks_are_answered_tablet_by_tablet() -> None:
+    machine = Machine()
+    await machine.open(1, end=b"m", change_feed=True)
+    await machine.open(2, start=b"m", change_feed=True)
+    await machine.open(3)
+    await machine.mutate(put(1, b"a"))
+    looks = [pb.ChangesLook(target=target(number), until=LATER) for number in (1, 2, 3, 4)]
+    looks.append(pb.ChangesLook(target=target(1, epoch=9), until=LATER))
+    looks.append(pb.ChangesLook(target=target(1)))
+    request = pb.LookForChangesRequest(looks=looks)
+    found = (await machine.handler.look_for_changes(request)).looks
+    assert [(one.reached, one.newest) for one in found[:2]] == [(LATER, COMMIT), (LATER, 0)]
+    assert found[2].error.invalid_argument.field == "looks[2].target"
+    assert found[3].error.HasField("tablet_moved")
+    assert found[4].error.HasField("tablet_moved")
+    assert found[5].error.invalid_argument.field == "looks[5].until"
+
+
+def test_a_dump_shows_what_is_in_a_feed() -> None:
+    record = WriteRecord(START, RecordKind.PUT, b"v").encode()
+    key = change_key(cell_prefix(b"a", COLUMN), COMMIT)
+    assert as_line(_entry(key, record)) == (
+        f'F row="a" column="c" timestamp={COMMIT} start={START} kind="PUT" value="v"'
+    )
+
+
+# Scans of notifications, and streams of them, over many tablets of one server.
+
+
+def notified(tablet: int, *rows: bytes) -> pb.MutationBatch:
+    change = pb.Change(
+        kind=pb.Change.KIND_PUT,
+        space=cells_pb2.SPACE_NOTIFY,
+        timestamp=COMMIT,
+        qualifier=b"f",
+    )
+    return pb.MutationBatch(
+        target=target(tablet),
+        mutations=[pb.Mutation(row=row, column=COLUMN, changes=[change]) for row in rows],
+    )
+
+
+async def scan(machine: Machine, *scans: pb.NotificationScan) -> list[pb.NotificationScanResult]:
+    request = pb.ScanNotificationsRequest(scans=scans)
+    return list((await machine.handler.scan_notifications(request)).scans)
+
+
+def of(tablet: int, start: bytes = b"", end: bytes = b"") -> pb.NotificationScan:
+    return pb.NotificationScan(target=target(tablet), range={"start": start, "end": end})
+
+
+def rows(result: pb.NotificationScanResult) -> list[bytes]:
+    return [one.row for one in result.notifications]
+
+
+async def test_every_scan_has_its_own_answer() -> None:
+    machine = Machine()
+    await machine.open(1, end=b"m")
+    await machine.open(2, start=b"m")
+    await machine.mutate(notified(1, b"a", b"b"), notified(2, b"z"))
+    one, moved, outside, two = await scan(machine, of(1), of(9), of(2, end=b"b"), of(2))
+    assert (rows(one), one.notifications_written) == ([b"a", b"b"], 2)
+    assert moved.error.tablet_moved.tablet_id == 9
+    assert outside.error.invalid_argument.field == "scans[2].range"
+    assert (rows(two), two.notifications_written) == ([b"z"], 1)
+
+
+async def test_what_does_not_fit_into_an_answer_is_to_be_asked_again() -> None:
+    machine = Machine(limits=RequestLimits(answer_bytes_max=1))
+    await machine.open(1)
+    await machine.mutate(notified(1, b"a"))
+    told, full = await scan(machine, of(1), of(1))
+    assert rows(told) == [b"a"]
+    assert full.error.retry == RETRY_SAFETY_SAFE
+
+
+async def test_a_watcher_hears_of_every_tablet_of_its_tables_also_of_those_that_come_later() -> (
+    None
+):
+    machine = Machine()
+    await machine.open(1, end=b"m")
+    watched = [{"table_id": 3, "observers": [b"f"]}]
+    request = pb.WatchNotificationsRequest(watched=watched)
+    stream = machine.handler.watch_notifications(request)
+    assert not (await anext(stream)).notifications
+    await machine.open(2, start=b"m")
+    await machine.mutate(notified(1, b"a"))
+    await machine.mutate(notified(2, b"z"))
+    machine.tablets.watch.close()
+    heard = [one.row async for answer in stream for one in answer.notifications]
+    assert heard == [b"a", b"z"]
+
+
+async def test_the_count_of_notifications_never_shrinks_within_an_epoch() -> None:
+    """`percolator wait` compares two counts: one that was reset could hide what came between."""
+    machine = Machine()
+    await machine.open(1)
+    await machine.mutate(notified(1, b"a", b"b"))
+    machine.store.disks[1].failures = 1
+    (failed,) = await machine.mutate(notified(1, b"c"))
+    assert outcomes(failed) == ["UNKNOWN"]
+    await asyncio.sleep(1)
+    (result,) = await scan(machine, of(1))
+    assert result.notifications_written > 2
+
+
+# Writes are refused while the disk is full, and accepted again without help.
+
+
+def refusal(disk: DiskSpace) -> StoreUnusable | None:
+    return disk.full
+
+
+async def test_it_refuses_below_the_reserve_and_recovers_by_itself() -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+    free = [1000]
+    log = structlog.stdlib.get_logger("test")
+
+    async def free_bytes() -> int:
+        return free[0]
+
+    disk = DiskSpace(free_bytes, clock, log, reserve_bytes=500)
+    watching = asyncio.create_task(disk.watch())
+    await disk.check()
+    assert refusal(disk) is None
+    free[0] = 499
+    await clock.sleep(2 * CHECK_SECONDS)
+    full = refusal(disk)
+    assert full is not None
+    assert full.fault is StoreFault.DISK_FULL
+    assert full.retry is Retry.SAFE
+    free[0] = 500
+    await clock.sleep(2 * CHECK_SECONDS)
+    assert refusal(disk) is None
+    watching.cancel()
+
+
+# Requests leave nothing for the garbage collector, which rarely runs (process.py).
+
+OF_A_TABLET_SERVER = (
+    "percolator.tablet",
+    "percolator.v1.tabletserver",
+    "percolator.services.tabletserver",
+)
+"""Only these are counted: in another thread, a client of another test may still be running."""
+
+
+@contextmanager
+def garbage() -> Iterator[list[str]]:
+    """The types of a tablet server's objects that only the collector could free, at its end."""
+    found: list[str] = []
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        yield found
+        gc.collect()
+        found += [
+            type(each).__name__
+            for each in gc.garbage
+            if type(each).__module__.startswith(OF_A_TABLET_SERVER)
+        ]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+
+
+async def test_mutations_reads_and_scans_are_freed_at_once() -> None:
+    """Each page that waited for the collector held a MiB, a hundred pages held a hundred."""
+    machine = Machine()
+    await machine.open(1)
+    rows = [b"%04d" % number for number in range(50)]
+    with garbage() as left:
+        await machine.mutate(put(1, *rows), put(2, b"refused"))
+        await machine.value(1, rows[0])
+        for reverse in (False, True):
+            scan = pb.ScanRequest(
+                target=target(1), all_columns=True, timestamp=COMMIT, reverse=reverse
+            )
+            pages = [page async for page in machine.handler.scan(scan)]
+            assert sum(len(page.found.rows) for page in pages) == len(rows)
+    assert left == []
+
+
+# The metrics of tablets, refusals and the disk.
+
+
+def notification(row: bytes, observer: bytes) -> bytes:
+    return encode(NOTIFY, row, b"c", 5, observer)[1:]
+
+
+async def test_the_figures_follow_what_happened() -> None:
+    machine = Machine()
+    registry = CollectorRegistry()
+    registry.register(
+        TabletServerMetrics(
+            machine.tablets, machine.collecting, machine.disk, machine.handler.counts
+        )
+    )
+
+    def figure(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"percolator_tabletserver_{name}", labels)
+
+    assert figure("store_trouble") == 0
+    machine.store_trouble = "the store hangs"
+    assert figure("store_trouble") == 1
+    await machine.open(1)
+    request = pb.WatchNotificationsRequest(watched=[{"table_id": 3, "observers": [b"f"]}])
+    stream = machine.handler.watch_notifications(request)
+    await anext(stream)
+    machine.tablets.watch.tell(3, [notification(b"a", b"f"), notification(b"a", b"g")])
+    await machine.mutate(put(1, b"a", b"b"), put(9, b"a"))
+    machine.store.disks[1].failures = 1
+    await machine.mutate(put(1, b"c"))
+    await machine.clock.sleep(1)
+    await machine.mutate(put(1, b"d"))
+    machine.store.open_fails = disk_full()
+    with pytest.raises(StoreUnusable):
+        await machine.open(2)
+    machine.free_bytes = 10
+    await machine.disk.check()
+    assert figure("tablets") == 2
+    assert figure("tablets_failed") == 1
+    assert figure("tablets_reopened_total") == 1
+    assert figure("tablet_mutations_applied_total", table="3", tablet="1") == 1
+    assert figure("batches_refused_total", error="TabletMoved") == 1
+    assert figure("notification_streams") == 1
+    assert figure("notifications_told_total") == 1
+    assert figure("notifications_left_out_total") == 0
+    assert figure("disk_full") == 1
+    assert figure("disk_free_bytes") == 10

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from percolator.errors import InvalidArgument, Unavailable, UsageError
+from percolator.errors import (
+    InvalidArgument,
+    PercolatorError,
+    SnapshotTooOld,
+    Unavailable,
+    UsageError,
+)
+from percolator.services.chassis.settings import load
+from percolator.services.lockservice.service import LockServiceSettings
 from percolator.v1 import lockservice_pb2 as pb
+from percolator.wire import advisory_locks
+from percolator.wire.advisory_locks import NAME_BYTES_MAX, AdvisoryLocks, row_name
 from percolator.wire.liveness import Liveness
 from percolator.wire.lock_service import LockServiceCalls
 from percolator.wire.sessions import Sessions, SessionSettings
@@ -421,3 +432,335 @@ async def test_an_address_that_left_the_cluster_is_dialled_anew_when_it_comes_ba
             await calls.call(lambda stub: stub.check_sessions, request, 1.0)
         assert services.dialled.count(f"{A} CheckSessions") == 2
         assert services.dialled.count(f"{B} CheckSessions") == 1
+
+
+# How a process presents itself to the lock service: what can be sent, and what cannot.
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("ttl_seconds", 0.0),
+        ("ttl_seconds", -1.0),
+        ("ttl_seconds", math.nan),
+        ("ttl_seconds", math.inf),
+        ("liveness_timeout_seconds", math.nan),
+        ("liveness_timeout_seconds", 0.0),
+        ("pin_at", -1),
+        ("pin_at", 2**64),
+        ("description", "x" * 257),
+        ("description", "ä" * 129),
+        ("description", "\ud800"),
+    ],
+)
+def test_settings_that_cannot_be_sent_are_refused_by_name(field: str, value: Any) -> None:
+    """They would end the task that renews, and leave callers waiting for a session."""
+    with pytest.raises(InvalidArgument) as refused:
+        SessionSettings(**{field: value})
+    assert refused.value.field == field
+
+
+# The sessions of all lock services, and which of these do not answer.
+
+
+async def test_the_sessions_of_all_lock_services_are_listed_and_who_does_not_answer() -> None:
+    async with lock_services(A, B) as services:
+        one, other = client(services, A, B), client(services, B, A)
+        held_by = {A: await one.current(), B: await other.current()}
+        calls = LockServiceCalls(services, [A, B])
+        by_address = await calls.sessions_of_each(5.0)
+        assert {
+            address: [session.session_id for session in listed]
+            for address, listed in by_address.items()
+            if not isinstance(listed, PercolatorError)
+        } == {address: [session] for address, session in held_by.items()}
+        missing: list[str] = []
+
+        async def all_sessions() -> set[bytes]:
+            listed = await calls.all_sessions(5.0, lambda address, _: missing.append(address))
+            return {one.session_id for one in listed}
+
+        assert (await all_sessions(), missing) == (set(held_by.values()), [])
+        services.refusing.add(A)
+        assert (await all_sessions(), missing) == ({held_by[B]}, [A])
+        assert isinstance((await calls.sessions_of_each(5.0))[A], Unavailable)
+        services.refusing.add(B)
+        with pytest.raises(Unavailable):
+            await all_sessions()
+        await one.close()
+        await other.close()
+
+
+# Pins: sessions that stay with their lock service, and are lost after their time to live.
+
+
+async def test_a_pin_sends_the_same_with_every_renewal() -> None:
+    async with lock_services(A) as services:
+        pin = SessionSettings(description="a backup", ttl_seconds=30, pin_at=42)
+        sessions = client(services, settings=pin, oldest_start=lambda: 77)
+        await sessions.current()
+        await asyncio.sleep(100)
+        (session,) = services.alive(A)
+        assert session.info == pb.SessionInfo(
+            description="a backup", ttl_milliseconds=30_000, oldest_start_timestamp=42, pin=True
+        )
+        await sessions.close()
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_a_restart_of_its_lock_service_costs_no_pin_though_there_are_others(
+    restarts: bool,
+) -> None:
+    async with lock_services(A, B) as services:
+        await asyncio.sleep(61)  # their grace periods are over
+        pin = client(services, A, B, settings=SessionSettings(ttl_seconds=30, pin_at=42))
+        first = await pin.current()
+        assert first is not None
+        services.refusing.add(A)
+        await asyncio.sleep(15)
+        if restarts:
+            services.start(A)
+        services.refusing.discard(A)
+        await asyncio.sleep(100)
+        assert held(pin) == first
+        assert [one.session_id for one in services.alive(A)] == [first]
+        assert services.alive(B) == []
+        await pin.close()
+        assert services.alive(A) == []
+
+
+@pytest.mark.parametrize("ttl_seconds", [60.0, 3600.0])
+async def test_silent_lock_services_take_no_more_than_the_time_of_who_sets_or_releases_a_pin(
+    ttl_seconds: float,
+) -> None:
+    async with lock_services(A, B) as services:
+        sessions = client(services, A, B)
+        services.silent.add(A)
+        pin = sessions.pin(
+            17, "", ttl_seconds=ttl_seconds, ttl_may_be_shorter=True, timeout_seconds=8
+        )
+        before = services.clock.monotonic_seconds()
+        assert await pin.current() is not None
+        assert services.clock.monotonic_seconds() - before < 5, "B answers, and some time is left"
+        services.silent.add(B)
+        before = services.clock.monotonic_seconds()
+        await pin.close()
+        assert services.clock.monotonic_seconds() - before <= 8
+        await sessions.close()
+
+
+async def test_a_pin_is_lost_when_its_lock_service_stays_away_for_its_time_to_live() -> None:
+    async with lock_services(A, B) as services:
+        await asyncio.sleep(61)
+        lost: list[bytes] = []
+        settings = SessionSettings(ttl_seconds=30, pin_at=42)
+        pin = client(services, A, B, settings=settings, on_expired=lost.append)
+        first = await pin.current()
+        services.refusing.add(A)
+        await asyncio.sleep(25)
+        assert (lost, held(pin)) == ([], first)
+        await asyncio.sleep(20)
+        assert (lost, held(pin)) == ([first], None)
+        await pin.close()
+
+
+async def test_a_pin_that_becomes_too_old_is_lost_and_its_holder_is_told_why() -> None:
+    async with lock_services(A) as services:
+        lost: list[bytes] = []
+        settings = SessionSettings(ttl_seconds=30, pin_at=42)
+        pin = client(services, A, settings=settings, on_expired=lost.append)
+        first = await pin.current()
+        limits = pb.HistoryLimits(clients_since=43)
+        await services.handlers[A].list_sessions(pb.ListSessionsRequest(limits=limits))
+        await asyncio.sleep(15)
+        assert (lost, held(pin)) == ([first], None)
+        assert "too old" in pin.lost_because
+        assert "client_held_seconds_max" in pin.lost_because
+        another = client(services, A, settings=settings)
+        assert await another.current() is None
+        assert isinstance(another.last_error, SnapshotTooOld)
+        await pin.close()
+        await another.close()
+
+
+# Questions about the owners of locks, with real lock services behind a network that can be cut.
+
+
+async def test_live_dead_and_undecided_sessions_are_told_apart() -> None:
+    async with lock_services(A) as services:
+        one, other = client(services), client(services)
+        living, ended = await one.current(), await other.current()
+        assert living is not None
+        assert ended is not None
+        await other.close()
+        never = b"never seen here!"
+        expected = [Liveness.DEAD, Liveness.ALIVE, Liveness.UNDECIDED]
+        assert await one.liveness([ended, living, never]) == expected
+        await asyncio.sleep(61)
+        expected = [Liveness.DEAD, Liveness.ALIVE, Liveness.DEAD]
+        assert await one.liveness([ended, living, never]) == expected
+        await one.close()
+
+
+async def test_no_answer_means_undecided() -> None:
+    async with lock_services(A) as services:
+        await asyncio.sleep(61)
+        sessions = client(services)
+        services.silent.add(A)
+        before = services.clock.monotonic_seconds()
+        assert await sessions.liveness([b"x" * 16]) == [Liveness.UNDECIDED]
+        assert services.clock.monotonic_seconds() - before <= 1.0
+        await sessions.close()
+
+
+async def test_a_malformed_session_id_is_undecided_and_harms_no_other_lookup() -> None:
+    async with lock_services(A) as services:
+        await asyncio.sleep(61)
+        sessions = client(services)
+        expected = [Liveness.UNDECIDED, Liveness.DEAD, Liveness.UNDECIDED]
+        assert await sessions.liveness([b"", b"x" * 16, b"long" * 5]) == expected
+        assert await sessions.liveness([b""]) == [Liveness.UNDECIDED]
+        assert await sessions.liveness([]) == []
+        assert services.count("CheckSessions") == 1
+        await sessions.close()
+
+
+async def test_an_answer_is_never_older_than_its_lookup() -> None:
+    """The session dies after the first lookup arrived and before the second began."""
+    async with lock_services(A) as services:
+        owner, asker = client(services), client(services)
+        session_id = await owner.current()
+        assert session_id is not None
+        first = asyncio.create_task(asker.liveness([session_id]))
+        await asyncio.sleep(ROUND_TRIP_SECONDS * 0.75)
+        await services.handlers[A].end_session(pb.EndSessionRequest(session_id=session_id))
+        second = asyncio.create_task(asker.liveness([session_id]))
+        assert await first == [Liveness.ALIVE]
+        assert await second == [Liveness.DEAD]
+        await owner.close()
+        await asker.close()
+
+
+async def test_lookups_during_a_call_share_the_next_one() -> None:
+    async with lock_services(A) as services:
+        await asyncio.sleep(61)
+        sessions = client(services)
+        first = asyncio.create_task(sessions.liveness([b"x" * 16]))
+        await asyncio.sleep(ROUND_TRIP_SECONDS / 4)
+        ids = [number.to_bytes(16, "big") for number in range(2_500)]
+        rest = [asyncio.create_task(sessions.liveness([i, ids[0]])) for i in ids]
+        await asyncio.sleep(0)
+        rest[7].cancel()
+        answers = await asyncio.gather(first, *rest[:7], *rest[8:])
+        assert answers[1:] == [[Liveness.DEAD, Liveness.DEAD]] * 2_499
+        asked = [len(c.session_ids) for _, name, c in services.calls if name == "CheckSessions"]
+        assert asked == [1, 1_000, 1_000, 500]
+        await sessions.close()
+
+
+async def test_closing_leaves_no_lookup_waiting() -> None:
+    async with lock_services(A) as services:
+        sessions = client(services)
+        services.silent.add(A)
+        first = asyncio.create_task(sessions.liveness([b"x" * 16]))
+        await asyncio.sleep(0.1)
+        second = asyncio.create_task(sessions.liveness([b"y" * 16]))
+        await asyncio.sleep(0.1)
+        before = services.clock.monotonic_seconds()
+        await sessions.close()
+        assert await first == await second == [Liveness.UNDECIDED]
+        assert services.clock.monotonic_seconds() == before
+
+
+async def test_a_session_is_dead_only_if_no_lock_service_knows_it() -> None:
+    """Clients may be with different ones, as after the first was away for a while."""
+    async with lock_services(A, B) as services:
+        await asyncio.sleep(61)  # their grace periods are over
+        one, other = client(services, A, B), client(services, B, A)
+        session = await one.current()
+        assert session is not None
+        nobody = b"?" * 16
+        await other.current()
+        assert await other.liveness([session, nobody]) == [Liveness.ALIVE, Liveness.DEAD]
+        services.refusing.add(A)
+        assert await other.liveness([session, nobody]) == [Liveness.UNDECIDED] * 2
+        await one.close()
+        await other.close()
+
+
+# Advisory locks keep processes from doing the same work, and never from doing any.
+
+
+async def test_a_lock_that_one_session_holds_is_refused_to_others() -> None:
+    async with lock_services(A) as services:
+        one, other = client(services), client(services, seed=8)
+        await one.current()
+        await other.current()
+        first, second = AdvisoryLocks(one), AdvisoryLocks(other)
+        assert await first.try_lock([b"a", b"b"]) == [True, True]
+        assert await second.try_lock([b"b", b"c", b"b"]) == [False, True, False]
+        assert await first.renew([b"a", b"c"]) == [True, False]
+        await first.unlock([b"b", b"c"])
+        assert await second.try_lock([b"b", b"a"]) == [True, False]
+        await one.close()
+        assert await second.try_lock([b"a"]) == [True]
+        await other.close()
+
+
+async def test_a_lock_that_is_not_renewed_is_free_again() -> None:
+    async with lock_services(A) as services:
+        one, other = client(services), client(services, seed=8)
+        await one.current()
+        await other.current()
+        first = AdvisoryLocks(one, ttl_seconds=1)
+        await first.try_lock([b"kept", b"forgotten"])
+        for _ in range(4):
+            await asyncio.sleep(0.5)
+            await first.renew([b"kept"])
+        assert await AdvisoryLocks(other).try_lock([b"kept", b"forgotten"]) == [False, True]
+        await one.close()
+        await other.close()
+
+
+async def test_work_continues_without_a_lock_service_or_a_session() -> None:
+    async with lock_services(A) as services:
+        session = client(services)
+        locks = AdvisoryLocks(session)
+        assert await locks.try_lock([b"a"]) == [True]
+        assert services.calls == []
+        await session.current()
+        services.stop(A)
+        assert await locks.try_lock([b"a", b"b"]) == [True, True]
+        assert "refused" in str(locks.last_error)
+        await locks.unlock([b"a"])
+        services.start(A)
+        await asyncio.sleep(10)
+        assert await locks.renew([b"a"]) == [False]  # it is asked again as soon as it answers
+        assert locks.last_error is None
+        await session.close()
+
+
+async def test_many_names_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advisory_locks, "NAMES_PER_CALL_MAX", 2)
+    async with lock_services(A) as services:
+        session = client(services)
+        await session.current()
+        locks = AdvisoryLocks(session)
+        assert await locks.try_lock([b"%d" % number for number in range(5)]) == [True] * 5
+        assert services.count("TryLock") == 3
+        assert await locks.try_lock([]) == []
+        await session.close()
+
+
+def test_every_row_has_a_unique_name_that_the_lock_service_accepts() -> None:
+    long = b"x" * 4096
+    rows = [b"", b"a", b"a\0", long[:1000], long[:1001], long, long[:-1] + b"y"]
+    names = {row_name(table_id, row) for table_id in (1, 256) for row in rows}
+    assert len(names) == 2 * len(rows)
+    assert max(map(len, names)) <= NAME_BYTES_MAX
+
+
+def test_so_many_of_the_longest_names_fit_into_a_request_to_a_lock_service() -> None:
+    names = [bytes(NAME_BYTES_MAX)] * advisory_locks.NAMES_PER_CALL_MAX
+    request = pb.TryLockRequest(session_id=bytes(16), names=names, ttl_milliseconds=2**31 - 1)
+    assert request.ByteSize() <= load(LockServiceSettings, [], {}).request_bytes_max

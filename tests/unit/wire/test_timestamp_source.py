@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from percolator import errors
 from percolator.errors import DeadlineExceeded, NotReady, PercolatorError, Unavailable
 from percolator.v1.cluster_pb2 import DescribeResponse, Server, ServiceKind
-from percolator.v1.oracle_pb2 import GetTimestampsResponse
+from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.wire import timestamp_source
 from percolator.wire.methods import DESCRIBE, GET_TIMESTAMPS
 from percolator.wire.timestamp_source import (
@@ -29,19 +30,88 @@ from percolator.wire.timestamp_source import (
 from percolator.world import (
     RequestT,
     ResponseT,
+    StreamCall,
+    StreamMethod,
     UnaryCall,
     UnaryMethod,
     World,
 )
 from tests.simulation.virtual_time import VirtualClock, run_virtually
 from tests.unit.unary_network import UnaryNetwork
-from tests.unit.wire.fake_oracles import (
-    ROUND_TRIP_SECONDS,
-    Oracles,
-    refusing,
-    silent,
-    source_of,
-)
+
+# A network with oracles in it, whose behaviour a test chooses.
+
+ROUND_TRIP_SECONDS = 0.1
+
+Behaviour = Callable[[int], Awaitable[int]]
+"""Returns the first timestamp for a requested count."""
+
+
+class Oracles:
+    """A network with oracles in it, which all draw from one sequence."""
+
+    def __init__(self) -> None:
+        self.next = 1000
+        self.requests: list[tuple[float, str, int]] = []
+        self.behaviours: dict[str, Behaviour] = {}
+        self.in_flight = 0
+        self.in_flight_most = 0
+
+    async def healthy(self, count: int) -> int:
+        """Allocates when the request arrives, half a round trip after it was sent."""
+        await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
+        first, self.next = self.next, self.next + count
+        await asyncio.sleep(ROUND_TRIP_SECONDS / 2)
+        return first
+
+    def unary(
+        self, address: str, method: UnaryMethod[RequestT, ResponseT]
+    ) -> UnaryCall[RequestT, ResponseT]:
+        async def call(request: RequestT, timeout: float) -> ResponseT:
+            assert isinstance(request, GetTimestampsRequest)
+            self.requests.append((asyncio.get_running_loop().time(), address, request.count))
+            self.in_flight += 1
+            self.in_flight_most = max(self.in_flight_most, self.in_flight)
+            try:
+                async with asyncio.timeout(timeout):
+                    first = await self.behaviours.get(address, self.healthy)(request.count)
+            except TimeoutError:
+                raise errors.DeadlineExceeded("no answer in time", where=address) from None
+            finally:
+                self.in_flight -= 1
+            response = GetTimestampsResponse(first=first, count=request.count)
+            assert isinstance(response, method.response)
+            return response
+
+        return call
+
+    def stream(
+        self, address: str, method: StreamMethod[RequestT, ResponseT]
+    ) -> StreamCall[RequestT, ResponseT]:
+        raise errors.UsageError("oracles stream nothing")
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    def counts(self) -> list[int]:
+        return [count for _, _, count in self.requests]
+
+
+def source_of(oracles: Oracles, *addresses: str, count_max: int = 1_000_000) -> TimestampSource:
+    world = World(VirtualClock(asyncio.get_running_loop()), oracles, random.Random(1))
+    return TimestampSource(world, addresses or ("a:1",), count_max=count_max)
+
+
+def refusing(error: errors.PercolatorError) -> Behaviour:
+    async def refuse(count: int) -> int:
+        raise error
+
+    return refuse
+
+
+async def silent(count: int) -> int:
+    await asyncio.sleep(10**6)
+    return 0
 
 
 async def test_an_oracle_that_takes_over_later_is_asked_as_soon_as_its_address_is_known() -> None:
@@ -584,3 +654,96 @@ async def test_an_oracle_that_does_not_answer_is_waited_for_as_long_as_a_caller_
         with pytest.raises(PercolatorError):
             await oracle.take()
         assert asyncio.get_running_loop().time() - began < 2 * ANSWER_SECONDS_MAX
+
+
+# Misuse of the source of timestamps is refused by name, and harms no other call.
+
+
+@pytest.mark.parametrize("count", [0, -1, 11])
+async def test_a_count_outside_its_limits_is_refused_by_name(count: int) -> None:
+    oracles = Oracles()
+    source = source_of(oracles, count_max=10)
+    with pytest.raises(errors.InvalidArgument) as refused:
+        await source.get(count)
+    assert refused.value.field == "count"
+    assert oracles.requests == []
+
+
+async def test_at_least_one_address_is_required() -> None:
+    world = World(VirtualClock(asyncio.get_running_loop()), Oracles(), random.Random(1))
+    with pytest.raises(errors.InvalidArgument, match="addresses: is empty"):
+        TimestampSource(world, [])
+
+
+@pytest.mark.parametrize("count", [1.5, 1.0, "1", None, math.nan])
+async def test_a_count_that_is_not_a_whole_number_is_refused_and_harms_no_other_call(
+    count: Any,
+) -> None:
+    """In a shared request, it would make the other calls fail too."""
+    source = source_of(Oracles())
+    other = source.get()
+    with pytest.raises(errors.InvalidArgument) as refused:
+        source.get(count)
+    assert refused.value.field == "count"
+    assert await other == 1000
+
+
+@pytest.mark.parametrize("seconds", [math.nan, "1"])
+async def test_a_timeout_that_is_not_a_number_is_refused_by_name(seconds: Any) -> None:
+    """With NaN, the call would never learn that no oracle answers."""
+    source = source_of(Oracles())
+    with pytest.raises(errors.InvalidArgument) as refused:
+        source.get(1, seconds)
+    assert refused.value.field == "timeout_seconds"
+    world = World(VirtualClock(asyncio.get_running_loop()), Oracles(), random.Random(1))
+    with pytest.raises(errors.InvalidArgument, match="timeout_seconds"):
+        TimestampSource(world, ["a:1"], timeout_seconds=seconds)
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, -math.inf])
+async def test_a_timeout_that_has_passed_already_ends_the_wait_at_once(seconds: float) -> None:
+    source = source_of(Oracles())
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(errors.DeadlineExceeded):
+        await source.get(1, seconds)
+    assert asyncio.get_running_loop().time() == started
+    assert await source.get() > 0
+
+
+async def test_one_address_in_place_of_a_list_is_refused() -> None:
+    """Each of its characters would be taken for an address."""
+    world = World(VirtualClock(asyncio.get_running_loop()), Oracles(), random.Random(1))
+    with pytest.raises(errors.InvalidArgument, match=r"addresses: expected a list .* 'a:1'"):
+        TimestampSource(world, "a:1")
+    with pytest.raises(errors.InvalidArgument, match="count_max"):
+        source_of(Oracles(), count_max=0)
+
+
+@pytest.mark.parametrize("seconds", [None, 0.0, ROUND_TRIP_SECONDS / 4])
+async def test_no_call_is_forgotten_when_other_code_cancels_the_tasks_of_the_loop(
+    seconds: float | None,
+) -> None:
+    """Nor does the source stop asking, even if its task is cancelled before its first step."""
+    oracles = Oracles()
+    source = source_of(oracles)
+    asked = source.get()
+    if seconds is not None:
+        await asyncio.sleep(seconds)
+    for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        task.cancel()
+    await asyncio.sleep(0)
+    assert await source.get() > await asked
+
+
+def test_a_source_used_outside_its_event_loop_raises_an_error() -> None:
+    async def made() -> TimestampSource:
+        return source_of(Oracles())
+
+    async def used(source: TimestampSource) -> None:
+        source.get()
+
+    source = run_virtually(made())
+    with pytest.raises(errors.UsageError, match="one event loop"):
+        run_virtually(used(source))
+    with pytest.raises(errors.UsageError, match="within an event loop"):
+        source.get()
