@@ -6,7 +6,8 @@ import asyncio
 import gc
 import inspect
 import signal
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AsyncContextDecorator, AsyncExitStack
 from typing import Any
 
 import pytest
@@ -78,5 +79,19 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> object:
     arguments: dict[str, Any] = {name: pyfuncitem.funcargs[name] for name in wanted}
     real = any(pyfuncitem.get_closest_marker(mark) for mark in REAL_TIME_MARKS)
     run: Any = asyncio.run if real else run_virtually
-    run(pyfuncitem.obj(**arguments))
+    run(_within_fixtures(pyfuncitem.obj, arguments))
     return True
+
+
+async def _within_fixtures(
+    test: Callable[..., Awaitable[object]], arguments: dict[str, Any]
+) -> None:
+    """Runs a test with its asynchronous fixtures, which are made by `asynccontextmanager`, and are
+    entered and left in the event loop of the test."""
+    async with AsyncExitStack() as stack:
+        for name, value in arguments.items():
+            if isinstance(value, AbstractAsyncContextManager) and isinstance(
+                value, AsyncContextDecorator
+            ):
+                arguments[name] = await stack.enter_async_context(value)
+        await test(**arguments)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
+from percolator.aio import Database
 from tests.unit import connected
 
 
@@ -11,3 +15,11 @@ from tests.unit import connected
 def engine_of_cells(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the clusters of `tests.unit.connected` have their cells."""
     monkeypatch.setattr(connected, "over_rows", request.param == "in a row store")
+
+
+@pytest.fixture
+@asynccontextmanager
+async def db() -> AsyncIterator[Database]:
+    """A client of a cluster in memory, in which every commit takes two phases."""
+    async with connected.connected() as (db, _):
+        yield db

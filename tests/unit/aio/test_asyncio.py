@@ -39,59 +39,57 @@ from percolator.wire import methods
 from tests.unit.connected import TWO_PHASES, accounts, balance, connected
 
 
-async def test_several_reads_of_one_transaction_share_one_timestamp() -> None:
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            await asyncio.gather(*(tx.get(f"{i}", balance) for i in range(10)))
-        assert tx.statistics.round_trips == 11
+async def test_several_reads_of_one_transaction_share_one_timestamp(db: Database) -> None:
+    async with db.transaction() as tx:
+        await asyncio.gather(*(tx.get(f"{i}", balance) for i in range(10)))
+    assert tx.statistics.round_trips == 11
 
 
-async def test_a_cancelled_reader_does_not_cancel_the_start_for_other_readers() -> None:
-    async with connected() as (db, _):
-        tx = db.transaction()
-        one = asyncio.create_task(tx.get("a", balance))
-        other = asyncio.create_task(tx.get("b", balance))
-        await asyncio.sleep(0)
-        one.cancel()
-        assert await other is None
-        assert one.cancelled()
-        tx.rollback()
+async def test_a_cancelled_reader_does_not_cancel_the_start_for_other_readers(db: Database) -> None:
+    tx = db.transaction()
+    one = asyncio.create_task(tx.get("a", balance))
+    other = asyncio.create_task(tx.get("b", balance))
+    await asyncio.sleep(0)
+    one.cancel()
+    assert await other is None
+    assert one.cancelled()
+    tx.rollback()
 
 
 @pytest.mark.parametrize("kind", ["transaction", "snapshot"])
-async def test_ending_while_the_start_is_fetched_holds_back_no_history(kind: str) -> None:
-    async with connected() as (db, _):
-        reading = db.transaction() if kind == "transaction" else db.snapshot()
-        getting = asyncio.create_task(reading.get("a", balance))
-        await asyncio.sleep(0)
-        if isinstance(reading, Transaction):
-            reading.rollback()
-        else:
-            await reading.close()
-        with pytest.raises(UsageError, match="begin a new one"):
-            await getting
-        assert db._engine.open_starts.oldest() == 0
+async def test_ending_while_the_start_is_fetched_holds_back_no_history(
+    db: Database, kind: str
+) -> None:
+    reading = db.transaction() if kind == "transaction" else db.snapshot()
+    getting = asyncio.create_task(reading.get("a", balance))
+    await asyncio.sleep(0)
+    if isinstance(reading, Transaction):
+        reading.rollback()
+    else:
+        await reading.close()
+    with pytest.raises(UsageError, match="begin a new one"):
+        await getting
+    assert db._engine.open_starts.oldest() == 0
 
 
-async def test_what_is_open_holds_back_collection_until_it_ends_or_is_dropped() -> None:
-    async with connected() as (db, _):
-        starts = db._engine.open_starts
-        tx = db.transaction()
-        snapshot = db.snapshot()
-        first = await tx.timestamp()
-        second = await snapshot.timestamp()
-        assert starts.oldest() == first
-        tx.rollback()
-        assert starts.oldest() == second
-        del snapshot
-        gc.collect()
-        assert starts.oldest() == 0
-        dropped = db.transaction()
-        await dropped.timestamp()
-        assert starts.oldest() != 0
-        del dropped
-        gc.collect()
-        assert starts.oldest() == 0
+async def test_what_is_open_holds_back_collection_until_it_ends_or_is_dropped(db: Database) -> None:
+    starts = db._engine.open_starts
+    tx = db.transaction()
+    snapshot = db.snapshot()
+    first = await tx.timestamp()
+    second = await snapshot.timestamp()
+    assert starts.oldest() == first
+    tx.rollback()
+    assert starts.oldest() == second
+    del snapshot
+    gc.collect()
+    assert starts.oldest() == 0
+    dropped = db.transaction()
+    await dropped.timestamp()
+    assert starts.oldest() != 0
+    del dropped
+    gc.collect()
+    assert starts.oldest() == 0
 
 
 async def test_a_coroutine_function_is_run_again_after_a_conflict() -> None:
@@ -264,10 +262,9 @@ async def test_bulk_writes_take_asynchronous_sources_too() -> None:
             assert [row[balance] async for row in snapshot.scan(accounts)] == list(range(100))
 
 
-async def test_a_bulk_write_stops_at_the_first_error() -> None:
-    async with connected() as (db, _):
-        with pytest.raises(Exception, match="expected int"):
-            await db.set_many([("a", {balance: 1}), ("b", {balance: "x"}), ("c", {balance: 1})])
+async def test_a_bulk_write_stops_at_the_first_error(db: Database) -> None:
+    with pytest.raises(Exception, match="expected int"):
+        await db.set_many([("a", {balance: 1}), ("b", {balance: "x"}), ("c", {balance: 1})])
 
 
 async def test_a_row_that_is_none_does_not_end_an_asynchronous_bulk_write_unnoticed() -> None:
@@ -321,20 +318,18 @@ async def test_weak_notifications_reach_the_observers_of_the_column() -> None:
         ]
 
 
-async def test_a_scan_ends_with_its_transaction_or_snapshot() -> None:
-    async with connected() as (db, _):
-        await db.set_many([(f"{i}", {balance: i}) for i in range(5)])
-        async with db.snapshot() as snapshot:
-            rows = snapshot.scan(accounts)
-            assert (await anext(rows)).key == "0"
-        with pytest.raises(UsageError, match="begin a new one"):
-            await anext(rows)
+async def test_a_scan_ends_with_its_transaction_or_snapshot(db: Database) -> None:
+    await db.set_many([(f"{i}", {balance: i}) for i in range(5)])
+    async with db.snapshot() as snapshot:
+        rows = snapshot.scan(accounts)
+        assert (await anext(rows)).key == "0"
+    with pytest.raises(UsageError, match="begin a new one"):
+        await anext(rows)
 
 
-async def test_a_function_that_is_not_a_coroutine_function_is_refused() -> None:
-    async with connected() as (db, _):
-        with pytest.raises(UsageError, match="returns int"):
-            await db.run(lambda tx: 5)  # type: ignore[arg-type, return-value]  # the mistake
+async def test_a_function_that_is_not_a_coroutine_function_is_refused(db: Database) -> None:
+    with pytest.raises(UsageError, match="returns int"):
+        await db.run(lambda tx: 5)  # type: ignore[arg-type, return-value]  # the mistake
 
 
 # Rows that are longer than the tablet servers allow: they are refused, and block nothing.
@@ -427,26 +422,23 @@ async def test_all_reads_of_rows_together_look_once_at_what_the_transaction_has_
 # Cells in bulk: what a snapshot returns as parallel lists, for programs that move many of them.
 
 
-async def test_cells_of_single_rows_are_those_that_a_scan_finds_there() -> None:
-    async with connected() as (db, _):
-        await db.set_many((f"{number}", {balance: number}) for number in range(10))
-        async with db.transaction() as tx:
-            await tx.delete("7", balance)
-        async with db.snapshot() as snapshot:
-            await snapshot.get("0", balance)
-            await db.set_many([("3", {balance: 33})])
-            page = await snapshot.get_cells(accounts, [b"3", b"7", b"9", b"nothing"])
-            scanned = [page async for page in snapshot.scan_cells(accounts, columns=[b"balance"])]
-            assert page.rows == [b"3", b"9"]
-            assert page.columns == [b"balance"] * 2
-            for row, value, commit in zip(
-                page.rows, page.values, page.commit_timestamps, strict=True
-            ):
-                place = scanned[0].rows.index(row)
-                assert value == scanned[0].values[place]
-                assert commit == scanned[0].commit_timestamps[place]
-            none = await snapshot.get_cells(accounts, [b"3"], columns=[b"another"])
-            assert none.rows == []
+async def test_cells_of_single_rows_are_those_that_a_scan_finds_there(db: Database) -> None:
+    await db.set_many((f"{number}", {balance: number}) for number in range(10))
+    async with db.transaction() as tx:
+        await tx.delete("7", balance)
+    async with db.snapshot() as snapshot:
+        await snapshot.get("0", balance)
+        await db.set_many([("3", {balance: 33})])
+        page = await snapshot.get_cells(accounts, [b"3", b"7", b"9", b"nothing"])
+        scanned = [page async for page in snapshot.scan_cells(accounts, columns=[b"balance"])]
+        assert page.rows == [b"3", b"9"]
+        assert page.columns == [b"balance"] * 2
+        for row, value, commit in zip(page.rows, page.values, page.commit_timestamps, strict=True):
+            place = scanned[0].rows.index(row)
+            assert value == scanned[0].values[place]
+            assert commit == scanned[0].commit_timestamps[place]
+        none = await snapshot.get_cells(accounts, [b"3"], columns=[b"another"])
+        assert none.rows == []
 
 
 # Several cells of a row, sums, single values and pages, each in one call.
@@ -457,15 +449,14 @@ owner = accounts.column("owner", codecs.text)
 other = Table("others").column("number", codecs.integer)
 
 
-async def test_a_mapping_sets_several_columns_of_a_row() -> None:
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            await tx.set("bob", {balance: 1, owner: "Bob"})
-            await tx.set("joe", {})
-        async with db.snapshot() as snapshot:
-            bob, joe = await snapshot.get_many(accounts, ["bob", "joe"], [owner, balance])
-            assert bob.items() == [(owner, "Bob"), (balance, 1)]
-            assert joe.items() == []
+async def test_a_mapping_sets_several_columns_of_a_row(db: Database) -> None:
+    async with db.transaction() as tx:
+        await tx.set("bob", {balance: 1, owner: "Bob"})
+        await tx.set("joe", {})
+    async with db.snapshot() as snapshot:
+        bob, joe = await snapshot.get_many(accounts, ["bob", "joe"], [owner, balance])
+        assert bob.items() == [(owner, "Bob"), (balance, 1)]
+        assert joe.items() == []
 
 
 async def test_a_row_is_deleted_whole_or_not_at_all() -> None:
@@ -493,27 +484,27 @@ async def test_a_row_is_deleted_whole_or_not_at_all() -> None:
         ([(balance, 1)], "value: is missing"),
     ],
 )
-async def test_of_a_mapping_all_is_set_or_nothing(values: Any, says: str) -> None:
-    async with connected() as (db, _):
-        await db.create_table(other.table)
-        tx = db.transaction()
-        with pytest.raises((SchemaError, UsageError, InvalidArgument), match=says):
-            await tx.set("bob", values)
-        assert await tx.get("bob", balance) is None
+async def test_of_a_mapping_all_is_set_or_nothing(db: Database, values: Any, says: str) -> None:
+    await db.create_table(other.table)
+    tx = db.transaction()
+    with pytest.raises((SchemaError, UsageError, InvalidArgument), match=says):
+        await tx.set("bob", values)
+    assert await tx.get("bob", balance) is None
 
 
-async def test_a_deleted_row_has_no_cell_left_not_even_those_that_were_just_set() -> None:
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            await tx.set("bob", {balance: 1, owner: "Bob"})
-            await tx.set("bobby", balance, 2)
-        async with db.transaction() as tx:
-            await tx.set("bob", accounts.column("new", codecs.raw), b"")
-            await tx.delete_row(accounts, "bob")
-            await tx.delete_row(accounts, "nothing")
-            assert not (await tx.get_many(accounts, ["bob"]))[0]
-        async with db.snapshot() as snapshot:
-            assert [row.key async for row in snapshot.scan(accounts)] == ["bobby"]
+async def test_a_deleted_row_has_no_cell_left_not_even_those_that_were_just_set(
+    db: Database,
+) -> None:
+    async with db.transaction() as tx:
+        await tx.set("bob", {balance: 1, owner: "Bob"})
+        await tx.set("bobby", balance, 2)
+    async with db.transaction() as tx:
+        await tx.set("bob", accounts.column("new", codecs.raw), b"")
+        await tx.delete_row(accounts, "bob")
+        await tx.delete_row(accounts, "nothing")
+        assert not (await tx.get_many(accounts, ["bob"]))[0]
+    async with db.snapshot() as snapshot:
+        assert [row.key async for row in snapshot.scan(accounts)] == ["bobby"]
 
 
 async def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted() -> None:
@@ -530,34 +521,31 @@ async def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted() -> None:
             assert [row.key async for row in snapshot.scan(accounts)] == ["joe"]
 
 
-async def test_a_row_that_was_deleted_conflicts_with_a_writer_of_its_cells() -> None:
-    async with connected() as (db, _):
-        await db.set_many([("bob", {balance: 1})])
-        tx = db.transaction()
-        await tx.delete_row(accounts, "bob")
-        await db.set_many([("bob", {balance: 2})])
-        with pytest.raises(ConflictError):
-            await tx.commit()
+async def test_a_row_that_was_deleted_conflicts_with_a_writer_of_its_cells(db: Database) -> None:
+    await db.set_many([("bob", {balance: 1})])
+    tx = db.transaction()
+    await tx.delete_row(accounts, "bob")
+    await db.set_many([("bob", {balance: 2})])
+    with pytest.raises(ConflictError):
+        await tx.commit()
 
 
-async def test_an_increment_returns_the_sum_and_begins_at_zero() -> None:
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            assert await tx.increment("bob", balance) == 1
-            assert await tx.increment("bob", balance, 10) == 11
-            assert await tx.increment("bob", balance, -20) == -9
-        assert await db.get("bob", balance) == -9
+async def test_an_increment_returns_the_sum_and_begins_at_zero(db: Database) -> None:
+    async with db.transaction() as tx:
+        assert await tx.increment("bob", balance) == 1
+        assert await tx.increment("bob", balance, 10) == 11
+        assert await tx.increment("bob", balance, -20) == -9
+    assert await db.get("bob", balance) == -9
 
 
-async def test_two_increments_of_one_cell_conflict() -> None:
-    async with connected() as (db, _):
-        first, second = db.transaction(), db.transaction()
-        await first.increment("bob", balance)
-        await second.increment("bob", balance)
-        await first.commit()
-        with pytest.raises(ConflictError):
-            await second.commit()
-        assert await db.get("bob", balance) == 1
+async def test_two_increments_of_one_cell_conflict(db: Database) -> None:
+    first, second = db.transaction(), db.transaction()
+    await first.increment("bob", balance)
+    await second.increment("bob", balance)
+    await first.commit()
+    with pytest.raises(ConflictError):
+        await second.commit()
+    assert await db.get("bob", balance) == 1
 
 
 async def test_only_integers_are_incremented() -> None:
@@ -574,24 +562,22 @@ async def test_only_integers_are_incremented() -> None:
         assert await tx.get("bob", balance) == 2**63 - 1
 
 
-async def test_a_database_reads_one_value_as_it_is_now() -> None:
-    async with connected() as (db, _):
-        assert await db.get("bob", balance) is None
-        assert await db.get("bob", balance, 7) == 7
-        for number in (1, 2):
-            await db.set_many([("bob", {balance: number})])
-            assert await db.get("bob", balance) == number
+async def test_a_database_reads_one_value_as_it_is_now(db: Database) -> None:
+    assert await db.get("bob", balance) is None
+    assert await db.get("bob", balance, 7) == 7
+    for number in (1, 2):
+        await db.set_many([("bob", {balance: number})])
+        assert await db.get("bob", balance) == number
 
 
-async def test_a_row_read_without_columns_does_not_guess_their_types() -> None:
-    async with connected() as (db, _):
-        await db.set_many([("bob", {balance: 1})])
-        async with db.snapshot() as snapshot:
-            (row,) = await snapshot.get_many(accounts, ["bob"])
-            with pytest.raises(UsageError, match=r"pass columns to get_many or scan, or use raw"):
-                row.items()
-            async for row in snapshot.scan(accounts, columns=(c for c in [balance, owner])):  # type: ignore[arg-type]  # consumed once
-                assert row.items() == [(balance, 1)]
+async def test_a_row_read_without_columns_does_not_guess_their_types(db: Database) -> None:
+    await db.set_many([("bob", {balance: 1})])
+    async with db.snapshot() as snapshot:
+        (row,) = await snapshot.get_many(accounts, ["bob"])
+        with pytest.raises(UsageError, match=r"pass columns to get_many or scan, or use raw"):
+            row.items()
+        async for row in snapshot.scan(accounts, columns=(c for c in [balance, owner])):  # type: ignore[arg-type]  # consumed once
+            assert row.items() == [(balance, 1)]
 
 
 KEYS = ["a1", "b1", "b2", "b3", "b4", "c1"]
@@ -611,30 +597,28 @@ KEYS = ["a1", "b1", "b2", "b3", "b4", "c1"]
     ],
 )
 async def test_a_scan_shows_what_is_in_the_prefix_and_in_the_bounds(
-    bounds: Any, expected: list[str]
+    db: Database, bounds: Any, expected: list[str]
 ) -> None:
-    async with connected() as (db, _):
-        await db.set_many((key, {balance: 1}) for key in KEYS)
-        async with db.snapshot() as snapshot:
-            found = [row.key async for row in snapshot.scan(accounts, prefix="b", **bounds)]
-            assert found == expected
+    await db.set_many((key, {balance: 1}) for key in KEYS)
+    async with db.snapshot() as snapshot:
+        found = [row.key async for row in snapshot.scan(accounts, prefix="b", **bounds)]
+        assert found == expected
 
 
-async def test_tables_are_created_together_or_refused_before_the_first() -> None:
-    async with connected() as (db, _):
-        new = [Table("one"), Table("two")]
-        for wrong, says in [
-            ([*new, "three"], r"tables\[2\]: expected a Table, got str"),
-            ([*new, Table("one")], r"tables\[2\]: 'one' is named twice"),
-            ([*new, Table("percolator.x")], "'percolator.x' is internal"),
-            ("one", "tables: expected a list of tables, got str"),
-        ]:
-            with pytest.raises(InvalidArgument, match=says):
-                await db.create_tables(wrong)  # type: ignore[arg-type]  # the mistake
-        assert await db.tables() == ["accounts"]
-        await db.create_tables(new)
-        await db.create_tables(iter([*new, Table("three")]), exist_ok=True)
-        assert await db.tables() == ["accounts", "one", "three", "two"]
+async def test_tables_are_created_together_or_refused_before_the_first(db: Database) -> None:
+    new = [Table("one"), Table("two")]
+    for wrong, says in [
+        ([*new, "three"], r"tables\[2\]: expected a Table, got str"),
+        ([*new, Table("one")], r"tables\[2\]: 'one' is named twice"),
+        ([*new, Table("percolator.x")], "'percolator.x' is internal"),
+        ("one", "tables: expected a list of tables, got str"),
+    ]:
+        with pytest.raises(InvalidArgument, match=says):
+            await db.create_tables(wrong)  # type: ignore[arg-type]  # the mistake
+    assert await db.tables() == ["accounts"]
+    await db.create_tables(new)
+    await db.create_tables(iter([*new, Table("three")]), exist_ok=True)
+    assert await db.tables() == ["accounts", "one", "three", "two"]
 
 
 def test_the_blocking_twins_do_the_same(percolator_db: BlockingDatabase) -> None:
@@ -747,15 +731,14 @@ async def test_a_lock_outside_of_the_family_is_not_in_the_way(
 
 
 @pytest.mark.usefixtures("engine_of_cells")
-async def test_any_number_of_single_cells_of_a_row_is_read_at_once() -> None:
-    async with connected() as (db, _):
-        cells = [("hub", edges.column(f"{number}")) for number in range(10_001)]
-        async with db.transaction() as tx:
-            for row, column in (cells[0], cells[-1]):
-                await tx.set(row, column, 1)
-        async with db.snapshot() as snapshot:
-            found = await snapshot.get_many(cells)
-            assert (found[0], found[-1], found.count(None)) == (1, 1, 9_999)
+async def test_any_number_of_single_cells_of_a_row_is_read_at_once(db: Database) -> None:
+    cells = [("hub", edges.column(f"{number}")) for number in range(10_001)]
+    async with db.transaction() as tx:
+        for row, column in (cells[0], cells[-1]):
+            await tx.set(row, column, 1)
+    async with db.snapshot() as snapshot:
+        found = await snapshot.get_many(cells)
+        assert (found[0], found[-1], found.count(None)) == (1, 1, 9_999)
 
 
 # A datetime shows what was committed before its millisecond, and nothing of it.
@@ -771,22 +754,21 @@ async def at_the_first_timestamp_of_a_millisecond(db: Database) -> Timestamp:
     return tx.commit_timestamp
 
 
-async def test_a_datetime_does_not_show_a_commit_at_the_first_timestamp_of_its_millisecond() -> (
-    None
-):
-    async with connected() as (db, _):
-        await db.set_change_feed(accounts, on=True)
-        begin = await db.timestamp()
-        commit = await at_the_first_timestamp_of_a_millisecond(db)
-        moment = commit.to_datetime()
-        async with db.snapshot(at=moment) as snapshot:
-            assert await snapshot.get("a", balance) is None
-        async with db.snapshot(at=commit) as snapshot:
-            assert await snapshot.get("a", balance) == 1
-        now = await db.timestamp()
-        until = [one async for one in db.changes(accounts, after=begin, until=moment)]
-        after = [one async for one in db.changes(accounts, after=moment, until=now)]
-        assert (len(until), len(after)) == (0, 1)
+async def test_a_datetime_does_not_show_a_commit_at_the_first_timestamp_of_its_millisecond(
+    db: Database,
+) -> None:
+    await db.set_change_feed(accounts, on=True)
+    begin = await db.timestamp()
+    commit = await at_the_first_timestamp_of_a_millisecond(db)
+    moment = commit.to_datetime()
+    async with db.snapshot(at=moment) as snapshot:
+        assert await snapshot.get("a", balance) is None
+    async with db.snapshot(at=commit) as snapshot:
+        assert await snapshot.get("a", balance) == 1
+    now = await db.timestamp()
+    until = [one async for one in db.changes(accounts, after=begin, until=moment)]
+    after = [one async for one in db.changes(accounts, after=moment, until=now)]
+    assert (len(until), len(after)) == (0, 1)
 
 
 NAMED: dict[str, Callable[[Database, Any], object]] = {
@@ -809,9 +791,8 @@ NAMED: dict[str, Callable[[Database, Any], object]] = {
     ids=str,
 )
 async def test_a_bad_moment_is_refused_by_the_name_of_its_argument(
-    field: str, moment: object
+    db: Database, field: str, moment: object
 ) -> None:
-    async with connected() as (db, _):
-        with pytest.raises(InvalidArgument, match=f"^{field}: ") as refused:
-            NAMED[field](db, moment)
-        assert refused.value.field == field
+    with pytest.raises(InvalidArgument, match=f"^{field}: ") as refused:
+        NAMED[field](db, moment)
+    assert refused.value.field == field

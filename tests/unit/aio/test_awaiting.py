@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from percolator import DeadlineExceeded, Table, UsageError, both_kinds, codecs, transactional
-from percolator.aio import Snapshot, Transaction
+from percolator.aio import Database, Snapshot, Transaction
 from percolator.errors import ConflictError, InvalidArgument, SchemaError
 from percolator.recipes import CombineQueue, Index, ShardedCounter
 from percolator.v1 import master_pb2
@@ -51,51 +51,50 @@ def no_warnings() -> Any:
 
 
 @on_both_engines
-async def test_writes_that_are_not_awaited_are_committed() -> None:
-    async with connected() as (db, _):
-        await db.create_table(elsewhere)
-        async with db.transaction() as tx:  # the client knows neither table nor columns yet
-            tx.set("ann", balance, 1)
-            tx.set("bob", {balance: 2, visits: 3})
-            tx.delete("ann", balance)
-            tx.set("zoe", balance, 4)
-            tx.delete("none", number)
-            tx.lock("none", balance)
-            tx.lock("none", number, shared=True)
-            assert await tx.get("ann", balance) is None
-            assert await tx.get("bob", visits) == 3
+async def test_writes_that_are_not_awaited_are_committed(db: Database) -> None:
+    await db.create_table(elsewhere)
+    async with db.transaction() as tx:  # the client knows neither table nor columns yet
+        tx.set("ann", balance, 1)
+        tx.set("bob", {balance: 2, visits: 3})
+        tx.delete("ann", balance)
+        tx.set("zoe", balance, 4)
+        tx.delete("none", number)
+        tx.lock("none", balance)
+        tx.lock("none", number, shared=True)
+        assert await tx.get("ann", balance) is None
+        assert await tx.get("bob", visits) == 3
+    async with db.transaction() as tx:
+        tx.set("bob", balance, 5)
+    assert tx.commit_timestamp is not None
+    assert await values_of(db) == {"bob": 5, "zoe": 4}
+
+
+async def test_the_last_of_several_writes_to_a_cell_counts_whichever_waits_for_the_table(
+    db: Database,
+) -> None:
+    async with db.transaction() as tx:
+        tx.set("ann", balance, 1)
+        waiting = tx.set("ann", balance, 2)
+        tx.set("bob", balance, 1)
+        await asyncio.gather(waiting, tx.set("zoe", balance, 1))
+        tx.set("ann", balance, 3)
+        tx.delete("bob", balance)
+        row, _ = await tx.get_many(accounts, ["ann", "bob"])
+        assert row[balance] == 3
+        assert [one.key async for one in tx.scan(accounts)] == ["ann", "zoe"]
+    assert await values_of(db) == {"ann": 3, "zoe": 1}
+
+
+async def test_what_a_write_returns_may_be_awaited_gathered_and_made_a_task(db: Database) -> None:
+    for row in ("ann", "bob"):  # with a table that is not known yet, and with one that is
         async with db.transaction() as tx:
-            tx.set("bob", balance, 5)
-        assert tx.commit_timestamp is not None
-        assert await values_of(db) == {"bob": 5, "zoe": 4}
-
-
-async def test_the_last_of_several_writes_to_a_cell_counts_whichever_waits_for_the_table() -> None:
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            tx.set("ann", balance, 1)
-            waiting = tx.set("ann", balance, 2)
-            tx.set("bob", balance, 1)
-            await asyncio.gather(waiting, tx.set("zoe", balance, 1))
-            tx.set("ann", balance, 3)
-            tx.delete("bob", balance)
-            row, _ = await tx.get_many(accounts, ["ann", "bob"])
-            assert row[balance] == 3
-            assert [one.key async for one in tx.scan(accounts)] == ["ann", "zoe"]
-        assert await values_of(db) == {"ann": 3, "zoe": 1}
-
-
-async def test_what_a_write_returns_may_be_awaited_gathered_and_made_a_task() -> None:
-    async with connected() as (db, _):
-        for row in ("ann", "bob"):  # with a table that is not known yet, and with one that is
-            async with db.transaction() as tx:
-                await tx.set(row, balance, 1)
-                await asyncio.gather(tx.set(row, balance, 2), tx.lock(row, visits))
-                await asyncio.create_task(tx.set(row, balance, 3))
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(tx.set(row, visits, 4))
-                await asyncio.wait_for(tx.delete(row, visits), 1.0)
-        assert await values_of(db) == {"ann": 3, "bob": 3}
+            await tx.set(row, balance, 1)
+            await asyncio.gather(tx.set(row, balance, 2), tx.lock(row, visits))
+            await asyncio.create_task(tx.set(row, balance, 3))
+            async with asyncio.TaskGroup() as group:
+                group.create_task(tx.set(row, visits, 4))
+            await asyncio.wait_for(tx.delete(row, visits), 1.0)
+    assert await values_of(db) == {"ann": 3, "bob": 3}
 
 
 async def test_writes_of_a_known_table_share_what_they_return() -> None:
@@ -122,74 +121,68 @@ async def test_writes_of_a_known_table_share_what_they_return() -> None:
 )
 @pytest.mark.parametrize("is_known", [False, True])
 async def test_bad_arguments_are_refused_at_the_call_and_leave_nothing(
-    write: Callable[[Any], object], error: type[Exception], is_known: bool
+    db: Database, write: Callable[[Any], object], error: type[Exception], is_known: bool
 ) -> None:
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            if is_known:
-                await tx.set("ann", {balance: 1, visits: 1})
-            with pytest.raises(error):
-                write(tx)
-        assert await values_of(db) == ({"ann": 1} if is_known else {})
+    async with db.transaction() as tx:
+        if is_known:
+            await tx.set("ann", {balance: 1, visits: 1})
+        with pytest.raises(error):
+            write(tx)
+    assert await values_of(db) == ({"ann": 1} if is_known else {})
 
 
-async def test_a_missing_table_is_an_error_of_the_read_or_commit_that_follows() -> None:
-    async with connected() as (db, _):
-        tx = db.transaction()
+async def test_a_missing_table_is_an_error_of_the_read_or_commit_that_follows(db: Database) -> None:
+    tx = db.transaction()
+    tx.set("ann", balance, 1)
+    tx.set("ann", number, 1)
+    with pytest.raises(SchemaError, match="elsewhere"):
+        await tx.get("ann", balance)
+    with pytest.raises(SchemaError, match="elsewhere"):
+        await tx.commit()
+    assert tx.outcome.value == "aborted"
+    assert await values_of(db) == {}
+
+
+async def test_whoever_awaits_a_write_may_go_on_without_it(db: Database) -> None:
+    async with db.transaction() as tx:
         tx.set("ann", balance, 1)
-        tx.set("ann", number, 1)
         with pytest.raises(SchemaError, match="elsewhere"):
-            await tx.get("ann", balance)
-        with pytest.raises(SchemaError, match="elsewhere"):
-            await tx.commit()
-        assert tx.outcome.value == "aborted"
-        assert await values_of(db) == {}
+            await tx.set("ann", number, 1)
+        refused, _ = await asyncio.gather(
+            tx.set("ann", number, 1), tx.get("ann", balance), return_exceptions=True
+        )
+        assert isinstance(refused, SchemaError)
+    assert await values_of(db) == {"ann": 1}
 
 
-async def test_whoever_awaits_a_write_may_go_on_without_it() -> None:
-    async with connected() as (db, _):
+async def test_a_notification_without_observer_fails_the_commit(db: Database) -> None:
+    with pytest.raises(UsageError, match="has no weak observer"):  # noqa: PT012 - a block is left
         async with db.transaction() as tx:
             tx.set("ann", balance, 1)
-            with pytest.raises(SchemaError, match="elsewhere"):
-                await tx.set("ann", number, 1)
-            refused, _ = await asyncio.gather(
-                tx.set("ann", number, 1), tx.get("ann", balance), return_exceptions=True
-            )
-            assert isinstance(refused, SchemaError)
-        assert await values_of(db) == {"ann": 1}
+            tx.notify("ann", balance)
+    assert await values_of(db) == {}
 
 
-async def test_a_notification_without_observer_fails_the_commit() -> None:
-    async with connected() as (db, _):
-        with pytest.raises(UsageError, match="has no weak observer"):  # noqa: PT012 - a block is left
-            async with db.transaction() as tx:
-                tx.set("ann", balance, 1)
-                tx.notify("ann", balance)
-        assert await values_of(db) == {}
-
-
-async def test_a_write_after_the_end_is_refused_at_the_call() -> None:
-    async with connected() as (db, _):
-        tx = db.transaction()
-        await tx.commit()
-        for write in (tx.set, tx.delete, tx.lock, tx.notify):
-            given: Any = ("ann", balance, 1) if write == tx.set else ("ann", balance)
-            with pytest.raises(UsageError, match="has committed; begin a new one"):
-                write(*given)
+async def test_a_write_after_the_end_is_refused_at_the_call(db: Database) -> None:
+    tx = db.transaction()
+    await tx.commit()
+    for write in (tx.set, tx.delete, tx.lock, tx.notify):
+        given: Any = ("ann", balance, 1) if write == tx.set else ("ann", balance)
+        with pytest.raises(UsageError, match="has committed; begin a new one"):
+            write(*given)
 
 
 @on_both_engines
-async def test_shares_commit_what_was_not_awaited() -> None:
-    async with connected() as (db, _):
-        async with db.shared_transaction() as whole:
-            async with db.share(whole.ticket, task="1") as share:
-                share.set("ann", balance, 1)
-                share.set("bob", balance, 2)
-                share.delete("zoe", balance)
-                receipt = await share.finish()
-            assert receipt.cells == 3
-            await whole.commit([receipt])
-        assert await values_of(db) == {"ann": 1, "bob": 2}
+async def test_shares_commit_what_was_not_awaited(db: Database) -> None:
+    async with db.shared_transaction() as whole:
+        async with db.share(whole.ticket, task="1") as share:
+            share.set("ann", balance, 1)
+            share.set("bob", balance, 2)
+            share.delete("zoe", balance)
+            receipt = await share.finish()
+        assert receipt.cells == 3
+        await whole.commit([receipt])
+    assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
 async def test_a_share_with_a_refused_write_cannot_be_finished() -> None:
@@ -228,15 +221,14 @@ CALLS: list[tuple[Call, str]] = [
 
 
 @pytest.mark.parametrize(("call", "name"), CALLS)
-async def test_a_call_without_await_fails_the_commit(call: Call, name: str) -> None:
-    async with connected() as (db, _):
-        line = inspect.getsourcelines(call)[1]
-        with pytest.raises(UsageError, match=rf"{name} at \S+test_awaiting.py:{line} was called"):  # noqa: PT012 - a block is left
-            async with db.transaction() as tx:
-                tx.set("bob", balance, 1)
-                call(tx)
-        assert tx.outcome.value == "aborted"
-        assert await values_of(db) == {}
+async def test_a_call_without_await_fails_the_commit(db: Database, call: Call, name: str) -> None:
+    line = inspect.getsourcelines(call)[1]
+    with pytest.raises(UsageError, match=rf"{name} at \S+test_awaiting.py:{line} was called"):  # noqa: PT012 - a block is left
+        async with db.transaction() as tx:
+            tx.set("bob", balance, 1)
+            call(tx)
+    assert tx.outcome.value == "aborted"
+    assert await values_of(db) == {}
 
 
 @pytest.mark.parametrize("writes", [False, True])
@@ -267,20 +259,19 @@ async def test_the_error_names_a_function_as_the_program_calls_it() -> None:
                 pay(tx)  # type: ignore[unused-coroutine]
 
 
-async def test_a_call_that_is_still_running_fails_the_commit() -> None:
-    async with connected() as (db, _):
-        tx = db.transaction()
-        tx.set("bob", balance, 1)
-        reading = asyncio.create_task(tx.get("ann", balance))
-        never = asyncio.create_task(asyncio.wait_for(_never(tx), None))
-        await reading
-        with pytest.raises(
-            UsageError, match=r"waits\('ann'\) at .* is still running, so .*: await it first$"
-        ):
-            await tx.commit()
-        never.cancel()
-        await asyncio.wait([never])
-        assert await values_of(db) == {}
+async def test_a_call_that_is_still_running_fails_the_commit(db: Database) -> None:
+    tx = db.transaction()
+    tx.set("bob", balance, 1)
+    reading = asyncio.create_task(tx.get("ann", balance))
+    never = asyncio.create_task(asyncio.wait_for(_never(tx), None))
+    await reading
+    with pytest.raises(
+        UsageError, match=r"waits\('ann'\) at .* is still running, so .*: await it first$"
+    ):
+        await tx.commit()
+    never.cancel()
+    await asyncio.wait([never])
+    assert await values_of(db) == {}
 
 
 @transactional
@@ -292,24 +283,23 @@ async def _never(tx: Transaction) -> None:
     await waits(tx, "ann")
 
 
-async def test_calls_that_end_before_the_commit_are_no_failure() -> None:
-    async with connected() as (db, _):
-        await db.run(_set_all)
-        async with db.transaction() as tx:
-            later = tx.get("ann", balance)
-            task = asyncio.create_task(tx.increment("bob", balance))
-            many = asyncio.gather(*(tx.get(f"row {n}", balance) for n in range(200)))
-            assert await later == 1
-            assert await task == 2
-            await many
-            cancelled = asyncio.gather(tx.get("ann", balance), tx.get("bob", balance))
-            await asyncio.sleep(0)
-            cancelled.cancel()
-            not_begun = asyncio.create_task(tx.get("ann", balance))
-            not_begun.cancel()
-        with suppress(asyncio.CancelledError):
-            await cancelled
-        assert await db.get("bob", balance) == 2
+async def test_calls_that_end_before_the_commit_are_no_failure(db: Database) -> None:
+    await db.run(_set_all)
+    async with db.transaction() as tx:
+        later = tx.get("ann", balance)
+        task = asyncio.create_task(tx.increment("bob", balance))
+        many = asyncio.gather(*(tx.get(f"row {n}", balance) for n in range(200)))
+        assert await later == 1
+        assert await task == 2
+        await many
+        cancelled = asyncio.gather(tx.get("ann", balance), tx.get("bob", balance))
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        not_begun = asyncio.create_task(tx.get("ann", balance))
+        not_begun.cancel()
+    with suppress(asyncio.CancelledError):
+        await cancelled
+    assert await db.get("bob", balance) == 2
 
 
 async def _set_all(tx: Transaction) -> None:
@@ -330,44 +320,41 @@ async def test_a_function_that_was_joined_may_commit_by_itself() -> None:
         assert await values_of(db) == {"ann": 1}
 
 
-async def test_the_error_of_the_body_wins() -> None:
-    async with connected() as (db, _):
-        with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - a block is left
-            async with db.transaction() as tx:
-                tx.get("ann", balance)  # type: ignore[unused-coroutine]
-                raise ZeroDivisionError
-        assert raised.value.__context__ is None
-        with pytest.raises(ZeroDivisionError):  # noqa: PT012 - a block is left
-            async with db.snapshot() as snapshot:
-                snapshot.get("ann", balance)  # type: ignore[unused-coroutine]
-                raise ZeroDivisionError
-        await asyncio.sleep(0)
-
-
-async def test_what_is_rolled_back_needs_no_await() -> None:
-    async with connected() as (db, _):
+async def test_the_error_of_the_body_wins(db: Database) -> None:
+    with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - a block is left
         async with db.transaction() as tx:
             tx.get("ann", balance)  # type: ignore[unused-coroutine]
-            task = asyncio.create_task(tx.get("ann", balance))
-            tx.rollback()
-        with pytest.raises(UsageError, match="was rolled back"):
-            await task
-        await asyncio.sleep(0)
+            raise ZeroDivisionError
+    assert raised.value.__context__ is None
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012 - a block is left
+        async with db.snapshot() as snapshot:
+            snapshot.get("ann", balance)  # type: ignore[unused-coroutine]
+            raise ZeroDivisionError
+    await asyncio.sleep(0)
 
 
-async def test_a_run_after_a_conflict_begins_with_no_calls() -> None:
-    async with connected() as (db, _):
-        runs = []
+async def test_what_is_rolled_back_needs_no_await(db: Database) -> None:
+    async with db.transaction() as tx:
+        tx.get("ann", balance)  # type: ignore[unused-coroutine]
+        task = asyncio.create_task(tx.get("ann", balance))
+        tx.rollback()
+    with pytest.raises(UsageError, match="was rolled back"):
+        await task
+    await asyncio.sleep(0)
 
-        async def body(tx: Transaction) -> None:
-            runs.append(tx)
-            tx.set("ann", balance, len(runs))
-            if len(runs) == 1:
-                tx.get("bob", balance)  # type: ignore[unused-coroutine]
-                raise ConflictError("as if the commit had lost")
 
-        await db.run(body)
-        assert await values_of(db) == {"ann": 2}
+async def test_a_run_after_a_conflict_begins_with_no_calls(db: Database) -> None:
+    runs = []
+
+    async def body(tx: Transaction) -> None:
+        runs.append(tx)
+        tx.set("ann", balance, len(runs))
+        if len(runs) == 1:
+            tx.get("bob", balance)  # type: ignore[unused-coroutine]
+            raise ConflictError("as if the commit had lost")
+
+    await db.run(body)
+    assert await values_of(db) == {"ann": 2}
 
 
 @pytest.mark.parametrize("closes", [False, True])
@@ -384,36 +371,38 @@ async def test_a_read_of_a_snapshot_without_await_is_an_error_at_its_end(closes:
             await use(db.snapshot())
 
 
-async def test_a_commit_that_is_cancelled_while_it_asks_for_a_table_rolls_back() -> None:
-    async with connected() as (db, _):
-        tx = db.transaction()
-        tx.set("ann", balance, 1)
-        committing = asyncio.create_task(tx.commit())
-        await asyncio.sleep(0)
-        committing.cancel()
-        await asyncio.wait([committing])
-        assert committing.cancelled()
-        assert tx.outcome.value == "aborted"
-        tx = db.transaction()
-        tx.get("ann", balance)  # type: ignore[unused-coroutine]
-        committing = asyncio.create_task(tx.commit())
-        await asyncio.sleep(0)
-        committing.cancel()
-        await asyncio.wait([committing])
-        assert committing.cancelled()
-        assert tx.outcome.value == "aborted"
+async def test_a_commit_that_is_cancelled_while_it_asks_for_a_table_rolls_back(
+    db: Database,
+) -> None:
+    tx = db.transaction()
+    tx.set("ann", balance, 1)
+    committing = asyncio.create_task(tx.commit())
+    await asyncio.sleep(0)
+    committing.cancel()
+    await asyncio.wait([committing])
+    assert committing.cancelled()
+    assert tx.outcome.value == "aborted"
+    tx = db.transaction()
+    tx.get("ann", balance)  # type: ignore[unused-coroutine]
+    committing = asyncio.create_task(tx.commit())
+    await asyncio.sleep(0)
+    committing.cancel()
+    await asyncio.wait([committing])
+    assert committing.cancelled()
+    assert tx.outcome.value == "aborted"
 
 
-async def test_the_end_of_a_shared_transaction_that_is_not_awaited_is_an_error() -> None:
-    async with connected() as (db, _):
-        with pytest.raises(UsageError, match=r"shared_transaction\.commit\(.*without await"):  # noqa: PT012 - a block is left
-            async with db.shared_transaction() as whole:
-                with pytest.raises(UsageError, match=r"share\.finish\(.*without await"):  # noqa: PT012 - a block is left
-                    async with db.share(whole.ticket, task="1") as share:
-                        share.set("ann", balance, 1)
-                        share.finish()  # type: ignore[unused-coroutine]
-                whole.commit([])  # type: ignore[unused-coroutine]
-        assert await values_of(db) == {}
+async def test_the_end_of_a_shared_transaction_that_is_not_awaited_is_an_error(
+    db: Database,
+) -> None:
+    with pytest.raises(UsageError, match=r"shared_transaction\.commit\(.*without await"):  # noqa: PT012 - a block is left
+        async with db.shared_transaction() as whole:
+            with pytest.raises(UsageError, match=r"share\.finish\(.*without await"):  # noqa: PT012 - a block is left
+                async with db.share(whole.ticket, task="1") as share:
+                    share.set("ann", balance, 1)
+                    share.finish()  # type: ignore[unused-coroutine]
+            whole.commit([])  # type: ignore[unused-coroutine]
+    assert await values_of(db) == {}
 
 
 async def test_finished_calls_are_not_kept() -> None:

@@ -215,25 +215,24 @@ def test_a_database_belongs_to_its_event_loop() -> None:
         run_virtually(use())
 
 
-async def test_using_a_database_in_another_loop_is_refused() -> None:
-    async with connected() as (db, _):
-        problems: list[Exception] = []
+async def test_using_a_database_in_another_loop_is_refused(db: Database) -> None:
+    problems: list[Exception] = []
 
-        def elsewhere() -> None:
-            async def use() -> None:
-                try:
-                    db.transaction()
-                except UsageError as error:
-                    problems.append(error)
+    def elsewhere() -> None:
+        async def use() -> None:
+            try:
+                db.transaction()
+            except UsageError as error:
+                problems.append(error)
 
-            asyncio.run(use())
+        asyncio.run(use())
 
-        import threading
+    import threading
 
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-        assert "event loop" in str(problems[0])
+    thread = threading.Thread(target=elsewhere)
+    thread.start()
+    thread.join()
+    assert "event loop" in str(problems[0])
 
 
 async def test_closing_finishes_background_work() -> None:
@@ -265,23 +264,21 @@ async def _nothing(drain_seconds: float) -> None:
     pass
 
 
-async def test_a_second_close_waits_for_the_first() -> None:
-    async with connected() as (db, _):
-        going_on = db.internal.engine.env.background.start(asyncio.sleep(3.0))
-        first = asyncio.create_task(db.close())
-        await asyncio.sleep(0.5)
-        await db.close()
-        assert going_on.done()
-        await first
+async def test_a_second_close_waits_for_the_first(db: Database) -> None:
+    going_on = db.internal.engine.env.background.start(asyncio.sleep(3.0))
+    first = asyncio.create_task(db.close())
+    await asyncio.sleep(0.5)
+    await db.close()
+    assert going_on.done()
+    await first
 
 
-async def test_a_pin_that_is_being_set_is_not_set_once_more() -> None:
+async def test_a_pin_that_is_being_set_is_not_set_once_more(db: Database) -> None:
     """Of two sessions, one would be renewed for ever."""
-    async with connected() as (db, _):
-        pin = db.pin()
-        first, second = await asyncio.gather(pin.set(), pin.set(), return_exceptions=True)
-        assert isinstance(first, Unavailable), "there is no lock service"
-        assert isinstance(second, UsageError)
+    pin = db.pin()
+    first, second = await asyncio.gather(pin.set(), pin.set(), return_exceptions=True)
+    assert isinstance(first, Unavailable), "there is no lock service"
+    assert isinstance(second, UsageError)
 
 
 async def test_a_pin_asks_for_the_history_of_the_tables_that_a_generator_names(
@@ -351,11 +348,12 @@ async def test_a_worker_that_is_still_starting_when_its_database_is_closed_never
 
 
 @pytest.mark.parametrize("seconds", [-1, math.nan, "1", None, True])
-async def test_closing_refuses_what_is_no_time_and_closes_nothing(seconds: Any) -> None:
-    async with connected() as (db, _):
-        with pytest.raises(InvalidArgument, match="drain_seconds: expected a"):
-            await db.close(drain_seconds=seconds)
-        assert await db.tables() == [accounts.name]
+async def test_closing_refuses_what_is_no_time_and_closes_nothing(
+    db: Database, seconds: Any
+) -> None:
+    with pytest.raises(InvalidArgument, match="drain_seconds: expected a"):
+        await db.close(drain_seconds=seconds)
+    assert await db.tables() == [accounts.name]
 
 
 async def test_calls_that_wait_while_the_database_is_closed_fail_at_once() -> None:

@@ -91,19 +91,20 @@ async def test_a_function_that_calls_itself_does_not_wait_behind_itself() -> Non
 
 
 @nested
-async def test_an_inner_call_that_lost_in_the_outer_ones_turn_does_not_wait_for_its_end() -> None:
-    async with connected() as (db, _):
-        lost, inner_lost = list[int](), list[int]()
+async def test_an_inner_call_that_lost_in_the_outer_ones_turn_does_not_wait_for_its_end(
+    db: Database,
+) -> None:
+    lost, inner_lost = list[int](), list[int]()
 
-        async def outer(tx: Transaction) -> None:
-            await lose_once(db, tx, lost)
-            if tx.statistics.retries == 1:
-                await db.run(lambda inner: lose_once(db, inner, inner_lost))
+    async def outer(tx: Transaction) -> None:
+        await lose_once(db, tx, lost)
+        if tx.statistics.retries == 1:
+            await db.run(lambda inner: lose_once(db, inner, inner_lost))
 
-        began = now()
-        await db.run(outer)
-        assert inner_lost
-        assert now() - began < 0.1
+    began = now()
+    await db.run(outer)
+    assert inner_lost
+    assert now() - began < 0.1
 
 
 @nested
@@ -148,23 +149,24 @@ async def test_first_reads_at_the_same_time_all_wait_for_the_turn(
 
 
 @nested
-async def test_a_first_read_that_is_cancelled_in_line_does_not_hold_up_the_others() -> None:
-    async with connected() as (db, _):
+async def test_a_first_read_that_is_cancelled_in_line_does_not_hold_up_the_others(
+    db: Database,
+) -> None:
 
-        async def add(tx: Transaction) -> None:
-            reading = asyncio.create_task(tx.get("bob", balance))
-            await asyncio.sleep(0)
-            other = asyncio.create_task(tx.get("joe", balance))
-            await asyncio.sleep(0.1)
-            reading.cancel()
-            began = now()
-            await other
-            assert now() == began
-            await tx.set("joe", balance, 1)
+    async def add(tx: Transaction) -> None:
+        reading = asyncio.create_task(tx.get("bob", balance))
+        await asyncio.sleep(0)
+        other = asyncio.create_task(tx.get("joe", balance))
+        await asyncio.sleep(0.1)
+        reading.cancel()
+        began = now()
+        await other
+        assert now() == began
+        await tx.set("joe", balance, 1)
 
-        await held_turn(db, caller=add.__code__)
-        await db.run(add)
-        assert await value(db, "joe") == 1
+    await held_turn(db, caller=add.__code__)
+    await db.run(add)
+    assert await value(db, "joe") == 1
 
 
 # A transaction that is run inside of another one warns; one that joins it does not.
@@ -177,48 +179,47 @@ async def add_one(tx: Transaction, row: str) -> None:
     await tx.set(row, balance, await tx.get(row, balance, default=0) + 1)
 
 
-async def test_an_inner_call_with_the_database_warns_where_it_is_called() -> None:
-    async with connected() as (db, _):
+async def test_an_inner_call_with_the_database_warns_where_it_is_called(db: Database) -> None:
 
-        async def outer(tx: Transaction) -> None:
-            await add_one(db, "inner")
+    async def outer(tx: Transaction) -> None:
+        await add_one(db, "inner")
 
-        with pytest.warns(RuntimeWarning, match=INNER) as shown:
-            await db.run(outer)
-        assert [one.filename for one in shown] == [__file__]
-        assert await db.get("inner", balance) == 1
-
-
-async def test_an_inner_call_with_the_transaction_joins_it_silently() -> None:
-    async with connected() as (db, _):
-
-        async def outer(tx: Transaction) -> None:
-            await add_one(tx, "inner")
-            await add_one(tx, "inner")
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            await db.run(outer)
-            await db.run(outer)
-        assert await db.get("inner", balance) == 4
-
-
-async def test_a_task_that_outlasts_the_transaction_that_started_it_is_not_inside() -> None:
-    async with connected() as (db, _):
-        tasks: list[asyncio.Task[None]] = []
-        may_run = asyncio.Event()
-
-        async def later() -> None:
-            await may_run.wait()
-            await add_one(db, "later")
-
-        async def outer(tx: Transaction) -> None:
-            tasks.append(asyncio.create_task(later()))
-
+    with pytest.warns(RuntimeWarning, match=INNER) as shown:
         await db.run(outer)
-        may_run.set()
-        await tasks[0]
-        assert await db.get("later", balance) == 1
+    assert [one.filename for one in shown] == [__file__]
+    assert await db.get("inner", balance) == 1
+
+
+async def test_an_inner_call_with_the_transaction_joins_it_silently(db: Database) -> None:
+
+    async def outer(tx: Transaction) -> None:
+        await add_one(tx, "inner")
+        await add_one(tx, "inner")
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        await db.run(outer)
+        await db.run(outer)
+    assert await db.get("inner", balance) == 4
+
+
+async def test_a_task_that_outlasts_the_transaction_that_started_it_is_not_inside(
+    db: Database,
+) -> None:
+    tasks: list[asyncio.Task[None]] = []
+    may_run = asyncio.Event()
+
+    async def later() -> None:
+        await may_run.wait()
+        await add_one(db, "later")
+
+    async def outer(tx: Transaction) -> None:
+        tasks.append(asyncio.create_task(later()))
+
+    await db.run(outer)
+    may_run.set()
+    await tasks[0]
+    assert await db.get("later", balance) == 1
 
 
 async def test_a_transaction_of_another_database_is_not_inside() -> None:
@@ -251,28 +252,26 @@ def test_an_inner_call_of_a_blocking_function_warns_where_it_is_called() -> None
 __all__ = ["percolator_db"]
 
 
-async def test_a_transaction_dropped_with_writes_warns() -> None:
-    async with connected() as (db, _):
-        tx = db.transaction()
-        await tx.set("bob", balance, 1)
-        with pytest.warns(RuntimeWarning, match=r"are lost \(cells: 1\): leave its block"):
-            del tx
-        assert await db.get("bob", balance) is None
+async def test_a_transaction_dropped_with_writes_warns(db: Database) -> None:
+    tx = db.transaction()
+    await tx.set("bob", balance, 1)
+    with pytest.warns(RuntimeWarning, match=r"are lost \(cells: 1\): leave its block"):
+        del tx
+    assert await db.get("bob", balance) is None
 
 
-async def test_transactions_that_ended_or_have_nothing_to_write_do_not_warn() -> None:
-    async with connected() as (db, _):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            committed, rolled_back, reader = (db.transaction() for _ in range(3))
-            await committed.set("bob", balance, 1)
-            await committed.commit()
-            await rolled_back.set("bob", balance, 1)
-            rolled_back.rollback()
-            assert await reader.get("bob", balance) == 1
-            del committed, rolled_back, reader
-            gc.collect()
-        assert caught == []
+async def test_transactions_that_ended_or_have_nothing_to_write_do_not_warn(db: Database) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        committed, rolled_back, reader = (db.transaction() for _ in range(3))
+        await committed.set("bob", balance, 1)
+        await committed.commit()
+        await rolled_back.set("bob", balance, 1)
+        rolled_back.rollback()
+        assert await reader.get("bob", balance) == 1
+        del committed, rolled_back, reader
+        gc.collect()
+    assert caught == []
 
 
 def test_a_blocking_transaction_warns_too(percolator_db: BlockingDatabase) -> None:

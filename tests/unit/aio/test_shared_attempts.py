@@ -165,17 +165,16 @@ async def test_a_finished_attempt_is_replaced_in_the_end() -> None:
 
 
 @on_both_engines
-async def test_a_lost_receipt_is_replaced_with_any_time_out() -> None:
+async def test_a_lost_receipt_is_replaced_with_any_time_out(db: Database) -> None:
     """The wait for a finished attempt does not begin anew with each try."""
-    async with connected() as (db, _):
-        for timeout in (None, 1.0):
-            async with db.shared_transaction() as whole:
-                await receipt_of(db, whole.ticket, "1", ann=1, zoe=1)
-                async with db.share(whole.ticket, task="1", timeout=timeout) as share:
-                    await share.set("ann", balance, 2)
-                    receipt = await share.finish()
-                await whole.commit([receipt])
-        assert await values_of(db) == {"ann": 2}
+    for timeout in (None, 1.0):
+        async with db.shared_transaction() as whole:
+            await receipt_of(db, whole.ticket, "1", ann=1, zoe=1)
+            async with db.share(whole.ticket, task="1", timeout=timeout) as share:
+                await share.set("ann", balance, 2)
+                receipt = await share.finish()
+            await whole.commit([receipt])
+    assert await values_of(db) == {"ann": 2}
 
 
 @on_both_engines
@@ -310,32 +309,30 @@ async def test_parts_live_on_while_each_message_waits_seconds_for_its_turn(
 
 
 @on_both_engines
-async def test_without_a_driver_everything_is_rolled_back() -> None:
-    async with connected() as (db, _):
-        whole = db.shared_transaction()
-        await whole.begin()
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1, zoe=1)
-        dies(whole)
-        await fails_to_set(db, "ann")
-        await asyncio.sleep(TTL_SECONDS + 1.0)
-        await set_value(db, "ann", 7)
-        whole._ended = ""
-        with pytest.raises(ConflictError, match="presumed dead"):
-            await whole.commit([receipt])
-        assert await values_of(db) == {"ann": 7}
+async def test_without_a_driver_everything_is_rolled_back(db: Database) -> None:
+    whole = db.shared_transaction()
+    await whole.begin()
+    receipt = await receipt_of(db, whole.ticket, "1", ann=1, zoe=1)
+    dies(whole)
+    await fails_to_set(db, "ann")
+    await asyncio.sleep(TTL_SECONDS + 1.0)
+    await set_value(db, "ann", 7)
+    whole._ended = ""
+    with pytest.raises(ConflictError, match="presumed dead"):
+        await whole.commit([receipt])
+    assert await values_of(db) == {"ann": 7}
 
 
 @on_both_engines
-async def test_a_longer_time_to_live_is_possible() -> None:
-    async with connected() as (db, _):
-        whole = db.shared_transaction(ttl=100.0)
-        await whole.begin()
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        assert whole._keeper is not None
-        db._engine.beats.discard(whole._keeper)
-        await asyncio.sleep(90.0)
-        await fails_to_set(db, "ann")
-        assert await whole.commit([receipt])
+async def test_a_longer_time_to_live_is_possible(db: Database) -> None:
+    whole = db.shared_transaction(ttl=100.0)
+    await whole.begin()
+    receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+    assert whole._keeper is not None
+    db._engine.beats.discard(whole._keeper)
+    await asyncio.sleep(90.0)
+    await fails_to_set(db, "ann")
+    assert await whole.commit([receipt])
 
 
 # What keeps a shared transaction alive arrives, however slow the cluster and however many readers

@@ -136,58 +136,57 @@ async def test_a_scan_that_begins_again_behind_a_page_leaves_nothing_out(
         assert found == sorted(before.items(), reverse=reverse)[:limit]
 
 
-async def test_a_part_that_is_being_written_is_pushed_at_once() -> None:
-    async with connected() as (db, _):
-        await set_value(db, "ann", 0)
-        async with db.shared_transaction() as whole:
-            share = await share_of(db, whole.ticket, "1", ann=1)
-            for _ in range(20):
-                began = _now()
-                assert await values_of(db) == {"ann": 0}
-                assert _now() - began < PATIENCE / 2
-            commit = await whole.commit([await share.finish()])
-        assert commit is not None
-        assert await values_of(db) == {"ann": 1}
-
-
-async def test_a_finished_part_is_pushed_when_the_snapshot_is_as_old_as_readers_wait() -> None:
-    async with connected() as (db, _):
-        await set_value(db, "ann", 0)
-        async with db.shared_transaction() as whole:
-            await receipt_of(db, whole.ticket, "1", ann=1)
-            await asyncio.sleep(0.01)
-            at, began = await db.timestamp(), _now()
-            assert await values_of(db, at) == {"ann": 0}
-            assert PATIENCE * 0.9 <= _now() - began < PATIENCE * 1.5
-            old = await db.timestamp()
-            await asyncio.sleep(PATIENCE)
+async def test_a_part_that_is_being_written_is_pushed_at_once(db: Database) -> None:
+    await set_value(db, "ann", 0)
+    async with db.shared_transaction() as whole:
+        share = await share_of(db, whole.ticket, "1", ann=1)
+        for _ in range(20):
             began = _now()
-            assert await values_of(db, old) == {"ann": 0}
+            assert await values_of(db) == {"ann": 0}
             assert _now() - began < PATIENCE / 2
+        commit = await whole.commit([await share.finish()])
+    assert commit is not None
+    assert await values_of(db) == {"ann": 1}
 
 
-async def test_a_crowd_of_readers_does_not_hold_up_the_commit() -> None:
-    async with connected() as (db, _):
-        await set_value(db, "ann", 0)
-        has_ended = False
+async def test_a_finished_part_is_pushed_when_the_snapshot_is_as_old_as_readers_wait(
+    db: Database,
+) -> None:
+    await set_value(db, "ann", 0)
+    async with db.shared_transaction() as whole:
+        await receipt_of(db, whole.ticket, "1", ann=1)
+        await asyncio.sleep(0.01)
+        at, began = await db.timestamp(), _now()
+        assert await values_of(db, at) == {"ann": 0}
+        assert PATIENCE * 0.9 <= _now() - began < PATIENCE * 1.5
+        old = await db.timestamp()
+        await asyncio.sleep(PATIENCE)
+        began = _now()
+        assert await values_of(db, old) == {"ann": 0}
+        assert _now() - began < PATIENCE / 2
 
-        async def reads() -> None:
-            while not has_ended:
-                assert await values_of(db) in ({"ann": 0}, {"ann": 1})
-                await asyncio.sleep(0.004)
 
-        async with db.shared_transaction() as whole:
-            share = await share_of(db, whole.ticket, "1", ann=1)
-            readers = [asyncio.ensure_future(reads()) for _ in range(10)]
-            await asyncio.sleep(0.2)
-            receipt = await share.finish()
-            began = _now()
-            commit = await whole.commit([receipt])
-            took = _now() - began
-        has_ended = True
-        await asyncio.gather(*readers)
-        assert commit is not None
-        assert took < 4 * PATIENCE
+async def test_a_crowd_of_readers_does_not_hold_up_the_commit(db: Database) -> None:
+    await set_value(db, "ann", 0)
+    has_ended = False
+
+    async def reads() -> None:
+        while not has_ended:
+            assert await values_of(db) in ({"ann": 0}, {"ann": 1})
+            await asyncio.sleep(0.004)
+
+    async with db.shared_transaction() as whole:
+        share = await share_of(db, whole.ticket, "1", ann=1)
+        readers = [asyncio.ensure_future(reads()) for _ in range(10)]
+        await asyncio.sleep(0.2)
+        receipt = await share.finish()
+        began = _now()
+        commit = await whole.commit([receipt])
+        took = _now() - began
+    has_ended = True
+    await asyncio.gather(*readers)
+    assert commit is not None
+    assert took < 4 * PATIENCE
 
 
 async def _committed(db: Database, rows: int) -> None:
@@ -200,43 +199,44 @@ async def _committed(db: Database, rows: int) -> None:
 
 
 async def test_what_was_committed_is_read_before_its_locks_are_gone(
+    db: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A tablet that is slow to roll cells forward holds up no reader."""
-    async with connected() as (db, _):
-        await set_value(db, "a00000", -1)
-        before = await db.timestamp()
-        await _committed(db, FEW)
-        mutate = Cluster.mutate
+    await set_value(db, "a00000", -1)
+    before = await db.timestamp()
+    await _committed(db, FEW)
+    mutate = Cluster.mutate
 
-        async def slow(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
-            await asyncio.sleep(1.0)
-            return await mutate(cluster, request)
+    async def slow(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
+        await asyncio.sleep(1.0)
+        return await mutate(cluster, request)
 
-        monkeypatch.setattr(Cluster, "mutate", slow)
-        written, began = _rows("a", FEW) | _rows("z", FEW), _now()
-        assert await values_of(db) == written
-        async with db.snapshot() as snapshot:
-            found = await snapshot.get_many(accounts, list(written), [balance])
-            assert [row[balance] for row in found] == list(written.values())
-            assert await snapshot.get("a00007", balance) == 7
-        assert await values_of(db, before) == {"a00000": -1}
-        assert _now() - began < 0.5
-        monkeypatch.setattr(Cluster, "mutate", mutate)
-        await db.internal.engine.env.background.drain(10.0)
-        counted = Counted(monkeypatch)
-        assert await values_of(db) == written
-        assert counted.asked == [], "the locks are gone"
+    monkeypatch.setattr(Cluster, "mutate", slow)
+    written, began = _rows("a", FEW) | _rows("z", FEW), _now()
+    assert await values_of(db) == written
+    async with db.snapshot() as snapshot:
+        found = await snapshot.get_many(accounts, list(written), [balance])
+        assert [row[balance] for row in found] == list(written.values())
+        assert await snapshot.get("a00007", balance) == 7
+    assert await values_of(db, before) == {"a00000": -1}
+    assert _now() - began < 0.5
+    monkeypatch.setattr(Cluster, "mutate", mutate)
+    await db.internal.engine.env.background.drain(10.0)
+    counted = Counted(monkeypatch)
+    assert await values_of(db) == written
+    assert counted.asked == [], "the locks are gone"
 
 
-async def test_timestamps_of_values_that_are_read_from_locks_are_those_of_the_commit() -> None:
-    async with connected() as (db, _):
-        async with db.shared_transaction() as whole:
-            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-            commit = await whole.commit([receipt])
-        async with db.snapshot() as snapshot:
-            pages = snapshot.scan_cells(accounts)
-            assert [at async for page in pages for at in page.commit_timestamps] == [commit]
+async def test_timestamps_of_values_that_are_read_from_locks_are_those_of_the_commit(
+    db: Database,
+) -> None:
+    async with db.shared_transaction() as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        commit = await whole.commit([receipt])
+    async with db.snapshot() as snapshot:
+        pages = snapshot.scan_cells(accounts)
+        assert [at async for page in pages for at in page.commit_timestamps] == [commit]
 
 
 async def test_a_deletion_and_a_long_value_are_read_past_their_locks() -> None:
@@ -250,53 +250,52 @@ async def test_a_deletion_and_a_long_value_are_read_past_their_locks() -> None:
 
 
 async def test_a_value_that_is_read_from_a_lock_expires_as_any_other(
+    db: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A snapshot sees the same before and after the cell is rolled forward."""
-    async with connected() as (db, _):
-        await db.set_ttl(balance, timedelta(seconds=2))
-        await _committed(db, FEW)
-        young = await db.timestamp()
-        await asyncio.sleep(3.0)
-        old = await db.timestamp()
-        written = _rows("a", FEW) | _rows("z", FEW)
-        mutate = Cluster.mutate
+    await db.set_ttl(balance, timedelta(seconds=2))
+    await _committed(db, FEW)
+    young = await db.timestamp()
+    await asyncio.sleep(3.0)
+    old = await db.timestamp()
+    written = _rows("a", FEW) | _rows("z", FEW)
+    mutate = Cluster.mutate
 
-        async def never(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
-            await asyncio.sleep(3_600)
-            return await mutate(cluster, request)
+    async def never(cluster: Cluster, request: pb.MutateRequest) -> pb.MutateResponse:
+        await asyncio.sleep(3_600)
+        return await mutate(cluster, request)
 
-        async def point_reads(at: Timestamp) -> list[int | None]:
-            async with db.snapshot(at=at) as snapshot:
-                alone = await snapshot.get("a00007", balance)
-                together = await snapshot.get_many(accounts, ["a00007", "z00001"], [balance])
-                return [alone, *(row.get(balance) for row in together)]
+    async def point_reads(at: Timestamp) -> list[int | None]:
+        async with db.snapshot(at=at) as snapshot:
+            alone = await snapshot.get("a00007", balance)
+            together = await snapshot.get_many(accounts, ["a00007", "z00001"], [balance])
+            return [alone, *(row.get(balance) for row in together)]
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Cluster, "mutate", never)
-            assert await values_of(db, old) == {}
-            assert await point_reads(old) == [None, None, None]
-            assert await values_of(db, young) == written
-            assert await point_reads(young) == [7, 7, 1]
-            await db.internal.engine.env.background.cancel()
-        assert await values_of(db, old) == {}
-        assert await values_of(db, young) == written
-        await db.internal.engine.env.background.drain(10.0)
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "mutate", never)
         assert await values_of(db, old) == {}
         assert await point_reads(old) == [None, None, None]
         assert await values_of(db, young) == written
+        assert await point_reads(young) == [7, 7, 1]
+        await db.internal.engine.env.background.cancel()
+    assert await values_of(db, old) == {}
+    assert await values_of(db, young) == written
+    await db.internal.engine.env.background.drain(10.0)
+    assert await values_of(db, old) == {}
+    assert await point_reads(old) == [None, None, None]
+    assert await values_of(db, young) == written
 
 
-async def test_a_feed_tells_of_what_was_committed_before_its_locks_are_gone() -> None:
+async def test_a_feed_tells_of_what_was_committed_before_its_locks_are_gone(db: Database) -> None:
     """Unlike a read, it needs the records: a stream that takes what there is would stop short."""
-    async with connected() as (db, _):
-        await db.set_change_feed(accounts, on=True)
-        before = await db.timestamp()
-        await _committed(db, FEW)
-        newest = await db.newest_change(accounts, after=before)
-        assert newest is not None
-        found = [one.key async for one in db.changes(accounts, after=before, until=newest)]
-        assert len(found) == len(TASKS) * FEW
+    await db.set_change_feed(accounts, on=True)
+    before = await db.timestamp()
+    await _committed(db, FEW)
+    newest = await db.newest_change(accounts, after=before)
+    assert newest is not None
+    found = [one.key async for one in db.changes(accounts, after=before, until=newest)]
+    assert len(found) == len(TASKS) * FEW
 
 
 # What a dead shared transaction has locked is settled in batches, by whoever meets it first.
@@ -413,87 +412,83 @@ async def _replaces(db: Database, **values: int) -> Timestamp | None:
 
 
 @on_both_engines
-async def test_readers_see_the_old_rows_or_the_new_ones() -> None:
-    async with connected() as (db, _):
-        for row in ROWS:
-            await set_value(db, row, 1)
-        async with db.shared_transaction() as whole:
-            receipts = [
-                await receipt_of(db, whole.ticket, "0", ann=2),
-                await receipt_of(db, whole.ticket, "1", mia=2, zoe=2),
-            ]
-            rest = await _rest(db, whole, *receipts)
-            assert rest.cells == 2  # bob and joe; the others are written over
-            assert await values_of(db) == dict.fromkeys(ROWS, 1)
-            commit = await whole.commit([*receipts, rest])
-        assert commit is not None
-        assert await values_of(db, Timestamp(commit - 1)) == dict.fromkeys(ROWS, 1)
-        assert await values_of(db, commit) == {"ann": 2, "mia": 2, "zoe": 2}
+async def test_readers_see_the_old_rows_or_the_new_ones(db: Database) -> None:
+    for row in ROWS:
+        await set_value(db, row, 1)
+    async with db.shared_transaction() as whole:
+        receipts = [
+            await receipt_of(db, whole.ticket, "0", ann=2),
+            await receipt_of(db, whole.ticket, "1", mia=2, zoe=2),
+        ]
+        rest = await _rest(db, whole, *receipts)
+        assert rest.cells == 2  # bob and joe; the others are written over
+        assert await values_of(db) == dict.fromkeys(ROWS, 1)
+        commit = await whole.commit([*receipts, rest])
+    assert commit is not None
+    assert await values_of(db, Timestamp(commit - 1)) == dict.fromkeys(ROWS, 1)
+    assert await values_of(db, commit) == {"ann": 2, "mia": 2, "zoe": 2}
 
 
 async def test_cells_that_the_job_writes_over_are_not_locked_again(
+    db: Database,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each would cost as much as one that goes, although it is only refused."""
-    async with connected() as (db, _):
-        for row in ROWS:
-            await set_value(db, row, 1)
-        async with db.shared_transaction() as whole:
-            receipts = [
-                await receipt_of(db, whole.ticket, "0", ann=2),
-                await receipt_of(db, whole.ticket, "1", mia=2, zoe=2),
-            ]
-            asked: set[bytes] = set()
-            prewrite = Attempt.prewrite
+    for row in ROWS:
+        await set_value(db, row, 1)
+    async with db.shared_transaction() as whole:
+        receipts = [
+            await receipt_of(db, whole.ticket, "0", ann=2),
+            await receipt_of(db, whole.ticket, "1", mia=2, zoe=2),
+        ]
+        asked: set[bytes] = set()
+        prewrite = Attempt.prewrite
 
-            async def noting(
-                attempt: Attempt, writes: Mapping[CellAddress, Write], deadline: float
-            ) -> None:
-                asked.update(cell.row for cell in writes)
-                await prewrite(attempt, writes, deadline)
+        async def noting(
+            attempt: Attempt, writes: Mapping[CellAddress, Write], deadline: float
+        ) -> None:
+            asked.update(cell.row for cell in writes)
+            await prewrite(attempt, writes, deadline)
 
-            monkeypatch.setattr(Attempt, "prewrite", noting)
-            rest = await _rest(db, whole, *receipts)
-            assert asked == {b"bob", b"joe"}
-            await whole.commit([*receipts, rest])
-        assert await values_of(db) == {"ann": 2, "mia": 2, "zoe": 2}
-
-
-@on_both_engines
-async def test_a_table_is_replaced_again_and_again_and_emptied() -> None:
-    async with connected() as (db, _):
-        for number in range(4):
-            values = {"mia": number, ROWS[number]: number}
-            await _replaces(db, **values)
-            assert await values_of(db) == values
-        async with db.shared_transaction() as whole:
-            await whole.commit([await _rest(db, whole)])
-        assert await values_of(db) == {}
+        monkeypatch.setattr(Attempt, "prewrite", noting)
+        rest = await _rest(db, whole, *receipts)
+        assert asked == {b"bob", b"joe"}
+        await whole.commit([*receipts, rest])
+    assert await values_of(db) == {"ann": 2, "mia": 2, "zoe": 2}
 
 
 @on_both_engines
-async def test_other_columns_stay() -> None:
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            await tx.set("bob", NOTE, 5)
-            await tx.set("bob", balance, 1)
-        await _replaces(db, ann=2)
-        assert await db.get("bob", balance) is None
-        assert await db.get("bob", NOTE) == 5
+async def test_a_table_is_replaced_again_and_again_and_emptied(db: Database) -> None:
+    for number in range(4):
+        values = {"mia": number, ROWS[number]: number}
+        await _replaces(db, **values)
+        assert await values_of(db) == values
+    async with db.shared_transaction() as whole:
+        await whole.commit([await _rest(db, whole)])
+    assert await values_of(db) == {}
 
 
 @on_both_engines
-async def test_what_an_attempt_that_was_not_chosen_has_locked_is_deleted() -> None:
+async def test_other_columns_stay(db: Database) -> None:
+    async with db.transaction() as tx:
+        await tx.set("bob", NOTE, 5)
+        await tx.set("bob", balance, 1)
+    await _replaces(db, ann=2)
+    assert await db.get("bob", balance) is None
+    assert await db.get("bob", NOTE) == 5
+
+
+@on_both_engines
+async def test_what_an_attempt_that_was_not_chosen_has_locked_is_deleted(db: Database) -> None:
     """Its row is an old one, and would stay if its lock counted as the job's."""
-    async with connected() as (db, _):
-        await set_value(db, "bob", 1)
-        await set_value(db, "joe", 1)
-        async with db.shared_transaction() as whole:
-            await share_of(db, whole.ticket, "0", joe=7)  # it still runs
-            await receipt_of(db, whole.ticket, "0", bob=7)  # its receipt was lost
-            chosen = await receipt_of(db, whole.ticket, "0", ann=2)
-            await whole.commit([chosen, await _rest(db, whole, chosen)])
-        assert await values_of(db) == {"ann": 2}
+    await set_value(db, "bob", 1)
+    await set_value(db, "joe", 1)
+    async with db.shared_transaction() as whole:
+        await share_of(db, whole.ticket, "0", joe=7)  # it still runs
+        await receipt_of(db, whole.ticket, "0", bob=7)  # its receipt was lost
+        chosen = await receipt_of(db, whole.ticket, "0", ann=2)
+        await whole.commit([chosen, await _rest(db, whole, chosen)])
+    assert await values_of(db) == {"ann": 2}
 
 
 @on_both_engines
@@ -508,34 +503,32 @@ async def test_a_row_that_others_write_before_the_rest_is_read_goes_and_later_on
 
 
 @on_both_engines
-async def test_a_job_that_is_given_up_leaves_the_old_rows() -> None:
-    async with connected() as (db, _):
-        for row in ROWS:
-            await set_value(db, row, 1)
-        async with db.shared_transaction() as whole:
-            receipt = await receipt_of(db, whole.ticket, "0", ann=2)
-            rest = await _rest(db, whole, receipt)
-            await whole.abort()
-        assert await values_of(db) == dict.fromkeys(ROWS, 1)
-        async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as again:
-            with pytest.raises(ConflictError, match="none of it is committed"):
-                await again.commit([receipt, rest])
-        for row in ROWS:
-            await set_value(db, row, 3)  # nothing is in the way
+async def test_a_job_that_is_given_up_leaves_the_old_rows(db: Database) -> None:
+    for row in ROWS:
+        await set_value(db, row, 1)
+    async with db.shared_transaction() as whole:
+        receipt = await receipt_of(db, whole.ticket, "0", ann=2)
+        rest = await _rest(db, whole, receipt)
+        await whole.abort()
+    assert await values_of(db) == dict.fromkeys(ROWS, 1)
+    async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as again:
+        with pytest.raises(ConflictError, match="none of it is committed"):
+            await again.commit([receipt, rest])
+    for row in ROWS:
+        await set_value(db, row, 3)  # nothing is in the way
 
 
 @on_both_engines
-async def test_a_driver_that_dies_leaves_the_old_rows_and_its_locks_expire() -> None:
-    async with connected() as (db, _):
-        await set_value(db, "bob", 1)
-        whole = db.shared_transaction()
-        await whole.begin()
-        await _rest(db, whole, await receipt_of(db, whole.ticket, "0", ann=2))
-        whole._end("has died")
-        assert await values_of(db) == {"bob": 1}
-        await asyncio.sleep(20.0)
-        await set_value(db, "bob", 3)
-        assert await values_of(db) == {"bob": 3}
+async def test_a_driver_that_dies_leaves_the_old_rows_and_its_locks_expire(db: Database) -> None:
+    await set_value(db, "bob", 1)
+    whole = db.shared_transaction()
+    await whole.begin()
+    await _rest(db, whole, await receipt_of(db, whole.ticket, "0", ann=2))
+    whole._end("has died")
+    assert await values_of(db) == {"bob": 1}
+    await asyncio.sleep(20.0)
+    await set_value(db, "bob", 3)
+    assert await values_of(db) == {"bob": 3}
 
 
 @on_both_engines

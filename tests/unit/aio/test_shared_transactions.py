@@ -42,18 +42,17 @@ on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
 
 @on_both_engines
-async def test_everything_appears_at_one_timestamp() -> None:
-    async with connected() as (db, _):
-        async with db.shared_transaction() as whole:
-            receipts = [
-                await receipt_of(db, whole.ticket, "1", ann=1, zoe=2),
-                await receipt_of(db, whole.ticket, "2", bob=3),
-            ]
-            assert await values_of(db) == {}
-            commit = await whole.commit(receipts)
-        assert commit is not None
-        assert await values_of(db, Timestamp(commit - 1)) == {}
-        assert await values_of(db, commit) == {"ann": 1, "bob": 3, "zoe": 2}
+async def test_everything_appears_at_one_timestamp(db: Database) -> None:
+    async with db.shared_transaction() as whole:
+        receipts = [
+            await receipt_of(db, whole.ticket, "1", ann=1, zoe=2),
+            await receipt_of(db, whole.ticket, "2", bob=3),
+        ]
+        assert await values_of(db) == {}
+        commit = await whole.commit(receipts)
+    assert commit is not None
+    assert await values_of(db, Timestamp(commit - 1)) == {}
+    assert await values_of(db, commit) == {"ann": 1, "bob": 3, "zoe": 2}
 
 
 @on_both_engines
@@ -67,84 +66,84 @@ async def test_tickets_and_receipts_travel_between_processes() -> None:
 
 
 @on_both_engines
-async def test_begun_twice_at_once_it_begins_once() -> None:
-    async with connected() as (db, _):
-        whole = db.shared_transaction()
-        begun = await asyncio.gather(whole.begin(), whole.begin(), return_exceptions=True)
-        assert [str(one) for one in begun if one] == ["the shared transaction has begun already"]
-        assert await whole.commit([await receipt_of(db, whole.ticket, "1", ann=1)])
-        assert await values_of(db) == {"ann": 1}
+async def test_begun_twice_at_once_it_begins_once(db: Database) -> None:
+    whole = db.shared_transaction()
+    begun = await asyncio.gather(whole.begin(), whole.begin(), return_exceptions=True)
+    assert [str(one) for one in begun if one] == ["the shared transaction has begun already"]
+    assert await whole.commit([await receipt_of(db, whole.ticket, "1", ann=1)])
+    assert await values_of(db) == {"ann": 1}
 
 
 @on_both_engines
-async def test_one_process_begins_it_and_another_decides() -> None:
-    async with connected() as (db, _):
-        ticket = await db.internal.shared_ticket(60.0, 1.0)
-        receipt = await receipt_of(db, ticket, "1", ann=1)
-        async with db.internal.shared_transaction(None, None, 1.0, ticket) as whole:
-            with pytest.raises(UsageError, match="has begun already"):
-                await whole.begin()
-            assert await whole.commit([receipt])
-        assert ticket.ttl_seconds == 60.0
-        assert await values_of(db) == {"ann": 1}
+async def test_one_process_begins_it_and_another_decides(db: Database) -> None:
+    ticket = await db.internal.shared_ticket(60.0, 1.0)
+    receipt = await receipt_of(db, ticket, "1", ann=1)
+    async with db.internal.shared_transaction(None, None, 1.0, ticket) as whole:
+        with pytest.raises(UsageError, match="has begun already"):
+            await whole.begin()
+        assert await whole.commit([receipt])
+    assert ticket.ttl_seconds == 60.0
+    assert await values_of(db) == {"ann": 1}
 
 
 @on_both_engines
 @pytest.mark.parametrize("rolled_back_first", [False, True])
 async def test_a_driver_that_lost_to_another_is_told_which_parts_are_not_committed(
+    db: Database,
     rolled_back_first: bool,
 ) -> None:
     """It was told the other driver's commit timestamp, and had tablets commit its own cells."""
-    async with connected() as (db, _):
-        one = db.shared_transaction()
-        await one.begin()
+    one = db.shared_transaction()
+    await one.begin()
+    two = db.internal.shared_transaction(None, None, 30.0, one.ticket)
+    await two.begin()
+    of_one = await receipt_of(db, one.ticket, "1", ann=1)
+    of_both = await receipt_of(db, one.ticket, "2", bob=2)
+    of_two = await receipt_of(db, one.ticket, "3", joe=3)
+    commit = await one.commit([of_one, of_both])
+    if rolled_back_first:
+        await db.internal.engine.env.background.drain(10.0)
+    with pytest.raises(
+        OtherDriverCommitted, match=f"at {commit}, without 1 of the 2 participants.*task '3'"
+    ) as lost:
+        await two.commit([of_both, of_two])
+    assert lost.value.commit_timestamp == commit
+    assert lost.value.without == ("participant 0 of task '3'",)
+    assert two.commit_timestamp is None
+    assert await two.abort() is None
+    with pytest.raises(UsageError, match="was committed by another driver"):
+        await two.commit([of_two])
+    await set_value(db, "joe", 7)  # nothing is in the way
+    assert await values_of(db) == {"ann": 1, "bob": 2, "joe": 7}
+
+
+@on_both_engines
+async def test_a_driver_whose_parts_another_one_has_committed_with_more_has_committed(
+    db: Database,
+) -> None:
+    async with db.shared_transaction() as one:
         two = db.internal.shared_transaction(None, None, 30.0, one.ticket)
         await two.begin()
-        of_one = await receipt_of(db, one.ticket, "1", ann=1)
-        of_both = await receipt_of(db, one.ticket, "2", bob=2)
-        of_two = await receipt_of(db, one.ticket, "3", joe=3)
-        commit = await one.commit([of_one, of_both])
-        if rolled_back_first:
-            await db.internal.engine.env.background.drain(10.0)
-        with pytest.raises(
-            OtherDriverCommitted, match=f"at {commit}, without 1 of the 2 participants.*task '3'"
-        ) as lost:
-            await two.commit([of_both, of_two])
-        assert lost.value.commit_timestamp == commit
-        assert lost.value.without == ("participant 0 of task '3'",)
-        assert two.commit_timestamp is None
-        assert await two.abort() is None
-        with pytest.raises(UsageError, match="was committed by another driver"):
-            await two.commit([of_two])
-        await set_value(db, "joe", 7)  # nothing is in the way
-        assert await values_of(db) == {"ann": 1, "bob": 2, "joe": 7}
+        receipts = [
+            await receipt_of(db, one.ticket, "1", ann=1),
+            await receipt_of(db, one.ticket, "2", bob=2),
+        ]
+        commit = await one.commit(receipts)
+        assert await two.commit(receipts[1:]) == commit
+    assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
 @on_both_engines
-async def test_a_driver_whose_parts_another_one_has_committed_with_more_has_committed() -> None:
-    async with connected() as (db, _):
-        async with db.shared_transaction() as one:
-            two = db.internal.shared_transaction(None, None, 30.0, one.ticket)
-            await two.begin()
-            receipts = [
-                await receipt_of(db, one.ticket, "1", ann=1),
-                await receipt_of(db, one.ticket, "2", bob=2),
-            ]
-            commit = await one.commit(receipts)
-            assert await two.commit(receipts[1:]) == commit
-        assert await values_of(db) == {"ann": 1, "bob": 2}
-
-
-@on_both_engines
-async def test_a_driver_that_commits_nothing_is_told_of_one_that_has_committed() -> None:
-    async with connected() as (db, _):
-        async with db.shared_transaction() as one:
-            two = db.internal.shared_transaction(None, None, 30.0, one.ticket)
-            await two.begin()
-            commit = await one.commit([await receipt_of(db, one.ticket, "1", ann=1)])
-            with pytest.raises(OtherDriverCommitted, match=f"at {commit}, and nothing more"):
-                await two.commit([])
-        assert await values_of(db) == {"ann": 1}
+async def test_a_driver_that_commits_nothing_is_told_of_one_that_has_committed(
+    db: Database,
+) -> None:
+    async with db.shared_transaction() as one:
+        two = db.internal.shared_transaction(None, None, 30.0, one.ticket)
+        await two.begin()
+        commit = await one.commit([await receipt_of(db, one.ticket, "1", ann=1)])
+        with pytest.raises(OtherDriverCommitted, match=f"at {commit}, and nothing more"):
+            await two.commit([])
+    assert await values_of(db) == {"ann": 1}
 
 
 @on_both_engines
@@ -188,14 +187,13 @@ async def test_a_transaction_without_receipts_commits_nothing() -> None:
 
 
 @on_both_engines
-async def test_leaving_the_block_without_a_commit_rolls_back() -> None:
-    async with connected() as (db, _):
-        async with db.shared_transaction() as whole:
-            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        with pytest.raises(UsageError, match="was rolled back"):
-            await whole.commit([receipt])
-        await set_value(db, "ann", 7)  # nothing is in the way
-        assert await values_of(db) == {"ann": 7}
+async def test_leaving_the_block_without_a_commit_rolls_back(db: Database) -> None:
+    async with db.shared_transaction() as whole:
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+    with pytest.raises(UsageError, match="was rolled back"):
+        await whole.commit([receipt])
+    await set_value(db, "ann", 7)  # nothing is in the way
+    assert await values_of(db) == {"ann": 7}
 
 
 @on_both_engines
@@ -242,16 +240,17 @@ async def _left_without_an_answer(
         await whole.commit([receipt])
 
 
-async def test_abort_after_the_database_was_closed_does_not_say_that_it_was_rolled_back() -> None:
-    async with connected() as (db, _):
-        whole = db.shared_transaction()
-        await whole.begin()
-        await receipt_of(db, whole.ticket, "1", ann=1)
-        await db.close()
-        with pytest.raises(UsageError, match="is closed"):
-            await whole.__aexit__(None, None, None)
-        with pytest.raises(UsageError, match="is closed"):
-            await whole.abort()
+async def test_abort_after_the_database_was_closed_does_not_say_that_it_was_rolled_back(
+    db: Database,
+) -> None:
+    whole = db.shared_transaction()
+    await whole.begin()
+    await receipt_of(db, whole.ticket, "1", ann=1)
+    await db.close()
+    with pytest.raises(UsageError, match="is closed"):
+        await whole.__aexit__(None, None, None)
+    with pytest.raises(UsageError, match="is closed"):
+        await whole.abort()
 
 
 @on_both_engines
@@ -406,23 +405,20 @@ async def _fails_in_both_blocks(db: Database, cluster: Cluster) -> None:
 
 
 @on_both_engines
-async def test_readers_pass_after_a_short_wait() -> None:
-    async with connected() as (db, _):
-        await set_value(db, "ann", 0)
-        async with db.shared_transaction() as whole:
-            receipts = [
-                await receipt_of(db, whole.ticket, str(n), **{ROWS[n]: 1}) for n in range(4)
-            ]
-            began = asyncio.get_running_loop().time()
-            assert await values_of(db) == {"ann": 0}
-            assert asyncio.get_running_loop().time() - began < 0.3
-            before = await db.timestamp()
-            assert await values_of(db, before) == {"ann": 0}
-            commit = await whole.commit(receipts)
-        assert commit is not None
-        assert commit > before
+async def test_readers_pass_after_a_short_wait(db: Database) -> None:
+    await set_value(db, "ann", 0)
+    async with db.shared_transaction() as whole:
+        receipts = [await receipt_of(db, whole.ticket, str(n), **{ROWS[n]: 1}) for n in range(4)]
+        began = asyncio.get_running_loop().time()
+        assert await values_of(db) == {"ann": 0}
+        assert asyncio.get_running_loop().time() - began < 0.3
+        before = await db.timestamp()
         assert await values_of(db, before) == {"ann": 0}
-        assert await values_of(db) == dict.fromkeys(ROWS, 1)
+        commit = await whole.commit(receipts)
+    assert commit is not None
+    assert commit > before
+    assert await values_of(db, before) == {"ann": 0}
+    assert await values_of(db) == dict.fromkeys(ROWS, 1)
 
 
 @on_both_engines
@@ -453,19 +449,18 @@ async def test_a_younger_lock_is_waited_for_under_a_newer_timestamp() -> None:
 
 
 @on_both_engines
-async def test_what_was_changed_since_is_a_conflict() -> None:
-    async with connected() as (db, _):
-        since = await db.timestamp()
-        await set_value(db, "bob", 5)
-        async with db.shared_transaction(unchanged_since=since) as whole:
-            share = await share_of(db, whole.ticket, "1", ann=1)
-            await share.set("bob", balance, 1)
-            with pytest.raises(ConflictError, match="not changed since") as conflict:
-                await share.finish()
-            assert conflict.value.other_commit_timestamp > since
-        async with db.shared_transaction(unchanged_since=await db.timestamp()) as whole:
-            await whole.commit([await receipt_of(db, whole.ticket, "1", bob=1)])
-        assert await values_of(db) == {"bob": 1}
+async def test_what_was_changed_since_is_a_conflict(db: Database) -> None:
+    since = await db.timestamp()
+    await set_value(db, "bob", 5)
+    async with db.shared_transaction(unchanged_since=since) as whole:
+        share = await share_of(db, whole.ticket, "1", ann=1)
+        await share.set("bob", balance, 1)
+        with pytest.raises(ConflictError, match="not changed since") as conflict:
+            await share.finish()
+        assert conflict.value.other_commit_timestamp > since
+    async with db.shared_transaction(unchanged_since=await db.timestamp()) as whole:
+        await whole.commit([await receipt_of(db, whole.ticket, "1", bob=1)])
+    assert await values_of(db) == {"bob": 1}
 
 
 @on_both_engines
@@ -481,45 +476,43 @@ async def test_a_table_younger_than_the_transaction_is_refused() -> None:
 
 
 @on_both_engines
-async def test_misuse_is_refused_with_its_reason() -> None:
-    async with connected() as (db, _):
-        with pytest.raises(InvalidArgument, match="ttl"):
-            db.shared_transaction(ttl=-1.0)
-        future = Timestamp(await db.timestamp() + (1 << 40))
-        with pytest.raises(InvalidArgument, match="unchanged_since"):
-            await db.shared_transaction(unchanged_since=future).begin()
-        async with db.shared_transaction() as whole, db.shared_transaction() as other:
-            for task in ("", "x" * 200, 7):
-                with pytest.raises(InvalidArgument, match="task"):
-                    db.share(whole.ticket, task=task)  # type: ignore[arg-type]
-            with pytest.raises(InvalidArgument, match="generation"):
-                db.share(whole.ticket, task="1", generation=-1)
-            with pytest.raises(UsageError, match="Ticket"):
-                db.share("ticket", task="1")  # type: ignore[arg-type]
-            receipt = await receipt_of(db, other.ticket, "1", ann=1)
-            with pytest.raises(UsageError, match="another transaction"):
-                await whole.commit([receipt])
-            with pytest.raises(UsageError, match="Receipt"):
-                await whole.commit([None])  # type: ignore[list-item]
-            share = db.share(whole.ticket, task="1")
-            with pytest.raises(UsageError, match="not begun"):
-                await share.set("ann", balance, 1)
+async def test_misuse_is_refused_with_its_reason(db: Database) -> None:
+    with pytest.raises(InvalidArgument, match="ttl"):
+        db.shared_transaction(ttl=-1.0)
+    future = Timestamp(await db.timestamp() + (1 << 40))
+    with pytest.raises(InvalidArgument, match="unchanged_since"):
+        await db.shared_transaction(unchanged_since=future).begin()
+    async with db.shared_transaction() as whole, db.shared_transaction() as other:
+        for task in ("", "x" * 200, 7):
+            with pytest.raises(InvalidArgument, match="task"):
+                db.share(whole.ticket, task=task)  # type: ignore[arg-type]
+        with pytest.raises(InvalidArgument, match="generation"):
+            db.share(whole.ticket, task="1", generation=-1)
+        with pytest.raises(UsageError, match="Ticket"):
+            db.share("ticket", task="1")  # type: ignore[arg-type]
+        receipt = await receipt_of(db, other.ticket, "1", ann=1)
+        with pytest.raises(UsageError, match="another transaction"):
+            await whole.commit([receipt])
+        with pytest.raises(UsageError, match="Receipt"):
+            await whole.commit([None])  # type: ignore[list-item]
+        share = db.share(whole.ticket, task="1")
+        with pytest.raises(UsageError, match="not begun"):
+            await share.set("ann", balance, 1)
 
 
 @on_both_engines
-async def test_misuse_of_receipts_tasks_and_times_names_the_argument() -> None:
-    async with connected() as (db, _):
-        for ttl in (1.0, 14.9, 1e7):
-            with pytest.raises(InvalidArgument, match="ttl: expected 15 to 4294967 seconds, got"):
-                db.shared_transaction(ttl=ttl)
-        async with db.shared_transaction() as whole:
-            with pytest.raises(InvalidArgument, match=r"task: .* cannot be encoded"):
-                db.share(whole.ticket, task="\ud800")
-            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-            for wrong in (receipt, None):
-                with pytest.raises(UsageError, match="expected a sequence"):
-                    await whole.commit(wrong)  # type: ignore[arg-type]
-            assert await whole.commit([receipt])
+async def test_misuse_of_receipts_tasks_and_times_names_the_argument(db: Database) -> None:
+    for ttl in (1.0, 14.9, 1e7):
+        with pytest.raises(InvalidArgument, match="ttl: expected 15 to 4294967 seconds, got"):
+            db.shared_transaction(ttl=ttl)
+    async with db.shared_transaction() as whole:
+        with pytest.raises(InvalidArgument, match=r"task: .* cannot be encoded"):
+            db.share(whole.ticket, task="\ud800")
+        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        for wrong in (receipt, None):
+            with pytest.raises(UsageError, match="expected a sequence"):
+                await whole.commit(wrong)  # type: ignore[arg-type]
+        assert await whole.commit([receipt])
 
 
 # ---------------------------------------------------------------- several calls at a time
@@ -804,15 +797,16 @@ async def test_a_transaction_that_another_process_has_given_up_cannot_be_committ
 
 
 @on_both_engines
-async def test_a_transaction_that_another_process_has_committed_is_not_given_up() -> None:
-    async with connected() as (db, _):
-        whole = db.shared_transaction()
-        await whole.begin()
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as other:
-            commit = await other.commit([receipt])
-        assert await whole.abort() == commit
-        assert await values_of(db) == {"ann": 1}
+async def test_a_transaction_that_another_process_has_committed_is_not_given_up(
+    db: Database,
+) -> None:
+    whole = db.shared_transaction()
+    await whole.begin()
+    receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+    async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as other:
+        commit = await other.commit([receipt])
+    assert await whole.abort() == commit
+    assert await values_of(db) == {"ann": 1}
 
 
 @on_both_engines

@@ -129,12 +129,11 @@ async def test_the_oldest_commit_first_and_newcomers_last() -> None:
         assert increments.attempts == INCREMENTS
 
 
-async def test_one_that_lost_to_its_own_client_tries_again_without_a_pause() -> None:
-    async with connected() as (db, _):
-        began, lost = now(), list[int]()
-        await db.run(lambda tx: lose_once(db, tx, lost))
-        assert lost
-        assert now() == began
+async def test_one_that_lost_to_its_own_client_tries_again_without_a_pause(db: Database) -> None:
+    began, lost = now(), list[int]()
+    await db.run(lambda tx: lose_once(db, tx, lost))
+    assert lost
+    assert now() == began
 
 
 async def test_without_contention_there_is_no_line_and_no_pause() -> None:
@@ -156,31 +155,27 @@ async def test_cells_that_are_not_hot_are_not_held_up() -> None:
         assert now() == began
 
 
-async def test_a_function_that_only_reads_a_hot_cell_does_not_wait() -> None:
-    async with connected() as (db, _):
-        await held_turn(db, caller=Increments.add.__code__)
-        began = now()
+async def test_a_function_that_only_reads_a_hot_cell_does_not_wait(db: Database) -> None:
+    await held_turn(db, caller=Increments.add.__code__)
+    began = now()
 
-        async def read(tx: Transaction) -> int:
-            return await tx.get("bob", balance, default=0)
+    async def read(tx: Transaction) -> int:
+        return await tx.get("bob", balance, default=0)
 
-        assert await db.run(read) == 0
-        async with db.snapshot() as snapshot, db.transaction() as tx:
-            assert await snapshot.get("bob", balance) is None
-            assert await tx.get("bob", balance) is None
-        assert now() == began
+    assert await db.run(read) == 0
+    async with db.snapshot() as snapshot, db.transaction() as tx:
+        assert await snapshot.get("bob", balance) is None
+        assert await tx.get("bob", balance) is None
+    assert now() == began
 
 
-async def test_the_deadline_is_obeyed_in_line() -> None:
-    async with connected() as (db, _):
-        await held_turn(db)
-        began, lost = now(), list[int]()
-        with pytest.raises(ConflictError):
-            await db.run(
-                lambda tx: lose_once(db, tx, lost), retry=RetryPolicy(deadline_seconds=0.5)
-            )
-        assert now() == began + 0.5
-        assert len(db.internal.engine.env.hot_cells) == 1  # the one that does nothing
+async def test_the_deadline_is_obeyed_in_line(db: Database) -> None:
+    await held_turn(db)
+    began, lost = now(), list[int]()
+    with pytest.raises(ConflictError):
+        await db.run(lambda tx: lose_once(db, tx, lost), retry=RetryPolicy(deadline_seconds=0.5))
+    assert now() == began + 0.5
+    assert len(db.internal.engine.env.hot_cells) == 1  # the one that does nothing
 
 
 async def test_a_newcomer_waits_for_half_of_its_time_at_most() -> None:
@@ -208,20 +203,19 @@ async def test_one_that_is_cancelled_leaves_the_line() -> None:
         assert len(db.internal.engine.env.hot_cells) == 0
 
 
-async def test_one_that_dies_in_its_turn_lets_the_next_go_at_once() -> None:
-    async with connected() as (db, _):
-        lost = list[int]()
+async def test_one_that_dies_in_its_turn_lets_the_next_go_at_once(db: Database) -> None:
+    lost = list[int]()
 
-        async def fail_at_last(tx: Transaction) -> None:
-            had_lost = bool(lost)
-            await lose_once(db, tx, lost)
-            if had_lost:
-                assert await cell(db) in db.internal.engine.env.hot_cells.lines
-                raise ValueError("a mistake of the program")
+    async def fail_at_last(tx: Transaction) -> None:
+        had_lost = bool(lost)
+        await lose_once(db, tx, lost)
+        if had_lost:
+            assert await cell(db) in db.internal.engine.env.hot_cells.lines
+            raise ValueError("a mistake of the program")
 
-        with pytest.raises(ValueError, match="a mistake"):
-            await db.run(fail_at_last)
-        assert len(db.internal.engine.env.hot_cells) == 0
+    with pytest.raises(ValueError, match="a mistake"):
+        await db.run(fail_at_last)
+    assert len(db.internal.engine.env.hot_cells) == 0
 
 
 async def test_one_that_waits_for_something_else_in_its_turn_holds_up_others_for_a_while() -> None:
@@ -535,139 +529,131 @@ async def test_only_changed_cells_are_committed_anew_and_notify() -> None:
         assert await _commits(db) == {"ann": before["ann"], "bob": commit, "zoe": commit}
 
 
-async def test_an_overwrite_leaves_kept_cells_alone_and_deletes_others() -> None:
-    async with connected() as (db, _):
-        for row in ("ann", "bob", "joe"):
-            await set_value(db, row, 1)
-        before = await _commits(db)
-        async with db.shared_transaction() as whole:
-            receipt = await _receipt(db, whole.ticket, ann=1, bob=2)
-            async with db.snapshot() as snapshot:
-                rest = await rest_deleted(
-                    db.internal,
-                    whole.ticket,
-                    [receipt],
-                    snapshot,
-                    accounts,
-                    task="rest",
-                    timeout=10.0,
-                )
-            assert rest.cells == 1  # joe
-            commit = await whole.commit([receipt, rest])
-        assert await values_of(db) == {"ann": 1, "bob": 2}
-        assert await _commits(db) == {"ann": before["ann"], "bob": commit}
+async def test_an_overwrite_leaves_kept_cells_alone_and_deletes_others(db: Database) -> None:
+    for row in ("ann", "bob", "joe"):
+        await set_value(db, row, 1)
+    before = await _commits(db)
+    async with db.shared_transaction() as whole:
+        receipt = await _receipt(db, whole.ticket, ann=1, bob=2)
+        async with db.snapshot() as snapshot:
+            rest = await rest_deleted(
+                db.internal,
+                whole.ticket,
+                [receipt],
+                snapshot,
+                accounts,
+                task="rest",
+                timeout=10.0,
+            )
+        assert rest.cells == 1  # joe
+        commit = await whole.commit([receipt, rest])
+    assert await values_of(db) == {"ann": 1, "bob": 2}
+    assert await _commits(db) == {"ann": before["ann"], "bob": commit}
 
 
 @pytest.mark.parametrize("newer", [1, 5])
 async def test_a_cell_that_was_committed_since_it_was_read_is_written_in_full(
-    meanwhile: Any, newer: int
+    db: Database, meanwhile: Any, newer: int
 ) -> None:
     """Also if it has the same value again: nobody has looked."""
-    async with connected() as (db, _):
-        for row in ("ann", "bob"):
-            await set_value(db, row, 1)
-        before = await _commits(db)
-        meanwhile(lambda: set_value(db, "ann", newer))
-        commit = await _writes(db, ann=1, bob=1)
-        assert await values_of(db) == {"ann": 1, "bob": 1}
-        assert await _commits(db) == {"ann": commit, "bob": before["bob"]}
+    for row in ("ann", "bob"):
+        await set_value(db, row, 1)
+    before = await _commits(db)
+    meanwhile(lambda: set_value(db, "ann", newer))
+    commit = await _writes(db, ann=1, bob=1)
+    assert await values_of(db) == {"ann": 1, "bob": 1}
+    assert await _commits(db) == {"ann": commit, "bob": before["bob"]}
 
 
 async def test_a_cell_that_another_job_commits_before_it_is_locked_is_written_in_full(
-    meanwhile: Any, monkeypatch: pytest.MonkeyPatch
+    db: Database, meanwhile: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lock of the other job makes the attempt begin another part, above that job's commit."""
-    async with connected() as (db, _):
-        await set_value(db, "ann", 1)
-        async with db.shared_transaction() as other:
-            locked: list[Share] = []
+    await set_value(db, "ann", 1)
+    async with db.shared_transaction() as other:
+        locked: list[Share] = []
 
-            async def locks() -> None:
-                locked.append(await share_of(db, other.ticket, "0", ann=5))
+        async def locks() -> None:
+            locked.append(await share_of(db, other.ticket, "0", ann=5))
 
-            replace = attempt.Attempt._replace_others
+        replace = attempt.Attempt._replace_others
 
-            async def commits(
-                self: attempt.Attempt, met: Sequence[MetLock], deadline: float
-            ) -> float:
-                if other.commit_timestamp is None:
-                    await other.commit([await locked[0].finish()])
-                return await replace(self, met, deadline)
+        async def commits(self: attempt.Attempt, met: Sequence[MetLock], deadline: float) -> float:
+            if other.commit_timestamp is None:
+                await other.commit([await locked[0].finish()])
+            return await replace(self, met, deadline)
 
-            meanwhile(locks)
-            monkeypatch.setattr(attempt.Attempt, "_replace_others", commits)
-            commit = await _writes(db, ann=1)
-            assert other.commit_timestamp is not None
-        assert await values_of(db) == {"ann": 1}
-        assert await _commits(db) == {"ann": commit}
+        meanwhile(locks)
+        monkeypatch.setattr(attempt.Attempt, "_replace_others", commits)
+        commit = await _writes(db, ann=1)
+        assert other.commit_timestamp is not None
+    assert await values_of(db) == {"ann": 1}
+    assert await _commits(db) == {"ann": commit}
 
 
-async def test_unchanged_since_holds_for_kept_cells_too(meanwhile: Any) -> None:
-    async with connected() as (db, _):
-        await set_value(db, "ann", 1)
-        since = await db.timestamp()
-        meanwhile(lambda: set_value(db, "ann", 1))
-        async with db.shared_transaction(unchanged_since=since) as whole:
-            with pytest.raises(ConflictError, match="was committed at"):
-                await _receipt(db, whole.ticket, ann=1)
+async def test_unchanged_since_holds_for_kept_cells_too(db: Database, meanwhile: Any) -> None:
+    await set_value(db, "ann", 1)
+    since = await db.timestamp()
+    meanwhile(lambda: set_value(db, "ann", 1))
+    async with db.shared_transaction(unchanged_since=since) as whole:
+        with pytest.raises(ConflictError, match="was committed at"):
+            await _receipt(db, whole.ticket, ann=1)
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (2, 1), (2, 2)])
-async def test_a_cell_that_is_written_twice_must_have_one_value(first: int, second: int) -> None:
+async def test_a_cell_that_is_written_twice_must_have_one_value(
+    db: Database, first: int, second: int
+) -> None:
     """Whichever of them it has already."""
-    async with connected() as (db, _):
-        await set_value(db, "ann", 1)
-        async with db.shared_transaction() as whole:
-            share = _changing(db, whole.ticket)
-            await share.begin()
-            await share.set("ann", balance, first)
-            await share._flush()
-            await share.set("ann", balance, second)
-            if first != second:
-                with pytest.raises(WrittenTwice):
-                    await share.finish()
-                return
-            await whole.commit([await share.finish()])
-        assert await values_of(db) == {"ann": first}
+    await set_value(db, "ann", 1)
+    async with db.shared_transaction() as whole:
+        share = _changing(db, whole.ticket)
+        await share.begin()
+        await share.set("ann", balance, first)
+        await share._flush()
+        await share.set("ann", balance, second)
+        if first != second:
+            with pytest.raises(WrittenTwice):
+                await share.finish()
+            return
+        await whole.commit([await share.finish()])
+    assert await values_of(db) == {"ann": first}
 
 
-async def test_a_later_attempt_replaces_one_that_has_kept_cells() -> None:
-    async with connected() as (db, _):
-        await set_value(db, "ann", 1)
-        await set_value(db, "bob", 1)
-        async with db.shared_transaction() as whole:
-            first = _changing(db, whole.ticket)
-            await first.begin()
-            await first.set("ann", balance, 1)
-            await first.set("bob", balance, 2)
-            await first._flush()
-            dies(first)
-            await whole.commit([await _receipt(db, whole.ticket, ann=2, bob=1)])
-        assert await values_of(db) == {"ann": 2, "bob": 1}
+async def test_a_later_attempt_replaces_one_that_has_kept_cells(db: Database) -> None:
+    await set_value(db, "ann", 1)
+    await set_value(db, "bob", 1)
+    async with db.shared_transaction() as whole:
+        first = _changing(db, whole.ticket)
+        await first.begin()
+        await first.set("ann", balance, 1)
+        await first.set("bob", balance, 2)
+        await first._flush()
+        dies(first)
+        await whole.commit([await _receipt(db, whole.ticket, ann=2, bob=1)])
+    assert await values_of(db) == {"ann": 2, "bob": 1}
 
 
-async def test_another_transaction_cannot_commit_a_kept_cell_before_the_job() -> None:
-    async with connected() as (db, _):
-        await set_value(db, "ann", 1)
-        async with db.shared_transaction() as whole:
-            receipt = await _receipt(db, whole.ticket, ann=1)
-            writing = asyncio.ensure_future(set_value(db, "ann", 5))
-            await asyncio.sleep(1.0)
-            assert not writing.done()
-            await whole.commit([receipt])
-            with pytest.raises(ConflictError, match="was committed"):
-                await writing
-        assert await values_of(db) == {"ann": 1}
+async def test_another_transaction_cannot_commit_a_kept_cell_before_the_job(db: Database) -> None:
+    await set_value(db, "ann", 1)
+    async with db.shared_transaction() as whole:
+        receipt = await _receipt(db, whole.ticket, ann=1)
+        writing = asyncio.ensure_future(set_value(db, "ann", 5))
+        await asyncio.sleep(1.0)
+        assert not writing.done()
+        await whole.commit([receipt])
+        with pytest.raises(ConflictError, match="was committed"):
+            await writing
+    assert await values_of(db) == {"ann": 1}
 
 
-async def test_values_that_expire_are_written_again() -> None:
-    async with connected() as (db, _):
-        await set_value(db, "ann", 1)
-        await db.set_ttl(balance, timedelta(seconds=60))
-        await asyncio.sleep(50.0)
-        await _writes(db, ann=1)
-        await asyncio.sleep(50.0)
-        assert await values_of(db) == {"ann": 1}
+async def test_values_that_expire_are_written_again(db: Database) -> None:
+    await set_value(db, "ann", 1)
+    await db.set_ttl(balance, timedelta(seconds=60))
+    await asyncio.sleep(50.0)
+    await _writes(db, ann=1)
+    await asyncio.sleep(50.0)
+    assert await values_of(db) == {"ann": 1}
 
 
 async def test_values_that_expire_since_another_program_said_so_are_written_again() -> None:
@@ -683,36 +669,36 @@ async def test_values_that_expire_since_another_program_said_so_are_written_agai
         assert await values_of(db) == {"ann": 1}
 
 
-async def test_long_values_are_compared_too() -> None:
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            await tx.set("ann", TEXT, "x" * 5_000)
-            await tx.set("bob", TEXT, "x" * 5_000)
-        before = await _commits(db)
-        async with db.shared_transaction() as whole, _changing(db, whole.ticket) as share:
-            await share.set("ann", TEXT, "x" * 5_000)
-            await share.set("bob", TEXT, "x" * 4_999 + "y")
-            receipt = await share.finish()
-            assert (receipt.cells, share.kept) == (2, 1)
-            commit = await whole.commit([receipt])
-        assert await _commits(db) == {"ann": before["ann"], "bob": commit}
+async def test_long_values_are_compared_too(db: Database) -> None:
+    async with db.transaction() as tx:
+        await tx.set("ann", TEXT, "x" * 5_000)
+        await tx.set("bob", TEXT, "x" * 5_000)
+    before = await _commits(db)
+    async with db.shared_transaction() as whole, _changing(db, whole.ticket) as share:
+        await share.set("ann", TEXT, "x" * 5_000)
+        await share.set("bob", TEXT, "x" * 4_999 + "y")
+        receipt = await share.finish()
+        assert (receipt.cells, share.kept) == (2, 1)
+        commit = await whole.commit([receipt])
+    assert await _commits(db) == {"ann": before["ann"], "bob": commit}
 
 
-async def test_cells_that_are_left_to_a_chosen_attempt_are_counted_by_that_one_alone() -> None:
-    async with connected() as (db, _):
-        for row in ("ann", "bob"):
-            await set_value(db, row, 1)
-        async with db.shared_transaction() as whole:
-            chosen = await _receipt(db, whole.ticket, ann=1)
-            starts = frozenset(part.start for part in chosen.parts)
-            share = db.internal.share(whole.ticket, "rest", 1, None, 0.0, starts, only_changes=True)
-            async with share:
-                await share.set("ann", balance, 1)
-                await share.set("bob", balance, 1)
-                rest = await share.finish()
-            assert (chosen.cells, rest.cells, share.kept) == (1, 1, 1)
-            await whole.commit([chosen, rest])
-        assert await values_of(db) == {"ann": 1, "bob": 1}
+async def test_cells_that_are_left_to_a_chosen_attempt_are_counted_by_that_one_alone(
+    db: Database,
+) -> None:
+    for row in ("ann", "bob"):
+        await set_value(db, row, 1)
+    async with db.shared_transaction() as whole:
+        chosen = await _receipt(db, whole.ticket, ann=1)
+        starts = frozenset(part.start for part in chosen.parts)
+        share = db.internal.share(whole.ticket, "rest", 1, None, 0.0, starts, only_changes=True)
+        async with share:
+            await share.set("ann", balance, 1)
+            await share.set("bob", balance, 1)
+            rest = await share.finish()
+        assert (chosen.cells, rest.cells, share.kept) == (1, 1, 1)
+        await whole.commit([chosen, rest])
+    assert await values_of(db) == {"ann": 1, "bob": 1}
 
 
 async def test_a_repeated_message_finds_its_own_kept_cell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -736,10 +722,9 @@ def _found_again(cluster: Cluster) -> None:
     cluster.answers_lost = False
 
 
-async def test_all_cells_are_written_unless_only_changes_are_asked_for() -> None:
-    async with connected() as (db, _):
-        await set_value(db, "ann", 1)
-        async with db.shared_transaction() as whole:
-            share = await share_of(db, whole.ticket, "0", ann=1)
-            commit = await whole.commit([await share.finish()])
-        assert await _commits(db) == {"ann": commit}
+async def test_all_cells_are_written_unless_only_changes_are_asked_for(db: Database) -> None:
+    await set_value(db, "ann", 1)
+    async with db.shared_transaction() as whole:
+        share = await share_of(db, whole.ticket, "0", ann=1)
+        commit = await whole.commit([await share.finish()])
+    assert await _commits(db) == {"ann": commit}

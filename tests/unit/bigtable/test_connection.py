@@ -7,7 +7,7 @@ import base64
 import socket
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, suppress
 
 import grpc
 import pytest
@@ -53,159 +53,153 @@ from tests.unit.bigtable.servers import SECONDS, TABLE, Account, Connected, Peer
 from tests.unit.rowstore.model_store import EPOCH_MILLISECONDS, at
 from tests.unit.rowstore.test_calls import prewrites
 
+
+@pytest.fixture
+def over() -> AbstractAsyncContextManager[Connected]:
+    """A driver that is connected to a server over TLS."""
+    return connected()
+
+
 pytestmark = pytest.mark.real_time
 
 
-async def test_every_call_carries_the_token_and_the_header_that_routes_it() -> None:
-    async with connected() as over:
-        assert await over.put(b"row")
-        assert await over.rows() == [b"row"]
-        table = "projects%2Fmy-project%2Finstances%2Fmy-instance%2Ftables%2Fpercolator-7"
-        routed = f"table_name={table}&app_profile_id=one_cluster"
-        found = [(name, metadata["x-goog-request-params"]) for name, metadata in over.service.calls]
-        assert found == [
-            ("CreateTable", "parent=projects%2Fmy-project%2Finstances%2Fmy-instance"),
-            ("CheckAndMutateRow", routed),
-            ("ReadRows", routed),
-        ]
-        assert {metadata["authorization"] for _, metadata in over.service.calls} == {"Bearer valid"}
-        # The service tells how far a scan has come, and how long to pause, only if it knows that
-        # it will be understood: fields 1, 4 and 7 of `google.bigtable.v2.FeatureFlags`.
-        for _, metadata in over.service.calls[1:]:
-            features = base64.urlsafe_b64decode(metadata["bigtable-features"])
-            assert features == b"\x08\x01\x20\x01\x38\x01"
-        assert over.account.asked == 1
+async def test_every_call_carries_the_token_and_the_header_that_routes_it(over: Connected) -> None:
+    assert await over.put(b"row")
+    assert await over.rows() == [b"row"]
+    table = "projects%2Fmy-project%2Finstances%2Fmy-instance%2Ftables%2Fpercolator-7"
+    routed = f"table_name={table}&app_profile_id=one_cluster"
+    found = [(name, metadata["x-goog-request-params"]) for name, metadata in over.service.calls]
+    assert found == [
+        ("CreateTable", "parent=projects%2Fmy-project%2Finstances%2Fmy-instance"),
+        ("CheckAndMutateRow", routed),
+        ("ReadRows", routed),
+    ]
+    assert {metadata["authorization"] for _, metadata in over.service.calls} == {"Bearer valid"}
+    # The service tells how far a scan has come, and how long to pause, only if it knows that
+    # it will be understood: fields 1, 4 and 7 of `google.bigtable.v2.FeatureFlags`.
+    for _, metadata in over.service.calls[1:]:
+        features = base64.urlsafe_b64decode(metadata["bigtable-features"])
+        assert features == b"\x08\x01\x20\x01\x38\x01"
+    assert over.account.asked == 1
 
 
-async def test_a_refused_token_is_replaced_once_and_the_call_repeated() -> None:
-    async with connected() as over:
-        over.service.tokens = {"second"}
-        over.account.tokens = ["second"]
-        assert await over.put(b"row")
-        assert over.account.asked == 2
-        over.service.tokens = {"third"}
-        over.account.tokens = ["third"]
-        assert await over.rows() == [b"row"]
-        assert over.account.asked == 3
+async def test_a_refused_token_is_replaced_once_and_the_call_repeated(over: Connected) -> None:
+    over.service.tokens = {"second"}
+    over.account.tokens = ["second"]
+    assert await over.put(b"row")
+    assert over.account.asked == 2
+    over.service.tokens = {"third"}
+    over.account.tokens = ["third"]
+    assert await over.rows() == [b"row"]
+    assert over.account.asked == 3
 
 
-async def test_an_account_that_is_refused_twice_is_reported() -> None:
-    async with connected() as over:
-        over.service.tokens = set()
-        for call in (over.put(b"row"), over.rows()):
-            with pytest.raises(Unauthenticated, match="does not accept the access token") as caught:
-                await call
-            assert caught.value.retry is Retry.USELESS
-        assert [name for name, _ in over.service.calls[1:]] == ["CheckAndMutateRow"] * 2 + [
-            "ReadRows"
-        ] * 2
+async def test_an_account_that_is_refused_twice_is_reported(over: Connected) -> None:
+    over.service.tokens = set()
+    for call in (over.put(b"row"), over.rows()):
+        with pytest.raises(Unauthenticated, match="does not accept the access token") as caught:
+            await call
+        assert caught.value.retry is Retry.USELESS
+    assert [name for name, _ in over.service.calls[1:]] == ["CheckAndMutateRow"] * 2 + [
+        "ReadRows"
+    ] * 2
 
 
-async def test_only_a_trusted_server_is_given_a_token() -> None:
-    async with connected() as over:
-        network = BigtableNetwork(Tokens(over.account))
-        store = BigtableStore(network, over.place)
-        with pytest.raises(Unavailable):
-            await store.read(TABLE, [b"row"], (Selection(WRITES),), 5.0)
-        await network.close()
-        assert len(over.service.calls) == 1
+async def test_only_a_trusted_server_is_given_a_token(over: Connected) -> None:
+    network = BigtableNetwork(Tokens(over.account))
+    store = BigtableStore(network, over.place)
+    with pytest.raises(Unavailable):
+        await store.read(TABLE, [b"row"], (Selection(WRITES),), 5.0)
+    await network.close()
+    assert len(over.service.calls) == 1
 
 
-async def test_a_server_with_tls_takes_no_plain_text() -> None:
-    async with connected() as over:
-        network = BigtableNetwork()
-        store = BigtableStore(network, over.place)
-        with pytest.raises(Unavailable):
-            await store.read(TABLE, [b"row"], (Selection(WRITES),), 5.0)
-        await network.close()
+async def test_a_server_with_tls_takes_no_plain_text(over: Connected) -> None:
+    network = BigtableNetwork()
+    store = BigtableStore(network, over.place)
+    with pytest.raises(Unavailable):
+        await store.read(TABLE, [b"row"], (Selection(WRITES),), 5.0)
+    await network.close()
 
 
-async def test_another_connection_is_opened_when_one_is_full_and_not_before() -> None:
-    async with connected() as over:
-        for number in range(3):
-            await over.put(b"lone-%d" % number)
-        assert len(over.service.peers) == 1
-        over.service.seconds = 0.3
-        selections = (Selection(WRITES),)
-        reads = [
-            over.store.read(TABLE, [b"row"], selections, SECONDS) for _ in range(STREAMS_MAX + 20)
-        ]
-        await asyncio.gather(*reads)
-        assert len(over.service.peers) == 2
+async def test_another_connection_is_opened_when_one_is_full_and_not_before(
+    over: Connected,
+) -> None:
+    for number in range(3):
+        await over.put(b"lone-%d" % number)
+    assert len(over.service.peers) == 1
+    over.service.seconds = 0.3
+    selections = (Selection(WRITES),)
+    reads = [over.store.read(TABLE, [b"row"], selections, SECONDS) for _ in range(STREAMS_MAX + 20)]
+    await asyncio.gather(*reads)
+    assert len(over.service.peers) == 2
 
 
-async def test_a_call_cut_off_by_closing_fails_and_is_not_cancelled() -> None:
-    async with connected() as over:
-        over.service.seconds = 30.0
-        putting, reading = asyncio.create_task(over.put(b"row")), asyncio.create_task(over.rows())
-        await over.service.busy(2)
-        await over.network.close()
-        for task in (putting, reading):
-            with pytest.raises(Unavailable, match="connection was closed"):
-                await task
-        with pytest.raises(UsageError, match="closed"):
-            await over.put(b"row")
+async def test_a_call_cut_off_by_closing_fails_and_is_not_cancelled(over: Connected) -> None:
+    over.service.seconds = 30.0
+    putting, reading = asyncio.create_task(over.put(b"row")), asyncio.create_task(over.rows())
+    await over.service.busy(2)
+    await over.network.close()
+    for task in (putting, reading):
+        with pytest.raises(Unavailable, match="connection was closed"):
+            await task
+    with pytest.raises(UsageError, match="closed"):
+        await over.put(b"row")
 
 
-async def test_a_closed_network_makes_no_calls() -> None:
-    async with connected() as over:
-        await over.network.close()
-        for address in (over.place.address, "127.0.0.1:1"):
-            with pytest.raises(UsageError, match="the network of this client is closed"):
-                await over.network.unary(address, GET_TABLE)(
-                    BigtableGetTableRequest(name=over.place.table(TABLE)), SECONDS
-                )
+async def test_a_closed_network_makes_no_calls(over: Connected) -> None:
+    await over.network.close()
+    for address in (over.place.address, "127.0.0.1:1"):
+        with pytest.raises(UsageError, match="the network of this client is closed"):
+            await over.network.unary(address, GET_TABLE)(
+                BigtableGetTableRequest(name=over.place.table(TABLE)), SECONDS
+            )
 
 
-async def test_a_cancelled_call_stays_cancelled() -> None:
-    async with connected() as over:
-        over.service.seconds = 30.0
-        putting = asyncio.create_task(over.put(b"row"))
-        await over.service.busy(1)
-        putting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await putting
+async def test_a_cancelled_call_stays_cancelled(over: Connected) -> None:
+    over.service.seconds = 30.0
+    putting = asyncio.create_task(over.put(b"row"))
+    await over.service.busy(1)
+    putting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
 
 
-async def test_the_message_of_the_service_reaches_the_caller() -> None:
-    async with connected() as over:
-        denied = Refusal(grpc.StatusCode.PERMISSION_DENIED, "Missing IAM permission: x.")
-        over.service.refusals.append(denied)
-        with pytest.raises(
-            Exception, match=r"Missing IAM permission: x: grant .*bigtable\.user"
-        ) as it:
-            await over.put(b"row")
-        assert "percolator-7" in str(it.value)
+async def test_the_message_of_the_service_reaches_the_caller(over: Connected) -> None:
+    denied = Refusal(grpc.StatusCode.PERMISSION_DENIED, "Missing IAM permission: x.")
+    over.service.refusals.append(denied)
+    with pytest.raises(Exception, match=r"Missing IAM permission: x: grant .*bigtable\.user") as it:
+        await over.put(b"row")
+    assert "percolator-7" in str(it.value)
 
 
-async def test_keys_and_values_above_the_limits_are_refused_before_they_are_sent() -> None:
-    async with connected() as over:
-        with pytest.raises(InvalidArgument, match=r"row: has 4,097 bytes.* at most 4,096"):
-            await over.put(b"r" * 4097)
-        with pytest.raises(InvalidArgument, match="row: has 4,097 bytes"):
-            await over.store.read(TABLE, [b"r" * 4097], (Selection(WRITES),), SECONDS)
-        with pytest.raises(InvalidArgument, match="value: has 104,857,601 bytes"):
-            await over.put(b"row", bytes(100 * 1024 * 1024 + 1))
-        assert [name for name, _ in over.service.calls] == ["CreateTable"]
-        assert await over.put(b"r" * 4096)
+async def test_keys_and_values_above_the_limits_are_refused_before_they_are_sent(
+    over: Connected,
+) -> None:
+    with pytest.raises(InvalidArgument, match=r"row: has 4,097 bytes.* at most 4,096"):
+        await over.put(b"r" * 4097)
+    with pytest.raises(InvalidArgument, match="row: has 4,097 bytes"):
+        await over.store.read(TABLE, [b"r" * 4097], (Selection(WRITES),), SECONDS)
+    with pytest.raises(InvalidArgument, match="value: has 104,857,601 bytes"):
+        await over.put(b"row", bytes(100 * 1024 * 1024 + 1))
+    assert [name for name, _ in over.service.calls] == ["CreateTable"]
+    assert await over.put(b"r" * 4096)
 
 
-async def test_large_requests_and_answers_arrive_complete() -> None:
-    async with connected() as over:
-        values = [bytes((number,)) * (3 * 1024 * 1024 + number) for number in range(4)]
-        rows = [b"row-%d" % number for number in range(4)]
-        written = zip(rows, values, strict=True)
-        assert await asyncio.gather(*(over.put(row, value) for row, value in written)) == [True] * 4
-        found = await over.store.read(TABLE, rows, (Selection(WRITES),), SECONDS)
-        assert [row.cells[0].value for row in found] == values
+async def test_large_requests_and_answers_arrive_complete(over: Connected) -> None:
+    values = [bytes((number,)) * (3 * 1024 * 1024 + number) for number in range(4)]
+    rows = [b"row-%d" % number for number in range(4)]
+    written = zip(rows, values, strict=True)
+    assert await asyncio.gather(*(over.put(row, value) for row, value in written)) == [True] * 4
+    found = await over.store.read(TABLE, rows, (Selection(WRITES),), SECONDS)
+    assert [row.cells[0].value for row in found] == values
 
 
-async def test_a_deadline_ends_a_call_at_the_client_and_at_the_service() -> None:
-    async with connected() as over:
-        over.service.seconds = 30.0
-        with pytest.raises(DeadlineExceeded):
-            await over.store.read(TABLE, [b"row"], (Selection(WRITES),), 0.2)
-        await over.service.idle()
+async def test_a_deadline_ends_a_call_at_the_client_and_at_the_service(over: Connected) -> None:
+    over.service.seconds = 30.0
+    with pytest.raises(DeadlineExceeded):
+        await over.store.read(TABLE, [b"row"], (Selection(WRITES),), 0.2)
+    await over.service.idle()
 
 
 async def test_a_service_that_comes_back_is_found_again() -> None:
@@ -318,13 +312,14 @@ async def prewritten(cells: RowStoreCells) -> Answer:
     return answer
 
 
-async def test_a_change_refused_by_a_quota_is_made_after_the_requested_pause() -> None:
-    async with connected() as over:
-        over.service.refusals.extend([busy(0.2), busy(0.2)])
-        began = time.monotonic()
-        assert await prewritten(cells_of(over)) is APPLIED
-        assert time.monotonic() - began >= 0.4
-        assert over.names("CheckAndMutateRow") == 3
+async def test_a_change_refused_by_a_quota_is_made_after_the_requested_pause(
+    over: Connected,
+) -> None:
+    over.service.refusals.extend([busy(0.2), busy(0.2)])
+    began = time.monotonic()
+    assert await prewritten(cells_of(over)) is APPLIED
+    assert time.monotonic() - began >= 0.4
+    assert over.names("CheckAndMutateRow") == 3
 
 
 @pytest.mark.parametrize(
@@ -333,58 +328,54 @@ async def test_a_change_refused_by_a_quota_is_made_after_the_requested_pause() -
     ids=lambda code: code.name,
 )
 async def test_after_an_unclear_error_a_read_is_repeated_and_a_change_is_not(
+    over: Connected,
     code: grpc.StatusCode,
 ) -> None:
-    async with connected() as over:
-        cells = cells_of(over)
-        over.service.refusals.append(Refusal(code, "perhaps"))
-        answer = await prewritten(cells)
-        assert isinstance(answer, ExecutionUnknown)
-        assert over.names("CheckAndMutateRow") == 1
-        over.service.refusals.append(Refusal(code, "perhaps"))
-        read = RowRequest(TABLE, RowRead(row=b"row", all_columns=True, timestamp=at(9)))
-        await cells.read([read], time.monotonic() + SECONDS)
-        assert over.names("ReadRows") == 2
+    cells = cells_of(over)
+    over.service.refusals.append(Refusal(code, "perhaps"))
+    answer = await prewritten(cells)
+    assert isinstance(answer, ExecutionUnknown)
+    assert over.names("CheckAndMutateRow") == 1
+    over.service.refusals.append(Refusal(code, "perhaps"))
+    read = RowRequest(TABLE, RowRead(row=b"row", all_columns=True, timestamp=at(9)))
+    await cells.read([read], time.monotonic() + SECONDS)
+    assert over.names("ReadRows") == 2
 
 
-async def test_a_requested_pause_is_kept_before_a_read_is_repeated() -> None:
-    async with connected() as over:
-        over.service.refusals.append(busy(0.3, grpc.StatusCode.UNAVAILABLE))
-        began = time.monotonic()
-        read = RowRequest(TABLE, RowRead(row=b"row", all_columns=True, timestamp=at(9)))
-        await cells_of(over).read([read], began + SECONDS)
-        assert time.monotonic() - began >= 0.3
-        assert over.names("ReadRows") == 2
+async def test_a_requested_pause_is_kept_before_a_read_is_repeated(over: Connected) -> None:
+    over.service.refusals.append(busy(0.3, grpc.StatusCode.UNAVAILABLE))
+    began = time.monotonic()
+    read = RowRequest(TABLE, RowRead(row=b"row", all_columns=True, timestamp=at(9)))
+    await cells_of(over).read([read], began + SECONDS)
+    assert time.monotonic() - began >= 0.3
+    assert over.names("ReadRows") == 2
 
 
-async def test_a_table_that_is_still_being_created_is_waited_for() -> None:
-    async with connected() as over:
-        code, said = grpc.StatusCode.FAILED_PRECONDITION, "Table is still being created."
-        over.service.refusals.extend([Refusal(code, said), Refusal(code, said)])
-        assert await prewritten(cells_of(over)) is APPLIED
-        assert over.names("CheckAndMutateRow") == 3
-        over.service.refusals.extend([Refusal(code, said)] * 10_000)
-        late = time.monotonic() + 0.5
-        (answer,) = await cells_of(over).mutate(prewrites(at(2), b"row", [b"b"]), late)
-        assert isinstance(answer, PercolatorError)
-        assert "still being created" in answer.message
+async def test_a_table_that_is_still_being_created_is_waited_for(over: Connected) -> None:
+    code, said = grpc.StatusCode.FAILED_PRECONDITION, "Table is still being created."
+    over.service.refusals.extend([Refusal(code, said), Refusal(code, said)])
+    assert await prewritten(cells_of(over)) is APPLIED
+    assert over.names("CheckAndMutateRow") == 3
+    over.service.refusals.extend([Refusal(code, said)] * 10_000)
+    late = time.monotonic() + 0.5
+    (answer,) = await cells_of(over).mutate(prewrites(at(2), b"row", [b"b"]), late)
+    assert isinstance(answer, PercolatorError)
+    assert "still being created" in answer.message
 
 
-async def test_a_silent_node_times_out_and_gets_fewer_calls() -> None:
-    async with connected() as over:
-        over.service.seconds = 60.0
-        cells = cells_of(over, attempt_seconds_max=0.2)
-        assert isinstance(await prewritten(cells), PercolatorError)
-        admission: Admission = over.store._admission
-        assert admission.bound == CALLS_MAX // 2
+async def test_a_silent_node_times_out_and_gets_fewer_calls(over: Connected) -> None:
+    over.service.seconds = 60.0
+    cells = cells_of(over, attempt_seconds_max=0.2)
+    assert isinstance(await prewritten(cells), PercolatorError)
+    admission: Admission = over.store._admission
+    assert admission.bound == CALLS_MAX // 2
 
 
-async def test_no_more_calls_are_in_flight_than_the_store_is_allowed() -> None:
-    async with connected() as over:
-        over.store._admission = Admission(5)
-        over.service.seconds = 0.02
-        await asyncio.gather(*(over.put(b"row-%d" % number) for number in range(40)))
-        assert over.service.in_flight_max == 5
+async def test_no_more_calls_are_in_flight_than_the_store_is_allowed(over: Connected) -> None:
+    over.store._admission = Admission(5)
+    over.service.seconds = 0.02
+    await asyncio.gather(*(over.put(b"row-%d" % number) for number in range(40)))
+    assert over.service.in_flight_max == 5
 
 
 TOOK_SECONDS = 4.0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, NoReturn
 
 import grpc
@@ -43,6 +44,14 @@ from percolator.wire.roles import Role
 from percolator.wire.tls import CLUSTER_NAME
 from percolator.wire.tokens import token_hash
 from tests.simulation.virtual_time import VirtualClock
+
+
+@pytest.fixture
+@asynccontextmanager
+async def arrivals() -> AsyncIterator[Arrivals]:
+    """Memory for four of the largest requests."""
+    yield Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+
 
 REQUEST = 1_000
 LARGEST = 2 * REQUEST
@@ -105,8 +114,9 @@ async def test_a_request_takes_what_the_largest_would_until_it_has_arrived() -> 
     require_empty(arrivals)
 
 
-async def test_requests_above_the_share_of_their_connection_arrive_one_after_another() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_requests_above_the_share_of_their_connection_arrive_one_after_another(
+    arrivals: Arrivals,
+) -> None:
     calls = [Call() for _ in range(3)]
     tasks = [receiving(arrivals, call) for call in calls]
     await settle()
@@ -126,8 +136,7 @@ async def test_requests_above_the_share_of_their_connection_arrive_one_after_ano
     require_empty(arrivals)
 
 
-async def test_a_call_that_is_cancelled_while_it_waits_is_passed_over() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_a_call_that_is_cancelled_while_it_waits_is_passed_over(arrivals: Arrivals) -> None:
     calls = [Call() for _ in range(3)]
     tasks = [receiving(arrivals, call) for call in calls]
     await settle()
@@ -144,8 +153,9 @@ async def test_a_call_that_is_cancelled_while_it_waits_is_passed_over() -> None:
     require_empty(arrivals)
 
 
-async def test_a_call_that_is_cancelled_at_its_turn_gives_its_memory_back() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_a_call_that_is_cancelled_at_its_turn_gives_its_memory_back(
+    arrivals: Arrivals,
+) -> None:
     first, second = Call(), Call()
     tasks = [receiving(arrivals, first), receiving(arrivals, second)]
     await settle()
@@ -158,8 +168,9 @@ async def test_a_call_that_is_cancelled_at_its_turn_gives_its_memory_back() -> N
     require_empty(arrivals)
 
 
-async def test_a_request_that_waits_too_long_for_others_of_its_connection_is_refused() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_a_request_that_waits_too_long_for_others_of_its_connection_is_refused(
+    arrivals: Arrivals,
+) -> None:
     first, second = Call(), Call()
     task = receiving(arrivals, first)
     await settle()
@@ -172,8 +183,9 @@ async def test_a_request_that_waits_too_long_for_others_of_its_connection_is_ref
     require_empty(arrivals)
 
 
-async def test_a_request_that_never_arrives_is_refused_and_its_memory_is_free() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_a_request_that_never_arrives_is_refused_and_its_memory_is_free(
+    arrivals: Arrivals,
+) -> None:
     began = asyncio.get_running_loop().time()
     with pytest.raises(Overloaded, match="has not arrived within 60 s"):
         await arrivals.receive(Call())
@@ -190,8 +202,7 @@ async def slow_uploads(arrivals: Arrivals) -> list[asyncio.Task[Held]]:
     return tasks
 
 
-async def test_above_the_budget_a_request_passes_that_arrives_at_once() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_above_the_budget_a_request_passes_that_arrives_at_once(arrivals: Arrivals) -> None:
     uploads = await slow_uploads(arrivals)
     call = Call("quick")
     task = receiving(arrivals, call)
@@ -208,8 +219,9 @@ async def test_above_the_budget_a_request_passes_that_arrives_at_once() -> None:
     require_empty(arrivals)
 
 
-async def test_above_the_budget_a_request_is_refused_that_does_not_arrive_at_once() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_above_the_budget_a_request_is_refused_that_does_not_arrive_at_once(
+    arrivals: Arrivals,
+) -> None:
     uploads = await slow_uploads(arrivals)
     began = asyncio.get_running_loop().time()
     with pytest.raises(Overloaded, match=r"of all callers .* \(request_bytes_total_max\)"):
@@ -221,8 +233,9 @@ async def test_above_the_budget_a_request_is_refused_that_does_not_arrive_at_onc
     require_empty(arrivals)
 
 
-async def test_above_the_budget_a_few_requests_arrive_at_a_time_and_others_wait() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_above_the_budget_a_few_requests_arrive_at_a_time_and_others_wait(
+    arrivals: Arrivals,
+) -> None:
     uploads = await slow_uploads(arrivals)
     few = [receiving(arrivals, Call(f"few {one}")) for one in range(HASTY_MAX)]
     await settle()
@@ -261,8 +274,9 @@ async def test_a_request_that_waits_too_long_for_those_of_all_others_is_refused(
     require_empty(arrivals)
 
 
-async def test_small_requests_of_long_calls_do_not_keep_others_from_arriving() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_small_requests_of_long_calls_do_not_keep_others_from_arriving(
+    arrivals: Arrivals,
+) -> None:
     uploads = await slow_uploads(arrivals)
     answered_late = []
     for one in range(10 * HASTY_MAX):
@@ -277,8 +291,7 @@ async def test_small_requests_of_long_calls_do_not_keep_others_from_arriving() -
     require_empty(arrivals)
 
 
-async def test_large_requests_above_the_budget_do_not_add_up() -> None:
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
+async def test_large_requests_above_the_budget_do_not_add_up(arrivals: Arrivals) -> None:
     uploads = await slow_uploads(arrivals)
     held: list[Held] = []
     tasks = []
@@ -411,9 +424,8 @@ async def test_a_client_that_waits_does_not_use_up_the_connection_of_a_gateway()
     require_empty(arrivals)
 
 
-async def test_a_server_may_use_the_whole_budget_on_one_connection() -> None:
+async def test_a_server_may_use_the_whole_budget_on_one_connection(arrivals: Arrivals) -> None:
     """Through it come the calls of all callers of a gateway."""
-    arrivals = Arrivals(REQUEST, 4 * LARGEST, SECONDS)
     calls = [Call("gateway", (CLUSTER_NAME.encode(),)) for _ in range(4)]
     tasks = [receiving(arrivals, call) for call in calls]
     await settle()

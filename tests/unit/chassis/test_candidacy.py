@@ -217,15 +217,16 @@ class Role:
         return [name for name in await self.files.list(ROLE_LEADERSHIP) if name.startswith("e")]
 
 
-async def led_twice() -> Role:
+@pytest.fixture(name="role")
+@asynccontextmanager
+async def led_twice() -> AsyncIterator[Role]:
     role = Role()
     for value in (b"one", b"two"):
         await (await role.led(value)).close()
-    return role
+    yield role
 
 
-async def test_nobody_leads_with_what_an_earlier_leader_left() -> None:
-    role = await led_twice()
+async def test_nobody_leads_with_what_an_earlier_leader_left(role: Role) -> None:
     await role.files.rename(ROLE_LEADERSHIP / "e2", ROLE_LEADERSHIP / "elsewhere")
     for _ in range(2):
         with pytest.raises(StoreUnusable, match=LOST) as caught:
@@ -235,8 +236,7 @@ async def test_nobody_leads_with_what_an_earlier_leader_left() -> None:
     assert await role.value() == b"two"
 
 
-async def test_a_leader_whose_directory_is_lost_ends_and_nobody_leads_with_less() -> None:
-    role = await led_twice()
+async def test_a_leader_whose_directory_is_lost_ends_and_nobody_leads_with_less(role: Role) -> None:
     leading = role.candidate()
     leadership = await leading.campaign("master", "a:1")
     await leadership.put("map", b"three")
@@ -248,25 +248,26 @@ async def test_a_leader_whose_directory_is_lost_ends_and_nobody_leads_with_less(
         await role.value()
 
 
-async def test_who_gives_the_last_directory_up_gives_its_name_to_the_one_before() -> None:
+async def test_who_gives_the_last_directory_up_gives_its_name_to_the_one_before(role: Role) -> None:
     """docs/formats.md tells operators to do this."""
-    role = await led_twice()
     await role.files.rename(ROLE_LEADERSHIP / "e2", ROLE_LEADERSHIP / "elsewhere")
     await role.files.rename(ROLE_LEADERSHIP / "e1.sealed", ROLE_LEADERSHIP / "e2.sealed")
     assert await role.value() == b"one"
 
 
 @pytest.mark.parametrize("signed", [b"", b"\0", b"1"])
-async def test_a_power_cut_that_tears_the_lock_prevents_no_leader(signed: bytes) -> None:
-    role = await led_twice()
+async def test_a_power_cut_that_tears_the_lock_prevents_no_leader(
+    role: Role, signed: bytes
+) -> None:
     async with await role.files.create(ROLE_LEADERSHIP / "lock", exclusive=False) as lock:
         await lock.append(signed)
     assert await role.value() == b"two"
 
 
-async def test_what_earlier_leaders_left_and_nobody_can_delete_prevents_no_leader() -> None:
+async def test_what_earlier_leaders_left_and_nobody_can_delete_prevents_no_leader(
+    role: Role,
+) -> None:
     """As after a run under another account: its directory can be renamed, and not emptied."""
-    role = await led_twice()
     role.files.faults.fail("unlink", times=10**6, number=errno.EACCES)
     for value in (b"three", b"four"):
         await (await role.led(value)).close()
@@ -276,8 +277,9 @@ async def test_what_earlier_leaders_left_and_nobody_can_delete_prevents_no_leade
     assert await role.stages() == ["e5.sealed", "e6"], "deleted as soon as that is possible"
 
 
-async def test_a_directory_that_cannot_be_deleted_does_not_keep_those_of_other_leaders() -> None:
-    role = await led_twice()
+async def test_a_directory_that_cannot_be_deleted_does_not_keep_those_of_other_leaders(
+    role: Role,
+) -> None:
     for value in (b"three", b"four"):
         role.files.faults.fail("unlink", number=errno.EACCES)
         await (await role.led(value)).close()
@@ -380,14 +382,15 @@ class Scene:
         return RowCoordinator(self.records, self.world, times)
 
 
-async def scene_of_one_table() -> Scene:
+@pytest.fixture(name="scene")
+@asynccontextmanager
+async def scene_of_one_table() -> AsyncIterator[Scene]:
     made = Scene()
     await create_table(made.network, MODEL, TABLE_ID, 1.0)
-    return made
+    yield made
 
 
-async def test_a_write_that_arrives_late_changes_nothing_after_a_later_one() -> None:
-    scene = await scene_of_one_table()
+async def test_a_write_that_arrives_late_changes_nothing_after_a_later_one(scene: Scene) -> None:
     led = await scene.coordinator().campaign("oracle", "a:1")
     faulty = scene.faulty
     faulty.faults = [faulty.is_late] * 4
@@ -399,9 +402,10 @@ async def test_a_write_that_arrives_late_changes_nothing_after_a_later_one() -> 
     assert await led.get("mark") == b"300"
 
 
-async def test_what_is_found_after_a_write_that_failed_is_not_changed_by_it_any_more() -> None:
+async def test_what_is_found_after_a_write_that_failed_is_not_changed_by_it_any_more(
+    scene: Scene,
+) -> None:
     """The leading master makes its next change to what it finds."""
-    scene = await scene_of_one_table()
     led = await scene.coordinator().campaign("master", "a:1")
     await led.put("map", b"before")
     faulty = scene.faulty
@@ -413,8 +417,7 @@ async def test_what_is_found_after_a_write_that_failed_is_not_changed_by_it_any_
     assert await led.get("map") == found == b"before"
 
 
-async def test_a_write_that_arrives_before_the_next_one_does_not_stop_it() -> None:
-    scene = await scene_of_one_table()
+async def test_a_write_that_arrives_before_the_next_one_does_not_stop_it(scene: Scene) -> None:
     led = await scene.coordinator().campaign("oracle", "a:1")
     faulty = scene.faulty
     faulty.faults = [faulty.is_late] * 4
@@ -425,8 +428,7 @@ async def test_a_write_that_arrives_before_the_next_one_does_not_stop_it() -> No
     assert await led.get("mark") == b"300"
 
 
-async def test_a_write_whose_answers_are_lost_is_made_once_and_succeeds() -> None:
-    scene = await scene_of_one_table()
+async def test_a_write_whose_answers_are_lost_is_made_once_and_succeeds(scene: Scene) -> None:
     led = await scene.coordinator().campaign("oracle", "a:1")
     before = await scene.records.read(role_key("oracle"), [STAMP])
     scene.faulty.faults = [scene.faulty.loses_the_answer]
@@ -437,16 +439,16 @@ async def test_a_write_whose_answers_are_lost_is_made_once_and_succeeds() -> Non
     assert await led.get("mark") == b"200"
 
 
-async def test_a_candidate_whose_answer_was_lost_leads() -> None:
-    scene = await scene_of_one_table()
+async def test_a_candidate_whose_answer_was_lost_leads(scene: Scene) -> None:
     scene.faulty.faults = [scene.faulty.loses_the_answer]
     led = await asyncio.wait_for(scene.coordinator().campaign("oracle", "a:1"), 5.0)
     assert led.epoch == 1
     assert await led.stands()
 
 
-async def test_a_candidate_that_arrives_late_does_not_depose_the_one_that_leads() -> None:
-    scene = await scene_of_one_table()
+async def test_a_candidate_that_arrives_late_does_not_depose_the_one_that_leads(
+    scene: Scene,
+) -> None:
     scene.faulty.faults = [scene.faulty.is_late]
     late = asyncio.create_task(scene.coordinator().campaign("oracle", "a:1"))
     await asyncio.sleep(0.05)
@@ -456,8 +458,9 @@ async def test_a_candidate_that_arrives_late_does_not_depose_the_one_that_leads(
     assert await led.stands()
 
 
-async def test_while_the_store_does_not_answer_nobody_is_deposed_and_nothing_is_said() -> None:
-    scene = await scene_of_one_table()
+async def test_while_the_store_does_not_answer_nobody_is_deposed_and_nothing_is_said(
+    scene: Scene,
+) -> None:
     led = await scene.coordinator().campaign("oracle", "a:1")
     scene.faulty.read_error = Unavailable("nothing listens")
     for ask in (led.stands, led.check, lambda: led.get("mark"), lambda: led.put("mark", b"1")):
@@ -469,8 +472,7 @@ async def test_while_the_store_does_not_answer_nobody_is_deposed_and_nothing_is_
     await led.put("mark", b"2")
 
 
-async def test_a_store_that_refuses_is_named_as_the_reason() -> None:
-    scene = await scene_of_one_table()
+async def test_a_store_that_refuses_is_named_as_the_reason(scene: Scene) -> None:
     led = await scene.coordinator().campaign("oracle", "a:1")
     scene.faulty.faults = [scene.faulty.refuses]
     with pytest.raises(StoreUnusable, match="the row store: the role has no such right"):
@@ -478,8 +480,7 @@ async def test_a_store_that_refuses_is_named_as_the_reason() -> None:
     await led.put("mark", b"2")
 
 
-async def test_a_leader_that_only_beats_keeps_its_role() -> None:
-    scene = await scene_of_one_table()
+async def test_a_leader_that_only_beats_keeps_its_role(scene: Scene) -> None:
     times = CoordinatorTimes(beat_seconds=0.5, grace_seconds=1.0)
     led = await scene.coordinator(times).campaign("oracle", "a:1")
     waiting = asyncio.create_task(scene.coordinator(times).campaign("oracle", "b:1"))
@@ -491,16 +492,14 @@ async def test_a_leader_that_only_beats_keeps_its_role() -> None:
         await led.put("mark", b"late")
 
 
-async def test_a_value_above_the_limit_of_stores_is_refused_by_name() -> None:
-    scene = await scene_of_one_table()
+async def test_a_value_above_the_limit_of_stores_is_refused_by_name(scene: Scene) -> None:
     led = await scene.coordinator().campaign("master", "a:1")
     with pytest.raises(InvalidArgument, match="master/map would have 33554433 bytes"):
         await led.put("map", bytes((32 << 20) + 1))
 
 
 @pytest.mark.parametrize("stored", [b"", b"7", b"0 0123456789abcdef 1", b"7 0123 1"])
-async def test_a_stamp_that_nobody_wrote_is_refused(stored: bytes) -> None:
-    scene = await scene_of_one_table()
+async def test_a_stamp_that_nobody_wrote_is_refused(scene: Scene, stored: bytes) -> None:
     await scene.records.put(role_key("oracle"), {STAMP: stored})
     with pytest.raises(StoreUnusable, match="the stamp of the role 'oracle' is damaged") as caught:
         await scene.coordinator().campaign("oracle", "a:1")

@@ -9,6 +9,8 @@ import asyncio
 import errno
 import json
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,13 @@ def empty_disk() -> MemoryDisk:
     return disk
 
 
+@pytest.fixture
+@asynccontextmanager
+async def disk() -> AsyncIterator[MemoryDisk]:
+    """A disk on which nothing was written."""
+    yield empty_disk()
+
+
 async def put(disk: MemoryDisk, name: str, content: bytes) -> None:
     disk.make_durable_directory(ROOT)
     async with await MemoryFiles(disk).create(ROOT / name) as file:
@@ -61,8 +70,9 @@ async def establish(disk: MemoryDisk, seed: int) -> ClusterIdentity:
     return await establish_identity(MemoryFiles(disk), ROOT, random.Random(seed))
 
 
-async def test_the_first_master_makes_the_identity_and_all_later_ones_find_it() -> None:
-    disk = empty_disk()
+async def test_the_first_master_makes_the_identity_and_all_later_ones_find_it(
+    disk: MemoryDisk,
+) -> None:
     made = await establish(disk, 1)
     assert made.format == STORE_FORMAT
     assert len(made.cluster_id) == 32
@@ -72,8 +82,7 @@ async def test_the_first_master_makes_the_identity_and_all_later_ones_find_it() 
     assert await establish(empty_disk(), 2) != made
 
 
-async def test_a_new_file_system_counts_as_empty() -> None:
-    disk = empty_disk()
+async def test_a_new_file_system_counts_as_empty(disk: MemoryDisk) -> None:
     disk.make_durable_directory(ROOT / "lost+found")
     assert await establish(disk, 1) == await establish(disk, 2)
 
@@ -118,8 +127,7 @@ async def staggered(disk: MemoryDisk, seed: int, number: int) -> ClusterIdentity
     return await establish_identity(files, ROOT, chance)
 
 
-async def test_a_root_that_holds_something_else_is_refused_and_left_alone() -> None:
-    disk = empty_disk()
+async def test_a_root_that_holds_something_else_is_refused_and_left_alone(disk: MemoryDisk) -> None:
     await put(disk, "holiday.jpg", b"...")
     with pytest.raises(InvalidArgument, match=r"not empty.*holiday\.jpg") as caught:
         await establish(disk, 1)
@@ -127,8 +135,7 @@ async def test_a_root_that_holds_something_else_is_refused_and_left_alone() -> N
     assert await MemoryFiles(disk).list(ROOT) == ["holiday.jpg"]
 
 
-async def test_a_root_of_another_format_is_refused_by_its_number() -> None:
-    disk = empty_disk()
+async def test_a_root_of_another_format_is_refused_by_its_number(disk: MemoryDisk) -> None:
     newer = {"cluster_id": "abc", "format": 3, "created_by": "7.0.0"}
     await put(disk, FILE_NAME, json.dumps(newer).encode())
     says = r"format 3, written by release 7\.0\.0; .* opens format 1: use a release"
@@ -136,8 +143,7 @@ async def test_a_root_of_another_format_is_refused_by_its_number() -> None:
         await establish(disk, 1)
 
 
-async def test_a_root_that_was_marked_because_values_expire_is_opened() -> None:
-    disk = empty_disk()
+async def test_a_root_that_was_marked_because_values_expire_is_opened(disk: MemoryDisk) -> None:
     content = {"cluster_id": "abc", "format": 2, "created_by": "0.3.0"}
     await put(disk, FILE_NAME, json.dumps(content).encode())
     assert await establish(disk, 1) == ClusterIdentity("abc", 2)
@@ -160,8 +166,9 @@ async def test_a_root_that_was_marked_because_values_expire_is_opened() -> None:
         b'{"cluster_id": "abc", "format": 0}',
     ],
 )
-async def test_a_damaged_identity_is_refused_and_never_replaced(content: bytes) -> None:
-    disk = empty_disk()
+async def test_a_damaged_identity_is_refused_and_never_replaced(
+    disk: MemoryDisk, content: bytes
+) -> None:
     await put(disk, FILE_NAME, content)
     with pytest.raises(StoreUnusable, match=r"cluster\.json is damaged"):
         await establish(disk, 1)
@@ -169,8 +176,7 @@ async def test_a_damaged_identity_is_refused_and_never_replaced(content: bytes) 
 
 
 @pytest.mark.parametrize("operation", ["create", "append", "fsync", "link", "fsync_directory"])
-async def test_a_failing_disk_leaves_no_partial_identity(operation: str) -> None:
-    disk = empty_disk()
+async def test_a_failing_disk_leaves_no_partial_identity(disk: MemoryDisk, operation: str) -> None:
     disk.make_durable_directory(ROOT)
     files = MemoryFiles(disk)
     files.faults.fail(operation, number=errno.ENOSPC)
@@ -181,8 +187,9 @@ async def test_a_failing_disk_leaves_no_partial_identity(operation: str) -> None
     assert await establish(disk, 3) == survivor
 
 
-async def test_a_root_that_cannot_be_written_is_refused_even_if_it_has_an_identity() -> None:
-    disk = empty_disk()
+async def test_a_root_that_cannot_be_written_is_refused_even_if_it_has_an_identity(
+    disk: MemoryDisk,
+) -> None:
     await establish(disk, 1)
     files = MemoryFiles(disk)
     files.faults.fail("create", number=errno.EROFS)
@@ -196,8 +203,9 @@ async def test_a_root_below_a_missing_directory_is_not_made() -> None:
         await establish_identity(MemoryFiles(MemoryDisk()), ROOT, random.Random(1))
 
 
-async def test_other_services_refuse_a_root_of_no_cluster_and_of_another_one() -> None:
-    disk = empty_disk()
+async def test_other_services_refuse_a_root_of_no_cluster_and_of_another_one(
+    disk: MemoryDisk,
+) -> None:
     disk.make_durable_directory(ROOT)
     with pytest.raises(InvalidArgument, match="belongs to no cluster yet"):
         await read_identity(MemoryFiles(disk), ROOT)
@@ -217,8 +225,9 @@ async def test_other_services_refuse_a_root_of_no_cluster_and_of_another_one() -
         b'{"format": 1, "cluster_id": "\xc3\xa9"}',
     ],
 )
-async def test_an_identity_that_no_master_wrote_is_reported_as_damage(content: bytes) -> None:
-    disk = empty_disk()
+async def test_an_identity_that_no_master_wrote_is_reported_as_damage(
+    disk: MemoryDisk, content: bytes
+) -> None:
     disk.make_durable_directory(ROOT)
     files = MemoryFiles(disk)
     async with await files.create(ROOT / "cluster.json") as file:
@@ -227,8 +236,9 @@ async def test_an_identity_that_no_master_wrote_is_reported_as_damage(content: b
         await read_identity(files, ROOT)
 
 
-async def test_a_private_disk_is_refused_only_if_it_belongs_to_another_cluster() -> None:
-    disk = empty_disk()
+async def test_a_private_disk_is_refused_only_if_it_belongs_to_another_cluster(
+    disk: MemoryDisk,
+) -> None:
     files = MemoryFiles(disk)
     await refuse_other_cluster(files, ROOT, "another")
     disk.make_durable_directory(ROOT)

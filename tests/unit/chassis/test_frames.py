@@ -17,7 +17,8 @@ import gc
 import socket
 import ssl
 import struct
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
 
@@ -58,6 +59,13 @@ from tests.unit.chassis.framed_edge import (
 )
 from tests.unit.chassis.test_rpc_edge import EVERY_ERROR, cut_off
 
+
+@pytest.fixture
+def edge() -> AbstractAsyncContextManager[Framed]:
+    """A server that answers over gRPC and in frames, and its callers."""
+    return framed(echo)
+
+
 pytestmark = pytest.mark.real_time
 
 PATH = GET_TIMESTAMPS.path
@@ -86,34 +94,39 @@ class Held:
         return await echo(request)
 
 
-async def test_calls_travel_in_frames_once_the_server_has_offered_them() -> None:
-    async with framed(echo) as edge:
-        await edge.until_connected()
-        connection = edge.network._frames._peers.get(edge.address).connection
-        assert connection is not None
-        sent = []
-        call = connection.call
-
-        async def spied(path: str, request: bytes, timeout: float) -> bytes:
-            sent.append(path)
-            return await call(path, request, timeout)
-
-        connection.call = spied  # type: ignore[method-assign]
-        assert (await edge.timestamps(5)).count == 5
-        assert sent == [PATH]
-        large = GetTimestampsRequest(count=2)
-        large.MergeFromString(b"\x7a" + b"\x80\x40" + bytes(client_frames.SMALL_BYTES_MAX))
-        answer = await edge.network.unary(edge.address, GET_TIMESTAMPS)(large, 5.0)
-        assert answer.count == 2
-        assert sent == [PATH], "a large request goes over gRPC"
+@pytest.fixture
+@asynccontextmanager
+async def held() -> AsyncIterator[Held]:
+    """A handler whose calls end when the test says so."""
+    yield Held()
 
 
-async def test_programs_that_call_a_few_times_do_not_ask_for_frames() -> None:
-    async with framed(echo) as edge:
-        for _ in range(client_frames.CALLS_BEFORE):
-            await edge.timestamps()
-        await asyncio.sleep(0.1)
-        assert edge.frames.connections() == 0
+async def test_calls_travel_in_frames_once_the_server_has_offered_them(edge: Framed) -> None:
+    await edge.until_connected()
+    connection = edge.network._frames._peers.get(edge.address).connection
+    assert connection is not None
+    sent = []
+    call = connection.call
+
+    async def spied(path: str, request: bytes, timeout: float) -> bytes:
+        sent.append(path)
+        return await call(path, request, timeout)
+
+    connection.call = spied  # type: ignore[method-assign]
+    assert (await edge.timestamps(5)).count == 5
+    assert sent == [PATH]
+    large = GetTimestampsRequest(count=2)
+    large.MergeFromString(b"\x7a" + b"\x80\x40" + bytes(client_frames.SMALL_BYTES_MAX))
+    answer = await edge.network.unary(edge.address, GET_TIMESTAMPS)(large, 5.0)
+    assert answer.count == 2
+    assert sent == [PATH], "a large request goes over gRPC"
+
+
+async def test_programs_that_call_a_few_times_do_not_ask_for_frames(edge: Framed) -> None:
+    for _ in range(client_frames.CALLS_BEFORE):
+        await edge.timestamps()
+    await asyncio.sleep(0.1)
+    assert edge.frames.connections() == 0
 
 
 @pytest.mark.parametrize("error", EVERY_ERROR, ids=lambda error: type(error).__name__)
@@ -147,8 +160,7 @@ async def test_a_handler_is_told_how_long_its_caller_waits() -> None:
         connection.close()
 
 
-async def test_a_call_that_is_too_late_fails_and_is_cancelled_at_the_server() -> None:
-    held = Held()
+async def test_a_call_that_is_too_late_fails_and_is_cancelled_at_the_server(held: Held) -> None:
     async with framed(held.answer) as edge:
         await edge.until_connected()
         held.hold = True
@@ -160,8 +172,9 @@ async def test_a_call_that_is_too_late_fails_and_is_cancelled_at_the_server() ->
         assert (await edge.timestamps(2)).count == 2
 
 
-async def test_the_server_gives_up_a_call_at_its_deadline_even_if_it_hears_nothing() -> None:
-    held = Held()
+async def test_the_server_gives_up_a_call_at_its_deadline_even_if_it_hears_nothing(
+    held: Held,
+) -> None:
     async with framed(held.answer) as edge:
         held.hold = True
         peer = await edge.greeted()
@@ -178,8 +191,7 @@ async def test_a_caller_is_told_if_what_its_call_waits_for_is_cancelled() -> Non
         connection.close()
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
-    held = Held()
+async def test_a_cancelled_call_is_cancelled_at_the_server(held: Held) -> None:
     async with framed(held.answer) as edge:
         await edge.until_connected()
         held.hold = True
@@ -190,8 +202,9 @@ async def test_a_cancelled_call_is_cancelled_at_the_server() -> None:
         assert call.cancelled()
 
 
-async def test_with_its_connection_gone_nobody_knows_whether_a_call_was_executed() -> None:
-    held = Held()
+async def test_with_its_connection_gone_nobody_knows_whether_a_call_was_executed(
+    held: Held,
+) -> None:
     async with framed(held.answer) as edge:
         await edge.until_connected()
         held.hold = True
@@ -209,8 +222,7 @@ async def test_with_its_connection_gone_nobody_knows_whether_a_call_was_executed
         await edge.until_connected()
 
 
-async def test_a_closed_network_ends_its_calls_with_an_error_not_a_cancellation() -> None:
-    held = Held()
+async def test_a_closed_network_ends_its_calls_with_an_error_not_a_cancellation(held: Held) -> None:
     async with framed(held.answer) as edge:
         await edge.until_connected()
         held.hold = True
@@ -224,8 +236,7 @@ async def test_a_closed_network_ends_its_calls_with_an_error_not_a_cancellation(
             await bound(GetTimestampsRequest(count=1), 5.0)
 
 
-async def test_a_server_that_leaves_answers_what_it_has_and_takes_no_more() -> None:
-    held = Held()
+async def test_a_server_that_leaves_answers_what_it_has_and_takes_no_more(held: Held) -> None:
     async with framed(held.answer) as edge:
         await edge.until_connected()
         held.hold = True
@@ -240,30 +251,30 @@ async def test_a_server_that_leaves_answers_what_it_has_and_takes_no_more() -> N
         await asyncio.wait_for(stopping, SECONDS)
 
 
-async def test_a_connection_whose_handshake_ends_after_the_server_has_left_is_ended() -> None:
-    async with framed(echo) as edge:
-        accepted = edge.frames._connection()
-        await edge.frames.stop(0)
-        transport = Mock(spec=asyncio.Transport)
-        accepted.connection_made(transport)
-        transport.abort.assert_called_once_with()
-        assert edge.frames.connections() == 0
+async def test_a_connection_whose_handshake_ends_after_the_server_has_left_is_ended(
+    edge: Framed,
+) -> None:
+    accepted = edge.frames._connection()
+    await edge.frames.stop(0)
+    transport = Mock(spec=asyncio.Transport)
+    accepted.connection_made(transport)
+    transport.abort.assert_called_once_with()
+    assert edge.frames.connections() == 0
 
 
-async def test_a_certificate_may_have_names_that_are_no_text() -> None:
-    async with framed(echo) as edge:
-        directory_entry = ((("commonName", "percolator.cluster"),),)
-        shown = {"subjectAltName": (("DirName", directory_entry), ("DNS", "somebody"))}
-        transport = Mock(spec=asyncio.Transport)
-        transport.is_closing.return_value = False
-        transport.get_extra_info.return_value = shown
-        accepted = edge.frames._connection()
-        accepted.connection_made(transport)
-        hello = FramesHello(server_id=SERVER_ID).SerializeToString()
-        accepted.data_received(PREAMBLE + frame(Kind.HELLO, 0, hello))
-        assert accepted._caller is not None
-        assert accepted._caller.names == [b"somebody"]
-        accepted.connection_lost(None)
+async def test_a_certificate_may_have_names_that_are_no_text(edge: Framed) -> None:
+    directory_entry = ((("commonName", "percolator.cluster"),),)
+    shown = {"subjectAltName": (("DirName", directory_entry), ("DNS", "somebody"))}
+    transport = Mock(spec=asyncio.Transport)
+    transport.is_closing.return_value = False
+    transport.get_extra_info.return_value = shown
+    accepted = edge.frames._connection()
+    accepted.connection_made(transport)
+    hello = FramesHello(server_id=SERVER_ID).SerializeToString()
+    accepted.data_received(PREAMBLE + frame(Kind.HELLO, 0, hello))
+    assert accepted._caller is not None
+    assert accepted._caller.names == [b"somebody"]
+    accepted.connection_lost(None)
 
 
 @pytest.mark.parametrize("offers", [True, False])
@@ -278,16 +289,16 @@ async def test_grpc_goes_on_where_frames_are_not_offered_or_another_server_answe
         assert edge.network._frames._peers.get(edge.address).connection is None
 
 
-async def test_grpc_goes_on_where_the_port_cannot_be_reached() -> None:
-    async with framed(echo) as edge:
-        await edge.frames.stop(0)
-        for _ in range(20):
-            assert (await edge.timestamps(2)).count == 2
-            await asyncio.sleep(0.01)
+async def test_grpc_goes_on_where_the_port_cannot_be_reached(edge: Framed) -> None:
+    await edge.frames.stop(0)
+    for _ in range(20):
+        assert (await edge.timestamps(2)).count == 2
+        await asyncio.sleep(0.01)
 
 
-async def test_a_request_above_the_limit_is_refused_as_over_grpc_and_disturbs_no_other() -> None:
-    held = Held()
+async def test_a_request_above_the_limit_is_refused_as_over_grpc_and_disturbs_no_other(
+    held: Held,
+) -> None:
     async with framed(held.answer) as edge:
         await edge.until_connected()
         held.hold = True
@@ -301,11 +312,10 @@ async def test_a_request_above_the_limit_is_refused_as_over_grpc_and_disturbs_no
         assert (await other).count == 3
 
 
-async def test_a_hello_for_another_server_is_refused() -> None:
-    async with framed(echo) as edge:
-        with pytest.raises(NotFrames):
-            await edge.connected("another server")
-        assert len(edge.refusals) == 1
+async def test_a_hello_for_another_server_is_refused(edge: Framed) -> None:
+    with pytest.raises(NotFrames):
+        await edge.connected("another server")
+    assert len(edge.refusals) == 1
 
 
 async def test_a_server_that_gives_no_sign_of_life_is_given_up(
@@ -377,8 +387,7 @@ async def test_a_server_with_as_many_calls_as_it_takes_gives_signs_of_life(
     [frame(Kind.CALL, 1), frame(Kind.WELCOME, 0), b"\xff" * 9],
     ids=["a call", "a second welcome", "a huge frame"],
 )
-async def test_a_server_that_sends_nonsense_is_left(nonsense: bytes) -> None:
-    held = Held()
+async def test_a_server_that_sends_nonsense_is_left(held: Held, nonsense: bytes) -> None:
     async with framed(held.answer) as edge:
         held.hold = True
         connection = await edge.connected()
@@ -390,13 +399,12 @@ async def test_a_server_that_sends_nonsense_is_left(nonsense: bytes) -> None:
         assert not connection.takes(PATH)
 
 
-async def test_a_network_is_closed_while_it_connects() -> None:
-    async with framed(echo) as edge:
-        other = GrpcNetwork()
-        call = other.unary(edge.address, GET_TIMESTAMPS)
-        for _ in range(client_frames.CALLS_BEFORE + 1):
-            await call(GetTimestampsRequest(count=1), 5.0)
-        await asyncio.wait_for(other.close(), SECONDS)
+async def test_a_network_is_closed_while_it_connects(edge: Framed) -> None:
+    other = GrpcNetwork()
+    call = other.unary(edge.address, GET_TIMESTAMPS)
+    for _ in range(client_frames.CALLS_BEFORE + 1):
+        await call(GetTimestampsRequest(count=1), 5.0)
+    await asyncio.wait_for(other.close(), SECONDS)
 
 
 async def test_an_attempt_to_connect_that_fails_leaves_no_error_that_nobody_sees() -> None:
@@ -460,6 +468,13 @@ class Pages:
         return Exposed(TABLETS, _Everything(self))
 
 
+@pytest.fixture
+@asynccontextmanager
+async def pages() -> AsyncIterator[Pages]:
+    """A handler that streams pages."""
+    yield Pages()
+
+
 class _Everything:
     """A handler of all methods, of which only one is called."""
 
@@ -476,8 +491,7 @@ async def scanned(edge: Framed, request: ScanRequest) -> list[bytes]:
 
 
 @pytest.mark.parametrize("rows", [1, SHORT_SCAN_ROWS_MAX])
-async def test_a_short_scan_ends_after_its_first_page(rows: int) -> None:
-    pages = Pages()
+async def test_a_short_scan_ends_after_its_first_page(pages: Pages, rows: int) -> None:
     async with framed(echo, pages.exposed) as edge:
         await edge.until_connected()
         assert await scanned(edge, ScanRequest(row_limit=rows)) == [b"1"]
@@ -486,21 +500,18 @@ async def test_a_short_scan_ends_after_its_first_page(rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [0, SHORT_SCAN_ROWS_MAX + 1])
-async def test_any_other_scan_gets_all_its_pages_over_grpc(rows: int) -> None:
-    pages = Pages()
+async def test_any_other_scan_gets_all_its_pages_over_grpc(pages: Pages, rows: int) -> None:
     async with framed(echo, pages.exposed) as edge:
         await edge.until_connected()
         assert await scanned(edge, ScanRequest(row_limit=rows)) == [b"1", b"2", b"3"]
 
 
-async def test_without_frames_a_short_scan_gets_all_its_pages() -> None:
-    pages = Pages()
+async def test_without_frames_a_short_scan_gets_all_its_pages(pages: Pages) -> None:
     async with framed(echo, pages.exposed, offers=False) as edge:
         assert await scanned(edge, ScanRequest(row_limit=1)) == [b"1", b"2", b"3"]
 
 
-async def test_a_server_whose_frames_have_no_scans_is_asked_over_grpc() -> None:
-    pages = Pages()
+async def test_a_server_whose_frames_have_no_scans_is_asked_over_grpc(pages: Pages) -> None:
     async with framed(echo, pages.exposed, framed_paths=FRAMED - {SCAN.path}) as edge:
         await edge.until_connected()
         assert await scanned(edge, ScanRequest(row_limit=1)) == [b"1", b"2", b"3"]
@@ -517,8 +528,7 @@ async def test_an_error_of_a_short_scan_arrives_as_over_grpc() -> None:
         assert vars(caught.value) == vars(over_grpc.value)
 
 
-async def test_a_short_scan_that_is_given_up_is_cancelled_at_the_server() -> None:
-    pages = Pages()
+async def test_a_short_scan_that_is_given_up_is_cancelled_at_the_server(pages: Pages) -> None:
     async with framed(echo, pages.exposed) as edge:
         await edge.until_connected()
         scan = asyncio.create_task(scanned(edge, ScanRequest(row_limit=1, reverse=True)))
@@ -652,18 +662,16 @@ AFTER_THE_HELLO = {
 
 
 @pytest.mark.parametrize("noise", BEFORE_THE_HELLO)
-async def test_nobody_who_does_not_say_hello_stays_connected(noise: str) -> None:
-    async with framed(echo) as edge:
-        peer = await edge.dialled()
-        peer.send(BEFORE_THE_HELLO[noise])
-        assert await peer.is_ended()
-        assert edge.frames.connections() == 0
-        assert len(edge.refusals) == 1
+async def test_nobody_who_does_not_say_hello_stays_connected(edge: Framed, noise: str) -> None:
+    peer = await edge.dialled()
+    peer.send(BEFORE_THE_HELLO[noise])
+    assert await peer.is_ended()
+    assert edge.frames.connections() == 0
+    assert len(edge.refusals) == 1
 
 
 @pytest.mark.parametrize("noise", AFTER_THE_HELLO)
-async def test_what_is_no_call_ends_the_connection_and_its_calls(noise: str) -> None:
-    held = Held()
+async def test_what_is_no_call_ends_the_connection_and_its_calls(held: Held, noise: str) -> None:
     async with framed(held.answer) as edge:
         held.hold = True
         peer = await edge.greeted()
@@ -676,14 +684,13 @@ async def test_what_is_no_call_ends_the_connection_and_its_calls(noise: str) -> 
         assert edge.frames.connections() == 0
 
 
-async def test_a_request_that_is_no_message_is_refused_with_an_error() -> None:
-    async with framed(echo) as edge:
-        peer = await edge.greeted()
-        peer.send(frame(Kind.CALL, 1, CALL + b"\xff\xff\xff"))
-        answer = await peer.received()
-        assert (answer.kind, answer.call) == (Kind.FAILURE, 1)
-        assert b"is not a message of its type" in answer.body
-        assert edge.frames.connections() == 1
+async def test_a_request_that_is_no_message_is_refused_with_an_error(edge: Framed) -> None:
+    peer = await edge.greeted()
+    peer.send(frame(Kind.CALL, 1, CALL + b"\xff\xff\xff"))
+    answer = await peer.received()
+    assert (answer.kind, answer.call) == (Kind.FAILURE, 1)
+    assert b"is not a message of its type" in answer.body
+    assert edge.frames.connections() == 1
 
 
 @pytest.mark.parametrize("begun", [b"", PREAMBLE[:5], PREAMBLE + frame(Kind.HELLO, 0, HELLO)[:-1]])
@@ -720,8 +727,7 @@ async def _drip(writer: asyncio.StreamWriter, first: bytes) -> None:
         writer.write(b"x")
 
 
-async def test_of_a_flood_of_calls_no_more_than_the_limit_are_in_progress() -> None:
-    held = Held()
+async def test_of_a_flood_of_calls_no_more_than_the_limit_are_in_progress(held: Held) -> None:
     async with framed(held.answer) as edge:
         held.hold = True
         peer = await edge.greeted()
@@ -737,16 +743,15 @@ async def test_of_a_flood_of_calls_no_more_than_the_limit_are_in_progress() -> N
         assert answered == set(range(count))
 
 
-async def test_a_flood_of_small_frames_leaves_turns_for_others() -> None:
-    async with framed(echo) as edge:
-        await edge.greeted()
-        (flooded,) = edge.frames._connections
-        turns = 0
-        flooded.data_received(frame(Kind.CANCEL, 1) * 100_000)
-        while flooded._reader.kept:
-            turns += 1
-            await asyncio.sleep(0)
-        assert turns >= 100_000 // frames.FRAMES_PER_TURN - 1
+async def test_a_flood_of_small_frames_leaves_turns_for_others(edge: Framed) -> None:
+    await edge.greeted()
+    (flooded,) = edge.frames._connections
+    turns = 0
+    flooded.data_received(frame(Kind.CANCEL, 1) * 100_000)
+    while flooded._reader.kept:
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 100_000 // frames.FRAMES_PER_TURN - 1
 
 
 async def test_who_takes_no_answers_is_not_read_any_more_and_cut_off(
@@ -790,20 +795,19 @@ async def test_one_connection_too_many_is_refused_and_the_others_go_on() -> None
         await edge.greeted()
 
 
-async def test_a_caller_whose_machine_has_vanished_is_noticed_within_minutes() -> None:
+async def test_a_caller_whose_machine_has_vanished_is_noticed_within_minutes(edge: Framed) -> None:
     # No test can take a machine away, so this asks what the system has been told to do then.
-    async with framed(echo) as edge:
-        await edge.greeted()
-        (served,) = edge.frames._connections
-        assert served._transport is not None
-        sock = served._transport.get_extra_info("socket")
-        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        asked = [
-            sock.getsockopt(socket.IPPROTO_TCP, option)
-            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_KEEPINTVL)
-        ]
-        idle, probes, interval = asked
-        assert idle + probes * interval < 600
+    await edge.greeted()
+    (served,) = edge.frames._connections
+    assert served._transport is not None
+    sock = served._transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    asked = [
+        sock.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPCNT, socket.TCP_KEEPINTVL)
+    ]
+    idle, probes, interval = asked
+    assert idle + probes * interval < 600
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -856,17 +860,18 @@ async def _call_another_server(edge: Framed) -> None:
             await call(GetTimestampsRequest(count=1), SECONDS)
 
 
-async def test_an_unused_connection_for_frames_ends_and_the_same_call_connects_again() -> None:
-    async with framed(echo) as edge:
-        kept_call = edge.network.unary(edge.address, GET_TIMESTAMPS)
-        await edge.until_connected()
-        connection = edge.network._frames._peers.get(edge.address).connection
-        assert connection is not None
-        await _call_another_server(edge)
-        await asyncio.wait_for(connection.ended, SECONDS)
-        assert (await kept_call(GetTimestampsRequest(count=3), SECONDS)).count == 3
-        await edge.until_connected()
-        assert (await kept_call(GetTimestampsRequest(count=4), SECONDS)).count == 4
+async def test_an_unused_connection_for_frames_ends_and_the_same_call_connects_again(
+    edge: Framed,
+) -> None:
+    kept_call = edge.network.unary(edge.address, GET_TIMESTAMPS)
+    await edge.until_connected()
+    connection = edge.network._frames._peers.get(edge.address).connection
+    assert connection is not None
+    await _call_another_server(edge)
+    await asyncio.wait_for(connection.ended, SECONDS)
+    assert (await kept_call(GetTimestampsRequest(count=3), SECONDS)).count == 3
+    await edge.until_connected()
+    assert (await kept_call(GetTimestampsRequest(count=4), SECONDS)).count == 4
 
 
 async def test_an_unused_channel_is_closed_and_the_same_call_opens_another() -> None:
@@ -882,8 +887,7 @@ async def test_an_unused_channel_is_closed_and_the_same_call_opens_another() -> 
 
 
 @pytest.mark.parametrize("in_frames", [True, False])
-async def test_a_call_in_progress_keeps_its_connection(in_frames: bool) -> None:
-    held = Held()
+async def test_a_call_in_progress_keeps_its_connection(held: Held, in_frames: bool) -> None:
     async with framed(held.answer, offers=in_frames) as edge:
         if in_frames:
             await edge.until_connected()
@@ -901,21 +905,18 @@ async def test_a_call_in_progress_keeps_its_connection(in_frames: bool) -> None:
         assert (await calling).count == 3
 
 
-async def test_a_connection_is_in_use_as_long_as_its_server_is_heard() -> None:
-    async with framed(echo) as edge:
-        connection = await edge.connected()
-        began = connection.unused_since()
-        await connection.call(
-            GET_TIMESTAMPS.path, GetTimestampsRequest().SerializeToString(), SECONDS
-        )
-        assert connection._look is not None
-        connection._look.cancel()
-        connection._look_after()
-        last = connection.unused_since()
-        assert began is not None
-        assert last is not None
-        assert last > began
-        connection._look.cancel()
-        connection._look_after()
-        assert connection.unused_since() == last, "nothing was heard since"
-        connection.close()
+async def test_a_connection_is_in_use_as_long_as_its_server_is_heard(edge: Framed) -> None:
+    connection = await edge.connected()
+    began = connection.unused_since()
+    await connection.call(GET_TIMESTAMPS.path, GetTimestampsRequest().SerializeToString(), SECONDS)
+    assert connection._look is not None
+    connection._look.cancel()
+    connection._look_after()
+    last = connection.unused_since()
+    assert began is not None
+    assert last is not None
+    assert last > began
+    connection._look.cancel()
+    connection._look_after()
+    assert connection.unused_since() == last, "nothing was heard since"
+    connection.close()

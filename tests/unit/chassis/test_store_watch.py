@@ -107,8 +107,14 @@ class Watched:
             await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_store_that_hangs_is_told_of_and_so_is_its_return() -> None:
-    at = Watched()
+@pytest.fixture
+@asynccontextmanager
+async def at() -> AsyncIterator[Watched]:
+    """What a process learns about its store."""
+    yield Watched()
+
+
+async def test_a_store_that_hangs_is_told_of_and_so_is_its_return(at: Watched) -> None:
     async with at.watching():
         await at.clock.sleep(MINUTE)
         assert at.stalled == []
@@ -125,9 +131,10 @@ async def test_a_store_that_hangs_is_told_of_and_so_is_its_return() -> None:
         assert at.gone == []
 
 
-async def test_a_process_that_was_itself_paused_does_not_say_that_the_store_hangs() -> None:
+async def test_a_process_that_was_itself_paused_does_not_say_that_the_store_hangs(
+    at: Watched,
+) -> None:
     """SIGSTOP, or a suspended machine: afterwards a check seems to have taken as long."""
-    at = Watched()
     async with at.watching():
         at.files.answers.clear()
         await at.clock.sleep(LOOK_SECONDS)
@@ -138,8 +145,7 @@ async def test_a_process_that_was_itself_paused_does_not_say_that_the_store_hang
         assert at.stalled == []
 
 
-async def test_a_store_that_hangs_is_told_of_even_after_a_pause_of_the_process() -> None:
-    at = Watched()
+async def test_a_store_that_hangs_is_told_of_even_after_a_pause_of_the_process(at: Watched) -> None:
     async with at.watching():
         at.files.answers.clear()
         await at.clock.sleep(LOOK_SECONDS)
@@ -149,8 +155,7 @@ async def test_a_store_that_hangs_is_told_of_even_after_a_pause_of_the_process()
 
 
 @pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESHUTDOWN])
-async def test_a_store_that_was_shut_down_is_gone_at_once(number: int) -> None:
-    at = Watched()
+async def test_a_store_that_was_shut_down_is_gone_at_once(at: Watched, number: int) -> None:
     async with at.watching():
         at.files.faults.fail("create", number=number)
         await at.clock.sleep(2)
@@ -158,8 +163,7 @@ async def test_a_store_that_was_shut_down_is_gone_at_once(number: int) -> None:
         assert str(ROOT) in at.gone[0]
 
 
-async def test_a_store_that_hangs_and_then_dies_is_gone() -> None:
-    at = Watched()
+async def test_a_store_that_hangs_and_then_dies_is_gone(at: Watched) -> None:
     async with at.watching():
         at.files.answers.clear()
         await at.clock.sleep(MINUTE)
@@ -169,8 +173,7 @@ async def test_a_store_that_hangs_and_then_dies_is_gone() -> None:
         assert at.gone
 
 
-async def test_input_and_output_that_go_on_failing_mean_that_the_store_is_gone() -> None:
-    at = Watched()
+async def test_input_and_output_that_go_on_failing_mean_that_the_store_is_gone(at: Watched) -> None:
     async with at.watching():
         at.files.faults.fail("fsync", times=1_000, number=errno.EIO)
         await at.clock.sleep(LASTING_SECONDS)
@@ -179,8 +182,7 @@ async def test_input_and_output_that_go_on_failing_mean_that_the_store_is_gone()
         assert len(at.gone) == 1
 
 
-async def test_an_error_that_passes_is_survived_however_often() -> None:
-    at = Watched()
+async def test_an_error_that_passes_is_survived_however_often(at: Watched) -> None:
     async with at.watching():
         for _ in range(10):
             at.files.faults.fail("append", times=5, number=errno.EIO)
@@ -189,9 +191,8 @@ async def test_an_error_that_passes_is_survived_however_often() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-async def test_a_store_that_takes_nothing_more_is_not_gone(number: int) -> None:
+async def test_a_store_that_takes_nothing_more_is_not_gone(at: Watched, number: int) -> None:
     """What is stored there can be read, and space may be freed."""
-    at = Watched()
     async with at.watching():
         at.files.faults.fail("create", times=1_000, number=number)
         await at.clock.sleep(10 * LASTING_SECONDS)
@@ -199,9 +200,8 @@ async def test_a_store_that_takes_nothing_more_is_not_gone(number: int) -> None:
         assert os.strerror(number) in at.trouble()
 
 
-async def test_a_store_that_was_unmounted_is_gone() -> None:
+async def test_a_store_that_was_unmounted_is_gone(at: Watched) -> None:
     """Its root was a directory of what is no longer there."""
-    at = Watched()
     async with at.watching():
         await at.clock.sleep(MINUTE)
         at.files.disk.root.change({ROOT.name: None})
@@ -210,11 +210,10 @@ async def test_a_store_that_was_unmounted_is_gone() -> None:
         assert f"{ROOT} is no longer" in at.gone[0]
 
 
-async def test_a_store_in_whose_place_something_else_is_mounted_is_gone_and_nothing_written() -> (
-    None
-):
+async def test_a_store_in_whose_place_something_else_is_mounted_is_gone_and_nothing_written(
+    at: Watched,
+) -> None:
     """As when the root was the mount point itself: the directory below it appears."""
-    at = Watched()
     async with at.watching():
         await at.clock.sleep(MINUTE)
         below = at.files.disk.new_directory()
@@ -224,8 +223,7 @@ async def test_a_store_in_whose_place_something_else_is_mounted_is_gone_and_noth
         assert not below.names
 
 
-async def test_a_store_that_is_mounted_again_is_the_same_store() -> None:
-    at = Watched()
+async def test_a_store_that_is_mounted_again_is_the_same_store(at: Watched) -> None:
     async with at.watching():
         await at.clock.sleep(LOOK_SECONDS / 2)
         root = at.files.disk.find(ROOT)

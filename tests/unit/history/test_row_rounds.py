@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -34,132 +35,133 @@ from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Space
 from tests.unit.history.row_site import ONE, OTHER, SECONDS, VALUE, Site, site
 
 
-async def test_old_versions_go_and_snapshots_that_need_them_are_refused() -> None:
-    async with site() as here:
-        await here.set("a", 1)
-        before = await here.now()
-        await here.set("a", 2)
-        await here.set("b", 2)
-        await here.history.collect(await here.decided(await here.now()))
-        assert await here.cells(ONE, SPACE_WRITE) == 2
-        async with here.database.snapshot() as snapshot:
-            assert await snapshot.get("a", VALUE) == 2
-        async with here.database.snapshot(at=Timestamp(before)) as snapshot:
-            with pytest.raises(SnapshotTooOld, match="older than the history that is kept"):
-                await snapshot.get("a", VALUE)
-        async with here.database.snapshot(at=Timestamp(before)) as snapshot:
-            assert await snapshot.get("b", VALUE) is None, "nothing of this row was collected"
-        progress = here.history.tables[await here.table_id(ONE)]
-        assert progress.collected.cells == 1
-        assert progress.below > before
+@pytest.fixture
+def here() -> AbstractAsyncContextManager[Site]:
+    """A database over the model of a row store, by the clock of the machine."""
+    return site()
 
 
-async def test_a_row_that_was_deleted_tells_old_snapshots_so() -> None:
-    async with site() as here:
-        await here.set("a", 1)
-        before = await here.now()
-        async with here.database.transaction() as tx:
-            await tx.delete("a", VALUE)
-        await here.history.collect(await here.decided(await here.now()))
-        assert not await here.cells(ONE, SPACE_WRITE)
-        async with here.database.snapshot(at=Timestamp(before)) as snapshot:
-            with pytest.raises(SnapshotTooOld):
-                [row async for row in snapshot.scan(ONE)]
+async def test_old_versions_go_and_snapshots_that_need_them_are_refused(here: Site) -> None:
+    await here.set("a", 1)
+    before = await here.now()
+    await here.set("a", 2)
+    await here.set("b", 2)
+    await here.history.collect(await here.decided(await here.now()))
+    assert await here.cells(ONE, SPACE_WRITE) == 2
+    async with here.database.snapshot() as snapshot:
+        assert await snapshot.get("a", VALUE) == 2
+    async with here.database.snapshot(at=Timestamp(before)) as snapshot:
+        with pytest.raises(SnapshotTooOld, match="older than the history that is kept"):
+            await snapshot.get("a", VALUE)
+    async with here.database.snapshot(at=Timestamp(before)) as snapshot:
+        assert await snapshot.get("b", VALUE) is None, "nothing of this row was collected"
+    progress = here.history.tables[await here.table_id(ONE)]
+    assert progress.collected.cells == 1
+    assert progress.below > before
 
 
-async def test_a_table_whose_history_is_kept_loses_nothing_but_its_old_locks() -> None:
-    async with site() as here:
-        await here.set("a", 1)
-        await here.set("a", 2)
-        await _leave_half_committed(here)
-        assert await here.cells(OTHER, SPACE_LOCK) == 1
-        await here.history.collect(await here.decided(await here.now(), keeping=[OTHER]))
-        assert not await here.cells(OTHER, SPACE_LOCK)
-        assert here.history.locks_resolved == 1
-        assert await here.cells(OTHER, SPACE_WRITE) == 3, "the lock was rolled forward"
-        assert await here.cells(ONE, SPACE_WRITE) == 2, "one in each row"
+async def test_a_row_that_was_deleted_tells_old_snapshots_so(here: Site) -> None:
+    await here.set("a", 1)
+    before = await here.now()
+    async with here.database.transaction() as tx:
+        await tx.delete("a", VALUE)
+    await here.history.collect(await here.decided(await here.now()))
+    assert not await here.cells(ONE, SPACE_WRITE)
+    async with here.database.snapshot(at=Timestamp(before)) as snapshot:
+        with pytest.raises(SnapshotTooOld):
+            [row async for row in snapshot.scan(ONE)]
 
 
-async def test_a_row_that_was_changed_by_hand_does_not_keep_other_tables_from_being_collected() -> (
-    None
-):
-    async with site() as here:
-        await here.set("a", 1)
-        await here.set("a", 2)
-        time = here.times.at_or_above(await here.now())
-        changed = RowChange(b"b", (SetCell(WRITES, b"cvalue", time, b"short"),))
-        await here.store.write(await here.table_id(ONE), [changed], SECONDS)
-        decided = await here.decided(await here.now())
-        with pytest.raises(InvariantViolation, match="row 'b' has a cell that no transaction"):
-            await here.history.collect(decided)
-        assert await here.cells(OTHER, SPACE_WRITE) == 1
-        progress = here.history.tables
-        assert progress[await here.table_id(OTHER)].below > progress[await here.table_id(ONE)].below
+async def test_a_table_whose_history_is_kept_loses_nothing_but_its_old_locks(here: Site) -> None:
+    await here.set("a", 1)
+    await here.set("a", 2)
+    await _leave_half_committed(here)
+    assert await here.cells(OTHER, SPACE_LOCK) == 1
+    await here.history.collect(await here.decided(await here.now(), keeping=[OTHER]))
+    assert not await here.cells(OTHER, SPACE_LOCK)
+    assert here.history.locks_resolved == 1
+    assert await here.cells(OTHER, SPACE_WRITE) == 3, "the lock was rolled forward"
+    assert await here.cells(ONE, SPACE_WRITE) == 2, "one in each row"
+
+
+async def test_a_row_that_was_changed_by_hand_does_not_keep_other_tables_from_being_collected(
+    here: Site,
+) -> None:
+    await here.set("a", 1)
+    await here.set("a", 2)
+    time = here.times.at_or_above(await here.now())
+    changed = RowChange(b"b", (SetCell(WRITES, b"cvalue", time, b"short"),))
+    await here.store.write(await here.table_id(ONE), [changed], SECONDS)
+    decided = await here.decided(await here.now())
+    with pytest.raises(InvariantViolation, match="row 'b' has a cell that no transaction"):
+        await here.history.collect(decided)
+    assert await here.cells(OTHER, SPACE_WRITE) == 1
+    progress = here.history.tables
+    assert progress[await here.table_id(OTHER)].below > progress[await here.table_id(ONE)].below
 
 
 async def test_a_store_that_does_not_answer_ends_a_round_at_once(
+    here: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with site() as here:
-        await here.set("a", 1)
-        await here.set("a", 2)
-        decided = await here.decided(await here.now())
-        tried: list[int] = []
+    await here.set("a", 1)
+    await here.set("a", 2)
+    decided = await here.decided(await here.now())
+    tried: list[int] = []
 
-        async def silent(table_id: int, *_: object) -> None:
-            tried.append(table_id)
-            raise DeadlineExceeded("no answer")
+    async def silent(table_id: int, *_: object) -> None:
+        tried.append(table_id)
+        raise DeadlineExceeded("no answer")
 
-        monkeypatch.setattr(here.history._collector, "collect", silent)
-        with pytest.raises(DeadlineExceeded):
-            await here.history.collect(decided)
-        assert tried == [await here.table_id(ONE)]
+    monkeypatch.setattr(here.history._collector, "collect", silent)
+    with pytest.raises(DeadlineExceeded):
+        await here.history.collect(decided)
+    assert tried == [await here.table_id(ONE)]
 
 
-async def test_an_older_lock_is_rolled_back_although_its_time_to_live_is_not_over() -> None:
+async def test_an_older_lock_is_rolled_back_although_its_time_to_live_is_not_over(
+    here: Site,
+) -> None:
     """Otherwise, whoever goes on extending it could stop the collection of the whole store."""
-    async with site() as here:
-        await here.set("a", 1)
-        await here.set("a", 2)
-        await here.lock(b"c", ttl_milliseconds=600_000)
-        await here.history.collect(await here.decided(await here.now()))
-        assert await here.cells(ONE, SPACE_WRITE) == 1
-        assert await here.cells(OTHER, SPACE_LOCK) == 0
+    await here.set("a", 1)
+    await here.set("a", 2)
+    await here.lock(b"c", ttl_milliseconds=600_000)
+    await here.history.collect(await here.decided(await here.now()))
+    assert await here.cells(ONE, SPACE_WRITE) == 1
+    assert await here.cells(OTHER, SPACE_LOCK) == 0
 
 
-async def test_a_row_with_a_lock_that_came_late_is_left_alone() -> None:
+async def test_a_row_with_a_lock_that_came_late_is_left_alone(here: Site) -> None:
     """It was not there when locks were looked for: as if its prewrite had been late."""
-    async with site() as here:
-        await here.set("c", 1)
-        await here.set("c", 2)
-        await here.lock(b"c", ttl_milliseconds=600_000)
-        table_id = await here.table_id(ONE)
-        bounds = Bounds(await here.now(), await here.now())
-        engine = here.database.internal.engine
-        done = Collected()
-        alone = RowCollector(here.store, here.times, engine.world, engine.limits, share=1.0)
-        assert await alone.collect(table_id, bounds, done) is None
-        assert (done.rows, done.cells, done.passed_over) == (1, 0, 1)
+    await here.set("c", 1)
+    await here.set("c", 2)
+    await here.lock(b"c", ttl_milliseconds=600_000)
+    table_id = await here.table_id(ONE)
+    bounds = Bounds(await here.now(), await here.now())
+    engine = here.database.internal.engine
+    done = Collected()
+    alone = RowCollector(here.store, here.times, engine.world, engine.limits, share=1.0)
+    assert await alone.collect(table_id, bounds, done) is None
+    assert (done.rows, done.cells, done.passed_over) == (1, 0, 1)
 
 
-async def test_a_lock_that_comes_between_the_reading_and_the_change_prevents_it() -> None:
-    async with site() as here:
-        await here.set("c", 1)
-        await here.set("c", 2)
-        start = await here.now()
-        bounds = Bounds(await here.now(), await here.now())
+async def test_a_lock_that_comes_between_the_reading_and_the_change_prevents_it(here: Site) -> None:
+    await here.set("c", 1)
+    await here.set("c", 2)
+    start = await here.now()
+    bounds = Bounds(await here.now(), await here.now())
 
-        async def late() -> None:
-            here.store.before_change = None
-            await here.lock(b"c", ttl_milliseconds=600_000, start=start)
+    async def late() -> None:
+        here.store.before_change = None
+        await here.lock(b"c", ttl_milliseconds=600_000, start=start)
 
-        here.store.before_change = late
-        engine = here.database.internal.engine
-        done = Collected()
-        alone = RowCollector(here.store, here.times, engine.world, engine.limits, share=1.0)
-        await alone.collect(await here.table_id(ONE), bounds, done)
-        assert (done.cells, done.passed_over) == (0, 1)
-        assert await here.cells(ONE, SPACE_WRITE) == 2
+    here.store.before_change = late
+    engine = here.database.internal.engine
+    done = Collected()
+    alone = RowCollector(here.store, here.times, engine.world, engine.limits, share=1.0)
+    await alone.collect(await here.table_id(ONE), bounds, done)
+    assert (done.cells, done.passed_over) == (0, 1)
+    assert await here.cells(ONE, SPACE_WRITE) == 2
 
 
 async def test_a_round_that_broke_off_continues_where_it_was(
@@ -205,18 +207,17 @@ async def test_many_deletions_are_several_changes_and_the_deletion_of_the_cell_g
         assert not await here.cells(ONE, SPACE_WRITE)
 
 
-async def test_deletions_wait_for_the_observers_of_their_transaction() -> None:
-    async with site() as here:
-        await here.set("a", 1)
-        await here.change_observers(add="observer")
-        async with here.database.transaction() as tx:
-            await tx.delete("a", VALUE)
-        decided = await here.decided(await here.now())
-        await here.history.collect(decided)
-        assert await here.cells(ONE, SPACE_WRITE) == 1, "the value is gone, the deletion is not"
-        await here.intents.delete(await here.all_intents(), here.env.now() + SECONDS)
-        await here.history.collect(decided)
-        assert not await here.cells(ONE, SPACE_WRITE)
+async def test_deletions_wait_for_the_observers_of_their_transaction(here: Site) -> None:
+    await here.set("a", 1)
+    await here.change_observers(add="observer")
+    async with here.database.transaction() as tx:
+        await tx.delete("a", VALUE)
+    decided = await here.decided(await here.now())
+    await here.history.collect(decided)
+    assert await here.cells(ONE, SPACE_WRITE) == 1, "the value is gone, the deletion is not"
+    await here.intents.delete(await here.all_intents(), here.env.now() + SECONDS)
+    await here.history.collect(decided)
+    assert not await here.cells(ONE, SPACE_WRITE)
 
 
 async def _leave_half_committed(here: Site) -> None:
@@ -231,120 +232,111 @@ async def _leave_half_committed(here: Site) -> None:
 LONG = 600_000
 
 
-async def test_a_removed_observer_holds_up_no_deletion() -> None:
-    async with site() as here:
-        await here.set("a", 1)
-        await here.change_observers(add="observer")
-        await _delete(here, "a")
-        await here.change_observers(remove="observer")
-        await here.history.collect(await here.decided(await here.now()))
-        assert not await here.cells(ONE, SPACE_WRITE)
-        assert await here.all_intents() == []
-        assert here.history.awaited.cleared == 1
+async def test_a_removed_observer_holds_up_no_deletion(here: Site) -> None:
+    await here.set("a", 1)
+    await here.change_observers(add="observer")
+    await _delete(here, "a")
+    await here.change_observers(remove="observer")
+    await here.history.collect(await here.decided(await here.now()))
+    assert not await here.cells(ONE, SPACE_WRITE)
+    assert await here.all_intents() == []
+    assert here.history.awaited.cleared == 1
 
 
-async def test_a_dropped_table_holds_up_no_deletion_in_another() -> None:
-    async with site() as here:
-        await here.change_observers(add="observer")
-        await here.set("a", 1)
-        async with here.database.transaction() as tx:
-            await tx.delete_row(OTHER, "a")
-        decided = await here.decided(await here.now())
-        await here.database.drop_table(ONE)
-        await here.history.collect(decided)
-        assert not await here.cells(OTHER, SPACE_WRITE)
-        assert await here.all_intents() == []
+async def test_a_dropped_table_holds_up_no_deletion_in_another(here: Site) -> None:
+    await here.change_observers(add="observer")
+    await here.set("a", 1)
+    async with here.database.transaction() as tx:
+        await tx.delete_row(OTHER, "a")
+    decided = await here.decided(await here.now())
+    await here.database.drop_table(ONE)
+    await here.history.collect(decided)
+    assert not await here.cells(OTHER, SPACE_WRITE)
+    assert await here.all_intents() == []
 
 
-async def test_other_observers_are_awaited_as_before() -> None:
-    async with site() as here:
-        await here.change_observers(add="removed")
-        await here.set("a", 1)
-        await here.change_observers(remove="removed")
-        await here.change_observers(add="observer")
-        await here.set("b", 1)
-        (mine,) = [one for one in await here.all_intents() if one.observer == b"observer"]
-        assert await here.history.awaited.oldest(await here.now()) == mine.timestamp
-        assert mine in await here.all_intents()
+async def test_other_observers_are_awaited_as_before(here: Site) -> None:
+    await here.change_observers(add="removed")
+    await here.set("a", 1)
+    await here.change_observers(remove="removed")
+    await here.change_observers(add="observer")
+    await here.set("b", 1)
+    (mine,) = [one for one in await here.all_intents() if one.observer == b"observer"]
+    assert await here.history.awaited.oldest(await here.now()) == mine.timestamp
+    assert mine in await here.all_intents()
 
 
-async def test_an_intent_stays_while_its_transaction_may_commit() -> None:
-    async with site() as here:
-        start = await here.lock(b"a", ttl_milliseconds=LONG)
-        await _announce(here, start)
-        assert await here.history.awaited.oldest(await here.now()) == 0
-        assert len(await here.all_intents()) == 1
-        assert await here.cells(ONE, SPACE_LOCK) == 1
+async def test_an_intent_stays_while_its_transaction_may_commit(here: Site) -> None:
+    start = await here.lock(b"a", ttl_milliseconds=LONG)
+    await _announce(here, start)
+    assert await here.history.awaited.oldest(await here.now()) == 0
+    assert len(await here.all_intents()) == 1
+    assert await here.cells(ONE, SPACE_LOCK) == 1
 
 
-async def test_an_intent_above_the_safe_point_stays() -> None:
+async def test_an_intent_above_the_safe_point_stays(here: Site) -> None:
     """Its transaction may be about to lock its cells, and would be rolled back in vain."""
-    async with site() as here:
-        start = await here.now()
-        await _announce(here, start)
-        assert await here.history.awaited.oldest(start) == 0
-        assert len(await here.all_intents()) == 1
+    start = await here.now()
+    await _announce(here, start)
+    assert await here.history.awaited.oldest(start) == 0
+    assert len(await here.all_intents()) == 1
 
 
-async def test_a_marker_keeps_a_late_prewrite_out_before_its_intent_goes() -> None:
-    async with site() as here:
-        start = await here.now()
-        await _announce(here, start)
-        await here.history.awaited.oldest(await here.now())
-        assert await here.all_intents() == []
-        prewrite = steps.prewrite(b"a", VALUE.name, start, b"lock", None)
-        answer = await here.answer(CellMutation(await here.table_id(ONE), prewrite))
-        assert isinstance(answer, Refused)
-        assert answer.condition == OWN_ROLLBACK
+async def test_a_marker_keeps_a_late_prewrite_out_before_its_intent_goes(here: Site) -> None:
+    start = await here.now()
+    await _announce(here, start)
+    await here.history.awaited.oldest(await here.now())
+    assert await here.all_intents() == []
+    prewrite = steps.prewrite(b"a", VALUE.name, start, b"lock", None)
+    answer = await here.answer(CellMutation(await here.table_id(ONE), prewrite))
+    assert isinstance(answer, Refused)
+    assert answer.condition == OWN_ROLLBACK
 
 
-async def test_a_lock_that_comes_before_the_marker_stays() -> None:
+async def test_a_lock_that_comes_before_the_marker_stays(here: Site) -> None:
     """It may be one of many, of a transaction that commits: it would lose this write."""
-    async with site() as here:
-        start = await here.now()
-        await _announce(here, start)
+    start = await here.now()
+    await _announce(here, start)
 
-        async def late() -> None:
-            here.store.before_change = None
-            await here.lock(b"a", ttl_milliseconds=LONG, start=start)
+    async def late() -> None:
+        here.store.before_change = None
+        await here.lock(b"a", ttl_milliseconds=LONG, start=start)
 
-        here.store.before_change = late
-        await here.history.awaited.oldest(await here.now())
-        assert await here.cells(ONE, SPACE_LOCK) == 1
-        assert len(await here.all_intents()) == 1
-
-
-async def test_an_observer_that_is_registered_meanwhile_is_awaited() -> None:
-    async with site() as here:
-        await _change_for_a_removed_observer(here)
-
-        async def register() -> None:
-            here.asked = again
-
-        async def again() -> None:
-            here.asked = None
-            await here.change_observers(add="observer")
-
-        here.asked = register
-        await here.history.awaited.oldest(await here.now())
-        assert len(await here.all_intents()) == 1
+    here.store.before_change = late
+    await here.history.awaited.oldest(await here.now())
+    assert await here.cells(ONE, SPACE_LOCK) == 1
+    assert len(await here.all_intents()) == 1
 
 
-async def test_who_does_not_lead_any_more_clears_nothing() -> None:
+async def test_an_observer_that_is_registered_meanwhile_is_awaited(here: Site) -> None:
+    await _change_for_a_removed_observer(here)
+
+    async def register() -> None:
+        here.asked = again
+
+    async def again() -> None:
+        here.asked = None
+        await here.change_observers(add="observer")
+
+    here.asked = register
+    await here.history.awaited.oldest(await here.now())
+    assert len(await here.all_intents()) == 1
+
+
+async def test_who_does_not_lead_any_more_clears_nothing(here: Site) -> None:
     """A later leader may have registered the observer."""
-    async with site() as here:
-        await _change_for_a_removed_observer(here)
+    await _change_for_a_removed_observer(here)
 
-        async def first() -> None:
-            here.asked = second
+    async def first() -> None:
+        here.asked = second
 
-        async def second() -> None:
-            raise NotReady("another one leads")
+    async def second() -> None:
+        raise NotReady("another one leads")
 
-        here.asked = first
-        with pytest.raises(NotReady, match="another one leads"):
-            await here.history.awaited.oldest(await here.now())
-        assert len(await here.all_intents()) == 1
+    here.asked = first
+    with pytest.raises(NotReady, match="another one leads"):
+        await here.history.awaited.oldest(await here.now())
+    assert len(await here.all_intents()) == 1
 
 
 async def _change_for_a_removed_observer(here: Site) -> None:
@@ -376,23 +368,23 @@ async def _filled(here: Site) -> TableRange:
 
 
 async def test_a_small_table_is_one_range_and_parts_cover_it(
+    here: Site,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with site() as here:
-        whole = await _filled(here)
-        engine = here.database.internal.engine
-        deadline = engine.now() + SECONDS
-        assert await engine.ranges.of_table(whole.table_id, deadline) == [whole]
-        inner = await engine.ranges.cut(whole, 1, SECONDS)
-        assert inner == [f"{number:03}".encode() for number in (7, 15, 23, 31, 39)]
-        part = whole._replace(start=b"010", end=b"031")
-        assert await engine.ranges.cut(part, 1, SECONDS) == [b"015", b"023"]
-        assert await engine.ranges.cut(part, 1 << 30, SECONDS) == []
-        monkeypatch.setattr(sampled, "RANGE_BYTES", 300)
-        several = await engine.ranges.of_table(whole.table_id, deadline)
-        assert len(several) > 2
-        assert [one.start for one in several[1:]] == [one.end for one in several[:-1]]
-        assert (several[0].start, several[-1].end) == (b"", b"")
+    whole = await _filled(here)
+    engine = here.database.internal.engine
+    deadline = engine.now() + SECONDS
+    assert await engine.ranges.of_table(whole.table_id, deadline) == [whole]
+    inner = await engine.ranges.cut(whole, 1, SECONDS)
+    assert inner == [f"{number:03}".encode() for number in (7, 15, 23, 31, 39)]
+    part = whole._replace(start=b"010", end=b"031")
+    assert await engine.ranges.cut(part, 1, SECONDS) == [b"015", b"023"]
+    assert await engine.ranges.cut(part, 1 << 30, SECONDS) == []
+    monkeypatch.setattr(sampled, "RANGE_BYTES", 300)
+    several = await engine.ranges.of_table(whole.table_id, deadline)
+    assert len(several) > 2
+    assert [one.start for one in several[1:]] == [one.end for one in several[:-1]]
+    assert (several[0].start, several[-1].end) == (b"", b"")
 
 
 async def test_samples_that_repeat_or_are_empty_make_no_empty_ranges() -> None:
@@ -400,34 +392,32 @@ async def test_samples_that_repeat_or_are_empty_make_no_empty_ranges() -> None:
     assert list(sampled._borders(samples, 5)) == [b"a", b"c"]
 
 
-async def test_stored_cells_of_each_space_are_listed_in_order() -> None:
-    async with site() as here:
-        for value in (1, 2):
-            await here.set("a", value)
-            await here.set("b", value)
-        engine = here.database.internal.engine
-        info = await engine.catalog.table(ONE.name, engine.now() + SECONDS)
-        cells = stored_cells(here.database, info, [Space.SPACE_WRITE, Space.SPACE_LOCK], b"a", b"b")
-        found = [cell async for cell in cells]
-        assert [(cell.row, cell.column) for cell in found] == [(b"a", VALUE.name)] * 2
-        assert found[0].timestamp > found[1].timestamp
-        first = await first_cells(
-            here.database, info, [Space.SPACE_WRITE], b"", b"", [VALUE.name], 3, SECONDS
-        )
-        assert [cell.row for cell in first] == [b"a", b"a", b"b"]
+async def test_stored_cells_of_each_space_are_listed_in_order(here: Site) -> None:
+    for value in (1, 2):
+        await here.set("a", value)
+        await here.set("b", value)
+    engine = here.database.internal.engine
+    info = await engine.catalog.table(ONE.name, engine.now() + SECONDS)
+    cells = stored_cells(here.database, info, [Space.SPACE_WRITE, Space.SPACE_LOCK], b"a", b"b")
+    found = [cell async for cell in cells]
+    assert [(cell.row, cell.column) for cell in found] == [(b"a", VALUE.name)] * 2
+    assert found[0].timestamp > found[1].timestamp
+    first = await first_cells(
+        here.database, info, [Space.SPACE_WRITE], b"", b"", [VALUE.name], 3, SECONDS
+    )
+    assert [cell.row for cell in first] == [b"a", b"a", b"b"]
 
 
-async def test_stored_cells_do_not_include_notes_of_collection() -> None:
-    async with site() as here:
-        await here.set("a", 1)
-        await here.set("a", 2)
-        await here.history.collect(await here.decided(await here.now()))
-        engine = here.database.internal.engine
-        for table in (ONE, OTHER):
-            info = await engine.catalog.table(table.name, engine.now() + SECONDS)
-            cells = [cell async for cell in stored_cells(here.database, info, list(SPACES))]
-            assert [cell.space for cell in cells] == [Space.SPACE_WRITE]
-            assert Timestamp(cells[0].timestamp) < await here.now()
+async def test_stored_cells_do_not_include_notes_of_collection(here: Site) -> None:
+    await here.set("a", 1)
+    await here.set("a", 2)
+    await here.history.collect(await here.decided(await here.now()))
+    engine = here.database.internal.engine
+    for table in (ONE, OTHER):
+        info = await engine.catalog.table(table.name, engine.now() + SECONDS)
+        cells = [cell async for cell in stored_cells(here.database, info, list(SPACES))]
+        assert [cell.space for cell in cells] == [Space.SPACE_WRITE]
+        assert Timestamp(cells[0].timestamp) < await here.now()
 
 
 # Exports of a row store: its ranges become files, which hold what a snapshot shows.

@@ -11,7 +11,7 @@ import asyncio
 import random
 import tracemalloc
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -49,6 +49,12 @@ async def started_lock_service(
         living.cancel()
 
 
+@pytest.fixture
+def started() -> AbstractAsyncContextManager[LockServiceHandler]:
+    """A lock service that has just started."""
+    return started_lock_service()
+
+
 @asynccontextmanager
 async def lock_service(
     limits: LockServiceLimits | None = None,
@@ -57,6 +63,12 @@ async def lock_service(
     async with started_lock_service(limits) as handler:
         await asyncio.sleep(61)
         yield handler
+
+
+@pytest.fixture
+def handler() -> AbstractAsyncContextManager[LockServiceHandler]:
+    """A lock service whose grace period is over."""
+    return lock_service()
 
 
 @contextmanager
@@ -123,27 +135,29 @@ async def listed(handler: LockServiceHandler, page_size: int = 0) -> list[pb.Ses
 # Sessions
 
 
-async def test_a_session_lives_while_it_is_renewed_and_dies_one_ttl_later() -> None:
-    async with lock_service() as handler:
-        session_id = await opened(handler)
-        for _ in range(10):
-            await asyncio.sleep(2.9)
-            assert not await renewed(handler, session_id)
-        await asyncio.sleep(2.99)
-        assert await liveness(handler, session_id) == pb.LIVENESS_ALIVE
-        await asyncio.sleep(0.04)
-        assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
-        with pytest.raises(SessionExpired) as caught:
-            await renewed(handler, session_id)
-        assert caught.value.session_id == session_id
+async def test_a_session_lives_while_it_is_renewed_and_dies_one_ttl_later(
+    handler: LockServiceHandler,
+) -> None:
+    session_id = await opened(handler)
+    for _ in range(10):
+        await asyncio.sleep(2.9)
+        assert not await renewed(handler, session_id)
+    await asyncio.sleep(2.99)
+    assert await liveness(handler, session_id) == pb.LIVENESS_ALIVE
+    await asyncio.sleep(0.04)
+    assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
+    with pytest.raises(SessionExpired) as caught:
+        await renewed(handler, session_id)
+    assert caught.value.session_id == session_id
 
 
-async def test_an_expired_session_is_forgotten_even_if_no_call_asks_for_it() -> None:
-    async with lock_service() as handler:
-        session_id = await opened(handler)
-        await locked(handler, session_id, b"a", b"b")
-        await asyncio.sleep(3.2)
-        assert (len(handler.sessions), len(handler.locks)) == (0, 0)
+async def test_an_expired_session_is_forgotten_even_if_no_call_asks_for_it(
+    handler: LockServiceHandler,
+) -> None:
+    session_id = await opened(handler)
+    await locked(handler, session_id, b"a", b"b")
+    await asyncio.sleep(3.2)
+    assert (len(handler.sessions), len(handler.locks)) == (0, 0)
 
 
 async def test_a_time_server_that_sets_the_clock_back_changes_nothing() -> None:
@@ -161,56 +175,57 @@ async def test_a_time_server_that_sets_the_clock_back_changes_nothing() -> None:
     living.cancel()
 
 
-async def test_ending_twice_and_ending_an_unknown_session_succeed() -> None:
-    async with lock_service() as handler:
-        session_id = await opened(handler)
-        for ended in (session_id, session_id, UNKNOWN_ID):
-            await handler.end_session(pb.EndSessionRequest(session_id=ended))
-        assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
+async def test_ending_twice_and_ending_an_unknown_session_succeed(
+    handler: LockServiceHandler,
+) -> None:
+    session_id = await opened(handler)
+    for ended in (session_id, session_id, UNKNOWN_ID):
+        await handler.end_session(pb.EndSessionRequest(session_id=ended))
+    assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
 
 
-async def test_a_renewal_replaces_what_the_session_says_about_itself() -> None:
-    async with lock_service() as handler:
-        session_id = await opened(handler)
-        await renewed(handler, session_id, info(10_000, "renamed", 77))
-        await asyncio.sleep(1)
-        (session,) = await listed(handler)
-        assert session.info == info(10_000, "renamed", 77)
-        assert session.age_milliseconds == 1_000
-        assert 9_000 <= session.remaining_milliseconds <= 9_020
+async def test_a_renewal_replaces_what_the_session_says_about_itself(
+    handler: LockServiceHandler,
+) -> None:
+    session_id = await opened(handler)
+    await renewed(handler, session_id, info(10_000, "renamed", 77))
+    await asyncio.sleep(1)
+    (session,) = await listed(handler)
+    assert session.info == info(10_000, "renamed", 77)
+    assert session.age_milliseconds == 1_000
+    assert 9_000 <= session.remaining_milliseconds <= 9_020
 
 
-async def test_the_timestamp_of_a_pin_never_changes() -> None:
-    async with lock_service() as handler:
-        pin = info(oldest_start_timestamp=42, pin=True)
-        session_id = await opened(handler, pin)
-        for other, field in (
-            (info(oldest_start_timestamp=43, pin=True), "info.oldest_start_timestamp"),
-            (info(oldest_start_timestamp=0, pin=True), "info.oldest_start_timestamp"),
-            (info(oldest_start_timestamp=42, pin=False), "info.pin"),
-        ):
-            with pytest.raises(InvalidArgument) as caught:
-                await renewed(handler, session_id, other)
-            assert caught.value.field == field
-        assert not await renewed(handler, session_id, pin)
-        assert (await listed(handler))[0].info == pin
+async def test_the_timestamp_of_a_pin_never_changes(handler: LockServiceHandler) -> None:
+    pin = info(oldest_start_timestamp=42, pin=True)
+    session_id = await opened(handler, pin)
+    for other, field in (
+        (info(oldest_start_timestamp=43, pin=True), "info.oldest_start_timestamp"),
+        (info(oldest_start_timestamp=0, pin=True), "info.oldest_start_timestamp"),
+        (info(oldest_start_timestamp=42, pin=False), "info.pin"),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            await renewed(handler, session_id, other)
+        assert caught.value.field == field
+    assert not await renewed(handler, session_id, pin)
+    assert (await listed(handler))[0].info == pin
 
 
-async def test_sessions_are_listed_by_pages_oldest_first() -> None:
-    async with lock_service() as handler:
-        ids = [await opened(handler, info(description=str(n))) for n in range(7)]
-        await handler.end_session(pb.EndSessionRequest(session_id=ids.pop(3)))
-        for page_size in (0, 1, 2, 6, 7, 1_000_000):
-            assert [s.session_id for s in await listed(handler, page_size)] == ids
+async def test_sessions_are_listed_by_pages_oldest_first(handler: LockServiceHandler) -> None:
+    ids = [await opened(handler, info(description=str(n))) for n in range(7)]
+    await handler.end_session(pb.EndSessionRequest(session_id=ids.pop(3)))
+    for page_size in (0, 1, 2, 6, 7, 1_000_000):
+        assert [s.session_id for s in await listed(handler, page_size)] == ids
 
 
-async def test_a_session_that_ends_between_two_pages_hides_no_other() -> None:
-    async with lock_service() as handler:
-        ids = [await opened(handler) for _ in range(4)]
-        first = await handler.list_sessions(pb.ListSessionsRequest(page_size=2))
-        await handler.end_session(pb.EndSessionRequest(session_id=ids[1]))
-        rest = await handler.list_sessions(pb.ListSessionsRequest(page_token=first.next_page_token))
-        assert [session.session_id for session in rest.sessions] == ids[2:]
+async def test_a_session_that_ends_between_two_pages_hides_no_other(
+    handler: LockServiceHandler,
+) -> None:
+    ids = [await opened(handler) for _ in range(4)]
+    first = await handler.list_sessions(pb.ListSessionsRequest(page_size=2))
+    await handler.end_session(pb.EndSessionRequest(session_id=ids[1]))
+    rest = await handler.list_sessions(pb.ListSessionsRequest(page_token=first.next_page_token))
+    assert [session.session_id for session in rest.sessions] == ids[2:]
 
 
 async def test_every_page_tells_how_long_any_session_may_live() -> None:
@@ -233,44 +248,45 @@ async def test_more_sessions_than_allowed_are_refused_until_one_goes() -> None:
 # Locks
 
 
-async def test_of_two_sessions_one_gets_the_lock_and_the_other_does_not_wait() -> None:
-    async with lock_service() as handler:
-        one, other = await opened(handler), await opened(handler)
-        assert await locked(handler, one, b"a", b"b") == [True, True]
-        assert await locked(handler, other, b"b", b"c") == [False, True]
-        assert await locked(handler, one, b"a", b"c") == [True, False]
-        assert [session.locks for session in await listed(handler)] == [2, 1]
+async def test_of_two_sessions_one_gets_the_lock_and_the_other_does_not_wait(
+    handler: LockServiceHandler,
+) -> None:
+    one, other = await opened(handler), await opened(handler)
+    assert await locked(handler, one, b"a", b"b") == [True, True]
+    assert await locked(handler, other, b"b", b"c") == [False, True]
+    assert await locked(handler, one, b"a", b"c") == [True, False]
+    assert [session.locks for session in await listed(handler)] == [2, 1]
 
 
-async def test_taking_a_lock_again_extends_it_and_never_shortens_it() -> None:
-    async with lock_service() as handler:
-        one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
-        await locked(handler, one, b"a", ttl_milliseconds=2_000)
-        await asyncio.sleep(1)
-        await locked(handler, one, b"a", ttl_milliseconds=2_000)
-        await asyncio.sleep(1.5)
-        assert await locked(handler, other, b"a") == [False]
-        await locked(handler, one, b"a", ttl_milliseconds=5_000)
-        await locked(handler, one, b"a", ttl_milliseconds=500)
-        await asyncio.sleep(4.9)
-        assert await locked(handler, other, b"a") == [False]
-        await asyncio.sleep(0.2)
-        assert await locked(handler, other, b"a") == [True]
+async def test_taking_a_lock_again_extends_it_and_never_shortens_it(
+    handler: LockServiceHandler,
+) -> None:
+    one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
+    await locked(handler, one, b"a", ttl_milliseconds=2_000)
+    await asyncio.sleep(1)
+    await locked(handler, one, b"a", ttl_milliseconds=2_000)
+    await asyncio.sleep(1.5)
+    assert await locked(handler, other, b"a") == [False]
+    await locked(handler, one, b"a", ttl_milliseconds=5_000)
+    await locked(handler, one, b"a", ttl_milliseconds=500)
+    await asyncio.sleep(4.9)
+    assert await locked(handler, other, b"a") == [False]
+    await asyncio.sleep(0.2)
+    assert await locked(handler, other, b"a") == [True]
 
 
-async def test_only_what_is_still_held_can_be_renewed() -> None:
-    async with lock_service() as handler:
-        one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
-        await locked(handler, one, b"kept", ttl_milliseconds=1_000)
-        await locked(handler, one, b"lost", ttl_milliseconds=500)
-        await asyncio.sleep(0.6)
-        await locked(handler, other, b"lost")
-        request = pb.RenewLocksRequest(
-            session_id=one, names=[b"kept", b"lost", b"never held"], ttl_milliseconds=2_000
-        )
-        assert list((await handler.renew_locks(request)).held) == [True, False, False]
-        await asyncio.sleep(1.9)
-        assert await locked(handler, other, b"kept") == [False]
+async def test_only_what_is_still_held_can_be_renewed(handler: LockServiceHandler) -> None:
+    one, other = await opened(handler, info(60_000)), await opened(handler, info(60_000))
+    await locked(handler, one, b"kept", ttl_milliseconds=1_000)
+    await locked(handler, one, b"lost", ttl_milliseconds=500)
+    await asyncio.sleep(0.6)
+    await locked(handler, other, b"lost")
+    request = pb.RenewLocksRequest(
+        session_id=one, names=[b"kept", b"lost", b"never held"], ttl_milliseconds=2_000
+    )
+    assert list((await handler.renew_locks(request)).held) == [True, False, False]
+    await asyncio.sleep(1.9)
+    assert await locked(handler, other, b"kept") == [False]
 
 
 async def test_a_lock_that_lapsed_is_not_renewed_even_if_no_other_session_took_it() -> None:
@@ -288,26 +304,26 @@ async def test_a_lock_that_lapsed_is_not_renewed_even_if_no_other_session_took_i
     assert [session.locks for session in await listed(handler)] == [0, 1]
 
 
-async def test_unlocking_leaves_the_locks_of_others_alone() -> None:
-    async with lock_service() as handler:
-        one, other = await opened(handler), await opened(handler)
-        await locked(handler, one, b"a")
-        await handler.unlock(pb.UnlockRequest(session_id=other, names=[b"a", b"b"]))
-        assert await locked(handler, other, b"a") == [False]
-        await handler.unlock(pb.UnlockRequest(session_id=one, names=[b"a"]))
-        assert await locked(handler, other, b"a") == [True]
+async def test_unlocking_leaves_the_locks_of_others_alone(handler: LockServiceHandler) -> None:
+    one, other = await opened(handler), await opened(handler)
+    await locked(handler, one, b"a")
+    await handler.unlock(pb.UnlockRequest(session_id=other, names=[b"a", b"b"]))
+    assert await locked(handler, other, b"a") == [False]
+    await handler.unlock(pb.UnlockRequest(session_id=one, names=[b"a"]))
+    assert await locked(handler, other, b"a") == [True]
 
 
 @pytest.mark.parametrize("ended", [True, False])
-async def test_a_lock_ends_at_once_with_its_session(ended: bool) -> None:
-    async with lock_service() as handler:
-        one, other = await opened(handler, info(500)), await opened(handler, info(60_000))
-        await locked(handler, one, b"a", ttl_milliseconds=60_000)
-        if ended:
-            await handler.end_session(pb.EndSessionRequest(session_id=one))
-        else:
-            await asyncio.sleep(0.53)
-        assert await locked(handler, other, b"a") == [True]
+async def test_a_lock_ends_at_once_with_its_session(
+    handler: LockServiceHandler, ended: bool
+) -> None:
+    one, other = await opened(handler, info(500)), await opened(handler, info(60_000))
+    await locked(handler, one, b"a", ttl_milliseconds=60_000)
+    if ended:
+        await handler.end_session(pb.EndSessionRequest(session_id=one))
+    else:
+        await asyncio.sleep(0.53)
+    assert await locked(handler, other, b"a") == [True]
 
 
 @pytest.mark.parametrize(
@@ -406,50 +422,53 @@ T = 1_000 << 18
 LIMITED = pb.ListSessionsRequest(limits=pb.HistoryLimits(clients_since=T, admins_since=T // 2))
 
 
-async def test_a_pin_that_is_too_old_is_refused_with_its_limit_and_setting() -> None:
-    async with lock_service() as handler:
-        old = info(oldest_start_timestamp=T - 1, pin=True)
-        with called_by(GREEDY):
-            kept = await opened(handler, old)
-            await handler.list_sessions(LIMITED)
-            with pytest.raises(SnapshotTooOld, match="client_held_seconds_max") as caught:
-                await opened(handler, old)
-            assert (caught.value.timestamp, caught.value.safe_point) == (T - 1, T)
-            # The one that was set before has ended, and its holder is told why.
-            assert await liveness(handler, kept) == pb.LIVENESS_DEAD
-            with pytest.raises(SessionExpired, match=r"too old.*client_held_seconds_max"):
-                await handler.renew_session(pb.RenewSessionRequest(session_id=kept, info=old))
-            await opened(handler, info(oldest_start_timestamp=T, pin=True))
-        with called_by(ADMIN):
-            await opened(handler, old)
-            with pytest.raises(SnapshotTooOld, match="admin_held_seconds_max"):
-                await opened(handler, info(oldest_start_timestamp=T // 2 - 1, pin=True))
-        assert handler.sessions.counts.ended_too_old == 1
-        assert handler.sessions.counts.refused_too_old == 2
-
-
-async def test_a_pin_that_has_become_too_old_is_not_taken_over_after_a_restart() -> None:
-    async with started_lock_service() as handler:
+async def test_a_pin_that_is_too_old_is_refused_with_its_limit_and_setting(
+    handler: LockServiceHandler,
+) -> None:
+    old = info(oldest_start_timestamp=T - 1, pin=True)
+    with called_by(GREEDY):
+        kept = await opened(handler, old)
         await handler.list_sessions(LIMITED)
-        old = info(60_000, oldest_start_timestamp=T - 1, pin=True)
-        with called_by(GREEDY), pytest.raises(SessionExpired, match="too old"):
-            await handler.renew_session(pb.RenewSessionRequest(session_id=UNKNOWN_ID, info=old))
+        with pytest.raises(SnapshotTooOld, match="client_held_seconds_max") as caught:
+            await opened(handler, old)
+        assert (caught.value.timestamp, caught.value.safe_point) == (T - 1, T)
+        # The one that was set before has ended, and its holder is told why.
+        assert await liveness(handler, kept) == pb.LIVENESS_DEAD
+        with pytest.raises(SessionExpired, match=r"too old.*client_held_seconds_max"):
+            await handler.renew_session(pb.RenewSessionRequest(session_id=kept, info=old))
+        await opened(handler, info(oldest_start_timestamp=T, pin=True))
+    with called_by(ADMIN):
+        await opened(handler, old)
+        with pytest.raises(SnapshotTooOld, match="admin_held_seconds_max"):
+            await opened(handler, info(oldest_start_timestamp=T // 2 - 1, pin=True))
+    assert handler.sessions.counts.ended_too_old == 1
+    assert handler.sessions.counts.refused_too_old == 2
 
 
-async def test_an_ordinary_session_lives_on_when_its_transactions_are_too_old() -> None:
+async def test_a_pin_that_has_become_too_old_is_not_taken_over_after_a_restart(
+    started: LockServiceHandler,
+) -> None:
+    await started.list_sessions(LIMITED)
+    old = info(60_000, oldest_start_timestamp=T - 1, pin=True)
+    with called_by(GREEDY), pytest.raises(SessionExpired, match="too old"):
+        await started.renew_session(pb.RenewSessionRequest(session_id=UNKNOWN_ID, info=old))
+
+
+async def test_an_ordinary_session_lives_on_when_its_transactions_are_too_old(
+    handler: LockServiceHandler,
+) -> None:
     """It may hold locks, and others ask whether it is alive."""
-    async with lock_service() as handler:
-        with called_by(GREEDY):
-            session_id = await opened(handler, info(oldest_start_timestamp=T - 1))
-            recent = await opened(handler, info(oldest_start_timestamp=T))
-            told = (await handler.list_sessions(LIMITED)).sessions
-            assert {one.session_id: one.too_old for one in told} == {
-                session_id: True,
-                recent: False,
-            }
-            await handler.renew_session(pb.RenewSessionRequest(session_id=session_id, info=info()))
-        (told_again, _) = (await handler.list_sessions(LIMITED)).sessions
-        assert not told_again.too_old
+    with called_by(GREEDY):
+        session_id = await opened(handler, info(oldest_start_timestamp=T - 1))
+        recent = await opened(handler, info(oldest_start_timestamp=T))
+        told = (await handler.list_sessions(LIMITED)).sessions
+        assert {one.session_id: one.too_old for one in told} == {
+            session_id: True,
+            recent: False,
+        }
+        await handler.renew_session(pb.RenewSessionRequest(session_id=session_id, info=info()))
+    (told_again, _) = (await handler.list_sessions(LIMITED)).sessions
+    assert not told_again.too_old
 
 
 # Bad input
@@ -466,26 +485,24 @@ BAD_INFO = [
 
 @pytest.mark.parametrize(("bad", "field"), BAD_INFO)
 async def test_an_invalid_session_is_refused_by_the_name_of_the_field(
-    bad: pb.SessionInfo, field: str
+    handler: LockServiceHandler, bad: pb.SessionInfo, field: str
 ) -> None:
-    async with lock_service() as handler:
-        session_id = await opened(handler)
-        before = await listed(handler)
-        with pytest.raises(InvalidArgument) as caught:
-            await opened(handler, bad)
-        assert caught.value.field == field
-        with pytest.raises(InvalidArgument) as caught:
-            await renewed(handler, session_id, bad)
-        assert caught.value.field == field
-        assert await listed(handler) == before
+    session_id = await opened(handler)
+    before = await listed(handler)
+    with pytest.raises(InvalidArgument) as caught:
+        await opened(handler, bad)
+    assert caught.value.field == field
+    with pytest.raises(InvalidArgument) as caught:
+        await renewed(handler, session_id, bad)
+    assert caught.value.field == field
+    assert await listed(handler) == before
 
 
-async def test_info_is_required() -> None:
-    async with lock_service() as handler:
-        with pytest.raises(InvalidArgument, match="info: is missing"):
-            await handler.open_session(pb.OpenSessionRequest())
-        with pytest.raises(InvalidArgument, match="info: is missing"):
-            await handler.renew_session(pb.RenewSessionRequest(session_id=UNKNOWN_ID))
+async def test_info_is_required(handler: LockServiceHandler) -> None:
+    with pytest.raises(InvalidArgument, match="info: is missing"):
+        await handler.open_session(pb.OpenSessionRequest())
+    with pytest.raises(InvalidArgument, match="info: is missing"):
+        await handler.renew_session(pb.RenewSessionRequest(session_id=UNKNOWN_ID))
 
 
 BAD_NAMES = [
@@ -501,75 +518,73 @@ BAD_NAMES = [
     ("names", "field"), BAD_NAMES, ids=["none", "too many", "empty", "too long", "twice"]
 )
 async def test_invalid_names_are_refused_and_nothing_changes(
-    names: list[bytes], field: str
+    handler: LockServiceHandler, names: list[bytes], field: str
 ) -> None:
-    async with lock_service() as handler:
-        session_id = await opened(handler)
-        await locked(handler, session_id, b"a")
-        for call in (
-            handler.try_lock(
-                pb.TryLockRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
-            ),
-            handler.renew_locks(
-                pb.RenewLocksRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
-            ),
-            handler.unlock(pb.UnlockRequest(session_id=session_id, names=names)),
-        ):
-            with pytest.raises(InvalidArgument) as caught:
-                await call
-            assert caught.value.field == field
-        assert [session.locks for session in await listed(handler)] == [1]
+    session_id = await opened(handler)
+    await locked(handler, session_id, b"a")
+    for call in (
+        handler.try_lock(
+            pb.TryLockRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
+        ),
+        handler.renew_locks(
+            pb.RenewLocksRequest(session_id=session_id, names=names, ttl_milliseconds=3_000)
+        ),
+        handler.unlock(pb.UnlockRequest(session_id=session_id, names=names)),
+    ):
+        with pytest.raises(InvalidArgument) as caught:
+            await call
+        assert caught.value.field == field
+    assert [session.locks for session in await listed(handler)] == [1]
 
 
 @pytest.mark.parametrize("ttl_milliseconds", [0, 499, 60_001, 2**32 - 1])
-async def test_the_life_of_a_lock_has_limits(ttl_milliseconds: int) -> None:
-    async with lock_service() as handler:
-        session_id = await opened(handler)
-        with pytest.raises(InvalidArgument, match="ttl_milliseconds"):
-            await locked(handler, session_id, b"a", ttl_milliseconds=ttl_milliseconds)
-        assert len(handler.locks) == 0
+async def test_the_life_of_a_lock_has_limits(
+    handler: LockServiceHandler, ttl_milliseconds: int
+) -> None:
+    session_id = await opened(handler)
+    with pytest.raises(InvalidArgument, match="ttl_milliseconds"):
+        await locked(handler, session_id, b"a", ttl_milliseconds=ttl_milliseconds)
+    assert len(handler.locks) == 0
 
 
 @pytest.mark.parametrize("session_id", [b"", b"short", b"x" * 17])
-async def test_an_id_of_the_wrong_length_is_refused_everywhere(session_id: bytes) -> None:
-    async with lock_service() as handler:
-        for call in (
-            handler.renew_session(pb.RenewSessionRequest(session_id=session_id, info=info())),
-            handler.end_session(pb.EndSessionRequest(session_id=session_id)),
-            handler.try_lock(pb.TryLockRequest(session_id=session_id)),
-            handler.renew_locks(pb.RenewLocksRequest(session_id=session_id)),
-            handler.unlock(pb.UnlockRequest(session_id=session_id)),
-        ):
-            with pytest.raises(InvalidArgument) as caught:
-                await call
-            assert caught.value.field == "session_id"
+async def test_an_id_of_the_wrong_length_is_refused_everywhere(
+    handler: LockServiceHandler, session_id: bytes
+) -> None:
+    for call in (
+        handler.renew_session(pb.RenewSessionRequest(session_id=session_id, info=info())),
+        handler.end_session(pb.EndSessionRequest(session_id=session_id)),
+        handler.try_lock(pb.TryLockRequest(session_id=session_id)),
+        handler.renew_locks(pb.RenewLocksRequest(session_id=session_id)),
+        handler.unlock(pb.UnlockRequest(session_id=session_id)),
+    ):
         with pytest.raises(InvalidArgument) as caught:
-            await handler.check_sessions(
-                pb.CheckSessionsRequest(session_ids=[UNKNOWN_ID, session_id])
-            )
-        assert caught.value.field == "session_ids[1]"
+            await call
+        assert caught.value.field == "session_id"
+    with pytest.raises(InvalidArgument) as caught:
+        await handler.check_sessions(pb.CheckSessionsRequest(session_ids=[UNKNOWN_ID, session_id]))
+    assert caught.value.field == "session_ids[1]"
 
 
-async def test_a_liveness_check_names_at_least_one_session_and_not_too_many() -> None:
-    async with lock_service() as handler:
-        for ids in ([], [UNKNOWN_ID] * 4_097):
-            with pytest.raises(InvalidArgument, match="session_ids"):
-                await handler.check_sessions(pb.CheckSessionsRequest(session_ids=ids))
+async def test_a_liveness_check_names_at_least_one_session_and_not_too_many(
+    handler: LockServiceHandler,
+) -> None:
+    for ids in ([], [UNKNOWN_ID] * 4_097):
+        with pytest.raises(InvalidArgument, match="session_ids"):
+            await handler.check_sessions(pb.CheckSessionsRequest(session_ids=ids))
 
 
-async def test_a_session_that_is_not_alive_can_lock_nothing() -> None:
-    async with lock_service() as handler:
-        with pytest.raises(SessionExpired):
-            await locked(handler, UNKNOWN_ID, b"a")
-        with pytest.raises(SessionExpired):
-            await handler.unlock(pb.UnlockRequest(session_id=UNKNOWN_ID, names=[b"a"]))
+async def test_a_session_that_is_not_alive_can_lock_nothing(handler: LockServiceHandler) -> None:
+    with pytest.raises(SessionExpired):
+        await locked(handler, UNKNOWN_ID, b"a")
+    with pytest.raises(SessionExpired):
+        await handler.unlock(pb.UnlockRequest(session_id=UNKNOWN_ID, names=[b"a"]))
 
 
 @pytest.mark.parametrize("token", [b"x", b"x" * 16, b"x" * 4_000])
-async def test_an_invented_page_token_is_refused(token: bytes) -> None:
-    async with lock_service() as handler:
-        with pytest.raises(InvalidArgument, match="page_token"):
-            await handler.list_sessions(pb.ListSessionsRequest(page_token=token))
+async def test_an_invented_page_token_is_refused(handler: LockServiceHandler, token: bytes) -> None:
+    with pytest.raises(InvalidArgument, match="page_token"):
+        await handler.list_sessions(pb.ListSessionsRequest(page_token=token))
 
 
 async def test_a_page_token_of_an_earlier_run_is_refused() -> None:
@@ -584,24 +599,24 @@ async def test_a_page_token_of_an_earlier_run_is_refused() -> None:
 
 
 async def test_requests_are_served_while_very_many_sessions_are_forgotten(
+    handler: LockServiceHandler,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with lock_service() as handler:
-        expire = handler.sessions.expire
-        seen_by_requests: list[int] = []
+    expire = handler.sessions.expire
+    seen_by_requests: list[int] = []
 
-        def expire_and_be_asked(at_most: int) -> int:
-            forgotten = expire(at_most)
-            if forgotten:
-                loop = asyncio.get_running_loop()
-                loop.call_soon(lambda: seen_by_requests.append(len(handler.sessions)))
-            return forgotten
+    def expire_and_be_asked(at_most: int) -> int:
+        forgotten = expire(at_most)
+        if forgotten:
+            loop = asyncio.get_running_loop()
+            loop.call_soon(lambda: seen_by_requests.append(len(handler.sessions)))
+        return forgotten
 
-        monkeypatch.setattr(handler.sessions, "expire", expire_and_be_asked)
-        for _ in range(12_000):
-            await opened(handler, info(500))
-        await asyncio.sleep(1)
-        assert seen_by_requests == [7_000, 2_000, 0]
+    monkeypatch.setattr(handler.sessions, "expire", expire_and_be_asked)
+    for _ in range(12_000):
+        await opened(handler, info(500))
+    await asyncio.sleep(1)
+    assert seen_by_requests == [7_000, 2_000, 0]
 
 
 async def test_the_metrics_show_which_limit_refused() -> None:
@@ -620,10 +635,11 @@ async def test_the_metrics_show_which_limit_refused() -> None:
             assert registry.get_sample_value(name, {"reason": reason}) == 1
 
 
-async def test_a_time_to_live_outside_its_limits_is_reported_with_its_unit() -> None:
-    async with lock_service() as handler:
-        with pytest.raises(InvalidArgument, match="100 ms is outside 500 to 60000 ms"):
-            await opened(handler, info(100))
+async def test_a_time_to_live_outside_its_limits_is_reported_with_its_unit(
+    handler: LockServiceHandler,
+) -> None:
+    with pytest.raises(InvalidArgument, match="100 ms is outside 500 to 60000 ms"):
+        await opened(handler, info(100))
 
 
 def _busy(commits: int, column: bytes = b"stock") -> pb.SessionInfo:
@@ -645,15 +661,16 @@ async def _activities(handler: LockServiceHandler) -> list[int | None]:
     ]
 
 
-async def test_the_newest_activity_is_listed_for_those_who_ask_and_for_no_others() -> None:
-    async with lock_service() as handler:
-        session_id = await opened(handler, _busy(1))
-        await opened(handler)
-        assert await _activities(handler) == [1, None]
-        await renewed(handler, session_id, _busy(2))
-        for _ in range(2):
-            assert await _activities(handler) == [2, None]
-        assert [one.info for one in await listed(handler)] == [info(), info()]
+async def test_the_newest_activity_is_listed_for_those_who_ask_and_for_no_others(
+    handler: LockServiceHandler,
+) -> None:
+    session_id = await opened(handler, _busy(1))
+    await opened(handler)
+    assert await _activities(handler) == [1, None]
+    await renewed(handler, session_id, _busy(2))
+    for _ in range(2):
+        assert await _activities(handler) == [2, None]
+    assert [one.info for one in await listed(handler)] == [info(), info()]
 
 
 async def test_an_activity_that_is_too_large_is_refused_by_name_and_changes_nothing() -> None:
@@ -687,61 +704,65 @@ async def test_pages_with_activities_are_shorter() -> None:
         assert len(await listed(handler, page_size=3)) == 3
 
 
-async def test_after_a_restart_no_session_is_dead_before_the_longest_ttl_has_passed() -> None:
-    async with started_lock_service() as handler:
-        await asyncio.sleep(59.9)
-        assert await liveness(handler, UNKNOWN_ID) == pb.LIVENESS_UNDECIDED
-        await asyncio.sleep(0.2)
-        assert await liveness(handler, UNKNOWN_ID) == pb.LIVENESS_DEAD
+async def test_after_a_restart_no_session_is_dead_before_the_longest_ttl_has_passed(
+    started: LockServiceHandler,
+) -> None:
+    await asyncio.sleep(59.9)
+    assert await liveness(started, UNKNOWN_ID) == pb.LIVENESS_UNDECIDED
+    await asyncio.sleep(0.2)
+    assert await liveness(started, UNKNOWN_ID) == pb.LIVENESS_DEAD
 
 
-async def test_after_a_restart_a_session_is_taken_over_under_its_id_without_its_locks() -> None:
-    async with started_lock_service() as handler:
-        with pytest.raises(NotReady):
-            await locked(handler, UNKNOWN_ID, b"a")
-        assert await renewed(handler, UNKNOWN_ID)
-        assert await liveness(handler, UNKNOWN_ID) == pb.LIVENESS_ALIVE
-        assert [session.locks for session in await listed(handler)] == [0]
-        assert not await renewed(handler, UNKNOWN_ID)
-        assert await locked(handler, UNKNOWN_ID, b"a") == [True]
+async def test_after_a_restart_a_session_is_taken_over_under_its_id_without_its_locks(
+    started: LockServiceHandler,
+) -> None:
+    with pytest.raises(NotReady):
+        await locked(started, UNKNOWN_ID, b"a")
+    assert await renewed(started, UNKNOWN_ID)
+    assert await liveness(started, UNKNOWN_ID) == pb.LIVENESS_ALIVE
+    assert [session.locks for session in await listed(started)] == [0]
+    assert not await renewed(started, UNKNOWN_ID)
+    assert await locked(started, UNKNOWN_ID, b"a") == [True]
 
 
-async def test_a_session_that_would_have_expired_anyway_is_not_taken_over() -> None:
-    async with started_lock_service() as handler:
-        await asyncio.sleep(3.1)
-        with pytest.raises(SessionExpired):
-            await renewed(handler, UNKNOWN_ID, info(3_000))
-        with pytest.raises(SessionExpired):
-            await renewed(handler, UNKNOWN_ID, info(10_000))
-        assert await renewed(handler, b"another sessions", info(10_000))
+async def test_a_session_that_would_have_expired_anyway_is_not_taken_over(
+    started: LockServiceHandler,
+) -> None:
+    await asyncio.sleep(3.1)
+    with pytest.raises(SessionExpired):
+        await renewed(started, UNKNOWN_ID, info(3_000))
+    with pytest.raises(SessionExpired):
+        await renewed(started, UNKNOWN_ID, info(10_000))
+    assert await renewed(started, b"another sessions", info(10_000))
 
 
 @pytest.mark.parametrize("ended", [True, False])
 async def test_a_session_that_died_after_the_restart_is_not_revived_in_the_grace_period(
+    started: LockServiceHandler,
     ended: bool,
 ) -> None:
-    async with started_lock_service() as handler:
-        session_id = await opened(handler, info(500))
-        if ended:
-            await handler.end_session(pb.EndSessionRequest(session_id=session_id))
-        else:
-            await asyncio.sleep(0.6)
-        with pytest.raises(SessionExpired):
-            await renewed(handler, session_id, info(60_000))
-        assert await liveness(handler, session_id) == pb.LIVENESS_DEAD
+    session_id = await opened(started, info(500))
+    if ended:
+        await started.end_session(pb.EndSessionRequest(session_id=session_id))
+    else:
+        await asyncio.sleep(0.6)
+    with pytest.raises(SessionExpired):
+        await renewed(started, session_id, info(60_000))
+    assert await liveness(started, session_id) == pb.LIVENESS_DEAD
 
 
-async def test_the_end_of_a_session_that_has_not_reported_yet_is_not_promised() -> None:
+async def test_the_end_of_a_session_that_has_not_reported_yet_is_not_promised(
+    started: LockServiceHandler,
+) -> None:
     """It expires by itself. If its end were remembered, any caller could fill the memory."""
-    async with started_lock_service() as handler:
-        with pytest.raises(NotReady):
-            await handler.end_session(pb.EndSessionRequest(session_id=UNKNOWN_ID))
-        assert await renewed(handler, UNKNOWN_ID)
-        await handler.end_session(pb.EndSessionRequest(session_id=UNKNOWN_ID))
-        await handler.end_session(pb.EndSessionRequest(session_id=UNKNOWN_ID))
-        with pytest.raises(SessionExpired):
-            await renewed(handler, UNKNOWN_ID)
-        assert await liveness(handler, UNKNOWN_ID) == pb.LIVENESS_DEAD
+    with pytest.raises(NotReady):
+        await started.end_session(pb.EndSessionRequest(session_id=UNKNOWN_ID))
+    assert await renewed(started, UNKNOWN_ID)
+    await started.end_session(pb.EndSessionRequest(session_id=UNKNOWN_ID))
+    await started.end_session(pb.EndSessionRequest(session_id=UNKNOWN_ID))
+    with pytest.raises(SessionExpired):
+        await renewed(started, UNKNOWN_ID)
+    assert await liveness(started, UNKNOWN_ID) == pb.LIVENESS_DEAD
 
 
 async def test_strangers_with_invented_ids_end_no_living_session() -> None:
@@ -778,20 +799,21 @@ async def test_when_the_dead_cannot_all_be_remembered_no_session_is_taken_over()
                 await renewed(handler, session_id)
 
 
-async def test_the_dead_are_forgotten_when_no_session_can_be_taken_over_any_more() -> None:
+async def test_the_dead_are_forgotten_when_no_session_can_be_taken_over_any_more(
+    started: LockServiceHandler,
+) -> None:
     """Otherwise the memory used after one restart would be kept until the next."""
-    async with started_lock_service() as handler:
-        tracemalloc.start()
-        before = tracemalloc.get_traced_memory()[0]
-        for _ in range(2_000):
-            session_id = await opened(handler)
-            await handler.end_session(pb.EndSessionRequest(session_id=session_id))
-        await asyncio.sleep(59)
-        kept = tracemalloc.get_traced_memory()[0] - before
-        await asyncio.sleep(2)
-        left = tracemalloc.get_traced_memory()[0] - before
-        tracemalloc.stop()
-        assert left < kept / 4
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for _ in range(2_000):
+        session_id = await opened(started)
+        await started.end_session(pb.EndSessionRequest(session_id=session_id))
+    await asyncio.sleep(59)
+    kept = tracemalloc.get_traced_memory()[0] - before
+    await asyncio.sleep(2)
+    left = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert left < kept / 4
 
 
 async def test_a_pause_of_the_process_counts_against_no_session() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 
 import pytest
@@ -47,174 +47,181 @@ from tests.unit.master.cluster_world import (
     served,
 )
 
-
-async def test_registering_observers_returns_when_every_tablet_judges_under_the_new_schema() -> (
-    None
-):
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        observer = pb.Observer(name="index", columns=[b"body"])
-        request = pb.ChangeObserversRequest(table="t", add=[observer])
-        changed = (await world.ask(methods.CHANGE_OBSERVERS, request)).table
-        assert changed.schema_version == 2
-        open_tablets = [one for server in world.servers.values() for one in server.open.values()]
-        assert [one.schema_version for one in open_tablets] == [2] * 6
-        # A server that takes over judges under it too.
-        world.kill_server("a:1")
-
-        async def moved() -> bool:
-            return set(await addresses(world, table)) == {"b:1"}
-
-        await world.until(moved)
-        await asyncio.sleep(1)
-        assert {one.schema_version for one in world.servers["b:1"].open.values()} == {2}
+on_two_servers = pytest.mark.parametrize("world", [["a:1", "b:1"]], indirect=True)
 
 
-async def test_a_table_that_cannot_be_used_in_time_is_said_to_be_created() -> None:
+@on_two_servers
+async def test_registering_observers_returns_when_every_tablet_judges_under_the_new_schema(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    observer = pb.Observer(name="index", columns=[b"body"])
+    request = pb.ChangeObserversRequest(table="t", add=[observer])
+    changed = (await world.ask(methods.CHANGE_OBSERVERS, request)).table
+    assert changed.schema_version == 2
+    open_tablets = [one for server in world.servers.values() for one in server.open.values()]
+    assert [one.schema_version for one in open_tablets] == [2] * 6
+    # A server that takes over judges under it too.
+    world.kill_server("a:1")
+
+    async def moved() -> bool:
+        return set(await addresses(world, table)) == {"b:1"}
+
+    await world.until(moved)
+    await asyncio.sleep(1)
+    assert {one.schema_version for one in world.servers["b:1"].open.values()} == {2}
+
+
+async def test_a_table_that_cannot_be_used_in_time_is_said_to_be_created(
+    world: ModelCluster,
+) -> None:
     """After `NotReady`, callers would try again, and be told that the table exists."""
-    async with cluster("a:1") as world:
-        world.network.silent.add("a:1")
-        await asyncio.sleep(10)
-        request = pb.CreateTableRequest(name="t", splits=[b"m"])
-        with pytest.raises(DeadlineExceeded, match="table 't' was created") as caught:
-            await world.ask(methods.CREATE_TABLE, request, 120)
-        assert "2 tablets" in caught.value.message
+    world.network.silent.add("a:1")
+    await asyncio.sleep(10)
+    request = pb.CreateTableRequest(name="t", splits=[b"m"])
+    with pytest.raises(DeadlineExceeded, match="table 't' was created") as caught:
+        await world.ask(methods.CREATE_TABLE, request, 120)
+    assert "2 tablets" in caught.value.message
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 async def test_a_caller_with_more_patience_than_a_master_waits_for_its_change(
+    world: ModelCluster,
     is_new: bool,
 ) -> None:
     """A master waits for a minute at most, and then says that the tablets are not served yet."""
-    async with cluster("a:1") as world:
-        masters = [world.masters[0].address]
-        catalog = Catalog(world.world, masters, TabletMap(), SchemaVersions())
-        if not is_new:
-            await create(world)
-        world.network.losses["open_tablet"] = 10**6
-        asyncio.get_running_loop().call_later(100, world.network.losses.clear)
-        began = world.clock.monotonic_seconds()
-        if is_new:
-            await catalog.create(
-                "t", [b"m"], pb.TableOptions(), exist_ok=False, deadline=began + 300
-            )
-        else:
-            await catalog.set_change_feed("t", on=True, deadline=began + 300)
-        assert 100 < world.clock.monotonic_seconds() - began < 120
+    masters = [world.masters[0].address]
+    catalog = Catalog(world.world, masters, TabletMap(), SchemaVersions())
+    if not is_new:
+        await create(world)
+    world.network.losses["open_tablet"] = 10**6
+    asyncio.get_running_loop().call_later(100, world.network.losses.clear)
+    began = world.clock.monotonic_seconds()
+    if is_new:
+        await catalog.create("t", [b"m"], pb.TableOptions(), exist_ok=False, deadline=began + 300)
+    else:
+        await catalog.set_change_feed("t", on=True, deadline=began + 300)
+    assert 100 < world.clock.monotonic_seconds() - began < 120
 
 
-async def test_a_split_whose_halves_are_not_served_in_time_is_not_said_to_have_failed() -> None:
+async def test_a_split_whose_halves_are_not_served_in_time_is_not_said_to_have_failed(
+    world: ModelCluster,
+) -> None:
     """After `NotReady`, callers would try again, and be told that there is no such tablet."""
-    async with cluster("a:1") as world:
-        table = await create(world, splits=[])
-        await asyncio.sleep(1)
-        (whole,) = await world.locate(table)
-        world.network.losses["open_tablet"] = 10**6
-        request = pb.SplitTabletRequest(tablet_id=whole.tablet_id, row=b"m")
-        with pytest.raises(DeadlineExceeded, match="opening continues"):
-            await world.ask(methods.SPLIT_TABLET, request, 120)
-        assert len(await world.locate(table)) == 2
+    table = await create(world, splits=[])
+    await asyncio.sleep(1)
+    (whole,) = await world.locate(table)
+    world.network.losses["open_tablet"] = 10**6
+    request = pb.SplitTabletRequest(tablet_id=whole.tablet_id, row=b"m")
+    with pytest.raises(DeadlineExceeded, match="opening continues"):
+        await world.ask(methods.SPLIT_TABLET, request, 120)
+    assert len(await world.locate(table)) == 2
 
 
-async def test_a_change_feed_is_switched_when_every_tablet_has_heard_of_it() -> None:
-    async with cluster("a:1", "b:1") as world:
-        await create(world)
-        for version, on in ((2, True), (2, True), (3, False), (4, True)):
-            request = pb.SetChangeFeedRequest(table="t", change_feed=on)
-            changed = (await world.ask(methods.SET_CHANGE_FEED, request)).table
-            assert (changed.schema_version, changed.options.change_feed) == (version, on)
-            told = [one for server in world.servers.values() for one in server.open.values()]
-            assert [(one.schema_version, one.change_feed) for one in told] == [(version, on)] * 6
-        unknown = pb.SetChangeFeedRequest(table="u", change_feed=True)
-        with pytest.raises(SchemaError):
-            await world.ask(methods.SET_CHANGE_FEED, unknown)
+@on_two_servers
+async def test_a_change_feed_is_switched_when_every_tablet_has_heard_of_it(
+    world: ModelCluster,
+) -> None:
+    await create(world)
+    for version, on in ((2, True), (2, True), (3, False), (4, True)):
+        request = pb.SetChangeFeedRequest(table="t", change_feed=on)
+        changed = (await world.ask(methods.SET_CHANGE_FEED, request)).table
+        assert (changed.schema_version, changed.options.change_feed) == (version, on)
+        told = [one for server in world.servers.values() for one in server.open.values()]
+        assert [(one.schema_version, one.change_feed) for one in told] == [(version, on)] * 6
+    unknown = pb.SetChangeFeedRequest(table="u", change_feed=True)
+    with pytest.raises(SchemaError):
+        await world.ask(methods.SET_CHANGE_FEED, unknown)
 
 
-async def test_the_tablets_of_a_new_table_begin_with_its_change_feed() -> None:
-    async with cluster("a:1") as world:
-        options = pb.TableOptions(change_feed=True)
-        request = pb.CreateTableRequest(name="fed", options=options)
-        table = (await world.ask(methods.CREATE_TABLE, request)).table
-        assert table.options.change_feed
-        assert [one.change_feed for one in world.servers["a:1"].open.values()] == [True]
-        # What a later master reads of it.
-        describe = pb.DescribeTableRequest(name="fed")
-        assert (await world.ask(methods.DESCRIBE_TABLE, describe)).table.options.change_feed
+async def test_the_tablets_of_a_new_table_begin_with_its_change_feed(world: ModelCluster) -> None:
+    options = pb.TableOptions(change_feed=True)
+    request = pb.CreateTableRequest(name="fed", options=options)
+    table = (await world.ask(methods.CREATE_TABLE, request)).table
+    assert table.options.change_feed
+    assert [one.change_feed for one in world.servers["a:1"].open.values()] == [True]
+    # What a later master reads of it.
+    describe = pb.DescribeTableRequest(name="fed")
+    assert (await world.ask(methods.DESCRIBE_TABLE, describe)).table.options.change_feed
 
 
-async def test_pausing_an_observer_is_visible_to_all_and_keeps_the_schema_version() -> None:
-    async with cluster("a:1") as world:
-        table = await create(world)
-        observer = pb.Observer(name="index", columns=[b"body"])
-        add = pb.ChangeObserversRequest(table="t", add=[observer])
-        await world.ask(methods.CHANGE_OBSERVERS, add)
-        for pause, resume in ((["index"], []), ([], ["index"])):
-            change = pb.ChangeObserversRequest(table="t", pause=pause, resume=resume)
-            changed = (await world.ask(methods.CHANGE_OBSERVERS, change)).table
-            observer.paused = bool(pause)
-            assert (changed.schema_version, list(changed.observers)) == (2, [observer])
-            describe = pb.DescribeTableRequest(name="t")
-            described = (await world.ask(methods.DESCRIBE_TABLE, describe)).table
-            locate = pb.LocateTabletsRequest(table_id=table)
-            located = await world.ask(methods.LOCATE_TABLETS, locate)
-            assert list(described.observers) == list(located.observers) == [observer]
-            assert located.schema_version == 2
+async def test_pausing_an_observer_is_visible_to_all_and_keeps_the_schema_version(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    observer = pb.Observer(name="index", columns=[b"body"])
+    add = pb.ChangeObserversRequest(table="t", add=[observer])
+    await world.ask(methods.CHANGE_OBSERVERS, add)
+    for pause, resume in ((["index"], []), ([], ["index"])):
+        change = pb.ChangeObserversRequest(table="t", pause=pause, resume=resume)
+        changed = (await world.ask(methods.CHANGE_OBSERVERS, change)).table
+        observer.paused = bool(pause)
+        assert (changed.schema_version, list(changed.observers)) == (2, [observer])
+        describe = pb.DescribeTableRequest(name="t")
+        described = (await world.ask(methods.DESCRIBE_TABLE, describe)).table
+        locate = pb.LocateTabletsRequest(table_id=table)
+        located = await world.ask(methods.LOCATE_TABLETS, locate)
+        assert list(described.observers) == list(located.observers) == [observer]
+        assert located.schema_version == 2
 
 
-async def test_a_registration_waits_for_the_tablets_of_a_silent_server_to_be_taken_over() -> None:
-    async with cluster("a:1", "b:1") as world:
-        await create(world)
-        world.network.silent.add("b:1")
-        started = world.clock.monotonic_seconds()
-        observer = pb.Observer(name="index", columns=[b"body"])
-        request = pb.ChangeObserversRequest(table="t", add=[observer])
-        await world.ask(methods.CHANGE_OBSERVERS, request, 20)
-        assert world.clock.monotonic_seconds() - started > LEASE_SECONDS - 0.5
-        assert {one.schema_version for one in world.servers["a:1"].open.values()} == {2}
-        assert len(world.servers["a:1"].open) == 6
+@on_two_servers
+async def test_a_registration_waits_for_the_tablets_of_a_silent_server_to_be_taken_over(
+    world: ModelCluster,
+) -> None:
+    await create(world)
+    world.network.silent.add("b:1")
+    started = world.clock.monotonic_seconds()
+    observer = pb.Observer(name="index", columns=[b"body"])
+    request = pb.ChangeObserversRequest(table="t", add=[observer])
+    await world.ask(methods.CHANGE_OBSERVERS, request, 20)
+    assert world.clock.monotonic_seconds() - started > LEASE_SECONDS - 0.5
+    assert {one.schema_version for one in world.servers["a:1"].open.values()} == {2}
+    assert len(world.servers["a:1"].open) == 6
 
 
 def codecs_of(**columns: str) -> list[pb.ColumnCodec]:
     return [pb.ColumnCodec(column=name.encode(), codec=codec) for name, codec in columns.items()]
 
 
-async def test_codecs_that_are_declared_survive_the_master_and_others_are_refused() -> None:
-    async with cluster("a:1") as world:
-        table = await create(world)
-        declared = pb.DeclareCodecsRequest(
-            table_id=table,
-            codecs=pb.Codecs(key="text", columns=codecs_of(stock="integer")),
-        )
-        for _ in range(2):
-            changed = (await world.ask(methods.DECLARE_CODECS, declared)).table
-            assert (changed.schema_version, changed.codecs) == (1, declared.codecs)
-        for codecs in (
-            pb.Codecs(columns=codecs_of(name="text", stock="text")),
-            pb.Codecs(key="uuid", columns=codecs_of(name="text")),
-        ):
-            other = pb.DeclareCodecsRequest(table_id=table, codecs=codecs)
-            with pytest.raises(SchemaError, match="the program declares"):
-                await world.ask(methods.DECLARE_CODECS, other)
-        world.kill_master(world.masters[0])
-        world.start_master()
-        named = pb.DescribeTableRequest(name="t")
-        assert (await world.ask(methods.DESCRIBE_TABLE, named)).table.codecs == declared.codecs
-        where = pb.LocateTabletsRequest(table_id=table)
-        assert (await world.ask(methods.LOCATE_TABLETS, where)).codecs == declared.codecs
-        with pytest.raises(SchemaError, match="no table with the id 77"):
-            await world.ask(methods.DECLARE_CODECS, pb.DeclareCodecsRequest(table_id=77))
+async def test_codecs_that_are_declared_survive_the_master_and_others_are_refused(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    declared = pb.DeclareCodecsRequest(
+        table_id=table,
+        codecs=pb.Codecs(key="text", columns=codecs_of(stock="integer")),
+    )
+    for _ in range(2):
+        changed = (await world.ask(methods.DECLARE_CODECS, declared)).table
+        assert (changed.schema_version, changed.codecs) == (1, declared.codecs)
+    for codecs in (
+        pb.Codecs(columns=codecs_of(name="text", stock="text")),
+        pb.Codecs(key="uuid", columns=codecs_of(name="text")),
+    ):
+        other = pb.DeclareCodecsRequest(table_id=table, codecs=codecs)
+        with pytest.raises(SchemaError, match="the program declares"):
+            await world.ask(methods.DECLARE_CODECS, other)
+    world.kill_master(world.masters[0])
+    world.start_master()
+    named = pb.DescribeTableRequest(name="t")
+    assert (await world.ask(methods.DESCRIBE_TABLE, named)).table.codecs == declared.codecs
+    where = pb.LocateTabletsRequest(table_id=table)
+    assert (await world.ask(methods.LOCATE_TABLETS, where)).codecs == declared.codecs
+    with pytest.raises(SchemaError, match="no table with the id 77"):
+        await world.ask(methods.DECLARE_CODECS, pb.DeclareCodecsRequest(table_id=77))
 
 
-async def test_a_codec_is_changed_when_every_tablet_has_heard_of_it() -> None:
-    async with cluster("a:1", "b:1") as world:
-        await create(world)
-        for version, codec in ((1, "integer"), (1, "integer"), (2, "text"), (3, "")):
-            request = pb.ChangeCodecsRequest(table="t", columns=codecs_of(stock=codec))
-            changed = (await world.ask(methods.CHANGE_CODECS, request)).table
-            assert changed.schema_version == version
-            assert list(changed.codecs.columns) == (codecs_of(stock=codec) if codec else [])
-            told = [one for server in world.servers.values() for one in server.open.values()]
-            assert [one.schema_version for one in told] == [version] * 6
+@on_two_servers
+async def test_a_codec_is_changed_when_every_tablet_has_heard_of_it(world: ModelCluster) -> None:
+    await create(world)
+    for version, codec in ((1, "integer"), (1, "integer"), (2, "text"), (3, "")):
+        request = pb.ChangeCodecsRequest(table="t", columns=codecs_of(stock=codec))
+        changed = (await world.ask(methods.CHANGE_CODECS, request)).table
+        assert changed.schema_version == version
+        assert list(changed.codecs.columns) == (codecs_of(stock=codec) if codec else [])
+        told = [one for server in world.servers.values() for one in server.open.values()]
+        assert [one.schema_version for one in told] == [version] * 6
 
 
 @pytest.mark.parametrize(
@@ -230,64 +237,62 @@ async def test_a_codec_is_changed_when_every_tablet_has_heard_of_it() -> None:
     ],
 )
 async def test_a_declaration_that_makes_no_sense_is_refused_by_its_field(
-    codecs: pb.Codecs, field: str
+    world: ModelCluster, codecs: pb.Codecs, field: str
 ) -> None:
-    async with cluster("a:1") as world:
-        table = await create(world)
-        request = pb.DeclareCodecsRequest(table_id=table, codecs=codecs)
-        with pytest.raises(InvalidArgument, match=field):
-            await world.ask(methods.DECLARE_CODECS, request)
-        created = pb.CreateTableRequest(name="new", codecs=codecs)
-        with pytest.raises(InvalidArgument, match=field):
-            await world.ask(methods.CREATE_TABLE, created)
-        assert not (await world.ask(methods.DESCRIBE_TABLE, _T)).table.codecs.columns
+    table = await create(world)
+    request = pb.DeclareCodecsRequest(table_id=table, codecs=codecs)
+    with pytest.raises(InvalidArgument, match=field):
+        await world.ask(methods.DECLARE_CODECS, request)
+    created = pb.CreateTableRequest(name="new", codecs=codecs)
+    with pytest.raises(InvalidArgument, match=field):
+        await world.ask(methods.CREATE_TABLE, created)
+    assert not (await world.ask(methods.DESCRIBE_TABLE, _T)).table.codecs.columns
 
 
 _T = pb.DescribeTableRequest(name="t")
 
 
-async def test_times_to_live_are_changed_when_every_tablet_has_heard_of_them() -> None:
-    async with cluster("a:1", "b:1") as world:
-        await create(world)
-        for version, changes, ttls in (
-            (2, {b"b": 5, b"a": 7}, {b"a": 7, b"b": 5}),
-            (2, {b"a": 7}, {b"a": 7, b"b": 5}),
-            (3, {b"b": 0, b"a": 9}, {b"a": 9}),
-            (3, {b"unknown": 0}, {b"a": 9}),
-        ):
-            request = pb.SetTtlsRequest(table="t", ttls=_ttls(changes))
-            changed = (await world.ask(methods.SET_TTLS, request)).table
-            assert (changed.schema_version, by_column(changed.options.ttls)) == (version, ttls)
-            told = [one for server in world.servers.values() for one in server.open.values()]
-            assert [(one.schema_version, by_column(one.ttls)) for one in told] == [
-                (version, ttls)
-            ] * 6
-        describe = pb.DescribeTableRequest(name="t")
-        table_id = (await world.ask(methods.DESCRIBE_TABLE, describe)).table.table_id
-        locate = pb.LocateTabletsRequest(table_id=table_id)
-        assert by_column((await world.ask(methods.LOCATE_TABLETS, locate)).ttls) == {b"a": 9}
-        with pytest.raises(SchemaError):
-            await world.ask(methods.SET_TTLS, pb.SetTtlsRequest(table="u"))
+@on_two_servers
+async def test_times_to_live_are_changed_when_every_tablet_has_heard_of_them(
+    world: ModelCluster,
+) -> None:
+    await create(world)
+    for version, changes, ttls in (
+        (2, {b"b": 5, b"a": 7}, {b"a": 7, b"b": 5}),
+        (2, {b"a": 7}, {b"a": 7, b"b": 5}),
+        (3, {b"b": 0, b"a": 9}, {b"a": 9}),
+        (3, {b"unknown": 0}, {b"a": 9}),
+    ):
+        request = pb.SetTtlsRequest(table="t", ttls=_ttls(changes))
+        changed = (await world.ask(methods.SET_TTLS, request)).table
+        assert (changed.schema_version, by_column(changed.options.ttls)) == (version, ttls)
+        told = [one for server in world.servers.values() for one in server.open.values()]
+        assert [(one.schema_version, by_column(one.ttls)) for one in told] == [(version, ttls)] * 6
+    describe = pb.DescribeTableRequest(name="t")
+    table_id = (await world.ask(methods.DESCRIBE_TABLE, describe)).table.table_id
+    locate = pb.LocateTabletsRequest(table_id=table_id)
+    assert by_column((await world.ask(methods.LOCATE_TABLETS, locate)).ttls) == {b"a": 9}
+    with pytest.raises(SchemaError):
+        await world.ask(methods.SET_TTLS, pb.SetTtlsRequest(table="u"))
 
 
-async def test_the_tablets_of_a_new_table_begin_with_its_times_to_live() -> None:
-    async with cluster("a:1") as world:
-        options = pb.TableOptions(ttls=_ttls({b"z": 1, b"a": 2}))
-        request = pb.CreateTableRequest(name="brief", options=options)
-        table = (await world.ask(methods.CREATE_TABLE, request)).table
-        assert [one.column for one in table.options.ttls] == [b"a", b"z"]
-        assert [by_column(one.ttls) for one in world.servers["a:1"].open.values()] == [
-            {b"z": 1, b"a": 2}
-        ]
-        describe = pb.DescribeTableRequest(name="brief")
-        again = (await world.ask(methods.DESCRIBE_TABLE, describe)).table
-        assert by_column(again.options.ttls) == {b"z": 1, b"a": 2}
-        request.exist_ok = True
-        assert not (await world.ask(methods.CREATE_TABLE, request)).created
-        request.options.ttls[0].ttl_milliseconds = 3
-        why = "exists with times to live a 2 ms, z 1 ms, not times to live z 3 ms, a 2 ms"
-        with pytest.raises(InvalidArgument, match=why):
-            await world.ask(methods.CREATE_TABLE, request)
+async def test_the_tablets_of_a_new_table_begin_with_its_times_to_live(world: ModelCluster) -> None:
+    options = pb.TableOptions(ttls=_ttls({b"z": 1, b"a": 2}))
+    request = pb.CreateTableRequest(name="brief", options=options)
+    table = (await world.ask(methods.CREATE_TABLE, request)).table
+    assert [one.column for one in table.options.ttls] == [b"a", b"z"]
+    assert [by_column(one.ttls) for one in world.servers["a:1"].open.values()] == [
+        {b"z": 1, b"a": 2}
+    ]
+    describe = pb.DescribeTableRequest(name="brief")
+    again = (await world.ask(methods.DESCRIBE_TABLE, describe)).table
+    assert by_column(again.options.ttls) == {b"z": 1, b"a": 2}
+    request.exist_ok = True
+    assert not (await world.ask(methods.CREATE_TABLE, request)).created
+    request.options.ttls[0].ttl_milliseconds = 3
+    why = "exists with times to live a 2 ms, z 1 ms, not times to live z 3 ms, a 2 ms"
+    with pytest.raises(InvalidArgument, match=why):
+        await world.ask(methods.CREATE_TABLE, request)
 
 
 @pytest.mark.parametrize(
@@ -304,15 +309,16 @@ async def test_the_tablets_of_a_new_table_begin_with_its_times_to_live() -> None
         ),
     ],
 )
-async def test_bad_times_to_live_are_refused(ttls: list[ColumnTtl], field: str) -> None:
-    async with cluster("a:1") as world:
-        request = pb.CreateTableRequest(name="t", options=pb.TableOptions(ttls=ttls))
-        with pytest.raises(InvalidArgument, match=field):
-            await world.ask(methods.CREATE_TABLE, request)
-        await create(world)
-        if any(one.ttl_milliseconds for one in ttls):
-            with pytest.raises(InvalidArgument, match="ttls"):
-                await world.ask(methods.SET_TTLS, pb.SetTtlsRequest(table="t", ttls=ttls))
+async def test_bad_times_to_live_are_refused(
+    world: ModelCluster, ttls: list[ColumnTtl], field: str
+) -> None:
+    request = pb.CreateTableRequest(name="t", options=pb.TableOptions(ttls=ttls))
+    with pytest.raises(InvalidArgument, match=field):
+        await world.ask(methods.CREATE_TABLE, request)
+    await create(world)
+    if any(one.ttl_milliseconds for one in ttls):
+        with pytest.raises(InvalidArgument, match="ttls"):
+            await world.ask(methods.SET_TTLS, pb.SetTtlsRequest(table="t", ttls=ttls))
 
 
 def _ttls(by_name: dict[bytes, int]) -> list[ColumnTtl]:
@@ -384,46 +390,49 @@ async def test_a_drop_that_waits_in_vain_says_so_and_succeeds_when_it_is_repeate
         assert not await drop(world, missing_ok=True)
 
 
-async def test_a_client_that_repeats_its_drop_is_not_told_that_there_is_no_table() -> None:
+async def test_a_client_that_repeats_its_drop_is_not_told_that_there_is_no_table(
+    world: ModelCluster,
+) -> None:
     """By then, the drop may be in force, and nothing of the table left."""
-    async with cluster("a:1") as world:
-        await create(world)
-        masters = [world.masters[0].address]
-        catalog = Catalog(world.world, masters, TabletMap(), SchemaVersions())
+    await create(world)
+    masters = [world.masters[0].address]
+    catalog = Catalog(world.world, masters, TabletMap(), SchemaVersions())
 
-        async def dropped(seconds: float) -> bool:
-            deadline = world.clock.monotonic_seconds() + seconds
-            return await catalog.delete("t", missing_ok=False, deadline=deadline)
+    async def dropped(seconds: float) -> bool:
+        deadline = world.clock.monotonic_seconds() + seconds
+        return await catalog.delete("t", missing_ok=False, deadline=deadline)
 
-        world.network.silent.add("a:1")
-        for _ in range(2):
-            with pytest.raises(DeadlineExceeded):
-                await dropped(2.0)
-        world.network.silent.clear()
-        await asyncio.sleep(60)
-        assert await dropped(2.0)
-        with pytest.raises(SchemaError, match="no table 't'"):
-            await dropped(2.0)
-
-
-async def test_a_drop_begun_under_one_leader_is_waited_for_under_the_next() -> None:
-    async with cluster("a:1", "b:1") as world:
-        known = await world.locate(await create(world))
-        world.network.silent.update(("a:1", "b:1"))
-        waiting = asyncio.create_task(drop(world, request_id=b"one"))
-        await asyncio.sleep(1)
-        world.kill_master(world.masters[0])
-        world.start_master()
-        await asyncio.wait([waiting])
-        asyncio.get_running_loop().call_later(10, world.network.silent.clear)
-
-        async def repeated() -> bool:
-            return await drop(world, request_id=b"one")
-
-        await world.until(repeated)
-        assert not still_served(world, known)
+    world.network.silent.add("a:1")
+    for _ in range(2):
         with pytest.raises(DeadlineExceeded):
-            await waiting
+            await dropped(2.0)
+    world.network.silent.clear()
+    await asyncio.sleep(60)
+    assert await dropped(2.0)
+    with pytest.raises(SchemaError, match="no table 't'"):
+        await dropped(2.0)
+
+
+@on_two_servers
+async def test_a_drop_begun_under_one_leader_is_waited_for_under_the_next(
+    world: ModelCluster,
+) -> None:
+    known = await world.locate(await create(world))
+    world.network.silent.update(("a:1", "b:1"))
+    waiting = asyncio.create_task(drop(world, request_id=b"one"))
+    await asyncio.sleep(1)
+    world.kill_master(world.masters[0])
+    world.start_master()
+    await asyncio.wait([waiting])
+    asyncio.get_running_loop().call_later(10, world.network.silent.clear)
+
+    async def repeated() -> bool:
+        return await drop(world, request_id=b"one")
+
+    await world.until(repeated)
+    assert not still_served(world, known)
+    with pytest.raises(DeadlineExceeded):
+        await waiting
 
 
 async def test_a_table_cannot_be_used_while_a_former_one_of_its_name_can() -> None:
@@ -531,96 +540,97 @@ async def test_a_planted_mistake_is_found(
 INDEX = pb.Observer(name="index", columns=[b"body"], backfill=True)
 
 
-async def test_an_owed_backfill_and_its_progress_outlive_the_master() -> None:
-    async with cluster("a:1") as world:
-        table = await create(world)
-        add = pb.ChangeObserversRequest(table="t", add=[INDEX])
-        await world.ask(methods.CHANGE_OBSERVERS, add)
-        report = pb.ReportBackfillRequest(
-            table_id=table, observer="index", version=2, row=b"m", cells=3
-        )
-        await world.ask(methods.REPORT_BACKFILL, report)
-        (process,) = world.masters
-        world.kill_master(process)
-        world.start_master()
-        await asyncio.sleep(5)
-        found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
-        owed = pb.OwedBackfill(version=2, columns=[b"body"], row=b"m", cells=3)
-        assert [one.owed for one in found.table.observers] == [owed]
-        assert found.table.schema_version == 2
-        report.done = True
-        done = (await world.ask(methods.REPORT_BACKFILL, report)).table
-        assert not done.observers[0].HasField("owed")
-        assert done.observers[0].backfill
+async def test_an_owed_backfill_and_its_progress_outlive_the_master(world: ModelCluster) -> None:
+    table = await create(world)
+    add = pb.ChangeObserversRequest(table="t", add=[INDEX])
+    await world.ask(methods.CHANGE_OBSERVERS, add)
+    report = pb.ReportBackfillRequest(
+        table_id=table, observer="index", version=2, row=b"m", cells=3
+    )
+    await world.ask(methods.REPORT_BACKFILL, report)
+    (process,) = world.masters
+    world.kill_master(process)
+    world.start_master()
+    await asyncio.sleep(5)
+    found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+    owed = pb.OwedBackfill(version=2, columns=[b"body"], row=b"m", cells=3)
+    assert [one.owed for one in found.table.observers] == [owed]
+    assert found.table.schema_version == 2
+    report.done = True
+    done = (await world.ask(methods.REPORT_BACKFILL, report)).table
+    assert not done.observers[0].HasField("owed")
+    assert done.observers[0].backfill
 
 
-async def test_a_backfill_begins_only_when_every_tablet_judges_under_the_registration() -> None:
+@on_two_servers
+async def test_a_backfill_begins_only_when_every_tablet_judges_under_the_registration(
+    world: ModelCluster,
+) -> None:
     """The program that has registered the observer may be gone before that."""
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        world.network.silent.add("a:1")
-        add = pb.ChangeObserversRequest(table="t", add=[INDEX])
-        with pytest.raises(PercolatorError):
-            await world.ask(methods.CHANGE_OBSERVERS, add, 1)
-        begin = pb.ReportBackfillRequest(table_id=table, observer="index", version=2)
-        with pytest.raises(PercolatorError):
-            await world.ask(methods.REPORT_BACKFILL, begin, 1)
-        world.network.silent.discard("a:1")
-        begun = (await world.ask(methods.REPORT_BACKFILL, begin, 60)).table
-        assert begun.observers[0].owed.version == 2
-        open_tablets = [one for server in world.servers.values() for one in server.open.values()]
-        assert {one.schema_version for one in open_tablets} == {2}
+    table = await create(world)
+    world.network.silent.add("a:1")
+    add = pb.ChangeObserversRequest(table="t", add=[INDEX])
+    with pytest.raises(PercolatorError):
+        await world.ask(methods.CHANGE_OBSERVERS, add, 1)
+    begin = pb.ReportBackfillRequest(table_id=table, observer="index", version=2)
+    with pytest.raises(PercolatorError):
+        await world.ask(methods.REPORT_BACKFILL, begin, 1)
+    world.network.silent.discard("a:1")
+    begun = (await world.ask(methods.REPORT_BACKFILL, begin, 60)).table
+    assert begun.observers[0].owed.version == 2
+    open_tablets = [one for server in world.servers.values() for one in server.open.values()]
+    assert {one.schema_version for one in open_tablets} == {2}
 
 
-async def test_observers_of_a_table_that_does_not_exist_outlive_the_master_and_come_with_it() -> (
-    None
-):
-    async with cluster("a:1") as world:
-        await asyncio.sleep(5)
-        request = pb.ChangeObserversRequest(table="t", add=[INDEX], awaited=True)
-        answer = (await world.ask(methods.CHANGE_OBSERVERS, request)).table
-        assert (answer.table_id, answer.name, list(answer.observers)) == (0, "t", [INDEX])
-        (process,) = world.masters
-        world.kill_master(process)
-        world.start_master()
-        await asyncio.sleep(5)
-        listed = await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())
-        assert [(one.name, list(one.observers)) for one in listed.awaited] == [("t", [INDEX])]
-        assert not listed.tables
-        with pytest.raises(SchemaError):
-            await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
-        await create(world)
-        table = (await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))).table
-        assert (table.schema_version, list(table.observers)) == (1, [INDEX])
-        assert not (await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())).awaited
-        # From now on, it is a registration like any other.
-        other = pb.ChangeObserversRequest(
-            table="t", add=[pb.Observer(name="other", columns=[b"body"], backfill=True)]
-        )
-        other.awaited = True
-        changed = (await world.ask(methods.CHANGE_OBSERVERS, other)).table
-        assert [one.HasField("owed") for one in changed.observers] == [False, True]
+async def test_observers_of_a_table_that_does_not_exist_outlive_the_master_and_come_with_it(
+    world: ModelCluster,
+) -> None:
+    await asyncio.sleep(5)
+    request = pb.ChangeObserversRequest(table="t", add=[INDEX], awaited=True)
+    answer = (await world.ask(methods.CHANGE_OBSERVERS, request)).table
+    assert (answer.table_id, answer.name, list(answer.observers)) == (0, "t", [INDEX])
+    (process,) = world.masters
+    world.kill_master(process)
+    world.start_master()
+    await asyncio.sleep(5)
+    listed = await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())
+    assert [(one.name, list(one.observers)) for one in listed.awaited] == [("t", [INDEX])]
+    assert not listed.tables
+    with pytest.raises(SchemaError):
+        await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+    await create(world)
+    table = (await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))).table
+    assert (table.schema_version, list(table.observers)) == (1, [INDEX])
+    assert not (await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())).awaited
+    # From now on, it is a registration like any other.
+    other = pb.ChangeObserversRequest(
+        table="t", add=[pb.Observer(name="other", columns=[b"body"], backfill=True)]
+    )
+    other.awaited = True
+    changed = (await world.ask(methods.CHANGE_OBSERVERS, other)).table
+    assert [one.HasField("owed") for one in changed.observers] == [False, True]
 
 
-async def test_observers_stay_in_advance_until_they_are_registered_with_their_table() -> None:
+async def test_observers_stay_in_advance_until_they_are_registered_with_their_table(
+    world: ModelCluster,
+) -> None:
     """A table may be dropped and created again before the worker that waits has seen it."""
-    async with cluster("a:1") as world:
-        await asyncio.sleep(5)
-        add = pb.ChangeObserversRequest(table="t", add=[INDEX], awaited=True)
-        await world.ask(methods.CHANGE_OBSERVERS, add)
+    await asyncio.sleep(5)
+    add = pb.ChangeObserversRequest(table="t", add=[INDEX], awaited=True)
+    await world.ask(methods.CHANGE_OBSERVERS, add)
 
-        async def created() -> list[str]:
-            await create(world)
-            found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
-            return [one.name for one in found.table.observers]
+    async def created() -> list[str]:
+        await create(world)
+        found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+        return [one.name for one in found.table.observers]
 
-        for _ in range(2):
-            assert await created() == ["index"]
-            await drop(world)
-        await created()
-        await world.ask(methods.CHANGE_OBSERVERS, pb.ChangeObserversRequest(table="t", add=[INDEX]))
+    for _ in range(2):
+        assert await created() == ["index"]
         await drop(world)
-        assert await created() == []
+    await created()
+    await world.ask(methods.CHANGE_OBSERVERS, pb.ChangeObserversRequest(table="t", add=[INDEX]))
+    await drop(world)
+    assert await created() == []
 
 
 async def test_only_so_many_tables_that_do_not_exist_have_observers(
@@ -638,41 +648,40 @@ async def test_only_so_many_tables_that_do_not_exist_have_observers(
         assert caught.value.field == "table"
 
 
-async def test_a_split_loses_no_row_and_the_parent_is_forgotten() -> None:
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world, splits=[])
-        await fill(world, table)
-        (whole,) = await world.locate(table)
-        request = pb.SplitTabletRequest(tablet_id=whole.tablet_id)
-        halves = await world.ask(methods.SPLIT_TABLET, request)
-        assert await is_complete(world, table)
-        found = await world.locate(table)
-        assert [one.tablet_id for one in found] == [halves.lower.tablet_id, halves.upper.tablet_id]
-        assert found[0].range.end == found[1].range.start == b"i"
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        await asyncio.sleep(3)
-        assert [one.origin_tablet_id for one in leader.store.current.tablets.values()] == [0, 0]
-        assert leader.store.current.retired == ()
-        # After it was moved it still has all of its rows.
-        await world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=found[0].tablet_id))
-        assert await is_complete(world, table)
+@on_two_servers
+async def test_a_split_loses_no_row_and_the_parent_is_forgotten(world: ModelCluster) -> None:
+    table = await create(world, splits=[])
+    await fill(world, table)
+    (whole,) = await world.locate(table)
+    request = pb.SplitTabletRequest(tablet_id=whole.tablet_id)
+    halves = await world.ask(methods.SPLIT_TABLET, request)
+    assert await is_complete(world, table)
+    found = await world.locate(table)
+    assert [one.tablet_id for one in found] == [halves.lower.tablet_id, halves.upper.tablet_id]
+    assert found[0].range.end == found[1].range.start == b"i"
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    await asyncio.sleep(3)
+    assert [one.origin_tablet_id for one in leader.store.current.tablets.values()] == [0, 0]
+    assert leader.store.current.retired == ()
+    # After it was moved it still has all of its rows.
+    await world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=found[0].tablet_id))
+    assert await is_complete(world, table)
 
 
-async def test_a_tablet_can_be_split_as_soon_as_it_is_served() -> None:
+async def test_a_tablet_can_be_split_as_soon_as_it_is_served(world: ModelCluster) -> None:
     """Also by a call that is faster than the note, in the map, that the tablet is served."""
-    async with cluster("a:1") as world:
-        table = await create(world, splits=[])
-        await fill(world, table)
-        (whole,) = await world.locate(table)
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        store = leader.store
-        unnoted = replace(store.current.tablets[whole.tablet_id], exists=False, served_epoch=0)
-        store.current = store.current.with_tablets([unnoted])
-        request = pb.SplitTabletRequest(tablet_id=whole.tablet_id)
-        await world.ask(methods.SPLIT_TABLET, request)
-        assert await is_complete(world, table)
+    table = await create(world, splits=[])
+    await fill(world, table)
+    (whole,) = await world.locate(table)
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    store = leader.store
+    unnoted = replace(store.current.tablets[whole.tablet_id], exists=False, served_epoch=0)
+    store.current = store.current.with_tablets([unnoted])
+    request = pb.SplitTabletRequest(tablet_id=whole.tablet_id)
+    await world.ask(methods.SPLIT_TABLET, request)
+    assert await is_complete(world, table)
 
 
 @pytest.mark.parametrize("victim", ["a:1", "b:1"])
@@ -690,36 +699,38 @@ async def test_no_row_is_lost_when_a_server_is_killed_during_a_split(victim: str
         await world.until(lambda: is_complete(world, table))
 
 
-async def test_a_table_that_grows_is_split_automatically() -> None:
-    async with cluster("a:1", "b:1") as world:
-        request = pb.CreateTableRequest(name="t", options=pb.TableOptions(split_bytes=64 << 10))
-        table = (await world.ask(methods.CREATE_TABLE, request)).table.table_id
-        for number in range(40):
-            await world.write(table, b"%03d" % number, bytes(4 << 10))
-        await asyncio.sleep(20)
-        found = await world.locate(table)
-        assert len(found) >= 4
-        assert {one.address for one in found} == {"a:1", "b:1"}
-        assert all([await world.read(table, b"%03d" % n) == bytes(4 << 10) for n in range(40)])
+@on_two_servers
+async def test_a_table_that_grows_is_split_automatically(world: ModelCluster) -> None:
+    request = pb.CreateTableRequest(name="t", options=pb.TableOptions(split_bytes=64 << 10))
+    table = (await world.ask(methods.CREATE_TABLE, request)).table.table_id
+    for number in range(40):
+        await world.write(table, b"%03d" % number, bytes(4 << 10))
+    await asyncio.sleep(20)
+    found = await world.locate(table)
+    assert len(found) >= 4
+    assert {one.address for one in found} == {"a:1", "b:1"}
+    assert all([await world.read(table, b"%03d" % n) == bytes(4 << 10) for n in range(40)])
 
 
-async def test_a_tablet_that_cannot_be_split_stops_no_other_split_or_move() -> None:
-    async with cluster("a:1", "b:1") as world:
-        options = pb.TableOptions(split_bytes=64 << 10)
-        tables = []
-        for name in ("one row", "many rows"):
-            request = pb.CreateTableRequest(name=name, options=options)
-            tables.append((await world.ask(methods.CREATE_TABLE, request)).table.table_id)
-        await world.write(tables[0], b"a", bytes(200 << 10))
-        for number in range(40):
-            await world.write(tables[1], b"%03d" % number, bytes(4 << 10))
-        world.start_server("c:1")
+@on_two_servers
+async def test_a_tablet_that_cannot_be_split_stops_no_other_split_or_move(
+    world: ModelCluster,
+) -> None:
+    options = pb.TableOptions(split_bytes=64 << 10)
+    tables = []
+    for name in ("one row", "many rows"):
+        request = pb.CreateTableRequest(name=name, options=options)
+        tables.append((await world.ask(methods.CREATE_TABLE, request)).table.table_id)
+    await world.write(tables[0], b"a", bytes(200 << 10))
+    for number in range(40):
+        await world.write(tables[1], b"%03d" % number, bytes(4 << 10))
+    world.start_server("c:1")
 
-        async def shared() -> bool:
-            found = await world.locate(tables[1])
-            return len(found) >= 4 and "c:1" in {one.address for one in found}
+    async def shared() -> bool:
+        found = await world.locate(tables[1])
+        return len(found) >= 4 and "c:1" in {one.address for one in found}
 
-        await world.until(shared)
+    await world.until(shared)
 
 
 @asynccontextmanager
@@ -728,6 +739,12 @@ async def with_standby() -> AsyncIterator[ModelCluster]:
         world.start_master()
         await asyncio.sleep(1)
         yield world
+
+
+@pytest.fixture
+def two_masters() -> AbstractAsyncContextManager[ModelCluster]:
+    """A cluster with one tablet server, a leading master and another one."""
+    return with_standby()
 
 
 async def fails(
@@ -773,50 +790,54 @@ async def test_a_version_of_a_schema_that_somebody_has_found_does_not_become_ano
         assert [one.name for one in now.observers] == ["first", "second"]
 
 
-async def test_a_table_that_was_created_all_the_same_can_be_used_without_another_change() -> None:
+async def test_a_table_that_was_created_all_the_same_can_be_used_without_another_change(
+    two_masters: ModelCluster,
+) -> None:
     """It could neither be created, since it existed, nor be found, until some other change."""
-    async with with_standby() as world:
-        await fails(world, methods.CREATE_TABLE, pb.CreateTableRequest(name="t"))
-        with pytest.raises(InvalidArgument, match="exists"):
-            await create(world, "t")
-        table = await shown(world, "t")
-        await world.until(lambda: served(world, table.table_id), 5)
-        await world.write(table.table_id, b"row", b"value")
+    await fails(two_masters, methods.CREATE_TABLE, pb.CreateTableRequest(name="t"))
+    with pytest.raises(InvalidArgument, match="exists"):
+        await create(two_masters, "t")
+    table = await shown(two_masters, "t")
+    await two_masters.until(lambda: served(two_masters, table.table_id), 5)
+    await two_masters.write(table.table_id, b"row", b"value")
 
 
-async def test_a_table_that_was_dropped_all_the_same_takes_no_more_writes() -> None:
+async def test_a_table_that_was_dropped_all_the_same_takes_no_more_writes(
+    two_masters: ModelCluster,
+) -> None:
     """It did until some other change, and then they were lost with it."""
-    async with with_standby() as world:
-        table = await create(world, "t")
-        await fails(world, methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
-        await asyncio.sleep(2)
-        with pytest.raises(PercolatorError):
-            await world.write(table, b"row", b"value")
+    table = await create(two_masters, "t")
+    await fails(two_masters, methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
+    await asyncio.sleep(2)
+    with pytest.raises(PercolatorError):
+        await two_masters.write(table, b"row", b"value")
 
 
-async def test_on_a_full_disk_a_change_that_changes_nothing_succeeds() -> None:
+async def test_on_a_full_disk_a_change_that_changes_nothing_succeeds(
+    two_masters: ModelCluster,
+) -> None:
     """As it does before any write has failed: many programs create their tables when they start."""
-    async with with_standby() as world:
-        before = await create(world, "before")
-        await asyncio.sleep(2)
-        world.masters[0].files.faults.fail("append", times=10_000)
-        with pytest.raises(StoreUnusable):
-            await create(world, "lost")
-        request = pb.CreateTableRequest(name="before", exist_ok=True, splits=SPLITS)
-        assert (await world.ask(methods.CREATE_TABLE, request)).table.table_id == before
+    before = await create(two_masters, "before")
+    await asyncio.sleep(2)
+    two_masters.masters[0].files.faults.fail("append", times=10_000)
+    with pytest.raises(StoreUnusable):
+        await create(two_masters, "lost")
+    request = pb.CreateTableRequest(name="before", exist_ok=True, splits=SPLITS)
+    assert (await two_masters.ask(methods.CREATE_TABLE, request)).table.table_id == before
 
 
-async def test_a_change_that_was_not_stored_leaves_the_map_as_it_was() -> None:
-    async with with_standby() as world:
-        before = await create(world, "before")
-        await asyncio.sleep(2)
-        world.masters[0].files.faults.fail("append")
-        with pytest.raises(StoreUnusable):
-            await create(world, "lost")
-        await create(world, "after")
-        listed = (await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())).tables
-        assert [one.name for one in listed] == ["after", "before"]
-        assert (await shown(world, "before")).table_id == before
+async def test_a_change_that_was_not_stored_leaves_the_map_as_it_was(
+    two_masters: ModelCluster,
+) -> None:
+    before = await create(two_masters, "before")
+    await asyncio.sleep(2)
+    two_masters.masters[0].files.faults.fail("append")
+    with pytest.raises(StoreUnusable):
+        await create(two_masters, "lost")
+    await create(two_masters, "after")
+    listed = (await two_masters.ask(methods.LIST_TABLES, pb.ListTablesRequest())).tables
+    assert [one.name for one in listed] == ["after", "before"]
+    assert (await shown(two_masters, "before")).table_id == before
 
 
 async def test_what_is_acknowledged_after_an_uncertain_write_outlasts_a_power_cut() -> None:
@@ -883,49 +904,49 @@ def fail_over(world: ModelCluster) -> None:
     world.start_master()
 
 
-async def test_a_creation_repeated_at_the_next_master_finds_its_own_table() -> None:
-    async with cluster("a:1") as world:
-        first = await ask_to_create(world, b"one")
-        fail_over(world)
-        again = await ask_to_create(world, b"one")
-        assert first.created
-        assert again.created
-        assert again.table.table_id == first.table.table_id
-        for other in (b"two", b""):
-            with pytest.raises(InvalidArgument, match="exists"):
-                await ask_to_create(world, other)
-
-
-async def test_a_table_without_an_id_of_its_creation_is_nobodys_own() -> None:
-    async with cluster("a:1") as world:
-        await ask_to_create(world, b"")
+async def test_a_creation_repeated_at_the_next_master_finds_its_own_table(
+    world: ModelCluster,
+) -> None:
+    first = await ask_to_create(world, b"one")
+    fail_over(world)
+    again = await ask_to_create(world, b"one")
+    assert first.created
+    assert again.created
+    assert again.table.table_id == first.table.table_id
+    for other in (b"two", b""):
         with pytest.raises(InvalidArgument, match="exists"):
-            await ask_to_create(world, b"")
+            await ask_to_create(world, other)
 
 
-async def test_a_deletion_repeated_at_the_next_master_spares_the_next_table_of_that_name() -> None:
-    async with cluster("a:1") as world:
-        await ask_to_create(world, b"one")
-        assert (await ask_to_delete(world, b"two")).deleted
-        fail_over(world)
-        assert (await ask_to_delete(world, b"two")).deleted
-        later = await ask_to_create(world, b"three")
-        fail_over(world)
-        assert (await ask_to_delete(world, b"two")).deleted
-        assert await described(world) == later.table.table_id
-        assert (await ask_to_delete(world, b"four")).deleted
-        for other in (b"five", b""):
-            with pytest.raises(SchemaError):
-                await ask_to_delete(world, other)
+async def test_a_table_without_an_id_of_its_creation_is_nobodys_own(world: ModelCluster) -> None:
+    await ask_to_create(world, b"")
+    with pytest.raises(InvalidArgument, match="exists"):
+        await ask_to_create(world, b"")
 
 
-async def test_ids_of_requests_are_short() -> None:
-    async with cluster("a:1") as world:
-        for ask in (ask_to_create, ask_to_delete):
-            with pytest.raises(InvalidArgument, match="request_id"):
-                await ask(world, bytes(REQUEST_ID_BYTES_MAX + 1))
+async def test_a_deletion_repeated_at_the_next_master_spares_the_next_table_of_that_name(
+    world: ModelCluster,
+) -> None:
+    await ask_to_create(world, b"one")
+    assert (await ask_to_delete(world, b"two")).deleted
+    fail_over(world)
+    assert (await ask_to_delete(world, b"two")).deleted
+    later = await ask_to_create(world, b"three")
+    fail_over(world)
+    assert (await ask_to_delete(world, b"two")).deleted
+    assert await described(world) == later.table.table_id
+    assert (await ask_to_delete(world, b"four")).deleted
+    for other in (b"five", b""):
         with pytest.raises(SchemaError):
-            await described(world)
+            await ask_to_delete(world, other)
+
+
+async def test_ids_of_requests_are_short(world: ModelCluster) -> None:
+    for ask in (ask_to_create, ask_to_delete):
+        with pytest.raises(InvalidArgument, match="request_id"):
+            await ask(world, bytes(REQUEST_ID_BYTES_MAX + 1))
+    with pytest.raises(SchemaError):
+        await described(world)
 
 
 def test_a_catalogue_remembers_the_last_deletions_only() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any, cast
 from unittest.mock import AsyncMock
 
@@ -94,6 +94,12 @@ async def master(servers_max: int = 100) -> AsyncIterator[ClusterHandler]:
         watching.cancel()
 
 
+@pytest.fixture
+def handler() -> AbstractAsyncContextManager[ClusterHandler]:
+    """A master that accepts as many servers as any test has."""
+    return master()
+
+
 async def register(
     handler: ClusterHandler,
     announced: pb.Server,
@@ -111,42 +117,43 @@ async def listed(handler: ClusterHandler) -> list[str]:
     return [server.server_id for server in described.servers]
 
 
-async def test_a_master_describes_itself_and_all_registered_servers() -> None:
-    async with master() as handler:
-        await asyncio.sleep(7)
-        answer = await register(handler, server(metrics_address="host:8101"), cluster_id="")
-        assert (answer.cluster_id, answer.format) == (CLUSTER, 1)
-        assert answer.interval_milliseconds == 1_000
-        await asyncio.sleep(2)
-        described = await handler.describe(pb.DescribeRequest())
-        assert (described.cluster_id, described.version, described.format) == (CLUSTER, "1.4.2", 1)
-        assert described.route == pb.ROUTE_DIRECT
-        own, oracle = described.servers
-        assert own.server_id == "m1"
-        assert abs(own.uptime_milliseconds - 9_000) <= 10
-        assert abs(oracle.silence_milliseconds - 2_000) <= 10
-        oracle.silence_milliseconds = 0
-        assert oracle == server(metrics_address="host:8101")
+async def test_a_master_describes_itself_and_all_registered_servers(
+    handler: ClusterHandler,
+) -> None:
+    await asyncio.sleep(7)
+    answer = await register(handler, server(metrics_address="host:8101"), cluster_id="")
+    assert (answer.cluster_id, answer.format) == (CLUSTER, 1)
+    assert answer.interval_milliseconds == 1_000
+    await asyncio.sleep(2)
+    described = await handler.describe(pb.DescribeRequest())
+    assert (described.cluster_id, described.version, described.format) == (CLUSTER, "1.4.2", 1)
+    assert described.route == pb.ROUTE_DIRECT
+    own, oracle = described.servers
+    assert own.server_id == "m1"
+    assert abs(own.uptime_milliseconds - 9_000) <= 10
+    assert abs(oracle.silence_milliseconds - 2_000) <= 10
+    oracle.silence_milliseconds = 0
+    assert oracle == server(metrics_address="host:8101")
 
 
-async def test_servers_are_ordered_by_kind_and_address() -> None:
-    async with master() as handler:
-        for kind, address in (
-            (pb.SERVICE_KIND_TABLET_SERVER, "b:1"),
-            (pb.SERVICE_KIND_LOCK_SERVICE, "z:1"),
-            (pb.SERVICE_KIND_TABLET_SERVER, "a:1"),
-        ):
-            await register(handler, server(kind, address, server_id=address))
-        assert await listed(handler) == ["m1", "z:1", "a:1", "b:1"]
+async def test_servers_are_ordered_by_kind_and_address(handler: ClusterHandler) -> None:
+    for kind, address in (
+        (pb.SERVICE_KIND_TABLET_SERVER, "b:1"),
+        (pb.SERVICE_KIND_LOCK_SERVICE, "z:1"),
+        (pb.SERVICE_KIND_TABLET_SERVER, "a:1"),
+    ):
+        await register(handler, server(kind, address, server_id=address))
+    assert await listed(handler) == ["m1", "z:1", "a:1", "b:1"]
 
 
-async def test_servers_that_fall_silent_are_forgotten_and_those_that_report_stay() -> None:
-    async with master() as handler:
-        await register(handler, server(address="silent:1", server_id="silent"))
-        for _ in range(10):
-            await register(handler, server(address="well:1", server_id="well"))
-            await asyncio.sleep(1)
-        assert await listed(handler) == ["m1", "well"]
+async def test_servers_that_fall_silent_are_forgotten_and_those_that_report_stay(
+    handler: ClusterHandler,
+) -> None:
+    await register(handler, server(address="silent:1", server_id="silent"))
+    for _ in range(10):
+        await register(handler, server(address="well:1", server_id="well"))
+        await asyncio.sleep(1)
+    assert await listed(handler) == ["m1", "well"]
 
 
 async def missed(handler: ClusterHandler) -> list[str]:
@@ -154,29 +161,29 @@ async def missed(handler: ClusterHandler) -> list[str]:
     return [one.server_id for one in described.gone]
 
 
-async def test_a_server_that_is_gone_is_missed_for_a_while_or_until_it_is_back() -> None:
-    async with master() as handler:
-        await register(handler, server(address="one:1", server_id="one"))
-        await register(handler, server(address="two:1", server_id="two"))
-        assert await missed(handler) == []
-        await asyncio.sleep(60)
-        for _ in range(2):
-            assert await missed(handler) == ["one", "two"]
-        (_, gone) = (await handler.describe(pb.DescribeRequest())).gone
-        assert abs(gone.silence_milliseconds - 60_000) <= 1_000
-        await register(handler, server(address="one:1", server_id="again"))
-        assert await missed(handler) == ["two"]
-        await asyncio.sleep(900)
-        assert await missed(handler) == ["again"]
+async def test_a_server_that_is_gone_is_missed_for_a_while_or_until_it_is_back(
+    handler: ClusterHandler,
+) -> None:
+    await register(handler, server(address="one:1", server_id="one"))
+    await register(handler, server(address="two:1", server_id="two"))
+    assert await missed(handler) == []
+    await asyncio.sleep(60)
+    for _ in range(2):
+        assert await missed(handler) == ["one", "two"]
+    (_, gone) = (await handler.describe(pb.DescribeRequest())).gone
+    assert abs(gone.silence_milliseconds - 60_000) <= 1_000
+    await register(handler, server(address="one:1", server_id="again"))
+    assert await missed(handler) == ["two"]
+    await asyncio.sleep(900)
+    assert await missed(handler) == ["again"]
 
 
-async def test_a_server_that_was_stopped_on_purpose_is_not_missed() -> None:
-    async with master() as handler:
-        stopped = server(address="one:1")
-        stopped.leaving = True
-        await register(handler, stopped)
-        await asyncio.sleep(60)
-        assert (await listed(handler), await missed(handler)) == (["m1"], [])
+async def test_a_server_that_was_stopped_on_purpose_is_not_missed(handler: ClusterHandler) -> None:
+    stopped = server(address="one:1")
+    stopped.leaving = True
+    await register(handler, stopped)
+    await asyncio.sleep(60)
+    assert (await listed(handler), await missed(handler)) == (["m1"], [])
 
 
 async def test_at_most_a_hundred_servers_are_missed() -> None:
@@ -187,13 +194,12 @@ async def test_at_most_a_hundred_servers_are_missed() -> None:
         assert len(await missed(handler)) == 100
 
 
-async def test_a_restarted_server_replaces_its_former_entry() -> None:
-    async with master() as handler:
-        await register(handler, server(server_id="before"))
-        announced = server(server_id="after")
-        await register(handler, announced)
-        announced.server_id = "what the caller does with its message later"
-        assert await listed(handler) == ["m1", "after"]
+async def test_a_restarted_server_replaces_its_former_entry(handler: ClusterHandler) -> None:
+    await register(handler, server(server_id="before"))
+    announced = server(server_id="after")
+    await register(handler, announced)
+    announced.server_id = "what the caller does with its message later"
+    assert await listed(handler) == ["m1", "after"]
 
 
 async def test_no_server_is_forgotten_because_the_master_was_paused() -> None:
@@ -223,20 +229,18 @@ async def test_more_servers_than_allowed_are_refused_until_one_is_forgotten() ->
     ],
 )
 async def test_processes_of_other_clusters_and_releases_are_refused_by_name(
-    announced: pb.Server, cluster_id: str, named: str
+    handler: ClusterHandler, announced: pb.Server, cluster_id: str, named: str
 ) -> None:
-    async with master() as handler:
-        with pytest.raises(WrongCluster, match=named) as caught:
-            await register(handler, announced, cluster_id)
-        assert caught.value.expected in (CLUSTER, "1.4.2")
-        assert await listed(handler) == ["m1"]
+    with pytest.raises(WrongCluster, match=named) as caught:
+        await register(handler, announced, cluster_id)
+    assert caught.value.expected in (CLUSTER, "1.4.2")
+    assert await listed(handler) == ["m1"]
 
 
 @pytest.mark.parametrize("version", ["1.3.0", "1.4.0", "1.5.9"])
-async def test_a_minor_version_older_or_newer_works(version: str) -> None:
-    async with master() as handler:
-        await register(handler, server(version=version))
-        assert await listed(handler) == ["m1", "s1"]
+async def test_a_minor_version_older_or_newer_works(handler: ClusterHandler, version: str) -> None:
+    await register(handler, server(version=version))
+    assert await listed(handler) == ["m1", "s1"]
 
 
 @pytest.mark.parametrize(
@@ -258,13 +262,12 @@ async def test_a_minor_version_older_or_newer_works(version: str) -> None:
     ],
 )
 async def test_an_invalid_server_is_refused_by_the_name_of_the_field(
-    announced: pb.Server, field: str
+    handler: ClusterHandler, announced: pb.Server, field: str
 ) -> None:
-    async with master() as handler:
-        with pytest.raises(InvalidArgument) as caught:
-            await register(handler, announced)
-        assert caught.value.field == field
-        assert await listed(handler) == ["m1"]
+    with pytest.raises(InvalidArgument) as caught:
+        await register(handler, announced)
+    assert caught.value.field == field
+    assert await listed(handler) == ["m1"]
 
 
 async def test_a_kind_of_a_newer_release_is_refused() -> None:
@@ -274,10 +277,9 @@ async def test_a_kind_of_a_newer_release_is_refused() -> None:
             await register(handler, pb.Server.FromString(raw))
 
 
-async def test_the_server_is_required() -> None:
-    async with master() as handler:
-        with pytest.raises(InvalidArgument, match="server: is missing"):
-            await handler.register(pb.RegisterRequest())
+async def test_the_server_is_required(handler: ClusterHandler) -> None:
+    with pytest.raises(InvalidArgument, match="server: is missing"):
+        await handler.register(pb.RegisterRequest())
 
 
 @pytest.mark.parametrize("field", ["server_id", "version", "address", "metrics_address"])
@@ -299,30 +301,30 @@ async def test_what_is_remembered_of_a_server_is_bounded(field: str) -> None:
         assert caught.value.field == f"server.{field}"
 
 
-async def test_the_clock_of_each_server_is_compared_with_the_masters() -> None:
-    async with master() as handler:
-        now = (await handler.describe(pb.DescribeRequest())).wall_milliseconds
-        fast = server(address="fast:1", server_id="fast")
-        silent = server(address="silent:1", server_id="silent")
-        await register(handler, fast, wall_milliseconds=now + HOUR)
-        await register(handler, silent)
-        await asyncio.sleep(1)
-        described = await handler.describe(pb.DescribeRequest())
-        assert described.wall_milliseconds == pytest.approx(now + 1000, abs=2)
-        own, of_fast, of_silent = described.servers
-        assert (own.server_id, own.clock_lead_milliseconds) == ("m1", 0)
-        assert of_fast.clock_lead_milliseconds == pytest.approx(HOUR, abs=2)
-        assert not of_silent.HasField("clock_lead_milliseconds")
+async def test_the_clock_of_each_server_is_compared_with_the_masters(
+    handler: ClusterHandler,
+) -> None:
+    now = (await handler.describe(pb.DescribeRequest())).wall_milliseconds
+    fast = server(address="fast:1", server_id="fast")
+    silent = server(address="silent:1", server_id="silent")
+    await register(handler, fast, wall_milliseconds=now + HOUR)
+    await register(handler, silent)
+    await asyncio.sleep(1)
+    described = await handler.describe(pb.DescribeRequest())
+    assert described.wall_milliseconds == pytest.approx(now + 1000, abs=2)
+    own, of_fast, of_silent = described.servers
+    assert (own.server_id, own.clock_lead_milliseconds) == ("m1", 0)
+    assert of_fast.clock_lead_milliseconds == pytest.approx(HOUR, abs=2)
+    assert not of_silent.HasField("clock_lead_milliseconds")
 
 
-async def test_a_clock_that_no_description_can_hold_is_refused() -> None:
+async def test_a_clock_that_no_description_can_hold_is_refused(handler: ClusterHandler) -> None:
     """It was noted, and from then on every Describe failed, for every client of the cluster."""
-    async with master() as handler:
-        with pytest.raises(InvalidArgument) as caught:
-            await register(handler, server(), wall_milliseconds=2**64 - 1)
-        assert caught.value.field == "wall_milliseconds"
-        (own,) = (await handler.describe(pb.DescribeRequest())).servers
-        assert own.server_id == "m1"
+    with pytest.raises(InvalidArgument) as caught:
+        await register(handler, server(), wall_milliseconds=2**64 - 1)
+    assert caught.value.field == "wall_milliseconds"
+    (own,) = (await handler.describe(pb.DescribeRequest())).servers
+    assert own.server_id == "m1"
 
 
 async def test_a_servers_clock_stays_what_it_was_while_the_masters_own_is_set() -> None:
@@ -348,13 +350,14 @@ async def test_a_clock_is_unknown_once_its_server_has_not_reported_for_a_while()
     assert not found.HasField("clock_lead_milliseconds")
 
 
-async def test_what_a_server_says_of_its_own_clocks_lead_does_not_count() -> None:
-    async with master() as handler:
-        boasting = server()
-        boasting.clock_lead_milliseconds = 7
-        await register(handler, boasting)
-        _, found = (await handler.describe(pb.DescribeRequest())).servers
-        assert not found.HasField("clock_lead_milliseconds")
+async def test_what_a_server_says_of_its_own_clocks_lead_does_not_count(
+    handler: ClusterHandler,
+) -> None:
+    boasting = server()
+    boasting.clock_lead_milliseconds = 7
+    await register(handler, boasting)
+    _, found = (await handler.describe(pb.DescribeRequest())).servers
+    assert not found.HasField("clock_lead_milliseconds")
 
 
 HERE = "a:1"
@@ -549,36 +552,34 @@ def state(world: ModelCluster) -> bytes:
     ],
 )
 async def test_a_bad_request_names_the_field_and_changes_nothing(
+    world: ModelCluster,
     method: UnaryMethod[master_pb2.CreateTableRequest, master_pb2.CreateTableResponse],
     request_: master_pb2.CreateTableRequest,
     field: str,
 ) -> None:
-    async with cluster("a:1") as world:
-        await world.ask(methods.CREATE_TABLE, Create(name="t", splits=[b"m"]))
-        before = state(world)
-        with pytest.raises(InvalidArgument) as caught:
-            await world.ask(method, request_)
-        assert caught.value.field == field
-        assert state(world) == before
+    await world.ask(methods.CREATE_TABLE, Create(name="t", splits=[b"m"]))
+    before = state(world)
+    with pytest.raises(InvalidArgument) as caught:
+        await world.ask(method, request_)
+    assert caught.value.field == field
+    assert state(world) == before
 
 
-async def test_a_missing_table_is_a_schema_error() -> None:
-    async with cluster("a:1") as world:
-        with pytest.raises(SchemaError):
-            await world.ask(methods.LIST_TABLETS, master_pb2.ListTabletsRequest(table="u"))
-        with pytest.raises(SchemaError):
-            await world.ask(methods.CHANGE_OBSERVERS, Change(table="u"))
-        with pytest.raises(SchemaError):
-            await world.ask(methods.REPORT_BACKFILL, master_pb2.ReportBackfillRequest(table_id=99))
+async def test_a_missing_table_is_a_schema_error(world: ModelCluster) -> None:
+    with pytest.raises(SchemaError):
+        await world.ask(methods.LIST_TABLETS, master_pb2.ListTabletsRequest(table="u"))
+    with pytest.raises(SchemaError):
+        await world.ask(methods.CHANGE_OBSERVERS, Change(table="u"))
+    with pytest.raises(SchemaError):
+        await world.ask(methods.REPORT_BACKFILL, master_pb2.ReportBackfillRequest(table_id=99))
 
 
-async def test_an_existing_table_is_left_as_it_is_with_exist_ok() -> None:
-    async with cluster("a:1") as world:
-        first = await world.ask(methods.CREATE_TABLE, Create(name="t", splits=[b"m"]))
-        again = Create(name="t", splits=[b"x", b"y"], exist_ok=True)
-        second = await world.ask(methods.CREATE_TABLE, again)
-        assert (first.created, second.created) == (True, False)
-        assert second.table == first.table
+async def test_an_existing_table_is_left_as_it_is_with_exist_ok(world: ModelCluster) -> None:
+    first = await world.ask(methods.CREATE_TABLE, Create(name="t", splits=[b"m"]))
+    again = Create(name="t", splits=[b"x", b"y"], exist_ok=True)
+    second = await world.ask(methods.CREATE_TABLE, again)
+    assert (first.created, second.created) == (True, False)
+    assert second.table == first.table
 
 
 @pytest.mark.parametrize(
@@ -598,33 +599,34 @@ async def test_an_existing_table_is_left_as_it_is_with_exist_ok() -> None:
     ids=["retention", "split_bytes"],
 )
 async def test_an_existing_table_with_other_options_is_not_what_was_asked_for(
-    options: master_pb2.TableOptions, others: master_pb2.TableOptions, field: str
+    world: ModelCluster,
+    options: master_pb2.TableOptions,
+    others: master_pb2.TableOptions,
+    field: str,
 ) -> None:
-    async with cluster("a:1") as world:
-        first = await world.ask(methods.CREATE_TABLE, Create(name="t", options=options))
-        await world.ask(methods.CREATE_TABLE, Create(name="u"))
-        for same in (options, master_pb2.TableOptions()):
-            again = Create(name="t", exist_ok=True, options=same)
-            assert (await world.ask(methods.CREATE_TABLE, again)).table == first.table
-        for name, found in (("t", "600000"), ("u", "the cluster's default")):
-            wanted = Create(name=name, exist_ok=True, options=others)
-            why = f"table '{name}' exists with {found}.*, not 700000 "
-            with pytest.raises(InvalidArgument, match=why) as refused:
-                await world.ask(methods.CREATE_TABLE, wanted)
-            assert refused.value.field == field
-
-
-async def test_an_existing_table_without_a_feed_is_no_table_with_one() -> None:
-    async with cluster("a:1") as world:
-        await world.ask(methods.CREATE_TABLE, Create(name="t"))
-        wanted = Create(name="t", exist_ok=True, options=master_pb2.TableOptions(change_feed=True))
-        with pytest.raises(InvalidArgument, match="exists without a change feed") as refused:
+    first = await world.ask(methods.CREATE_TABLE, Create(name="t", options=options))
+    await world.ask(methods.CREATE_TABLE, Create(name="u"))
+    for same in (options, master_pb2.TableOptions()):
+        again = Create(name="t", exist_ok=True, options=same)
+        assert (await world.ask(methods.CREATE_TABLE, again)).table == first.table
+    for name, found in (("t", "600000"), ("u", "the cluster's default")):
+        wanted = Create(name=name, exist_ok=True, options=others)
+        why = f"table '{name}' exists with {found}.*, not 700000 "
+        with pytest.raises(InvalidArgument, match=why) as refused:
             await world.ask(methods.CREATE_TABLE, wanted)
-        assert refused.value.field == "options.change_feed"
-        await world.ask(
-            methods.SET_CHANGE_FEED, master_pb2.SetChangeFeedRequest(table="t", change_feed=True)
-        )
-        assert not (await world.ask(methods.CREATE_TABLE, wanted)).created
+        assert refused.value.field == field
+
+
+async def test_an_existing_table_without_a_feed_is_no_table_with_one(world: ModelCluster) -> None:
+    await world.ask(methods.CREATE_TABLE, Create(name="t"))
+    wanted = Create(name="t", exist_ok=True, options=master_pb2.TableOptions(change_feed=True))
+    with pytest.raises(InvalidArgument, match="exists without a change feed") as refused:
+        await world.ask(methods.CREATE_TABLE, wanted)
+    assert refused.value.field == "options.change_feed"
+    await world.ask(
+        methods.SET_CHANGE_FEED, master_pb2.SetChangeFeedRequest(table="t", change_feed=True)
+    )
+    assert not (await world.ask(methods.CREATE_TABLE, wanted)).created
 
 
 # A master that no longer leads refuses nothing for good: the caller would ask nobody else.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -60,6 +60,13 @@ from tests.unit.master.cluster_world import (
     history_cluster,
 )
 
+
+@pytest.fixture
+def world() -> AbstractAsyncContextManager[HistoryWorld]:
+    """One master, which starts no round by itself."""
+    return history_cluster()
+
+
 HELD_SECONDS_MAX = 300.0
 LIMITED = replace(TIMES, client_held_seconds_max=HELD_SECONDS_MAX)
 
@@ -77,116 +84,120 @@ async def failed_round(world: HistoryWorld, error: type[Exception], match: str) 
     assert order_of(world.log) in ([], ["sessions"])
 
 
-async def test_sessions_are_read_twice_then_all_tablets_raised_settled_and_collected() -> None:
-    async with history_cluster() as world:
-        tablets = await world.create("t", [b"m"]) + await world.create("u")
-        await world.collect()
-        assert order_of(world.log) == ["sessions", "raise", "resolve", "collect"]
-        assert world.log.count("sessions") == 2
-        for step in ("raise", "resolve", "collect"):
-            assert {f"{step} {tablet}" for tablet in tablets} <= set(world.log)
-        collected = {world.history.collected[tablet] for tablet in tablets}
-        assert len(collected) == 1
-        assert abs(collected.pop() - world.ago(RETENTION_SECONDS)) < world.ago(0) - world.ago(1)
+async def test_sessions_are_read_twice_then_all_tablets_raised_settled_and_collected(
+    world: HistoryWorld,
+) -> None:
+    tablets = await world.create("t", [b"m"]) + await world.create("u")
+    await world.collect()
+    assert order_of(world.log) == ["sessions", "raise", "resolve", "collect"]
+    assert world.log.count("sessions") == 2
+    for step in ("raise", "resolve", "collect"):
+        assert {f"{step} {tablet}" for tablet in tablets} <= set(world.log)
+    collected = {world.history.collected[tablet] for tablet in tablets}
+    assert len(collected) == 1
+    assert abs(collected.pop() - world.ago(RETENTION_SECONDS)) < world.ago(0) - world.ago(1)
 
 
-async def test_each_table_keeps_its_retention_and_no_transaction_below_any_continues() -> None:
-    async with history_cluster() as world:
-        (short,) = await world.create("short", retention_seconds=20)
-        (long,) = await world.create("long", retention_seconds=500)
-        await world.collect()
-        assert world.history.reads[long] < world.ago(499) < world.history.reads[short]
-        assert world.history.transactions[long] == world.history.reads[short]
+async def test_each_table_keeps_its_retention_and_no_transaction_below_any_continues(
+    world: HistoryWorld,
+) -> None:
+    (short,) = await world.create("short", retention_seconds=20)
+    (long,) = await world.create("long", retention_seconds=500)
+    await world.collect()
+    assert world.history.reads[long] < world.ago(499) < world.history.reads[short]
+    assert world.history.transactions[long] == world.history.reads[short]
 
 
-async def test_history_that_a_session_needs_stays_and_the_session_is_named() -> None:
-    async with history_cluster() as world:
-        (tablet,) = await world.create("t")
-        needed = world.ago(RETENTION_SECONDS + 50)
-        world.lock_service.need(needed, "a long report")
-        world.lock_service.need(world.ago(1), "somebody else")
-        await world.collect()
-        assert world.history.collected[tablet] == needed
+async def test_history_that_a_session_needs_stays_and_the_session_is_named(
+    world: HistoryWorld,
+) -> None:
+    (tablet,) = await world.create("t")
+    needed = world.ago(RETENTION_SECONDS + 50)
+    world.lock_service.need(needed, "a long report")
+    world.lock_service.need(world.ago(1), "somebody else")
+    await world.collect()
+    assert world.history.collected[tablet] == needed
+    told = await world.describe()
+    assert (told.held_by, told.held_by_session_id) == ("a long report", b"a long report")
+    assert told.held_at == needed
+    assert [table.safe_point for table in told.tables] == [needed]
+    world.lock_service.sessions.clear()
+    await world.collect()
+    assert not (await world.describe()).held_by
+    assert world.history.collected[tablet] > needed
+
+
+async def test_only_operators_are_told_the_id_with_which_a_session_can_be_ended(
+    world: HistoryWorld,
+) -> None:
+    await world.create("t")
+    needed = world.ago(RETENTION_SECONDS + 50)
+    world.lock_service.need(needed, "a long report")
+    await world.collect()
+    client = rpc._caller.set(CallerIdentity(Role.CLIENT))
+    try:
         told = await world.describe()
-        assert (told.held_by, told.held_by_session_id) == ("a long report", b"a long report")
-        assert told.held_at == needed
-        assert [table.safe_point for table in told.tables] == [needed]
-        world.lock_service.sessions.clear()
+    finally:
+        rpc._caller.reset(client)
+    assert (told.held_by, told.held_by_session_id) == ("a long report", b"")
+    assert told.held_at == needed
+
+
+async def test_a_session_that_needs_only_retained_history_holds_nothing_back(
+    world: HistoryWorld,
+) -> None:
+    await world.create("t")
+    world.lock_service.need(world.ago(RETENTION_SECONDS - 10), "recent")
+    await world.collect()
+    assert not (await world.describe()).held_by
+
+
+async def test_a_pin_that_comes_after_the_decision_wins(world: HistoryWorld) -> None:
+    (tablet,) = await world.create("t")
+    pinned = world.ago(RETENTION_SECONDS + 50)
+
+    def pin_at_the_second_look() -> None:
+        if world.log.count("sessions") == 2:
+            world.lock_service.need(pinned, "a pin")
+
+    world.lock_service.before_answer = pin_at_the_second_look
+    await failed_round(world, NotReady, "a pin needs history")
+    assert tablet not in world.history.reads
+    told = await world.describe()
+    assert told.held_by == "a pin"
+    # The pin also wins in later rounds, although the decision stands.
+    await failed_round(world, NotReady, "a pin needs history")
+    world.lock_service.sessions.clear()
+    world.lock_service.before_answer = lambda: None
+    await world.collect()
+    assert world.history.collected[tablet] > pinned
+
+
+async def test_collection_stops_where_a_pin_came_too_late_and_continues_elsewhere(
+    world: HistoryWorld,
+) -> None:
+    (short,) = await world.create("short", retention_seconds=20)
+    (long,) = await world.create("long", retention_seconds=500)
+    await world.collect()
+    before = world.history.reads[short]
+    world.lock_service.need(pinned := world.ago(60), "a pin")
+    await asyncio.sleep(600)
+    await world.collect()
+    assert world.history.reads[short] == world.history.collected[short] == before
+    assert world.history.collected[long] == pinned
+    # Transactions that began after the pin can continue in all tables.
+    assert world.history.transactions[long] <= max(before, pinned)
+
+
+async def test_nothing_is_raised_unless_all_sessions_are_known(world: HistoryWorld) -> None:
+    await world.create("t")
+    world.lock_service.settling = True
+    await failed_round(world, NotReady, "sessions may still report")
+    world.lock_service.settling = False
+    world.models.network.silent.add(LOCK_SERVICE)
+    with pytest.raises(Exception, match="does not answer"):
         await world.collect()
-        assert not (await world.describe()).held_by
-        assert world.history.collected[tablet] > needed
-
-
-async def test_only_operators_are_told_the_id_with_which_a_session_can_be_ended() -> None:
-    async with history_cluster() as world:
-        await world.create("t")
-        needed = world.ago(RETENTION_SECONDS + 50)
-        world.lock_service.need(needed, "a long report")
-        await world.collect()
-        client = rpc._caller.set(CallerIdentity(Role.CLIENT))
-        try:
-            told = await world.describe()
-        finally:
-            rpc._caller.reset(client)
-        assert (told.held_by, told.held_by_session_id) == ("a long report", b"")
-        assert told.held_at == needed
-
-
-async def test_a_session_that_needs_only_retained_history_holds_nothing_back() -> None:
-    async with history_cluster() as world:
-        await world.create("t")
-        world.lock_service.need(world.ago(RETENTION_SECONDS - 10), "recent")
-        await world.collect()
-        assert not (await world.describe()).held_by
-
-
-async def test_a_pin_that_comes_after_the_decision_wins() -> None:
-    async with history_cluster() as world:
-        (tablet,) = await world.create("t")
-        pinned = world.ago(RETENTION_SECONDS + 50)
-
-        def pin_at_the_second_look() -> None:
-            if world.log.count("sessions") == 2:
-                world.lock_service.need(pinned, "a pin")
-
-        world.lock_service.before_answer = pin_at_the_second_look
-        await failed_round(world, NotReady, "a pin needs history")
-        assert tablet not in world.history.reads
-        told = await world.describe()
-        assert told.held_by == "a pin"
-        # The pin also wins in later rounds, although the decision stands.
-        await failed_round(world, NotReady, "a pin needs history")
-        world.lock_service.sessions.clear()
-        world.lock_service.before_answer = lambda: None
-        await world.collect()
-        assert world.history.collected[tablet] > pinned
-
-
-async def test_collection_stops_where_a_pin_came_too_late_and_continues_elsewhere() -> None:
-    async with history_cluster() as world:
-        (short,) = await world.create("short", retention_seconds=20)
-        (long,) = await world.create("long", retention_seconds=500)
-        await world.collect()
-        before = world.history.reads[short]
-        world.lock_service.need(pinned := world.ago(60), "a pin")
-        await asyncio.sleep(600)
-        await world.collect()
-        assert world.history.reads[short] == world.history.collected[short] == before
-        assert world.history.collected[long] == pinned
-        # Transactions that began after the pin can continue in all tables.
-        assert world.history.transactions[long] <= max(before, pinned)
-
-
-async def test_nothing_is_raised_unless_all_sessions_are_known() -> None:
-    async with history_cluster() as world:
-        await world.create("t")
-        world.lock_service.settling = True
-        await failed_round(world, NotReady, "sessions may still report")
-        world.lock_service.settling = False
-        world.models.network.silent.add(LOCK_SERVICE)
-        with pytest.raises(Exception, match="does not answer"):
-            await world.collect()
-        assert "raise" not in order_of(world.log)
+    assert "raise" not in order_of(world.log)
 
 
 async def replace_lock_service(world: HistoryWorld) -> None:
@@ -209,47 +220,48 @@ async def replace_lock_service(world: HistoryWorld) -> None:
     await world.models.until(noticed)
 
 
-async def test_sessions_of_a_lost_lock_service_get_time_to_report_elsewhere() -> None:
-    async with history_cluster() as world:
-        await world.create("t")
+async def test_sessions_of_a_lost_lock_service_get_time_to_report_elsewhere(
+    world: HistoryWorld,
+) -> None:
+    await world.create("t")
+    await world.collect()
+    # Long after the last round, in which it was still registered.
+    await asyncio.sleep(10 * TTL_SECONDS_MAX)
+    await replace_lock_service(world)
+    await failed_round(world, NotReady, "locks:1 is gone")
+    await asyncio.sleep(TTL_SECONDS_MAX - 1)
+    await failed_round(world, NotReady, "locks:1 is gone")
+    await asyncio.sleep(1)
+    await world.collect()
+
+
+async def test_a_new_leader_gives_sessions_of_an_unknown_lost_lock_service_time_to_report(
+    world: HistoryWorld,
+) -> None:
+    await world.create("t")
+    world.models.kill_master(world.models.masters[0])
+    world.models.start_master()
+
+    async def leads() -> bool:
+        return bool((await world.describe()).tables)
+
+    await world.models.until(leads)
+    await failed_round(world, NotReady, "just begun to lead")
+    await asyncio.sleep(TTL_SECONDS_MAX)
+    await world.collect()
+
+
+async def test_a_tablet_that_has_not_acknowledged_stops_the_round_before_any_lock_is_settled(
+    world: HistoryWorld,
+) -> None:
+    _, second = await world.create("t", [b"m"])
+    world.history.failing.add(second)
+    with pytest.raises(Unavailable):
         await world.collect()
-        # Long after the last round, in which it was still registered.
-        await asyncio.sleep(10 * TTL_SECONDS_MAX)
-        await replace_lock_service(world)
-        await failed_round(world, NotReady, "locks:1 is gone")
-        await asyncio.sleep(TTL_SECONDS_MAX - 1)
-        await failed_round(world, NotReady, "locks:1 is gone")
-        await asyncio.sleep(1)
-        await world.collect()
-
-
-async def test_a_new_leader_gives_sessions_of_an_unknown_lost_lock_service_time_to_report() -> None:
-    async with history_cluster() as world:
-        await world.create("t")
-        world.models.kill_master(world.models.masters[0])
-        world.models.start_master()
-
-        async def leads() -> bool:
-            return bool((await world.describe()).tables)
-
-        await world.models.until(leads)
-        await failed_round(world, NotReady, "just begun to lead")
-        await asyncio.sleep(TTL_SECONDS_MAX)
-        await world.collect()
-
-
-async def test_a_tablet_that_has_not_acknowledged_stops_the_round_before_any_lock_is_settled() -> (
-    None
-):
-    async with history_cluster() as world:
-        _, second = await world.create("t", [b"m"])
-        world.history.failing.add(second)
-        with pytest.raises(Unavailable):
-            await world.collect()
-        assert not {"resolve", "collect"} & set(order_of(world.log))
-        world.history.failing.clear()
-        await world.collect()
-        assert second in world.history.collected
+    assert not {"resolve", "collect"} & set(order_of(world.log))
+    world.history.failing.clear()
+    await world.collect()
+    assert second in world.history.collected
 
 
 async def test_a_tablet_made_by_a_split_during_the_round_is_raised_and_settled_too() -> None:
@@ -280,26 +292,26 @@ async def test_a_tablet_made_by_a_split_during_the_round_is_raised_and_settled_t
             assert at == sorted(at)
 
 
-async def test_an_old_lock_of_a_dead_owner_is_rolled_back_before_anything_is_collected() -> None:
-    async with history_cluster() as world:
-        (tablet,) = await world.create("t")
-        world.lock(tablet, 1, world.ago(RETENTION_SECONDS + 5), b"gone")
-        await world.collect()
-        assert not world.history.locks[tablet]
-        assert world.collection.old_locks_resolved == 1
+async def test_an_old_lock_of_a_dead_owner_is_rolled_back_before_anything_is_collected(
+    world: HistoryWorld,
+) -> None:
+    (tablet,) = await world.create("t")
+    world.lock(tablet, 1, world.ago(RETENTION_SECONDS + 5), b"gone")
+    await world.collect()
+    assert not world.history.locks[tablet]
+    assert world.collection.old_locks_resolved == 1
 
 
-async def test_an_old_lock_is_rolled_back_although_its_owner_is_alive() -> None:
+async def test_an_old_lock_is_rolled_back_although_its_owner_is_alive(world: HistoryWorld) -> None:
     """Otherwise, whoever keeps a session alive could stop the collection of the whole cluster."""
-    async with history_cluster() as world:
-        (tablet,) = await world.create("t")
-        world.lock(tablet, 1, world.ago(RETENTION_SECONDS + 5), b"alive", ttl_milliseconds=10**9)
-        # Its owner does not say which history it needs.
-        info = locks.SessionInfo(description="x", ttl_milliseconds=3_000)
-        world.lock_service.sessions.append(locks.Session(session_id=b"alive", info=info))
-        await world.collect()
-        assert not world.history.locks[tablet]
-        assert world.history.collected[tablet] > 0
+    (tablet,) = await world.create("t")
+    world.lock(tablet, 1, world.ago(RETENTION_SECONDS + 5), b"alive", ttl_milliseconds=10**9)
+    # Its owner does not say which history it needs.
+    info = locks.SessionInfo(description="x", ttl_milliseconds=3_000)
+    world.lock_service.sessions.append(locks.Session(session_id=b"alive", info=info))
+    await world.collect()
+    assert not world.history.locks[tablet]
+    assert world.history.collected[tablet] > 0
 
 
 async def test_old_history_is_held_back_for_so_long_and_no_longer() -> None:
@@ -348,36 +360,38 @@ async def test_a_pin_of_an_administrator_has_a_limit_of_its_own() -> None:
         assert world.history.collected[tablet] > world.ago(RETENTION_SECONDS + 10)
 
 
-async def test_a_transaction_that_began_at_the_safe_point_itself_is_left_alone() -> None:
-    async with history_cluster() as world:
-        (tablet,) = await world.create("t")
-        start = world.ago(RETENTION_SECONDS + 5)
-        world.lock_service.need(start, "its owner")
-        world.lock(tablet, 1, start, b"its owner")
-        await world.collect()
-        assert world.history.locks[tablet]
-        assert world.history.collected[tablet] == start
+async def test_a_transaction_that_began_at_the_safe_point_itself_is_left_alone(
+    world: HistoryWorld,
+) -> None:
+    (tablet,) = await world.create("t")
+    start = world.ago(RETENTION_SECONDS + 5)
+    world.lock_service.need(start, "its owner")
+    world.lock(tablet, 1, start, b"its owner")
+    await world.collect()
+    assert world.history.locks[tablet]
+    assert world.history.collected[tablet] == start
 
 
-async def test_a_new_leader_knows_the_safe_points_and_never_lowers_them() -> None:
-    async with history_cluster() as world:
-        (tablet,) = await world.create("t")
-        await world.collect()
-        before = world.collection.safe_points
-        world.models.kill_master(world.models.masters[0])
-        world.models.start_master()
+async def test_a_new_leader_knows_the_safe_points_and_never_lowers_them(
+    world: HistoryWorld,
+) -> None:
+    (tablet,) = await world.create("t")
+    await world.collect()
+    before = world.collection.safe_points
+    world.models.kill_master(world.models.masters[0])
+    world.models.start_master()
 
-        async def told_again() -> bool:
-            told = await world.describe()
-            return [one.safe_point for one in told.tables] == list(before.reads.values())
+    async def told_again() -> bool:
+        told = await world.describe()
+        return [one.safe_point for one in told.tables] == list(before.reads.values())
 
-        await world.models.until(told_again)
-        # A need for history that is gone already changes nothing.
-        world.lock_service.need(world.ago(RETENTION_SECONDS + 500), "too late")
-        await asyncio.sleep(TTL_SECONDS_MAX)
-        await failed_round(world, NotReady, "too late needs history")
-        assert world.collection.safe_points == before
-        assert world.history.reads[tablet] == before.reads[1]
+    await world.models.until(told_again)
+    # A need for history that is gone already changes nothing.
+    world.lock_service.need(world.ago(RETENTION_SECONDS + 500), "too late")
+    await asyncio.sleep(TTL_SECONDS_MAX)
+    await failed_round(world, NotReady, "too late needs history")
+    assert world.collection.safe_points == before
+    assert world.history.reads[tablet] == before.reads[1]
 
 
 async def test_a_leader_that_has_not_read_the_safe_points_yet_does_not_report_them() -> None:
@@ -392,12 +406,13 @@ async def test_a_leader_that_has_not_read_the_safe_points_yet_does_not_report_th
             begun.safe_points.transactions  # noqa: B018
 
 
-async def test_a_retention_below_the_minimum_is_refused_and_no_table_is_created() -> None:
-    async with history_cluster() as world:
-        with pytest.raises(InvalidArgument, match="below 10000"):
-            await world.create("t", retention_seconds=9.9)
-        listed = await world.models.ask(methods.LIST_TABLES, pb.ListTablesRequest())
-        assert not listed.tables
+async def test_a_retention_below_the_minimum_is_refused_and_no_table_is_created(
+    world: HistoryWorld,
+) -> None:
+    with pytest.raises(InvalidArgument, match="below 10000"):
+        await world.create("t", retention_seconds=9.9)
+    listed = await world.models.ask(methods.LIST_TABLES, pb.ListTablesRequest())
+    assert not listed.tables
 
 
 # What deleted tables leave behind is removed, and what cannot be removed is told once.
@@ -575,6 +590,12 @@ async def dropping() -> AsyncIterator[Dropping]:
         yield Dropping(here, await here.table_id(ONE), await here.table_id(OTHER))
 
 
+@pytest.fixture
+def at() -> AbstractAsyncContextManager[Dropping]:
+    """Two tables of a row store, one of which a test drops."""
+    return dropping()
+
+
 async def test_a_dropped_table_goes_after_a_round_above_its_last_commits() -> None:
     async with dropping() as at:
         await at.here.set("a", 1)
@@ -613,84 +634,81 @@ async def test_a_table_goes_after_what_was_committed_there_is_settled_elsewhere(
         assert await at.here.cells(OTHER, SPACE_WRITE) == 1
 
 
-async def test_a_table_goes_although_a_transaction_there_has_not_ended() -> None:
-    async with dropping() as at:
-        start = await at.here.lock(b"a", ttl_milliseconds=600_000)
-        await at.drop()
-        for _ in range(2):
-            await at.collect()
-        assert await at.is_gone()
-        assert not await at.here.cells(OTHER, SPACE_LOCK)
-        record = WriteRecord(start, RecordKind.PUT, b"3").encode()
-        commit = await at.here.now()
-        step = steps.commit_primary(b"a", VALUE.name, start, start + 1, commit, record, ())
-        assert await at.here.answer(CellMutation(at.one, step)) is not APPLIED
+async def test_a_table_goes_although_a_transaction_there_has_not_ended(at: Dropping) -> None:
+    start = await at.here.lock(b"a", ttl_milliseconds=600_000)
+    await at.drop()
+    for _ in range(2):
+        await at.collect()
+    assert await at.is_gone()
+    assert not await at.here.cells(OTHER, SPACE_LOCK)
+    record = WriteRecord(start, RecordKind.PUT, b"3").encode()
+    commit = await at.here.now()
+    step = steps.commit_primary(b"a", VALUE.name, start, start + 1, commit, record, ())
+    assert await at.here.answer(CellMutation(at.one, step)) is not APPLIED
 
 
-async def test_who_gets_a_commit_timestamp_after_the_drop_does_not_commit() -> None:
+async def test_who_gets_a_commit_timestamp_after_the_drop_does_not_commit(at: Dropping) -> None:
     """Its cells are still there: nothing else would refuse it."""
-    async with dropping() as at:
-        tx = at.here.database.transaction()
-        await tx.timestamp()
-        await tx.set("a", VALUE, 1)
-        await tx.set("a", REST, 1)
-        await at.drop()
-        with pytest.raises(SchemaError, match="'one' was dropped while it was in use"):
-            await tx.commit()
-        async with at.here.database.snapshot() as snapshot:
-            assert await snapshot.get("a", REST) is None
+    tx = at.here.database.transaction()
+    await tx.timestamp()
+    await tx.set("a", VALUE, 1)
+    await tx.set("a", REST, 1)
+    await at.drop()
+    with pytest.raises(SchemaError, match="'one' was dropped while it was in use"):
+        await tx.commit()
+    async with at.here.database.snapshot() as snapshot:
+        assert await snapshot.get("a", REST) is None
 
 
 @pytest.mark.parametrize("comes_first", ["the table", "the timestamp"])
 @pytest.mark.parametrize("in_past", [False, True])
 @pytest.mark.parametrize("read", READS)
 async def test_whoever_begins_to_read_after_the_drop_reads_nothing_of_the_table(
-    read: str, comes_first: str, *, in_past: bool
+    at: Dropping, read: str, comes_first: str, *, in_past: bool
 ) -> None:
     """Its cells are still there, and the store refuses no read of them."""
-    async with dropping() as at:
-        await at.here.set("a", 1)
-        database = at.here.database
-        past = await database.timestamp() if in_past else None
-        async with database.snapshot(past) as snapshot:
-            if comes_first == "the table":
-                await snapshot._reader.info(ONE, database.internal.deadline(None))
-            await at.drop()
-            if comes_first == "the timestamp":
-                await snapshot.timestamp()
-            with pytest.raises(SchemaError, match="'one'"):
-                await READS[read](snapshot)
-            assert await snapshot.get("a", REST) == 1
-
-
-async def test_the_next_table_of_the_name_is_read_by_those_who_know_the_former_one() -> None:
-    async with dropping() as at:
-        await at.here.set("a", 1)
-        database = at.here.database
-        assert await database.get("a", VALUE) == 1
+    await at.here.set("a", 1)
+    database = at.here.database
+    past = await database.timestamp() if in_past else None
+    async with database.snapshot(past) as snapshot:
+        if comes_first == "the table":
+            await snapshot._reader.info(ONE, database.internal.deadline(None))
         await at.drop()
-        await at.here.cluster.create_table(CreateTableRequest(name=ONE.name))
-        assert await database.get("a", VALUE) is None
-        async with database.snapshot() as snapshot:
-            assert [row async for row in snapshot.scan(ONE)] == []
+        if comes_first == "the timestamp":
+            await snapshot.timestamp()
+        with pytest.raises(SchemaError, match="'one'"):
+            await READS[read](snapshot)
+        assert await snapshot.get("a", REST) == 1
 
 
-async def test_who_knows_nothing_of_a_dropped_table_is_told_at_once() -> None:
+async def test_the_next_table_of_the_name_is_read_by_those_who_know_the_former_one(
+    at: Dropping,
+) -> None:
+    await at.here.set("a", 1)
+    database = at.here.database
+    assert await database.get("a", VALUE) == 1
+    await at.drop()
+    await at.here.cluster.create_table(CreateTableRequest(name=ONE.name))
+    assert await database.get("a", VALUE) is None
+    async with database.snapshot() as snapshot:
+        assert [row async for row in snapshot.scan(ONE)] == []
+
+
+async def test_who_knows_nothing_of_a_dropped_table_is_told_at_once(at: Dropping) -> None:
     """And not at the deadline, as if the store were out of order."""
-    async with dropping() as at:
-        engine = at.here.database.internal.engine
-        began = engine.now()
-        tx = at.here.database.transaction()
-        await tx.timestamp()
-        await tx.set("a", VALUE, 1)
-        await tx.set("a", REST, 1)
-        await at.drop()
-        engine.catalog.forget(at.one)
-        with pytest.raises(SchemaError, match="'one' was dropped while it was in use"):
-            await tx.commit()
-        assert engine.now() < began + engine.limits.call_seconds / 2
-        assert await engine.env.background.drain(SECONDS)  # its other locks go after the answer
-        assert not await at.here.cells(OTHER, SPACE_LOCK)
+    engine = at.here.database.internal.engine
+    began = engine.now()
+    tx = at.here.database.transaction()
+    await tx.timestamp()
+    await tx.set("a", VALUE, 1)
+    await tx.set("a", REST, 1)
+    await at.drop()
+    engine.catalog.forget(at.one)
+    with pytest.raises(SchemaError, match="'one' was dropped while it was in use"):
+        await tx.commit()
+    assert engine.now() < began + engine.limits.call_seconds / 2
+    assert await engine.env.background.drain(SECONDS)  # its other locks go after the answer
+    assert not await at.here.cells(OTHER, SPACE_LOCK)
 
 
 async def test_without_a_look_at_the_epoch_it_would_commit(
@@ -712,45 +730,42 @@ async def test_without_a_look_at_the_epoch_it_would_commit(
             assert await snapshot.get("a", REST) == 1
 
 
-async def test_a_lock_that_comes_after_the_end_is_rolled_back() -> None:
+async def test_a_lock_that_comes_after_the_end_is_rolled_back(at: Dropping) -> None:
     """Its primary is in the table that is gone, so it never commits."""
-    async with dropping() as at:
-        await at.here.set("a", 1)
-        await at.drop()
-        for _ in range(2):
-            await at.collect()
-        assert await at.is_gone()
-        start = await at.here.now()
-        primary = CellAddress(at.one, b"a", VALUE.name)
-        lock = LockRecord(start, start + 1, 1, RecordKind.PUT, b"", primary, b"3").encode()
-        late = steps.prewrite(b"a", REST.name, start, lock, None)
-        assert await at.here.answer(CellMutation(at.other, late)) is APPLIED
-        async with at.here.database.snapshot() as snapshot:
-            assert await snapshot.get("a", REST) == 1
-        assert not await at.here.cells(OTHER, SPACE_LOCK)
-
-
-async def test_intents_of_a_table_that_is_gone_are_cleared() -> None:
-    async with dropping() as at:
-        await at.drop()
-        for _ in range(2):
-            await at.collect()
-        late = Intent(at.one, b"a", VALUE.name, b"o", await at.here.now(), is_certain=False)
-        await at.here.intents.write([late], at.here.env.now() + SECONDS)
+    await at.here.set("a", 1)
+    await at.drop()
+    for _ in range(2):
         await at.collect()
-        assert await at.here.all_intents() == []
+    assert await at.is_gone()
+    start = await at.here.now()
+    primary = CellAddress(at.one, b"a", VALUE.name)
+    lock = LockRecord(start, start + 1, 1, RecordKind.PUT, b"", primary, b"3").encode()
+    late = steps.prewrite(b"a", REST.name, start, lock, None)
+    assert await at.here.answer(CellMutation(at.other, late)) is APPLIED
+    async with at.here.database.snapshot() as snapshot:
+        assert await snapshot.get("a", REST) == 1
+    assert not await at.here.cells(OTHER, SPACE_LOCK)
 
 
-async def test_who_could_not_say_any_more_that_a_table_is_gone_is_no_obstacle() -> None:
-    async with dropping() as at:
-        await at.drop()
+async def test_intents_of_a_table_that_is_gone_are_cleared(at: Dropping) -> None:
+    await at.drop()
+    for _ in range(2):
         await at.collect()
-        at.catalogue.leads = False
-        with pytest.raises(NotReady, match="another one leads"):
-            await at.collect()
-        at.catalogue.leads = True
+    late = Intent(at.one, b"a", VALUE.name, b"o", await at.here.now(), is_certain=False)
+    await at.here.intents.write([late], at.here.env.now() + SECONDS)
+    await at.collect()
+    assert await at.here.all_intents() == []
+
+
+async def test_who_could_not_say_any_more_that_a_table_is_gone_is_no_obstacle(at: Dropping) -> None:
+    await at.drop()
+    await at.collect()
+    at.catalogue.leads = False
+    with pytest.raises(NotReady, match="another one leads"):
         await at.collect()
-        assert await at.is_gone()
+    at.catalogue.leads = True
+    await at.collect()
+    assert await at.is_gone()
 
 
 _STAYS_AT_FIRST = test_a_dropped_table_goes_after_a_round_above_its_last_commits

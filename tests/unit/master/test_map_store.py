@@ -78,22 +78,23 @@ async def test_a_change_whose_caller_leaves_takes_effect_if_it_is_durable_and_on
     assert len(store.current.tables) == store.changes == len(leadership.values) == (not fails)
 
 
-async def test_no_master_leads_with_a_map_that_is_older_than_the_tables() -> None:
+async def test_no_master_leads_with_a_map_that_is_older_than_the_tables(
+    world: ModelCluster,
+) -> None:
     """Otherwise it would give their ids to new tables, which would have the cells of the old."""
-    async with cluster("a:1") as world:
-        table = await create(world, splits=[])
-        world.kill_master(world.masters[0])
-        world.disk.make_durable_directory(ROOT / str(table) / "2")
-        files, roles = MemoryFiles(world.disk), ROOT / "coordinator"
-        await files.rename(roles / "master", roles / "lost")
-        process = world.start_master()
-        await asyncio.sleep(10)
-        assert process.master.leader is None
-        world.kill_master(process)
-        await files.rename(roles / "master", roles / "empty")
-        await files.rename(roles / "lost", roles / "master")
-        world.start_master()
-        await world.until(lambda: served(world, table))
+    table = await create(world, splits=[])
+    world.kill_master(world.masters[0])
+    world.disk.make_durable_directory(ROOT / str(table) / "2")
+    files, roles = MemoryFiles(world.disk), ROOT / "coordinator"
+    await files.rename(roles / "master", roles / "lost")
+    process = world.start_master()
+    await asyncio.sleep(10)
+    assert process.master.leader is None
+    world.kill_master(process)
+    await files.rename(roles / "master", roles / "empty")
+    await files.rename(roles / "lost", roles / "master")
+    world.start_master()
+    await world.until(lambda: served(world, table))
 
 
 @pytest.mark.parametrize(
@@ -478,42 +479,44 @@ async def test_a_disk_that_fails_while_a_master_starts_ends_none_of_its_work(
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])
-async def test_a_standby_that_cannot_read_what_the_leader_recorded_says_so(number: int) -> None:
+async def test_a_standby_that_cannot_read_what_the_leader_recorded_says_so(
+    world: ModelCluster, number: int
+) -> None:
     """The caller was told that an invariant is violated, and so was whoever is on call."""
-    async with cluster("a:1") as world:
-        table = await create(world)
-        standby = world.start_master()
-        await asyncio.sleep(1)
-        standby.files.faults.fail("list", times=10**9, number=number)
-        locate = world.network.unary(standby.address, methods.LOCATE_TABLETS)
-        with pytest.raises(NotReady, match="cannot read what the leader has recorded"):
-            await locate(pb.LocateTabletsRequest(table_id=table), 1.0)
-        with pytest.raises(NotReady):
-            await standby.master.servers()
-        world.masters.reverse()
-        assert await world.locate(table), "the leader answers"
-        standby.files.faults.heal()
-        assert (await locate(pb.LocateTabletsRequest(table_id=table), 1.0)).locations
+    table = await create(world)
+    standby = world.start_master()
+    await asyncio.sleep(1)
+    standby.files.faults.fail("list", times=10**9, number=number)
+    locate = world.network.unary(standby.address, methods.LOCATE_TABLETS)
+    with pytest.raises(NotReady, match="cannot read what the leader has recorded"):
+        await locate(pb.LocateTabletsRequest(table_id=table), 1.0)
+    with pytest.raises(NotReady):
+        await standby.master.servers()
+    world.masters.reverse()
+    assert await world.locate(table), "the leader answers"
+    standby.files.faults.heal()
+    assert (await locate(pb.LocateTabletsRequest(table_id=table), 1.0)).locations
 
 
 TURNS = 1_000
 
 
-async def test_no_answer_of_a_master_that_begins_to_lead_lists_no_servers() -> None:
+async def test_no_answer_of_a_master_that_begins_to_lead_lists_no_servers(
+    world: ModelCluster,
+) -> None:
     """Programs would believe that there are none, until they ask again seconds later."""
-    async with cluster("a:1") as world:
-        standby = world.start_master()
-        await asyncio.sleep(2)
+    standby = world.start_master()
+    await asyncio.sleep(2)
 
-        async def listed() -> list[str]:
-            return [one.address for one in await standby.master.servers()]
+    async def listed() -> list[str]:
+        return [one.address for one in await standby.master.servers()]
 
-        before = await listed()
-        assert "a:1" in before
-        world.kill_master(world.masters[0])
-        while standby.master.leader is None:
-            assert await listed() == before
-            await asyncio.sleep(0 if standby.master.candidacy.leader_address else 0.01)
-        for _ in range(TURNS):
-            assert set(before) <= set(await listed())
-            await asyncio.sleep(0)
+    before = await listed()
+    assert "a:1" in before
+    world.kill_master(world.masters[0])
+    while standby.master.leader is None:
+        assert await listed() == before
+        await asyncio.sleep(0 if standby.master.candidacy.leader_address else 0.01)
+    for _ in range(TURNS):
+        assert set(before) <= set(await listed())
+        await asyncio.sleep(0)

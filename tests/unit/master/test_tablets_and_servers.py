@@ -62,213 +62,231 @@ from tests.unit.master.cluster_world import (
 )
 from tests.unit.unary_network import UnaryNetwork
 
-
-async def test_the_tablets_of_a_new_table_are_spread_over_all_servers() -> None:
-    async with cluster("a:1", "b:1", "c:1") as world:
-        assert await addresses(world, await create(world)) == {"a:1": 2, "b:1": 2, "c:1": 2}
+on_two_servers = pytest.mark.parametrize("world", [["a:1", "b:1"]], indirect=True)
+on_three_servers = pytest.mark.parametrize("world", [["a:1", "b:1", "c:1"]], indirect=True)
 
 
-async def test_a_killed_server_is_replaced_within_a_second() -> None:
-    async with cluster("a:1", "b:1", "c:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        world.kill_server("b:1")
-        assert await world.until(lambda: is_complete(world, table)) < 1.0
-        assert await addresses(world, table) == {"a:1": 3, "c:1": 3}
+@on_three_servers
+async def test_the_tablets_of_a_new_table_are_spread_over_all_servers(world: ModelCluster) -> None:
+    assert await addresses(world, await create(world)) == {"a:1": 2, "b:1": 2, "c:1": 2}
 
 
-async def test_a_silent_server_is_replaced_when_its_lease_is_over_and_acknowledges_nothing() -> (
-    None
-):
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        old = await world.locate(table)
-        silent = world.servers["b:1"]
-        world.network.silent.add("b:1")
-        # Clients that still reach it are served until another server owns the tablets.
-        lost = [one for one in old if one.address == "b:1"]
-        silent.write(lost[0], lost[0].range.start + b"x", b"acknowledged")
-
-        async def moved() -> bool:
-            return set(await addresses(world, table)) == {"a:1"}
-
-        seconds = await world.until(moved)
-        assert LEASE_SECONDS - 0.5 < seconds < LEASE_SECONDS + 1.5
-        await world.until(lambda: is_complete(world, table))
-        assert await world.read(table, lost[0].range.start + b"x") == b"acknowledged"
-        for location in lost:
-            with pytest.raises(PercolatorError):
-                silent.write(location, location.range.start, b"late")
-        # When it is back, it closes the tablets that it no longer owns.
-        world.network.silent.clear()
-        await asyncio.sleep(3)
-        assert not [one for one in silent.open.values() if one.epoch == 1]
+@on_three_servers
+async def test_a_killed_server_is_replaced_within_a_second(world: ModelCluster) -> None:
+    table = await create(world)
+    await fill(world, table)
+    world.kill_server("b:1")
+    assert await world.until(lambda: is_complete(world, table)) < 1.0
+    assert await addresses(world, table) == {"a:1": 3, "c:1": 3}
 
 
+@on_two_servers
+async def test_a_silent_server_is_replaced_when_its_lease_is_over_and_acknowledges_nothing(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    await fill(world, table)
+    old = await world.locate(table)
+    silent = world.servers["b:1"]
+    world.network.silent.add("b:1")
+    # Clients that still reach it are served until another server owns the tablets.
+    lost = [one for one in old if one.address == "b:1"]
+    silent.write(lost[0], lost[0].range.start + b"x", b"acknowledged")
+
+    async def moved() -> bool:
+        return set(await addresses(world, table)) == {"a:1"}
+
+    seconds = await world.until(moved)
+    assert LEASE_SECONDS - 0.5 < seconds < LEASE_SECONDS + 1.5
+    await world.until(lambda: is_complete(world, table))
+    assert await world.read(table, lost[0].range.start + b"x") == b"acknowledged"
+    for location in lost:
+        with pytest.raises(PercolatorError):
+            silent.write(location, location.range.start, b"late")
+    # When it is back, it closes the tablets that it no longer owns.
+    world.network.silent.clear()
+    await asyncio.sleep(3)
+    assert not [one for one in silent.open.values() if one.epoch == 1]
+
+
+@on_two_servers
 @pytest.mark.parametrize("change", ["move", "split", "drain"])
 async def test_a_server_that_falls_silent_while_its_tablets_change_is_replaced_as_soon(
+    world: ModelCluster,
     change: str,
 ) -> None:
     """The change waits for its answer, and nobody else gives the tablet to a server meanwhile."""
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world, splits=[])
-        await fill(world, table)
-        (tablet,) = await world.locate(table)
-        world.network.silent.add(tablet.address)
-        changes: dict[str, Callable[[], Awaitable[object]]] = {
-            "move": lambda: world.ask(
-                methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=tablet.tablet_id), 60
-            ),
-            "split": lambda: world.ask(
-                methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=tablet.tablet_id), 60
-            ),
-            "drain": lambda: world.ask(
-                methods.DRAIN_SERVER, pb.DrainServerRequest(server=tablet.address), 60
-            ),
-        }
-        changing = asyncio.ensure_future(changes[change]())
+    table = await create(world, splits=[])
+    await fill(world, table)
+    (tablet,) = await world.locate(table)
+    world.network.silent.add(tablet.address)
+    changes: dict[str, Callable[[], Awaitable[object]]] = {
+        "move": lambda: world.ask(
+            methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=tablet.tablet_id), 60
+        ),
+        "split": lambda: world.ask(
+            methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=tablet.tablet_id), 60
+        ),
+        "drain": lambda: world.ask(
+            methods.DRAIN_SERVER, pb.DrainServerRequest(server=tablet.address), 60
+        ),
+    }
+    changing = asyncio.ensure_future(changes[change]())
 
-        async def moved() -> bool:
-            return tablet.address not in await addresses(world, table)
+    async def moved() -> bool:
+        return tablet.address not in await addresses(world, table)
 
-        assert await world.until(moved) < LEASE_SECONDS + 1.5
-        assert await world.until(lambda: is_complete(world, table)) < 1
-        await asyncio.wait([changing])
-        assert (changing.exception() is None) == (change != "split")
-
-
-async def test_a_restarted_master_moves_nothing() -> None:
-    async with cluster("a:1", "b:1", "c:1") as world:
-        table = await create(world)
-        before = await world.locate(table)
-        world.kill_master(world.masters[0])
-        await asyncio.sleep(5)
-        world.start_master()
-        await asyncio.sleep(10)
-        assert await world.locate(table) == before
+    assert await world.until(moved) < LEASE_SECONDS + 1.5
+    assert await world.until(lambda: is_complete(world, table)) < 1
+    await asyncio.wait([changing])
+    assert (changing.exception() is None) == (change != "split")
 
 
-async def test_a_standby_locates_tablets_and_refers_changes_to_the_leader() -> None:
-    async with cluster("a:1") as world:
-        table = await create(world)
-        standby = world.start_master()
-        await asyncio.sleep(1)
-        known = await world.network.unary(standby.address, methods.LOCATE_TABLETS)(
-            pb.LocateTabletsRequest(table_id=table), 1
+@on_three_servers
+async def test_a_restarted_master_moves_nothing(world: ModelCluster) -> None:
+    table = await create(world)
+    before = await world.locate(table)
+    world.kill_master(world.masters[0])
+    await asyncio.sleep(5)
+    world.start_master()
+    await asyncio.sleep(10)
+    assert await world.locate(table) == before
+
+
+async def test_a_standby_locates_tablets_and_refers_changes_to_the_leader(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    standby = world.start_master()
+    await asyncio.sleep(1)
+    known = await world.network.unary(standby.address, methods.LOCATE_TABLETS)(
+        pb.LocateTabletsRequest(table_id=table), 1
+    )
+    assert list(known.locations) == await world.locate(table)
+    with pytest.raises(NotReady, match="master-1"):
+        await world.network.unary(standby.address, methods.CREATE_TABLE)(
+            pb.CreateTableRequest(name="u"), 1
         )
-        assert list(known.locations) == await world.locate(table)
-        with pytest.raises(NotReady, match="master-1"):
-            await world.network.unary(standby.address, methods.CREATE_TABLE)(
-                pb.CreateTableRequest(name="u"), 1
-            )
-        world.kill_master(world.masters[0])
-        await asyncio.sleep(1)
-        assert await create(world, "u") > table
+    world.kill_master(world.masters[0])
+    await asyncio.sleep(1)
+    assert await create(world, "u") > table
 
 
-async def test_a_server_that_restarts_at_its_address_gets_its_tablets_at_new_epochs() -> None:
-    async with cluster("a:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        world.kill_server("a:1")
-        world.start_server("a:1")
-        await world.until(lambda: is_complete(world, table))
-        assert {one.epoch for one in await world.locate(table)} == {2}
+async def test_a_server_that_restarts_at_its_address_gets_its_tablets_at_new_epochs(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    await fill(world, table)
+    world.kill_server("a:1")
+    world.start_server("a:1")
+    await world.until(lambda: is_complete(world, table))
+    assert {one.epoch for one in await world.locate(table)} == {2}
 
 
-async def test_when_all_servers_restart_they_share_the_tablets_whichever_is_first() -> None:
-    async with cluster("a:1", "b:1", "c:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        for address in ("a:1", "b:1", "c:1"):
-            world.kill_server(address)
-        await asyncio.sleep(2)
-        for address in ("a:1", "b:1", "c:1"):
-            world.start_server(address)
-            await asyncio.sleep(0.05)
-        await world.until(lambda: is_complete(world, table))
-        assert await addresses(world, table) == {"a:1": 2, "b:1": 2, "c:1": 2}
+@on_three_servers
+async def test_when_all_servers_restart_they_share_the_tablets_whichever_is_first(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    await fill(world, table)
+    for address in ("a:1", "b:1", "c:1"):
+        world.kill_server(address)
+    await asyncio.sleep(2)
+    for address in ("a:1", "b:1", "c:1"):
+        world.start_server(address)
+        await asyncio.sleep(0.05)
+    await world.until(lambda: is_complete(world, table))
+    assert await addresses(world, table) == {"a:1": 2, "b:1": 2, "c:1": 2}
 
 
-async def test_a_tablet_that_cannot_be_opened_does_not_stop_others_from_being_moved() -> None:
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        damaged = (await world.locate(table))[0]
-        world.store.tablets[damaged.tablet_id].damaged = True
-        world.kill_server(damaged.address)
-        await asyncio.sleep(5)
-        world.start_server("c:1")
+@on_two_servers
+async def test_a_tablet_that_cannot_be_opened_does_not_stop_others_from_being_moved(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    damaged = (await world.locate(table))[0]
+    world.store.tablets[damaged.tablet_id].damaged = True
+    world.kill_server(damaged.address)
+    await asyncio.sleep(5)
+    world.start_server("c:1")
 
-        async def shared() -> bool:
-            return (await addresses(world, table))["c:1"] >= 2
+    async def shared() -> bool:
+        return (await addresses(world, table))["c:1"] >= 2
 
-        await world.until(shared, 60)
+    await world.until(shared, 60)
 
 
-async def test_epochs_in_the_store_far_above_those_of_the_map_are_overtaken_at_once() -> None:
+@on_two_servers
+async def test_epochs_in_the_store_far_above_those_of_the_map_are_overtaken_at_once(
+    world: ModelCluster,
+) -> None:
     """As after a damaged map, which is mended with that of an earlier leader."""
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        for location in await world.locate(table):
-            world.store.tablets[location.tablet_id].highest = 10_000
-        world.kill_server("a:1")
-        world.kill_server("b:1")
-        world.start_server("c:1")
-        await world.until(lambda: is_complete(world, table), LEASE_SECONDS + 2.0)
-        assert {one.epoch for one in await world.locate(table)} == {10_001}
+    table = await create(world)
+    await fill(world, table)
+    for location in await world.locate(table):
+        world.store.tablets[location.tablet_id].highest = 10_000
+    world.kill_server("a:1")
+    world.kill_server("b:1")
+    world.start_server("c:1")
+    await world.until(lambda: is_complete(world, table), LEASE_SECONDS + 2.0)
+    assert {one.epoch for one in await world.locate(table)} == {10_001}
 
 
-async def test_a_server_that_tells_of_an_epoch_beyond_all_does_not_end_the_master() -> None:
+@on_two_servers
+async def test_a_server_that_tells_of_an_epoch_beyond_all_does_not_end_the_master(
+    world: ModelCluster,
+) -> None:
     """The epoch after the highest number was to be written into the map, which cannot hold it."""
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world, splits=[b"m"])
-        wrong, right = await world.locate(table)
-        world.store.tablets[wrong.tablet_id].highest = 2**64 - 1
-        world.kill_server(wrong.address)
-        await asyncio.sleep(LEASE_SECONDS + 5.0)
-        still = (await world.locate(table))[1]
-        assert still.tablet_id == right.tablet_id
-        assert still.address in ("a:1", "b:1")
-        await create(world, "another")  # the master leads, and assigns tablets
+    table = await create(world, splits=[b"m"])
+    wrong, right = await world.locate(table)
+    world.store.tablets[wrong.tablet_id].highest = 2**64 - 1
+    world.kill_server(wrong.address)
+    await asyncio.sleep(LEASE_SECONDS + 5.0)
+    still = (await world.locate(table))[1]
+    assert still.tablet_id == right.tablet_id
+    assert still.address in ("a:1", "b:1")
+    await create(world, "another")  # the master leads, and assigns tablets
 
 
-async def test_a_server_that_falls_silent_while_it_takes_over_is_replaced_in_time() -> None:
-    async with cluster("a:1", "b:1", "c:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        world.kill_server("a:1")
-        # Orders for tablets that it is given now are never answered.
-        world.network.silent.add("b:1")
-        await world.until(lambda: is_complete(world, table), LEASE_SECONDS + 2.0)
-        assert set(await addresses(world, table)) == {"c:1"}
+@on_three_servers
+async def test_a_server_that_falls_silent_while_it_takes_over_is_replaced_in_time(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    await fill(world, table)
+    world.kill_server("a:1")
+    # Orders for tablets that it is given now are never answered.
+    world.network.silent.add("b:1")
+    await world.until(lambda: is_complete(world, table), LEASE_SECONDS + 2.0)
+    assert set(await addresses(world, table)) == {"c:1"}
 
 
+@on_two_servers
 @pytest.mark.parametrize(("lost", "seconds"), [(1, 2.0), (2, 4.0)])
-async def test_an_order_to_open_that_is_lost_is_repeated_soon(lost: int, seconds: float) -> None:
+async def test_an_order_to_open_that_is_lost_is_repeated_soon(
+    world: ModelCluster, lost: int, seconds: float
+) -> None:
     """Its server lives, so nobody else is given the tablet: clients wait for the next order."""
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        world.network.losses["open_tablet"] = lost
-        world.kill_server("b:1")
-        assert await world.until(lambda: is_complete(world, table)) < seconds
-        assert not world.network.losses["open_tablet"]
+    table = await create(world)
+    await fill(world, table)
+    world.network.losses["open_tablet"] = lost
+    world.kill_server("b:1")
+    assert await world.until(lambda: is_complete(world, table)) < seconds
+    assert not world.network.losses["open_tablet"]
 
 
-async def test_a_new_server_gets_its_share_and_then_nothing_more_moves() -> None:
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world, splits=[b"%02d" % n for n in range(1, 12)])
-        world.start_server("c:1")
+@on_two_servers
+async def test_a_new_server_gets_its_share_and_then_nothing_more_moves(world: ModelCluster) -> None:
+    table = await create(world, splits=[b"%02d" % n for n in range(1, 12)])
+    world.start_server("c:1")
 
-        async def balanced() -> bool:
-            return await addresses(world, table) == {"a:1": 4, "b:1": 4, "c:1": 4}
+    async def balanced() -> bool:
+        return await addresses(world, table) == {"a:1": 4, "b:1": 4, "c:1": 4}
 
-        await world.until(balanced, 60)
-        before = await world.locate(table)
-        await asyncio.sleep(30)
-        assert await world.locate(table) == before
+    await world.until(balanced, 60)
+    before = await world.locate(table)
+    await asyncio.sleep(30)
+    assert await world.locate(table) == before
 
 
 async def test_the_tablets_of_a_server_that_can_dial_but_not_be_reached_move_once() -> None:
@@ -314,53 +332,59 @@ async def test_a_server_that_comes_and_goes_is_used_if_there_is_no_other() -> No
             await at.until(lambda: served(at, table), 3)
 
 
-async def test_a_drained_server_has_and_gets_no_tablets_until_the_drain_is_undone() -> None:
-    async with cluster("a:1", "b:1", "c:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
-        assert await addresses(world, table) == {"a:1": 3, "c:1": 3}
-        assert await is_complete(world, table)
-        await create(world, "u")
-        await asyncio.sleep(20)
-        assert "b:1" not in await addresses(world, table)
-        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1", undo=True))
+@on_three_servers
+async def test_a_drained_server_has_and_gets_no_tablets_until_the_drain_is_undone(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    await fill(world, table)
+    await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
+    assert await addresses(world, table) == {"a:1": 3, "c:1": 3}
+    assert await is_complete(world, table)
+    await create(world, "u")
+    await asyncio.sleep(20)
+    assert "b:1" not in await addresses(world, table)
+    await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1", undo=True))
 
-        async def used_again() -> bool:
-            return "b:1" in await addresses(world, table)
+    async def used_again() -> bool:
+        return "b:1" in await addresses(world, table)
 
-        await world.until(used_again, 60)
+    await world.until(used_again, 60)
 
 
-async def test_a_drain_waits_for_a_tablet_that_is_just_being_split_or_moved() -> None:
+@on_two_servers
+async def test_a_drain_waits_for_a_tablet_that_is_just_being_split_or_moved(
+    world: ModelCluster,
+) -> None:
     """It failed at once, and a server that was being stopped closed its tablets instead."""
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        held = next(one for one in await world.locate(table) if one.address == "b:1").tablet_id
-        leader.assignment.hold(held)
-        asyncio.get_running_loop().call_later(2.0, leader.assignment.let_go, held)
-        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
-        assert await addresses(world, table) == {"a:1": 6}
+    table = await create(world)
+    await fill(world, table)
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    held = next(one for one in await world.locate(table) if one.address == "b:1").tablet_id
+    leader.assignment.hold(held)
+    asyncio.get_running_loop().call_later(2.0, leader.assignment.let_go, held)
+    await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
+    assert await addresses(world, table) == {"a:1": 6}
 
 
-async def test_two_drains_of_a_server_do_not_fail_because_of_each_other() -> None:
+@on_two_servers
+async def test_two_drains_of_a_server_do_not_fail_because_of_each_other(
+    world: ModelCluster,
+) -> None:
     """An operator drains it, and it is stopped meanwhile. Both took the same tablet at a time."""
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        await fill(world, table)
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        held = [one.tablet_id for one in await world.locate(table) if one.address == "b:1"]
-        for tablet_id in held:
-            leader.assignment.hold(tablet_id)
-            asyncio.get_running_loop().call_later(2.0, leader.assignment.let_go, tablet_id)
-        deadline = world.clock.monotonic_seconds() + 30
-        drains = (leader.changes.drain("b:1", undo=False, deadline=deadline) for _ in range(2))
-        await asyncio.gather(*drains)
-        assert await addresses(world, table) == {"a:1": 6}
+    table = await create(world)
+    await fill(world, table)
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    held = [one.tablet_id for one in await world.locate(table) if one.address == "b:1"]
+    for tablet_id in held:
+        leader.assignment.hold(tablet_id)
+        asyncio.get_running_loop().call_later(2.0, leader.assignment.let_go, tablet_id)
+    deadline = world.clock.monotonic_seconds() + 30
+    drains = (leader.changes.drain("b:1", undo=False, deadline=deadline) for _ in range(2))
+    await asyncio.gather(*drains)
+    assert await addresses(world, table) == {"a:1": 6}
 
 
 async def test_that_a_server_is_drained_is_forgotten_only_when_it_is_gone_for_good(
@@ -383,102 +407,106 @@ async def test_that_a_server_is_drained_is_forgotten_only_when_it_is_gone_for_go
         assert leader.store.current.draining == {returns}
 
 
-async def test_the_last_server_cannot_be_drained() -> None:
-    async with cluster("a:1", "b:1") as world:
-        await create(world)
-        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
-        with pytest.raises(InvalidArgument) as caught:
-            await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="a:1"))
-        assert caught.value.field == "server"
-        servers = (await world.ask(methods.LIST_SERVERS, pb.ListServersRequest())).servers
-        assert [(one.address, one.tablets, one.draining) for one in servers] == [
-            ("a:1", 6, False),
-            ("b:1", 0, True),
-        ]
+@on_two_servers
+async def test_the_last_server_cannot_be_drained(world: ModelCluster) -> None:
+    await create(world)
+    await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
+    with pytest.raises(InvalidArgument) as caught:
+        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="a:1"))
+    assert caught.value.field == "server"
+    servers = (await world.ask(methods.LIST_SERVERS, pb.ListServersRequest())).servers
+    assert [(one.address, one.tablets, one.draining) for one in servers] == [
+        ("a:1", 6, False),
+        ("b:1", 0, True),
+    ]
 
 
-async def test_a_damaged_tablet_is_reported_and_the_others_stay_served() -> None:
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        damaged = (await world.locate(table))[0]
-        world.store.tablets[damaged.tablet_id].damaged = True
-        world.kill_server(damaged.address)
-        await asyncio.sleep(5)
-        listed = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
-        assert [one.location.tablet_id for one in listed if not one.serving] == [damaged.tablet_id]
-        (broken,) = [one for one in listed if not one.serving]
-        assert "nothing there" in broken.error.message
-        for location in (await world.locate(table))[1:]:
-            assert await world.read(table, location.range.start) is None
-        world.store.tablets[damaged.tablet_id].damaged = False
+@on_two_servers
+async def test_a_damaged_tablet_is_reported_and_the_others_stay_served(world: ModelCluster) -> None:
+    table = await create(world)
+    damaged = (await world.locate(table))[0]
+    world.store.tablets[damaged.tablet_id].damaged = True
+    world.kill_server(damaged.address)
+    await asyncio.sleep(5)
+    listed = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
+    assert [one.location.tablet_id for one in listed if not one.serving] == [damaged.tablet_id]
+    (broken,) = [one for one in listed if not one.serving]
+    assert "nothing there" in broken.error.message
+    for location in (await world.locate(table))[1:]:
+        assert await world.read(table, location.range.start) is None
+    world.store.tablets[damaged.tablet_id].damaged = False
 
-        async def repaired() -> bool:
-            return await world.read(table, b"a") is None
+    async def repaired() -> bool:
+        return await world.read(table, b"a") is None
 
-        await world.until(repaired)
+    await world.until(repaired)
 
 
-async def test_a_tablet_that_one_server_cannot_open_is_opened_at_once_by_the_next() -> None:
+@on_two_servers
+async def test_a_tablet_that_one_server_cannot_open_is_opened_at_once_by_the_next(
+    world: ModelCluster,
+) -> None:
     """However long the pause has become after which the former one would be ordered again."""
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world)
-        world.servers["a:1"].opens_nothing = True
-        await asyncio.sleep(60)
-        moved = [one for one in await world.locate(table) if one.address == "a:1"]
-        assert moved
-        for tablet in moved:
-            request = pb.MoveTabletRequest(tablet_id=tablet.tablet_id, server="b:1")
-            await world.ask(methods.MOVE_TABLET, request, seconds=0.5)
+    table = await create(world)
+    world.servers["a:1"].opens_nothing = True
+    await asyncio.sleep(60)
+    moved = [one for one in await world.locate(table) if one.address == "a:1"]
+    assert moved
+    for tablet in moved:
+        request = pb.MoveTabletRequest(tablet_id=tablet.tablet_id, server="b:1")
+        await world.ask(methods.MOVE_TABLET, request, seconds=0.5)
 
 
-async def test_failures_before_a_server_has_opened_a_tablet_by_itself_are_forgotten() -> None:
+async def test_failures_before_a_server_has_opened_a_tablet_by_itself_are_forgotten(
+    world: ModelCluster,
+) -> None:
     """As when its disk works again."""
-    async with cluster("a:1") as world:
-        table = await create(world)
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        tablets, assignment = leader.store.current.of_tables[table], leader.assignment
-        world.servers["a:1"].opens_nothing = True
-        await asyncio.sleep(60)
-        assert all(map(assignment.is_broken, tablets))
-        world.servers["a:1"].opens_nothing = False
-        await asyncio.sleep(1)
-        assert not any(map(assignment.is_broken, tablets))
-        assert not assignment.errors
+    table = await create(world)
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    tablets, assignment = leader.store.current.of_tables[table], leader.assignment
+    world.servers["a:1"].opens_nothing = True
+    await asyncio.sleep(60)
+    assert all(map(assignment.is_broken, tablets))
+    world.servers["a:1"].opens_nothing = False
+    await asyncio.sleep(1)
+    assert not any(map(assignment.is_broken, tablets))
+    assert not assignment.errors
 
 
-async def test_a_tablet_that_cannot_be_opened_does_not_keep_other_tables_alive() -> None:
-    async with cluster("a:1", "b:1") as world:
-        damaged, other = await create(world, "damaged"), await create(world, "other")
-        lost = (await world.locate(damaged))[0]
-        world.store.tablets[lost.tablet_id].damaged = True
-        world.kill_server(lost.address)
-        with pytest.raises(DeadlineExceeded):
-            await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="damaged"), 90)
-        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="other"))
-        leader = world.masters[0].master.leader
-        assert leader is not None
+@on_two_servers
+async def test_a_tablet_that_cannot_be_opened_does_not_keep_other_tables_alive(
+    world: ModelCluster,
+) -> None:
+    damaged, other = await create(world, "damaged"), await create(world, "other")
+    lost = (await world.locate(damaged))[0]
+    world.store.tablets[lost.tablet_id].damaged = True
+    world.kill_server(lost.address)
+    with pytest.raises(DeadlineExceeded):
+        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="damaged"), 90)
+    await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="other"))
+    leader = world.masters[0].master.leader
+    assert leader is not None
 
-        async def cleared() -> bool:
-            return other not in leader.store.current.tables
+    async def cleared() -> bool:
+        return other not in leader.store.current.tables
 
-        await world.until(cleared)
-        assert damaged in leader.store.current.tables
+    await world.until(cleared)
+    assert damaged in leader.store.current.tables
 
 
-async def test_a_deleted_table_disappears_at_once_and_its_name_is_free() -> None:
-    async with cluster("a:1") as world:
-        table = await create(world)
+async def test_a_deleted_table_disappears_at_once_and_its_name_is_free(world: ModelCluster) -> None:
+    table = await create(world)
+    await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
+    with pytest.raises(SchemaError):
+        await world.locate(table)
+    with pytest.raises(SchemaError):
         await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
-        with pytest.raises(SchemaError):
-            await world.locate(table)
-        with pytest.raises(SchemaError):
-            await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
-        again = pb.DeleteTableRequest(name="t", missing_ok=True)
-        assert not (await world.ask(methods.DELETE_TABLE, again)).deleted
-        assert await create(world) != table
-        await asyncio.sleep(5)
-        assert {one.table_id for one in world.servers["a:1"].open.values()} == {table + 7}
+    again = pb.DeleteTableRequest(name="t", missing_ok=True)
+    assert not (await world.ask(methods.DELETE_TABLE, again)).deleted
+    assert await create(world) != table
+    await asyncio.sleep(5)
+    assert {one.table_id for one in world.servers["a:1"].open.values()} == {table + 7}
 
 
 NOTED_SECONDS = 2.0
@@ -492,81 +520,86 @@ async def moved(world: ModelCluster, table: int) -> int:
     return only.tablet_id
 
 
-async def test_a_tablet_whose_newest_epoch_is_lost_is_not_served_from_an_older_one() -> None:
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world, splits=[])
-        await fill(world, table)
-        tablet = await moved(world, table)
-        stored = world.store.tablets[tablet]
-        stored.highest = 1
-        (location,) = await world.locate(table)
-        world.kill_server(location.address)
-        await asyncio.sleep(5.0)
-        with pytest.raises(PercolatorError):
-            await served(world, table)
-        (listed,) = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
-        assert "only older epochs are there" in listed.error.message
-        stored.highest = 2
-        await world.until(lambda: is_complete(world, table))
+@on_two_servers
+async def test_a_tablet_whose_newest_epoch_is_lost_is_not_served_from_an_older_one(
+    world: ModelCluster,
+) -> None:
+    table = await create(world, splits=[])
+    await fill(world, table)
+    tablet = await moved(world, table)
+    stored = world.store.tablets[tablet]
+    stored.highest = 1
+    (location,) = await world.locate(table)
+    world.kill_server(location.address)
+    await asyncio.sleep(5.0)
+    with pytest.raises(PercolatorError):
+        await served(world, table)
+    (listed,) = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
+    assert "only older epochs are there" in listed.error.message
+    stored.highest = 2
+    await world.until(lambda: is_complete(world, table))
 
 
-async def test_the_next_master_knows_it_too() -> None:
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world, splits=[])
-        tablet = await moved(world, table)
-        world.kill_master(world.masters[0])
-        world.store.tablets[tablet].highest = 1
-        world.kill_server("a:1" if "b:1" in world.servers else "b:1")
-        world.start_master()
-        await asyncio.sleep(5.0)
-        (location,) = await world.locate(table)
-        with pytest.raises(PercolatorError):
-            await served(world, table)
-        assert location.epoch >= 2
+@on_two_servers
+async def test_the_next_master_knows_it_too(world: ModelCluster) -> None:
+    table = await create(world, splits=[])
+    tablet = await moved(world, table)
+    world.kill_master(world.masters[0])
+    world.store.tablets[tablet].highest = 1
+    world.kill_server("a:1" if "b:1" in world.servers else "b:1")
+    world.start_master()
+    await asyncio.sleep(5.0)
+    (location,) = await world.locate(table)
+    with pytest.raises(PercolatorError):
+        await served(world, table)
+    assert location.epoch >= 2
 
 
+@on_two_servers
 async def test_a_move_keeps_what_is_noted_while_its_tablet_is_closed(
+    world: ModelCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world, splits=[])
-        (only,) = await world.locate(table)
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        store, assignment = leader.store, leader.assignment
-        unnoted = replace(store.current.tablets[only.tablet_id], exists=False, served_epoch=0)
-        store.current = store.current.with_tablets([unnoted])
-        correct = assignment.close
+    table = await create(world, splits=[])
+    (only,) = await world.locate(table)
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    store, assignment = leader.store, leader.assignment
+    unnoted = replace(store.current.tablets[only.tablet_id], exists=False, served_epoch=0)
+    store.current = store.current.with_tablets([unnoted])
+    correct = assignment.close
 
-        async def close(address: str, tablet_id: int, epoch: int) -> None:
-            await assignment.note_served()
-            await correct(address, tablet_id, epoch)
+    async def close(address: str, tablet_id: int, epoch: int) -> None:
+        await assignment.note_served()
+        await correct(address, tablet_id, epoch)
 
-        monkeypatch.setattr(assignment, "close", close)
-        world.network.losses["open_tablet"] = 1
-        request = pb.MoveTabletRequest(tablet_id=only.tablet_id)
-        moving = asyncio.create_task(world.ask(methods.MOVE_TABLET, request))
-        await asyncio.sleep(0.1)
-        given = store.current.tablets[only.tablet_id]
-        assert given.epoch == only.epoch + 1
-        assert (given.exists, given.served_epoch) == (True, only.epoch)
-        await moving
+    monkeypatch.setattr(assignment, "close", close)
+    world.network.losses["open_tablet"] = 1
+    request = pb.MoveTabletRequest(tablet_id=only.tablet_id)
+    moving = asyncio.create_task(world.ask(methods.MOVE_TABLET, request))
+    await asyncio.sleep(0.1)
+    given = store.current.tablets[only.tablet_id]
+    assert given.epoch == only.epoch + 1
+    assert (given.exists, given.served_epoch) == (True, only.epoch)
+    await moving
 
 
-async def test_many_tablets_of_a_dead_server_are_noted_with_few_changes_of_the_map() -> None:
-    async with cluster("a:1", "b:1") as world:
-        splits = [bytes([letter]) for letter in range(1, 100)]
-        table = await create(world, splits=splits)
-        await asyncio.sleep(NOTED_SECONDS)
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        before = leader.store.changes
-        world.kill_server("a:1")
-        await world.until(lambda: served(world, table))
-        await asyncio.sleep(NOTED_SECONDS)
-        tablets = leader.store.current.tablets.values()
-        assert all(one.served_epoch == one.epoch for one in tablets)
-        assert leader.store.changes - before <= 5
+@on_two_servers
+async def test_many_tablets_of_a_dead_server_are_noted_with_few_changes_of_the_map(
+    world: ModelCluster,
+) -> None:
+    splits = [bytes([letter]) for letter in range(1, 100)]
+    table = await create(world, splits=splits)
+    await asyncio.sleep(NOTED_SECONDS)
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    before = leader.store.changes
+    world.kill_server("a:1")
+    await world.until(lambda: served(world, table))
+    await asyncio.sleep(NOTED_SECONDS)
+    tablets = leader.store.current.tablets.values()
+    assert all(one.served_epoch == one.epoch for one in tablets)
+    assert leader.store.changes - before <= 5
 
 
 def gateway(name: str) -> cluster_pb2.Server:
@@ -703,52 +736,51 @@ def test_a_trouble_whose_reason_is_another_each_time_does_not_fill_the_log() -> 
     assert len(log) == REASONS_MAX
 
 
-async def test_a_master_without_an_oracle_names_each_of_two_once() -> None:
+async def test_a_master_without_an_oracle_names_each_of_two_once(world: ModelCluster) -> None:
     """Whichever it has asked last when its time is up: it wrote a line every few seconds."""
-    async with cluster("a:1") as world:
-        other = cluster_pb2.Server(server_id="oracle:2", address="oracle:2")
-        other.MergeFrom(cluster_pb2.Server(kind=SERVER.kind, version=SERVER.version))
-        world.parts.append(other)
-        await asyncio.sleep(3)
-        del world.network.handlers[ORACLE]
-        with structlog.testing.capture_logs() as log:
-            await asyncio.sleep(600)
-        assert events(log)["the oracle does not answer this master"] == 2
+    other = cluster_pb2.Server(server_id="oracle:2", address="oracle:2")
+    other.MergeFrom(cluster_pb2.Server(kind=SERVER.kind, version=SERVER.version))
+    world.parts.append(other)
+    await asyncio.sleep(3)
+    del world.network.handlers[ORACLE]
+    with structlog.testing.capture_logs() as log:
+        await asyncio.sleep(600)
+    assert events(log)["the oracle does not answer this master"] == 2
 
 
-async def test_masters_on_a_full_disk_do_not_fill_it_with_their_logs() -> None:
+async def test_masters_on_a_full_disk_do_not_fill_it_with_their_logs(world: ModelCluster) -> None:
     """Each of them tries to lead, and to show that it lives, several times a second."""
-    async with cluster("a:1") as world:
-        world.start_master()
-        table = await create(world)
-        await asyncio.sleep(3)
-        for process in world.masters:
-            for operation in ("append", "create"):
-                process.files.faults.fail(operation, times=10**9, number=errno.ENOSPC)
-        with structlog.testing.capture_logs() as log:
-            await asyncio.sleep(60)
-            found = events(log)
-            assert found["this master cannot lead"] == 2
-            assert found.total() < 10, found
-            for process in world.masters:
-                process.files.faults.heal()
-            await world.until(lambda: served(world, table))
-            await asyncio.sleep(1)
-        assert events(log)["session renewed again"] == 2
-
-
-async def test_one_master_on_a_full_disk_does_not_fill_it_with_its_logs() -> None:
-    """It leads on, since no other one does, and servers come and go meanwhile."""
-    async with cluster("a:1") as world:
-        await create(world)
-        await asyncio.sleep(3)
-        faults = world.masters[0].files.faults
+    world.start_master()
+    table = await create(world)
+    await asyncio.sleep(3)
+    for process in world.masters:
         for operation in ("append", "create"):
-            faults.fail(operation, times=10**9, number=errno.ENOSPC)
-        with structlog.testing.capture_logs() as log:
-            world.start_server("b:1")
-            await asyncio.sleep(600)
-        assert events(log)["the list of servers for standbys was not stored"] == 1
+            process.files.faults.fail(operation, times=10**9, number=errno.ENOSPC)
+    with structlog.testing.capture_logs() as log:
+        await asyncio.sleep(60)
+        found = events(log)
+        assert found["this master cannot lead"] == 2
+        assert found.total() < 10, found
+        for process in world.masters:
+            process.files.faults.heal()
+        await world.until(lambda: served(world, table))
+        await asyncio.sleep(1)
+    assert events(log)["session renewed again"] == 2
+
+
+async def test_one_master_on_a_full_disk_does_not_fill_it_with_its_logs(
+    world: ModelCluster,
+) -> None:
+    """It leads on, since no other one does, and servers come and go meanwhile."""
+    await create(world)
+    await asyncio.sleep(3)
+    faults = world.masters[0].files.faults
+    for operation in ("append", "create"):
+        faults.fail(operation, times=10**9, number=errno.ENOSPC)
+    with structlog.testing.capture_logs() as log:
+        world.start_server("b:1")
+        await asyncio.sleep(600)
+    assert events(log)["the list of servers for standbys was not stored"] == 1
 
 
 async def test_a_tablet_that_cannot_be_opened_is_named_once(
@@ -768,22 +800,23 @@ async def test_a_tablet_that_cannot_be_opened_is_named_once(
         assert events(log)["tablet not opened"] == 6
 
 
-async def test_a_tablet_that_cannot_be_opened_is_logged_once_and_when_it_is_open() -> None:
+async def test_a_tablet_that_cannot_be_opened_is_logged_once_and_when_it_is_open(
+    world: ModelCluster,
+) -> None:
     """It is tried again every few seconds, for as long as it takes to repair it."""
-    async with cluster("a:1") as world:
-        table = await create(world)
-        with structlog.testing.capture_logs() as log:
-            for stored in world.store.tablets.values():
-                stored.unreadable = True
-            world.kill_server("a:1")
-            world.start_server("a:1")
-            await asyncio.sleep(60)
-            assert events(log)["tablet not opened"] == len(world.store.tablets)
-            for stored in world.store.tablets.values():
-                stored.unreadable = False
-            await world.until(lambda: served(world, table))
-            await asyncio.sleep(1)
-        assert events(log)["tablet opened"] == len(world.store.tablets)
+    table = await create(world)
+    with structlog.testing.capture_logs() as log:
+        for stored in world.store.tablets.values():
+            stored.unreadable = True
+        world.kill_server("a:1")
+        world.start_server("a:1")
+        await asyncio.sleep(60)
+        assert events(log)["tablet not opened"] == len(world.store.tablets)
+        for stored in world.store.tablets.values():
+            stored.unreadable = False
+        await world.until(lambda: served(world, table))
+        await asyncio.sleep(1)
+    assert events(log)["tablet opened"] == len(world.store.tablets)
 
 
 # When a table was created, by the oracle's time: above all that may have read its predecessor.
@@ -798,68 +831,68 @@ async def drop(world: ModelCluster) -> None:
     await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
 
 
-async def test_a_table_is_younger_than_all_snapshots_taken_before_its_creation() -> None:
-    async with cluster("a:1") as world:
-        before = world.oracle.now()
-        created = await create_once(world)
-        assert before < created.created_at <= world.oracle.now()
-        described = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
-        assert described.table.created_at == created.created_at
-        assert (await create_once(world, exist_ok=True)).created_at == created.created_at
+async def test_a_table_is_younger_than_all_snapshots_taken_before_its_creation(
+    world: ModelCluster,
+) -> None:
+    before = world.oracle.now()
+    created = await create_once(world)
+    assert before < created.created_at <= world.oracle.now()
+    described = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+    assert described.table.created_at == created.created_at
+    assert (await create_once(world, exist_ok=True)).created_at == created.created_at
 
 
-async def test_a_new_leader_knows_how_old_tables_are() -> None:
-    async with cluster("a:1") as world:
-        created = await create_once(world)
-        world.kill_master(world.masters[0])
-        world.start_master()
+async def test_a_new_leader_knows_how_old_tables_are(world: ModelCluster) -> None:
+    created = await create_once(world)
+    world.kill_master(world.masters[0])
+    world.start_master()
 
-        async def is_known() -> bool:
-            found = await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())
-            return [one.created_at for one in found.tables] == [created.created_at]
+    async def is_known() -> bool:
+        found = await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())
+        return [one.created_at for one in found.tables] == [created.created_at]
 
-        await world.until(is_known)
+    await world.until(is_known)
 
 
-async def test_a_timestamp_from_before_the_last_deletion_is_not_used() -> None:
+async def test_a_timestamp_from_before_the_last_deletion_is_not_used(world: ModelCluster) -> None:
     """While it was fetched, the table was created by another caller, used, and dropped again."""
-    async with cluster("a:1") as world:
-        answer = world.oracle.get_timestamps
-        held, go_on = asyncio.Event(), asyncio.Event()
+    answer = world.oracle.get_timestamps
+    held, go_on = asyncio.Event(), asyncio.Event()
 
-        async def slowly(
-            request: oracle_pb2.GetTimestampsRequest,
-        ) -> oracle_pb2.GetTimestampsResponse:
-            old = await answer(request)
-            held.set()
-            await go_on.wait()
-            return old
+    async def slowly(
+        request: oracle_pb2.GetTimestampsRequest,
+    ) -> oracle_pb2.GetTimestampsResponse:
+        old = await answer(request)
+        held.set()
+        await go_on.wait()
+        return old
 
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        world.oracle.get_timestamps = slowly  # type: ignore[method-assign]
-        creating = asyncio.create_task(create_once(world))
-        await held.wait()
-        current, _ = leader.store.current.with_new_table("t", [], 0, 0)
-        await leader.store.change(lambda _: (current, None))
-        snapshot = world.oracle.now()
-        await drop(world)
-        world.oracle.get_timestamps = answer  # type: ignore[method-assign]
-        go_on.set()
-        assert (await creating).created_at > snapshot
+    leader = world.masters[0].master.leader
+    assert leader is not None
+    world.oracle.get_timestamps = slowly  # type: ignore[method-assign]
+    creating = asyncio.create_task(create_once(world))
+    await held.wait()
+    current, _ = leader.store.current.with_new_table("t", [], 0, 0)
+    await leader.store.change(lambda _: (current, None))
+    snapshot = world.oracle.now()
+    await drop(world)
+    world.oracle.get_timestamps = answer  # type: ignore[method-assign]
+    go_on.set()
+    assert (await creating).created_at > snapshot
 
 
-async def test_without_an_oracle_no_table_is_created_but_an_existing_one_is_found() -> None:
-    async with cluster("a:1") as world:
-        created = await create_once(world)
-        world.network.silent.add(ORACLE)
-        assert (await create_once(world, exist_ok=True)).table_id == created.table_id
-        await drop(world)
-        request = pb.CreateTableRequest(name="t")
-        with pytest.raises(NotReady, match="the oracle"):
-            await world.network.unary(world.masters[0].address, methods.CREATE_TABLE)(request, 5.0)
-        with pytest.raises(SchemaError):
-            await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+async def test_without_an_oracle_no_table_is_created_but_an_existing_one_is_found(
+    world: ModelCluster,
+) -> None:
+    created = await create_once(world)
+    world.network.silent.add(ORACLE)
+    assert (await create_once(world, exist_ok=True)).table_id == created.table_id
+    await drop(world)
+    request = pb.CreateTableRequest(name="t")
+    with pytest.raises(NotReady, match="the oracle"):
+        await world.network.unary(world.masters[0].address, methods.CREATE_TABLE)(request, 5.0)
+    with pytest.raises(SchemaError):
+        await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
 
 
 # The leading master asks the oracle for the time, and passes it on to the tablet servers.

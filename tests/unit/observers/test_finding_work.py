@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest.mock import Mock, patch
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,6 +103,13 @@ class WorkServer(Server):
             self.watching -= 1
 
 
+@pytest.fixture
+@asynccontextmanager
+async def server() -> AsyncIterator[WorkServer]:
+    """A tablet server that a test gives its work."""
+    yield WorkServer()
+
+
 def whole(start: bytes = b"", end: bytes = b"") -> WorkRequest:
     return WorkRequest(1, start, end, (b"f",), (b"c",), locks_before=99)
 
@@ -138,8 +146,7 @@ async def test_all_tablets_of_a_server_are_asked_in_one_call() -> None:
     assert (scan.locks_before, scan.target.epoch, scan.range.start) == (99, 4, b"t")
 
 
-async def test_an_answer_says_what_remains_of_its_range() -> None:
-    server = WorkServer()
+async def test_an_answer_says_what_remains_of_its_range(server: WorkServer) -> None:
     server.rows_max = 1
     cluster = Cluster({"a:1": server})
     cluster.tablets.learn([tablet("a:1", b"", b"m"), tablet("a:1", b"m", b"", tablet_id=2)])
@@ -191,8 +198,7 @@ async def test_other_tablets_are_answered_if_one_has_no_server() -> None:
     assert len(other.scan_calls) == 1
 
 
-async def test_a_permanent_error_is_not_retried() -> None:
-    server = WorkServer()
+async def test_a_permanent_error_is_not_retried(server: WorkServer) -> None:
     cluster = Cluster({"a:1": server})
     cluster.tablets.learn([tablet("a:1")])
     server.error = InvalidArgument("observers", "too many")
@@ -254,8 +260,9 @@ def hint(row: bytes, left_out: int = 0) -> pb.WatchNotificationsResponse:
     )
 
 
-async def test_while_no_master_answers_many_unknown_tablets_cost_no_more_than_one() -> None:
-    server = WorkServer()
+async def test_while_no_master_answers_many_unknown_tablets_cost_no_more_than_one(
+    server: WorkServer,
+) -> None:
     cluster = Cluster({"a:1": server})
     cluster.tablets.learn([tablet("a:1", b"m", b"", tablet_id=9)])
 
@@ -274,8 +281,9 @@ async def test_while_no_master_answers_many_unknown_tablets_cost_no_more_than_on
     assert cluster.clock.monotonic_seconds() < 16.0
 
 
-async def test_while_no_master_answers_many_refused_tablets_cost_no_more_than_one() -> None:
-    server = WorkServer()
+async def test_while_no_master_answers_many_refused_tablets_cost_no_more_than_one(
+    server: WorkServer,
+) -> None:
     server.error = NotReady("the server is shutting down")
     cluster = Cluster({"a:1": server})
     starts = [b"", *(bytes([letter]) for letter in b"bcdefgh")]
@@ -325,8 +333,7 @@ async def test_a_new_server_of_the_table_is_watched_and_a_former_one_no_longer()
     await watcher.stop()
 
 
-async def test_a_stream_that_ends_or_breaks_is_reopened() -> None:
-    server = WorkServer()
+async def test_a_stream_that_ends_or_breaks_is_reopened(server: WorkServer) -> None:
     cluster = Cluster({"a:1": server})
     cluster.now_at = [tablet("a:1")]
     watcher = Watcher(cluster)
@@ -341,8 +348,7 @@ async def test_a_stream_that_ends_or_breaks_is_reopened() -> None:
     await watcher.stop()
 
 
-async def test_watching_continues_while_no_master_answers() -> None:
-    server = WorkServer()
+async def test_watching_continues_while_no_master_answers(server: WorkServer) -> None:
     cluster = Cluster({"a:1": server})
     cluster.tablets.learn([tablet("a:1")])
     watcher = Watcher(cluster)
@@ -355,8 +361,9 @@ async def test_watching_continues_while_no_master_answers() -> None:
     await watcher.stop()
 
 
-async def test_a_new_server_is_watched_in_time_though_no_master_answers_about_many_tables() -> None:
-    server = WorkServer()
+async def test_a_new_server_is_watched_in_time_though_no_master_answers_about_many_tables(
+    server: WorkServer,
+) -> None:
     cluster = Cluster({"a:1": server})
 
     async def unanswered(table_id: int, deadline: float) -> Sequence[TabletLocation]:
@@ -495,6 +502,7 @@ class Watching:
         return self.asked, self.pages
 
 
+@pytest.fixture(name="at")
 @asynccontextmanager
 async def watching() -> AsyncIterator[Watching]:
     async with site(VirtualClock(asyncio.get_running_loop())) as at:
@@ -502,77 +510,75 @@ async def watching() -> AsyncIterator[Watching]:
         yield Watching(at, await at.table_id(ONE), CellAddress(other, b"primary", REST.name))
 
 
-async def test_a_pass_asks_once_for_an_open_transaction_however_many_cells_it_has() -> None:
-    async with watching() as at:
-        await at.announce(CELLS)
-        asked, _ = await at.look()
-        assert asked <= CELLS
-        asked, pages = await at.look()
-        assert asked == 1
-        assert pages <= 2 * len(BUCKETS), "behind one page, all others of it are passed"
+async def test_a_pass_asks_once_for_an_open_transaction_however_many_cells_it_has(
+    at: Watching,
+) -> None:
+    await at.announce(CELLS)
+    asked, _ = await at.look()
+    assert asked <= CELLS
+    asked, pages = await at.look()
+    assert asked == 1
+    assert pages <= 2 * len(BUCKETS), "behind one page, all others of it are passed"
 
 
-async def test_it_is_asked_about_the_less_often_the_longer_it_is_open() -> None:
-    async with watching() as at:
-        await at.announce(100)
+async def test_it_is_asked_about_the_less_often_the_longer_it_is_open(at: Watching) -> None:
+    await at.announce(100)
+    await at.look()
+    await asyncio.sleep(160.0)
+    looks = 0
+    for _ in range(100):
+        looks += (await at.look())[0]
+        await asyncio.sleep(0.2)
+    assert 20.0 / 2.0 <= looks <= 20.0 / 2.0 + 2
+
+
+async def test_its_changes_are_found_in_the_next_pass_after_it_has_committed(at: Watching) -> None:
+    await at.announce(CELLS)
+    for _ in range(10):
         await at.look()
-        await asyncio.sleep(160.0)
-        looks = 0
-        for _ in range(100):
-            looks += (await at.look())[0]
-            await asyncio.sleep(0.2)
-        assert 20.0 / 2.0 <= looks <= 20.0 / 2.0 + 2
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(12.0)  # the passes that follow begin far behind its intents
+    await at.look()
+    await at.commit(at.primary, *map(at.cell, range(CELLS)))
+    await asyncio.sleep(2.0)
+    await at.look()
+    assert len(at.worker.rows) == CELLS
 
 
-async def test_its_changes_are_found_in_the_next_pass_after_it_has_committed() -> None:
-    async with watching() as at:
-        await at.announce(CELLS)
-        for _ in range(10):
-            await at.look()
-            await asyncio.sleep(0.2)
-        await asyncio.sleep(12.0)  # the passes that follow begin far behind its intents
-        await at.look()
-        await at.commit(at.primary, *map(at.cell, range(CELLS)))
+async def test_of_a_cell_that_the_owner_did_not_commit_any_more_the_change_is_found(
+    at: Watching,
+) -> None:
+    await at.announce(10, ttl_milliseconds=100)
+    await at.look()
+    await at.commit(at.primary, at.cell(0))
+    for _ in range(3):
         await asyncio.sleep(2.0)
         await at.look()
-        assert len(at.worker.rows) == CELLS
+    assert len(at.worker.rows) == 10
 
 
-async def test_of_a_cell_that_the_owner_did_not_commit_any_more_the_change_is_found() -> None:
-    async with watching() as at:
-        await at.announce(10, ttl_milliseconds=100)
+async def test_what_a_dead_owner_has_announced_is_rolled_back_and_cleared(at: Watching) -> None:
+    await at.announce(300, ttl_milliseconds=100)
+    for _ in range(4):
         await at.look()
-        await at.commit(at.primary, at.cell(0))
-        for _ in range(3):
-            await asyncio.sleep(2.0)
-            await at.look()
-        assert len(at.worker.rows) == 10
+        await asyncio.sleep(2.0)
+    assert await at.at.all_intents() == []
+    assert not at.worker.rows
 
 
-async def test_what_a_dead_owner_has_announced_is_rolled_back_and_cleared() -> None:
-    async with watching() as at:
-        await at.announce(300, ttl_milliseconds=100)
-        for _ in range(4):
-            await at.look()
-            await asyncio.sleep(2.0)
-        assert await at.at.all_intents() == []
-        assert not at.worker.rows
-
-
-async def test_other_changes_are_found_while_it_is_open() -> None:
-    async with watching() as at:
-        await at.announce(CELLS)
-        await at.look()
-        first, at.start = at.start, 0
-        await asyncio.sleep(1.0)
-        at.primary = at.cell(CELLS)
-        await at.announce(0)
-        intent = Intent(*at.primary, _OBSERVER, at.start, is_certain=False)
-        await at.at.intents.write([intent], at.at.env.now() + 60.0)
-        await at.commit(at.primary)
-        await at.look()
-        assert at.worker.rows == {at.primary.row}
-        assert first < at.start
+async def test_other_changes_are_found_while_it_is_open(at: Watching) -> None:
+    await at.announce(CELLS)
+    await at.look()
+    first, at.start = at.start, 0
+    await asyncio.sleep(1.0)
+    at.primary = at.cell(CELLS)
+    await at.announce(0)
+    intent = Intent(*at.primary, _OBSERVER, at.start, is_certain=False)
+    await at.at.intents.write([intent], at.at.env.now() + 60.0)
+    await at.commit(at.primary)
+    await at.look()
+    assert at.worker.rows == {at.primary.row}
+    assert first < at.start
 
 
 # Finding work by scanning: rows that others have locked are skipped, and no place is missed.
@@ -641,23 +647,24 @@ async def test_a_pass_finds_everything_wherever_it_begins() -> None:
             assert taken == {row.encode() for row in ROWS}
 
 
-async def test_locks_that_cannot_be_resolved_hold_up_a_pass_once_and_nothing_is_missed() -> None:
-    async with observed() as world:
-        watched = await backlog(world)
-        background = world.db.internal.engine.env.background
-        with patch.object(background, "start", lambda work: work.close()):
-            for row in ("a-locked", "z-locked"):
-                tx = world.db.transaction()
-                tx._only_two_phases = True  # only they leave locks
-                await tx.set("0", total, 1)
-                await tx.set(row, source, 7)
-                await tx.commit()
-        await asyncio.sleep(2.0)
-        silent = DeadlineExceeded("no server has the primary")
-        with patch.object(world.context.cleanup, "resolve", side_effect=silent) as resolve:
-            taken = await one_pass(world, watched, Locks({}))
-        assert taken == {row.encode() for row in ROWS}
-        assert resolve.call_count == 1
+async def test_locks_that_cannot_be_resolved_hold_up_a_pass_once_and_nothing_is_missed(
+    world: Observed,
+) -> None:
+    watched = await backlog(world)
+    background = world.db.internal.engine.env.background
+    with patch.object(background, "start", lambda work: work.close()):
+        for row in ("a-locked", "z-locked"):
+            tx = world.db.transaction()
+            tx._only_two_phases = True  # only they leave locks
+            await tx.set("0", total, 1)
+            await tx.set(row, source, 7)
+            await tx.commit()
+    await asyncio.sleep(2.0)
+    silent = DeadlineExceeded("no server has the primary")
+    with patch.object(world.context.cleanup, "resolve", side_effect=silent) as resolve:
+        taken = await one_pass(world, watched, Locks({}))
+    assert taken == {row.encode() for row in ROWS}
+    assert resolve.call_count == 1
 
 
 async def test_rows_that_another_worker_has_locked_are_left_to_it_and_no_row_is_taken_twice() -> (
@@ -687,12 +694,11 @@ async def test_locks_are_released_when_the_work_is_done() -> None:
         assert holders == {}
 
 
-async def test_a_worker_that_is_started_twice_at_once_starts_once() -> None:
-    async with observed() as world:
-        worker = Worker(world.context, [copying])
-        started = await asyncio.gather(worker.start(), worker.start(), return_exceptions=True)
-        assert [str(one) for one in started if one] == ["this worker was already started"]
-        assert await worker.stop()
+async def test_a_worker_that_is_started_twice_at_once_starts_once(world: Observed) -> None:
+    worker = Worker(world.context, [copying])
+    started = await asyncio.gather(worker.start(), worker.start(), return_exceptions=True)
+    assert [str(one) for one in started if one] == ["this worker was already started"]
+    assert await worker.stop()
 
 
 @observes(source, name="copying")
@@ -748,38 +754,38 @@ async def test_work_that_a_dead_worker_had_locked_is_found_once_its_locks_are_go
             assert worker.counters["docs", "copying"].commits == len(ROWS)
 
 
-async def test_young_notifications_are_left_to_the_worker_that_was_told_of_them() -> None:
-    async with observed() as world:
-        watched = await backlog(world)
-        queue = WorkQueue(
-            rows_max=1_000,
-            bytes_max=1 << 20,
-            now=world.context.now,
-            hot_cells=world.context.env.hot_cells,
-            on_ready=lambda: None,
-            on_finished_before=Mock(),
-            on_space=Mock(),
-        )
-        admission = QueueAdmission(queue, RowLocks(world.context, queue), [watched])
-        assert await world.context.notifications.look(admission, everything=False) == 0
-        await asyncio.sleep(3.0)
-        admission = QueueAdmission(queue, RowLocks(world.context, queue), [watched])
-        assert await world.context.notifications.look(admission, everything=False) == len(ROWS)
+async def test_young_notifications_are_left_to_the_worker_that_was_told_of_them(
+    world: Observed,
+) -> None:
+    watched = await backlog(world)
+    queue = WorkQueue(
+        rows_max=1_000,
+        bytes_max=1 << 20,
+        now=world.context.now,
+        hot_cells=world.context.env.hot_cells,
+        on_ready=lambda: None,
+        on_finished_before=Mock(),
+        on_space=Mock(),
+    )
+    admission = QueueAdmission(queue, RowLocks(world.context, queue), [watched])
+    assert await world.context.notifications.look(admission, everything=False) == 0
+    await asyncio.sleep(3.0)
+    admission = QueueAdmission(queue, RowLocks(world.context, queue), [watched])
+    assert await world.context.notifications.look(admission, everything=False) == len(ROWS)
 
 
-async def test_a_scanner_with_nothing_to_do_scans_less_and_less_often() -> None:
-    async with observed() as world:
-        (watched,) = await register(world.context, [copying])
-        queue = Mock()
-        scanner = Scanner(world.context, queue, Mock(), lambda: [watched], pause_seconds_max=5.0)
-        async with _running(scanner.scan_forever):
-            await asyncio.sleep(100.0)
-            before = scanner.passes
-            await asyncio.sleep(100.0)
-            assert 20 <= scanner.passes - before <= 41
-            scanner.wake()
-            await asyncio.sleep(0.01)
-            assert scanner.passes - before <= 42
+async def test_a_scanner_with_nothing_to_do_scans_less_and_less_often(world: Observed) -> None:
+    (watched,) = await register(world.context, [copying])
+    queue = Mock()
+    scanner = Scanner(world.context, queue, Mock(), lambda: [watched], pause_seconds_max=5.0)
+    async with _running(scanner.scan_forever):
+        await asyncio.sleep(100.0)
+        before = scanner.passes
+        await asyncio.sleep(100.0)
+        assert 20 <= scanner.passes - before <= 41
+        scanner.wake()
+        await asyncio.sleep(0.01)
+        assert scanner.passes - before <= 42
 
 
 @asynccontextmanager

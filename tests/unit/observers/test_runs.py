@@ -48,98 +48,89 @@ async def answer(world: Observed, observer: Any = first) -> None:
     await deletions.done()
 
 
-async def test_only_one_of_two_runs_for_a_change_commits_and_a_later_one_has_nothing_to_do() -> (
-    None
-):
-    async with observed() as world:
-        await register(world.context, [first])
-        await world.put("a", 1)
-        work = await world.work_for(first)
-        one, other, later = world.run_of(work), world.run_of(work), world.run_of(work)
-        assert await one.begin()
-        assert await other.begin()
-        await one.commit()
-        with pytest.raises(ConflictError):
-            await other.commit()
-        assert not await later.begin()
+async def test_only_one_of_two_runs_for_a_change_commits_and_a_later_one_has_nothing_to_do(
+    world: Observed,
+) -> None:
+    await register(world.context, [first])
+    await world.put("a", 1)
+    work = await world.work_for(first)
+    one, other, later = world.run_of(work), world.run_of(work), world.run_of(work)
+    assert await one.begin()
+    assert await other.begin()
+    await one.commit()
+    with pytest.raises(ConflictError):
+        await other.commit()
+    assert not await later.begin()
 
 
-async def test_the_acknowledgement_commits_together_with_the_writes() -> None:
-    async with observed() as world:
-        await register(world.context, [first])
-        await world.put("a", 1)
-        work = await world.work_for(first)
-        run = world.run_of(work)
-        await run.begin()
-        await first(run.transaction, "a")
-        hidden = CellAddress(
-            work.watched.table_id, b"a", acknowledgement_column(b"first", b"source")
-        )
-        assert set(run.transaction.internal.writes.cells) == {
-            hidden,
-            CellAddress(work.watched.table_id, b"a", b"copy"),
-        }
-        _, stored = run.transaction.internal.writes.cells[hidden]
-        assert Acknowledgement.decode(stored) == Acknowledgement(run.start)
-        run.transaction.rollback()
+async def test_the_acknowledgement_commits_together_with_the_writes(world: Observed) -> None:
+    await register(world.context, [first])
+    await world.put("a", 1)
+    work = await world.work_for(first)
+    run = world.run_of(work)
+    await run.begin()
+    await first(run.transaction, "a")
+    hidden = CellAddress(work.watched.table_id, b"a", acknowledgement_column(b"first", b"source"))
+    assert set(run.transaction.internal.writes.cells) == {
+        hidden,
+        CellAddress(work.watched.table_id, b"a", b"copy"),
+    }
+    _, stored = run.transaction.internal.writes.cells[hidden]
+    assert Acknowledgement.decode(stored) == Acknowledgement(run.start)
+    run.transaction.rollback()
 
 
-async def test_many_changes_collapse_into_one_run() -> None:
-    async with observed() as world:
-        await register(world.context, [first])
-        for value in range(5):
-            await world.put("a", value)
-        await answer(world)
-        assert await world.get("a") == 4
-        assert await world.waiting() == []
+async def test_many_changes_collapse_into_one_run(world: Observed) -> None:
+    await register(world.context, [first])
+    for value in range(5):
+        await world.put("a", value)
+    await answer(world)
+    assert await world.get("a") == 4
+    assert await world.waiting() == []
 
 
-async def test_a_change_above_the_snapshot_keeps_its_notification() -> None:
-    async with observed() as world:
-        await register(world.context, [first])
-        await world.put("a", 1)
-        work = await world.work_for(first)
-        run = world.run_of(work)
-        await run.begin()
-        later = await world.put("a", 2)
-        work.timestamps.add(later)
-        await first(run.transaction, "a")
-        await run.commit()
-        deletions = Deletions(world.context)
-        deletions.add(work, [one for one in work.timestamps if one <= run.start])
-        await deletions.done()
-        (left,) = await world.waiting()
-        assert left.timestamps == (later,)
-        await answer(world)
-        assert await world.get("a") == 2
+async def test_a_change_above_the_snapshot_keeps_its_notification(world: Observed) -> None:
+    await register(world.context, [first])
+    await world.put("a", 1)
+    work = await world.work_for(first)
+    run = world.run_of(work)
+    await run.begin()
+    later = await world.put("a", 2)
+    work.timestamps.add(later)
+    await first(run.transaction, "a")
+    await run.commit()
+    deletions = Deletions(world.context)
+    deletions.add(work, [one for one in work.timestamps if one <= run.start])
+    await deletions.done()
+    (left,) = await world.waiting()
+    assert left.timestamps == (later,)
+    await answer(world)
+    assert await world.get("a") == 2
 
 
-async def test_a_deletion_is_a_change() -> None:
-    async with observed() as world:
-        await register(world.context, [second])
-        await world.put("a", 1)
-        await answer(world, second)
-        await world.delete("a")
-        await answer(world, second)
-        assert await world.waiting() == []
+async def test_a_deletion_is_a_change(world: Observed) -> None:
+    await register(world.context, [second])
+    await world.put("a", 1)
+    await answer(world, second)
+    await world.delete("a")
+    await answer(world, second)
+    assert await world.waiting() == []
 
 
-async def test_a_lock_alone_is_not_a_change() -> None:
-    async with observed() as world:
-        await register(world.context, [first])
-        async with world.db.transaction() as tx:
-            await tx.lock("a", source)
-        assert await world.waiting() == []
+async def test_a_lock_alone_is_not_a_change(world: Observed) -> None:
+    await register(world.context, [first])
+    async with world.db.transaction() as tx:
+        await tx.lock("a", source)
+    assert await world.waiting() == []
 
 
-async def test_two_observers_of_a_column_each_have_their_own_notifications() -> None:
-    async with observed() as world:
-        await register(world.context, [first, second])
-        await world.put("a", 1)
-        await answer(world, first)
-        assert [one.observer for one in await world.waiting()] == [b"second"]
-        await answer(world, second)
-        assert await world.waiting() == []
+async def test_two_observers_of_a_column_each_have_their_own_notifications(world: Observed) -> None:
+    await register(world.context, [first, second])
+    await world.put("a", 1)
+    await answer(world, first)
+    assert [one.observer for one in await world.waiting()] == [b"second"]
+    await answer(world, second)
+    assert await world.waiting() == []
 
 
 async def test_a_run_for_one_column_says_nothing_about_another() -> None:
@@ -176,37 +167,34 @@ async def test_an_observer_may_write_its_own_trigger() -> None:
         await world.until_nothing_waits()
 
 
-async def test_an_observer_that_rolls_its_own_transaction_back_has_failed() -> None:
-    async with observed() as world:
-        await register(world.context, [first])
-        await world.put("a", 1)
-        run = world.run_of(await world.work_for(first))
-        await run.begin()
-        run.transaction.rollback()
-        with pytest.raises(UsageError, match="ended its own transaction"):
-            await run.commit()
+async def test_an_observer_that_rolls_its_own_transaction_back_has_failed(world: Observed) -> None:
+    await register(world.context, [first])
+    await world.put("a", 1)
+    run = world.run_of(await world.work_for(first))
+    await run.begin()
+    run.transaction.rollback()
+    with pytest.raises(UsageError, match="ended its own transaction"):
+        await run.commit()
 
 
-async def test_reading_the_trigger_in_the_function_needs_no_round_trip() -> None:
-    async with observed() as world:
-        await register(world.context, [first])
-        await world.put("a", 7)
-        run = world.run_of(await world.work_for(first))
-        await run.begin()
-        before = run.transaction.statistics.round_trips
-        await first(run.transaction, "a")
-        assert run.transaction.statistics.round_trips == before
-        run.transaction.rollback()
+async def test_reading_the_trigger_in_the_function_needs_no_round_trip(world: Observed) -> None:
+    await register(world.context, [first])
+    await world.put("a", 7)
+    run = world.run_of(await world.work_for(first))
+    await run.begin()
+    before = run.transaction.statistics.round_trips
+    await first(run.transaction, "a")
+    assert run.transaction.statistics.round_trips == before
+    run.transaction.rollback()
 
 
-async def test_acknowledgements_are_hidden_from_readers() -> None:
-    async with observed() as world:
-        await register(world.context, [first])
-        await world.put("a", 1)
-        await answer(world)
-        async with world.db.snapshot() as snapshot:
-            rows = [row async for row in snapshot.scan(source.table)]
-        assert [sorted(row) for row in rows] == [[b"copy", b"source"]]
+async def test_acknowledgements_are_hidden_from_readers(world: Observed) -> None:
+    await register(world.context, [first])
+    await world.put("a", 1)
+    await answer(world)
+    async with world.db.snapshot() as snapshot:
+        rows = [row async for row in snapshot.scan(source.table)]
+    assert [sorted(row) for row in rows] == [[b"copy", b"source"]]
 
 
 async def test_a_weak_observer_runs_whenever_it_is_notified() -> None:
@@ -253,36 +241,36 @@ async def test_a_deletion_that_was_put_aside_is_handled_even_after_it_was_collec
         (lambda tx: tx.get_many(source.table, ["a"]), "get_many"),
     ],
 )
-async def test_a_call_that_an_observer_does_not_await_fails_the_run(call: Any, name: str) -> None:
-    async with observed() as world:
-        await register(world.context, [first])
-        await world.put("a", 1)
-        run = world.run_of(await world.work_for(first))
-        assert await run.begin()
-        run.transaction.set("b", copy, 3)  # type: ignore[attr-defined]  # the observer's
-        call(run.transaction)
-        with pytest.raises(UsageError, match=rf"tx\.{name}\(.*was called without await"):
-            await run.commit()
-        again = world.run_of(await world.work_for(first))
-        assert await again.begin()  # the change does not count as handled
-        again.transaction.rollback()
-        assert await world.get("b") is None
-
-
-async def test_calls_that_are_awaited_later_are_no_failure() -> None:
-    async with observed() as world:
-        await register(world.context, [first])
-        await world.put("a", 1)
-        run = world.run_of(await world.work_for(first))
-        assert await run.begin()
-        transaction: Any = run.transaction
-        transaction.set("a", copy, 1)
-        await asyncio.gather(*[transaction.set(row, copy, 1) for row in "bc"])
-        later = transaction.increment("b", copy)
-        await transaction.get("a", source)
-        assert await later == 2
+async def test_a_call_that_an_observer_does_not_await_fails_the_run(
+    world: Observed, call: Any, name: str
+) -> None:
+    await register(world.context, [first])
+    await world.put("a", 1)
+    run = world.run_of(await world.work_for(first))
+    assert await run.begin()
+    run.transaction.set("b", copy, 3)  # type: ignore[attr-defined]  # the observer's
+    call(run.transaction)
+    with pytest.raises(UsageError, match=rf"tx\.{name}\(.*was called without await"):
         await run.commit()
-        assert await world.get("b") == 2
+    again = world.run_of(await world.work_for(first))
+    assert await again.begin()  # the change does not count as handled
+    again.transaction.rollback()
+    assert await world.get("b") is None
+
+
+async def test_calls_that_are_awaited_later_are_no_failure(world: Observed) -> None:
+    await register(world.context, [first])
+    await world.put("a", 1)
+    run = world.run_of(await world.work_for(first))
+    assert await run.begin()
+    transaction: Any = run.transaction
+    transaction.set("a", copy, 1)
+    await asyncio.gather(*[transaction.set(row, copy, 1) for row in "bc"])
+    later = transaction.increment("b", copy)
+    await transaction.get("a", source)
+    assert await later == 2
+    await run.commit()
+    assert await world.get("b") == 2
 
 
 BAD = 13
@@ -472,52 +460,48 @@ async def test_an_observer_that_deletes_its_trigger_runs_once_for_each_change(
         assert (counters.runs, counters.commits) == (2, 2)
 
 
-async def test_a_change_that_was_deleted_before_its_run_wakes_nothing() -> None:
-    async with observed() as world:
-        await register(world.context, [consuming])
-        await world.put("a", 1)
-        await world.delete("a")
-        async with world.db.run_observers([consuming]):
-            await world.until_nothing_waits()
-        assert runs == []
+async def test_a_change_that_was_deleted_before_its_run_wakes_nothing(world: Observed) -> None:
+    await register(world.context, [consuming])
+    await world.put("a", 1)
+    await world.delete("a")
+    async with world.db.run_observers([consuming]):
+        await world.until_nothing_waits()
+    assert runs == []
 
 
-async def test_a_deleted_cell_that_is_written_again_wakes_it() -> None:
-    async with observed() as world:
-        await register(world.context, [consuming])
-        await world.put("a", 1)
-        await world.delete("a")
-        await world.put("a", 3)
-        async with world.db.run_observers([consuming]):
-            await world.until_nothing_waits()
-        assert runs == ["a"]
-        assert await world.get("a") == 3
+async def test_a_deleted_cell_that_is_written_again_wakes_it(world: Observed) -> None:
+    await register(world.context, [consuming])
+    await world.put("a", 1)
+    await world.delete("a")
+    await world.put("a", 3)
+    async with world.db.run_observers([consuming]):
+        await world.until_nothing_waits()
+    assert runs == ["a"]
+    assert await world.get("a") == 3
 
 
-async def test_a_weak_observer_does_not_run_for_a_cell_without_a_value() -> None:
-    async with observed() as world:
-        await register(world.context, [weak])
-        await world.put("a", 1)
+async def test_a_weak_observer_does_not_run_for_a_cell_without_a_value(world: Observed) -> None:
+    await register(world.context, [weak])
+    await world.put("a", 1)
+    await notify(world, "a")
+    async with world.db.run_observers([weak]):
+        await world.until_nothing_waits()
         await notify(world, "a")
-        async with world.db.run_observers([weak]):
-            await world.until_nothing_waits()
-            await notify(world, "a")
-            await notify(world, "never written")
-            await world.until_nothing_waits()
-        assert runs == ["a"]
+        await notify(world, "never written")
+        await world.until_nothing_waits()
+    assert runs == ["a"]
 
 
-async def test_a_cell_that_is_deleted_after_its_backfill_wakes_nothing() -> None:
-    async with observed() as world:
-        await world.put("kept", 1)
-        await world.put("deleted", 2)
-        await register(world.context, [consuming])
-        assert await world.db.backfill(consuming) == 2
-        await world.delete("deleted")
-        async with world.db.run_observers([consuming]):
-            await world.until_nothing_waits()
-        assert runs == ["kept"]
-        assert await world.db.backfill(consuming, again=True) == 0
+async def test_a_cell_that_is_deleted_after_its_backfill_wakes_nothing(world: Observed) -> None:
+    await world.put("kept", 1)
+    await world.put("deleted", 2)
+    await register(world.context, [consuming])
+    assert await world.db.backfill(consuming) == 2
+    await world.delete("deleted")
+    async with world.db.run_observers([consuming]):
+        await world.until_nothing_waits()
+    assert runs == ["kept"]
+    assert await world.db.backfill(consuming, again=True) == 0
 
 
 @observes(source, name="picky", deletes=False, attempts=1)
@@ -540,15 +524,14 @@ async def test_a_delete_takes_the_dead_letter_of_what_it_deleted_away_without_a_
         assert len(await world.dead_letters()) == 1
 
 
-async def test_run_observers_of_the_test_kit_leaves_deletes_out_too() -> None:
-    async with observed() as world:
-        await world.put("before", 1)
-        assert await run_observers_async(world.db, [consuming]) == 1
-        await world.put("a", 1)
-        await world.delete("a")
-        assert await run_observers_async(world.db, [consuming]) == 0
-        assert await world.waiting() == []
-        assert runs == ["before"]
+async def test_run_observers_of_the_test_kit_leaves_deletes_out_too(world: Observed) -> None:
+    await world.put("before", 1)
+    assert await run_observers_async(world.db, [consuming]) == 1
+    await world.put("a", 1)
+    await world.delete("a")
+    assert await run_observers_async(world.db, [consuming]) == 0
+    assert await world.waiting() == []
+    assert runs == ["before"]
 
 
 async def test_deletes_is_a_bool() -> None:
@@ -615,29 +598,29 @@ async def put(world: Observed, row: str, **values: int) -> None:
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_the_second_run_asks_for_nothing_that_the_first_has_read(read: Read) -> None:
-    async with observed() as world:
-        run = Run(world, read)
-        await run.prepare()
-        await put(world, "a", copy=2)
-        await put(world, "b", copy=3, total=4)
-        assert await run.change("a") == [2, None]
-        assert run.round_trips > 0
-        assert await run.change("b") == [3, 4]
-        assert run.round_trips == 0
+async def test_the_second_run_asks_for_nothing_that_the_first_has_read(
+    world: Observed, read: Read
+) -> None:
+    run = Run(world, read)
+    await run.prepare()
+    await put(world, "a", copy=2)
+    await put(world, "b", copy=3, total=4)
+    assert await run.change("a") == [2, None]
+    assert run.round_trips > 0
+    assert await run.change("b") == [3, 4]
+    assert run.round_trips == 0
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_each_run_sees_the_cells_of_its_own_snapshot(read: Read) -> None:
-    async with observed() as world:
-        run = Run(world, read)
-        await run.prepare()
-        await put(world, "a", copy=2, total=3)
-        assert await run.change("a") == [2, 3]
-        await put(world, "a", copy=4)
-        async with world.db.transaction() as tx:
-            await tx.delete("a", total)
-        assert await run.change("a") == [4, None]
+async def test_each_run_sees_the_cells_of_its_own_snapshot(world: Observed, read: Read) -> None:
+    run = Run(world, read)
+    await run.prepare()
+    await put(world, "a", copy=2, total=3)
+    assert await run.change("a") == [2, 3]
+    await put(world, "a", copy=4)
+    async with world.db.transaction() as tx:
+        await tx.delete("a", total)
+    assert await run.change("a") == [4, None]
 
 
 @pytest.mark.parametrize("read", WAYS)
@@ -862,28 +845,28 @@ async def two_letters(world: Observed) -> None:
     await remove_observer(world.context, docs.name, "both")
 
 
-async def test_the_change_of_a_column_that_is_no_longer_watched_is_not_retried() -> None:
+async def test_the_change_of_a_column_that_is_no_longer_watched_is_not_retried(
+    world: Observed,
+) -> None:
     """Its notification would wait forever, and so would everyone who waits for observers. Another
     change of the same row is retried: commands choose letters by row, and could not retry it."""
-    async with observed() as world:
-        await two_letters(world)
-        async with world.db.run_observers([narrower]):
-            letters = await world.dead_letters()
-            expected = "'both' no longer watches row 'a', column 'other' of table 'docs'"
-            with pytest.raises(SchemaError, match=f"^1 of 2 dead letters .*{expected}"):
-                await DeadLetterBox(world.context).retry(letters)
-            await world.until_copied("a", 1)
-            (left,) = await world.dead_letters()
-            assert left.column == other.name
-            assert await world.waiting() == []
-            with pytest.raises(SchemaError, match=f"^observer {expected}"):
-                await DeadLetterBox(world.context).retry([left])
-
-
-async def test_the_change_of_a_removed_observer_is_not_retried() -> None:
-    async with observed() as world:
-        await two_letters(world)
-        expected = "^2 of 2 dead letters .*'docs' no longer has an observer 'both'"
-        with pytest.raises(SchemaError, match=expected):
-            await DeadLetterBox(world.context).retry(await world.dead_letters())
+    await two_letters(world)
+    async with world.db.run_observers([narrower]):
+        letters = await world.dead_letters()
+        expected = "'both' no longer watches row 'a', column 'other' of table 'docs'"
+        with pytest.raises(SchemaError, match=f"^1 of 2 dead letters .*{expected}"):
+            await DeadLetterBox(world.context).retry(letters)
+        await world.until_copied("a", 1)
+        (left,) = await world.dead_letters()
+        assert left.column == other.name
         assert await world.waiting() == []
+        with pytest.raises(SchemaError, match=f"^observer {expected}"):
+            await DeadLetterBox(world.context).retry([left])
+
+
+async def test_the_change_of_a_removed_observer_is_not_retried(world: Observed) -> None:
+    await two_letters(world)
+    expected = "^2 of 2 dead letters .*'docs' no longer has an observer 'both'"
+    with pytest.raises(SchemaError, match=expected):
+        await DeadLetterBox(world.context).retry(await world.dead_letters())
+    assert await world.waiting() == []

@@ -332,15 +332,16 @@ async def hanging(tx: Any, row: str) -> None:
     await asyncio.Event().wait()
 
 
-async def test_an_observer_with_more_work_than_there_is_room_for_holds_up_no_other() -> None:
-    async with observed() as world:
-        await register(world.context, [hanging, copying])
+async def test_an_observer_with_more_work_than_there_is_room_for_holds_up_no_other(
+    world: Observed,
+) -> None:
+    await register(world.context, [hanging, copying])
+    for number in range(30):
+        await world.put(f"{number}", number)
+    limits = WorkerLimits(queue_rows_max=10)
+    async with world.db.run_observers([hanging, copying], limits=limits, drain_seconds=0.1):
         for number in range(30):
-            await world.put(f"{number}", number)
-        limits = WorkerLimits(queue_rows_max=10)
-        async with world.db.run_observers([hanging, copying], limits=limits, drain_seconds=0.1):
-            for number in range(30):
-                await world.until_copied(f"{number}", number)
+            await world.until_copied(f"{number}", number)
 
 
 class Silent(Exception):
@@ -453,22 +454,21 @@ async def test_a_worker_stops_even_if_an_observer_ignores_cancellation() -> None
         await asyncio.sleep(0.1)
 
 
-async def test_deletions_that_are_not_answered_do_not_hold_up_stopping() -> None:
-    async with observed() as world:
-        await register(world.context, [copying])
-        await world.put("a", 1)
-        work = await world.work_for(copying)
-        background = world.context.env.background
+async def test_deletions_that_are_not_answered_do_not_hold_up_stopping(world: Observed) -> None:
+    await register(world.context, [copying])
+    await world.put("a", 1)
+    work = await world.work_for(copying)
+    background = world.context.env.background
 
-        class NoAnswer:
-            async def forget(self, handled: Any, deadline: float) -> None:
-                await asyncio.sleep(10.0)
+    class NoAnswer:
+        async def forget(self, handled: Any, deadline: float) -> None:
+            await asyncio.sleep(10.0)
 
-        silent: Any = NoAnswer()
-        deletions = Deletions(replace(world.context, notifications=silent))
-        for _ in range(5_000):
-            deletions.add(work, sorted(work.timestamps))
-        async with asyncio.timeout(2.0):
-            await deletions.done(1.0)
-        await background.drain(11.0)
-        assert deletions._sending is None
+    silent: Any = NoAnswer()
+    deletions = Deletions(replace(world.context, notifications=silent))
+    for _ in range(5_000):
+        deletions.add(work, sorted(work.timestamps))
+    async with asyncio.timeout(2.0):
+        await deletions.done(1.0)
+    await background.drain(11.0)
+    assert deletions._sending is None

@@ -336,15 +336,16 @@ async def until_counted(world: Observed) -> None:
     await world.until_nothing_waits()
 
 
-async def test_documents_that_bump_one_counter_cost_little_more_than_a_run_each() -> None:
-    async with observed() as world:
-        await put_documents(world, counting)
-        async with working(world, counting) as worker:
-            await until_counted(world)
-            counters = worker.counters["docs", "counting"]
-        assert counters.commits == DOCUMENTS
-        # Those that began at the same time, before it was known that they would lose.
-        assert counters.conflicts <= counting.concurrency
+async def test_documents_that_bump_one_counter_cost_little_more_than_a_run_each(
+    world: Observed,
+) -> None:
+    await put_documents(world, counting)
+    async with working(world, counting) as worker:
+        await until_counted(world)
+        counters = worker.counters["docs", "counting"]
+    assert counters.commits == DOCUMENTS
+    # Those that began at the same time, before it was known that they would lose.
+    assert counters.conflicts <= counting.concurrency
 
 
 async def test_a_run_that_takes_long_now_and_then_does_not_make_all_others_lose() -> None:
@@ -454,13 +455,12 @@ async def test_a_run_that_always_loses_to_what_it_starts_itself_pauses() -> None
         assert await world.get(TOTAL_ROW, total) == RUNS_LOST
 
 
-async def test_two_workers_pause_after_they_have_lost_to_each_other() -> None:
-    async with observed() as world:
-        await put_documents(world, counting)
-        async with await connect_to(world.context.world, [ADDRESS], Limits(), RetryPolicy()) as db:
-            other = new_worker(db.internal.engine, [counting], None, 10.0)
-            async with working(world, counting) as worker, other:
-                await until_counted(world)
-                both = [one.counters["docs", "counting"] for one in (worker, other)]
-        assert sum(one.commits for one in both) == DOCUMENTS
-        assert sum(one.runs for one in both) <= 3 * DOCUMENTS
+async def test_two_workers_pause_after_they_have_lost_to_each_other(world: Observed) -> None:
+    await put_documents(world, counting)
+    async with await connect_to(world.context.world, [ADDRESS], Limits(), RetryPolicy()) as db:
+        other = new_worker(db.internal.engine, [counting], None, 10.0)
+        async with working(world, counting) as worker, other:
+            await until_counted(world)
+            both = [one.counters["docs", "counting"] for one in (worker, other)]
+    assert sum(one.commits for one in both) == DOCUMENTS
+    assert sum(one.runs for one in both) <= 3 * DOCUMENTS

@@ -56,14 +56,15 @@ async def test_changes_are_handled_within_milliseconds_when_tablets_announce_the
         assert worker.backlog == {("docs", "copying"): 0}
 
 
-async def test_notifications_written_while_no_worker_ran_are_found_by_scanning() -> None:
-    async with observed() as world:
-        await register(world.context, [copying])
-        for number in range(40):
-            await world.put(f"{number}", number)
-        async with world.db.run_observers([copying]) as worker:
-            await world.until_nothing_waits()
-            assert counted(worker, "copying").commits == 40
+async def test_notifications_written_while_no_worker_ran_are_found_by_scanning(
+    world: Observed,
+) -> None:
+    await register(world.context, [copying])
+    for number in range(40):
+        await world.put(f"{number}", number)
+    async with world.db.run_observers([copying]) as worker:
+        await world.until_nothing_waits()
+        assert counted(worker, "copying").commits == 40
 
 
 async def test_two_workers_share_a_backlog_and_handle_each_change_once() -> None:
@@ -287,16 +288,15 @@ async def test_work_that_comes_back_from_a_run_of_an_observer_removed_meanwhile_
         assert counted(worker, "slow").runs == 1
 
 
-async def test_a_running_worker_ignores_a_new_table_of_the_same_name() -> None:
-    async with observed() as world:
-        watched = await register(world.context, [copying])
-        deadline = world.context.deadline()
-        await world.context.catalog.delete("docs", missing_ok=False, deadline=deadline)
-        await world.db.create_table(copying.table)
-        await register(world.context, [copying])
-        registrations = Registrations(world.context, watched)
-        await registrations.refresh()
-        assert registrations.active == []
+async def test_a_running_worker_ignores_a_new_table_of_the_same_name(world: Observed) -> None:
+    watched = await register(world.context, [copying])
+    deadline = world.context.deadline()
+    await world.context.catalog.delete("docs", missing_ok=False, deadline=deadline)
+    await world.db.create_table(copying.table)
+    await register(world.context, [copying])
+    registrations = Registrations(world.context, watched)
+    await registrations.refresh()
+    assert registrations.active == []
 
 
 async def test_a_worker_leaves_notifications_of_unknown_observers_alone() -> None:
@@ -463,18 +463,19 @@ async def test_a_run_that_does_not_end_in_time_is_given_up_and_left_to_the_next_
             await world.until_copied("a", 1)
 
 
-async def test_the_lock_of_an_owner_that_died_while_committing_becomes_a_notification() -> None:
-    async with observed() as world:
-        await register(world.context, [copying])
-        tx = world.db.transaction()
-        tx._only_two_phases = True  # only they leave locks
-        await tx.set("a", total, 1)
-        await tx.set("z", source, 7)
-        background = world.db.internal.engine.env.background
-        with patch.object(background, "start", lambda work: work.close()):
-            await tx.commit()
-        async with world.db.run_observers([copying]):
-            await world.until_copied("z", 7)
+async def test_the_lock_of_an_owner_that_died_while_committing_becomes_a_notification(
+    world: Observed,
+) -> None:
+    await register(world.context, [copying])
+    tx = world.db.transaction()
+    tx._only_two_phases = True  # only they leave locks
+    await tx.set("a", total, 1)
+    await tx.set("z", source, 7)
+    background = world.db.internal.engine.env.background
+    with patch.object(background, "start", lambda work: work.close()):
+        await tx.commit()
+    async with world.db.run_observers([copying]):
+        await world.until_copied("z", 7)
 
 
 async def test_rows_of_any_length_can_be_put_aside() -> None:
@@ -492,19 +493,17 @@ async def test_rows_of_any_length_can_be_put_aside() -> None:
         assert len(letter.error) < 2_001
 
 
-async def test_dead_letters_are_a_table_that_a_worker_creates() -> None:
-    async with observed() as world:
-        assert await world.dead_letters() == []
-        async with world.db.run_observers([copying]):
-            assert DEAD_LETTERS.name in await world.db.tables()
+async def test_dead_letters_are_a_table_that_a_worker_creates(world: Observed) -> None:
+    assert await world.dead_letters() == []
+    async with world.db.run_observers([copying]):
+        assert DEAD_LETTERS.name in await world.db.tables()
 
 
-async def test_closing_a_database_ends_its_workers() -> None:
-    async with observed() as world:
-        worker = world.db.run_observers([copying])
-        await worker.start()
-        await world.db.close()
-        await worker.wait()
+async def test_closing_a_database_ends_its_workers(world: Observed) -> None:
+    worker = world.db.run_observers([copying])
+    await worker.start()
+    await world.db.close()
+    await worker.wait()
 
 
 async def test_options_of_a_worker_are_checked() -> None:
@@ -572,50 +571,48 @@ async def test_a_backfill_is_done_by_one_worker_and_followed_by_another_when_tha
         assert [await world.get(f"{number:03}") for number in range(100)] == list(range(100))
 
 
-async def test_a_paused_observer_is_not_notified_of_older_cells_until_it_is_resumed() -> None:
-    async with observed() as world:
-        await world.put("a", 1)
-        change, deadline = world.context.catalog.change_observers, world.context.deadline()
-        add = ChangeObserversRequest(table="docs", pause=["copying"])
-        add.add.add(name="copying", columns=[source.name], backfill=True)
-        await change(add, deadline)
-        async with world.db.run_observers([copying]):
-            await asyncio.sleep(10.0)
-            assert await world.waiting() == []
-            await change(ChangeObserversRequest(table="docs", resume=["copying"]), deadline)
-            await world.until_copied("a", 1)
+async def test_a_paused_observer_is_not_notified_of_older_cells_until_it_is_resumed(
+    world: Observed,
+) -> None:
+    await world.put("a", 1)
+    change, deadline = world.context.catalog.change_observers, world.context.deadline()
+    add = ChangeObserversRequest(table="docs", pause=["copying"])
+    add.add.add(name="copying", columns=[source.name], backfill=True)
+    await change(add, deadline)
+    async with world.db.run_observers([copying]):
+        await asyncio.sleep(10.0)
+        assert await world.waiting() == []
+        await change(ChangeObserversRequest(table="docs", resume=["copying"]), deadline)
+        await world.until_copied("a", 1)
 
 
 async def test_a_backfill_that_is_interrupted_says_why_and_goes_on(
+    world: Observed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    async with observed() as world:
-        await world.put("a", 1)
-        with patch.object(
-            world.context.catalog, "report_backfill", side_effect=Unavailable("no master")
-        ):
-            async with world.db.run_observers([copying]):
-                await asyncio.sleep(1.0)
-        assert "observer copying of table docs: backfill was interrupted" in caplog.text
-        assert "no master" in caplog.text
+    await world.put("a", 1)
+    with patch.object(
+        world.context.catalog, "report_backfill", side_effect=Unavailable("no master")
+    ):
         async with world.db.run_observers([copying]):
-            await world.until_copied("a", 1)
+            await asyncio.sleep(1.0)
+    assert "observer copying of table docs: backfill was interrupted" in caplog.text
+    assert "no master" in caplog.text
+    async with world.db.run_observers([copying]):
+        await world.until_copied("a", 1)
 
 
-async def test_a_backfill_ends_with_its_table_or_its_observer() -> None:
-    async with observed() as world:
-        await world.put("a", 1)
-        (watched,) = await register(world.context, [copying])
-        change = world.context.catalog.change_observers
-        await change(
-            ChangeObserversRequest(table="docs", remove=["copying"]), world.context.deadline()
-        )
+async def test_a_backfill_ends_with_its_table_or_its_observer(world: Observed) -> None:
+    await world.put("a", 1)
+    (watched,) = await register(world.context, [copying])
+    change = world.context.catalog.change_observers
+    await change(ChangeObserversRequest(table="docs", remove=["copying"]), world.context.deadline())
+    await backfill_owed(world.context, watched)
+    assert await world.waiting() == []
+    (watched,) = await register(world.context, [copying])
+    await world.db.drop_table(Table("docs"))
+    with pytest.raises(SchemaError):
         await backfill_owed(world.context, watched)
-        assert await world.waiting() == []
-        (watched,) = await register(world.context, [copying])
-        await world.db.drop_table(Table("docs"))
-        with pytest.raises(SchemaError):
-            await backfill_owed(world.context, watched)
 
 
 async def test_a_worker_that_lost_its_lock_ends_a_backfill_that_another_has_completed() -> None:
@@ -759,53 +756,52 @@ async def _create_again(world: Observed) -> None:
     await world.db.create_table(docs)
 
 
-async def test_what_a_run_writes_does_not_get_into_the_next_table() -> None:
+async def test_what_a_run_writes_does_not_get_into_the_next_table(world: Observed) -> None:
     """Its acknowledgement is in the table of the change, so what it writes there is, too."""
-    async with observed() as world:
-        await register(world.context, [copies])
-        async with world.db.transaction() as tx:
-            await tx.set("z", copy, 0)  # the cluster keeps its codec: nobody has to ask later
-        await world.put("a", 1)
-        run = world.run_of(await world.work_for(copies))
-        assert await run.begin()
-        await _create_again(world)
-        transaction = cast(Transaction, run.transaction)
-        await transaction.set("a", copy, 1)
-        with pytest.raises(SchemaError, match="was dropped"):
-            await transaction.get("b", copy)
-        with pytest.raises(SchemaError, match="was dropped"):
-            await run.commit()
-        async with world.db.snapshot() as snapshot:
-            assert [row.key async for row in snapshot.scan(docs)] == []
+    await register(world.context, [copies])
+    async with world.db.transaction() as tx:
+        await tx.set("z", copy, 0)  # the cluster keeps its codec: nobody has to ask later
+    await world.put("a", 1)
+    run = world.run_of(await world.work_for(copies))
+    assert await run.begin()
+    await _create_again(world)
+    transaction = cast(Transaction, run.transaction)
+    await transaction.set("a", copy, 1)
+    with pytest.raises(SchemaError, match="was dropped"):
+        await transaction.get("b", copy)
+    with pytest.raises(SchemaError, match="was dropped"):
+        await run.commit()
+    async with world.db.snapshot() as snapshot:
+        assert [row.key async for row in snapshot.scan(docs)] == []
 
 
-async def test_a_change_in_a_table_that_is_gone_is_not_looked_for_in_the_next_one() -> None:
-    async with observed() as world:
-        await register(world.context, [copies])
-        await world.put("a", 1)
-        work = await world.work_for(copies)
-        await _create_again(world)
-        await world.put("a", 2)
-        with pytest.raises(SchemaError):
-            await world.run_of(work).begin()
+async def test_a_change_in_a_table_that_is_gone_is_not_looked_for_in_the_next_one(
+    world: Observed,
+) -> None:
+    await register(world.context, [copies])
+    await world.put("a", 1)
+    work = await world.work_for(copies)
+    await _create_again(world)
+    await world.put("a", 2)
+    with pytest.raises(SchemaError):
+        await world.run_of(work).begin()
 
 
 @pytest.mark.parametrize("is_created_again", [False, True])
 async def test_an_observer_that_stops_because_its_table_was_dropped_says_so_once(
-    caplog: pytest.LogCaptureFixture, *, is_created_again: bool
+    world: Observed, caplog: pytest.LogCaptureFixture, *, is_created_again: bool
 ) -> None:
-    async with observed() as world:
-        registrations = Registrations(world.context, await register(world.context, [copies]))
-        await world.db.drop_table(docs)
-        if is_created_again:
-            await world.db.create_table(docs)
-        await registrations.refresh()
-        await registrations.refresh()
-        said = [one.getMessage() for one in caplog.records if "copies" in one.getMessage()]
-        assert said == [
-            "observer copies of table docs has stopped: the table was dropped. For another table "
-            "of this name, restart the worker"
-        ]
+    registrations = Registrations(world.context, await register(world.context, [copies]))
+    await world.db.drop_table(docs)
+    if is_created_again:
+        await world.db.create_table(docs)
+    await registrations.refresh()
+    await registrations.refresh()
+    said = [one.getMessage() for one in caplog.records if "copies" in one.getMessage()]
+    assert said == [
+        "observer copies of table docs has stopped: the table was dropped. For another table "
+        "of this name, restart the worker"
+    ]
 
 
 async def test_a_dead_letter_of_a_table_that_is_gone_is_not_retried_in_the_next_one() -> None:

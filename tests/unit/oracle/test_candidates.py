@@ -324,9 +324,17 @@ class Machine:
         return (timestamp >> 18) - self.right.wall_milliseconds()
 
 
+@pytest.fixture
+@asynccontextmanager
+async def machine() -> AsyncIterator[Machine]:
+    """Where the oracle runs, again and again."""
+    yield Machine()
+
+
 @pytest.mark.parametrize("ahead", [90 * SECOND, 2 * HOUR_CLOCKS, 3 * DAY, 20 * YEAR])
-async def test_an_oracle_with_a_fast_clock_follows_the_majority(ahead: int) -> None:
-    machine = Machine()
+async def test_an_oracle_with_a_fast_clock_follows_the_majority(
+    machine: Machine, ahead: int
+) -> None:
     async with machine.oracle() as before:
         await machine.lead(before)
     async with machine.oracle(ahead=ahead) as fast:
@@ -337,15 +345,17 @@ async def test_an_oracle_with_a_fast_clock_follows_the_majority(ahead: int) -> N
         assert await machine.lead(after) < 8 * SECOND
 
 
-async def test_the_first_oracle_of_a_new_store_does_not_begin_in_the_future_either() -> None:
-    machine = Machine()
+async def test_the_first_oracle_of_a_new_store_does_not_begin_in_the_future_either(
+    machine: Machine,
+) -> None:
     async with machine.oracle(ahead=2 * HOUR_CLOCKS) as first:
         assert await machine.lead(first) < SECOND
 
 
 @pytest.mark.parametrize("stopped", [HOUR_CLOCKS, 40 * DAY])
-async def test_after_a_long_stop_a_clock_that_others_agree_with_is_followed(stopped: int) -> None:
-    machine = Machine()
+async def test_after_a_long_stop_a_clock_that_others_agree_with_is_followed(
+    machine: Machine, stopped: int
+) -> None:
     async with machine.oracle() as before:
         await machine.lead(before)
     await asyncio.sleep(stopped / 1000)
@@ -354,9 +364,10 @@ async def test_after_a_long_stop_a_clock_that_others_agree_with_is_followed(stop
 
 
 @pytest.mark.parametrize("masters", [("m:1", "n:1"), ()])
-async def test_a_slow_clock_is_not_below_the_epoch_of_a_row_store(masters: tuple[str, ...]) -> None:
+async def test_a_slow_clock_is_not_below_the_epoch_of_a_row_store(
+    machine: Machine, masters: tuple[str, ...]
+) -> None:
     """Nothing older can be stored there, so nothing could be committed."""
-    machine = Machine()
     first = machine.right.wall_milliseconds() - 30 * DAY
     async with machine.oracle(ahead=-YEAR, masters=masters, first=first) as slow:
         assert await machine.lead(slow) == pytest.approx(-30 * DAY, abs=SECOND)
@@ -366,15 +377,15 @@ async def test_a_slow_clock_is_not_below_the_epoch_of_a_row_store(masters: tuple
         assert abs(await machine.lead(right)) < SECOND
 
 
-async def test_a_slow_clock_is_not_pushed_by_the_majority() -> None:
+async def test_a_slow_clock_is_not_pushed_by_the_majority(machine: Machine) -> None:
     """Going ahead needs both: its own clock and the others'."""
-    machine = Machine()
     async with machine.oracle(ahead=-2 * HOUR_CLOCKS) as slow:
         assert await machine.lead(slow) == pytest.approx(-2 * HOUR_CLOCKS, abs=SECOND)
 
 
-async def test_while_no_master_answers_a_clock_far_above_the_mark_leads_nowhere() -> None:
-    machine = Machine()
+async def test_while_no_master_answers_a_clock_far_above_the_mark_leads_nowhere(
+    machine: Machine,
+) -> None:
     async with machine.oracle() as before:
         await machine.lead(before)
     machine.masters.silent = {"m:1", "n:1"}
@@ -396,11 +407,10 @@ def alone(machine: Machine, *, ahead: int, listed: Sequence[str] = ()) -> None:
     machine.masters.silent = {"n:1", "oracle:3"}
 
 
-async def test_a_master_that_knows_only_the_clock_of_the_oracles_own_host_confirms_nothing() -> (
-    None
-):
+async def test_a_master_that_knows_only_the_clock_of_the_oracles_own_host_confirms_nothing(
+    machine: Machine,
+) -> None:
     """It has just begun to lead: it knows which servers there were, and has heard from none."""
-    machine = Machine()
     async with machine.oracle() as before:
         await machine.lead(before)
     alone(machine, ahead=2 * HOUR_CLOCKS, listed=["tablets:1", "locks:1"])
@@ -411,9 +421,8 @@ async def test_a_master_that_knows_only_the_clock_of_the_oracles_own_host_confir
         assert await machine.lead(fast) < SECOND
 
 
-async def test_a_host_that_is_cut_off_from_all_others_confirms_nothing() -> None:
+async def test_a_host_that_is_cut_off_from_all_others_confirms_nothing(machine: Machine) -> None:
     """The master there has forgotten the servers from which it has not heard for a while."""
-    machine = Machine()
     alone(machine, ahead=2 * HOUR_CLOCKS)
     async with machine.oracle(ahead=2 * HOUR_CLOCKS, masters=BESIDE_A_MASTER) as fast:
         await asyncio.sleep(60)
@@ -422,31 +431,29 @@ async def test_a_host_that_is_cut_off_from_all_others_confirms_nothing() -> None
         assert await machine.lead(fast) < SECOND
 
 
-async def test_a_cluster_of_one_host_believes_its_clock_though_one_of_two_masters_is_down() -> None:
-    machine = Machine()
+async def test_a_cluster_of_one_host_believes_its_clock_though_one_of_two_masters_is_down(
+    machine: Machine,
+) -> None:
     alone(machine, ahead=HOUR_CLOCKS)
     async with machine.oracle(ahead=HOUR_CLOCKS, masters=("oracle:2", "oracle:3")) as only:
         assert await machine.lead(only) == pytest.approx(HOUR_CLOCKS, abs=SECOND)
 
 
-async def test_an_oracle_that_waits_for_other_clocks_names_their_hosts() -> None:
-    machine = Machine()
+async def test_an_oracle_that_waits_for_other_clocks_names_their_hosts(machine: Machine) -> None:
     alone(machine, ahead=HOUR_CLOCKS, listed=["tablets:1"])
     fast = machine.candidate(HOUR_CLOCKS, BESIDE_A_MASTER, OracleLimits())
     with pytest.raises(NotReady, match="those of oracle, but not yet those of n, tablets"):
         await fast.lead_within(5)
 
 
-async def test_an_oracle_that_does_not_stand_by_says_why_it_cannot_start() -> None:
-    machine = Machine()
+async def test_an_oracle_that_does_not_stand_by_says_why_it_cannot_start(machine: Machine) -> None:
     machine.masters.silent = {"m:1", "n:1"}
     fast = machine.candidate(HOUR_CLOCKS, ("m:1", "n:1"), OracleLimits())
     with pytest.raises(NotReady, match="no master answers that could report the other clocks"):
         await fast.lead_within(5)
 
 
-async def test_an_oracle_whose_clock_is_near_the_mark_asks_no_master() -> None:
-    machine = Machine()
+async def test_an_oracle_whose_clock_is_near_the_mark_asks_no_master(machine: Machine) -> None:
     async with machine.oracle() as before:
         await machine.lead(before)
     machine.masters.asked, machine.masters.silent = 0, {"m:1", "n:1"}
@@ -456,8 +463,9 @@ async def test_an_oracle_whose_clock_is_near_the_mark_asks_no_master() -> None:
 
 
 @pytest.mark.parametrize("reason", ["told to", "alone", "older masters"])
-async def test_its_own_clock_is_believed_where_no_other_can_be(reason: str) -> None:
-    machine = Machine()
+async def test_its_own_clock_is_believed_where_no_other_can_be(
+    machine: Machine, reason: str
+) -> None:
     machine.masters.of_an_older_release = reason == "older masters"
     limits = OracleLimits(follow_jumps=reason == "told to")
     masters = () if reason == "alone" else ("m:1", "n:1")
@@ -465,9 +473,10 @@ async def test_its_own_clock_is_believed_where_no_other_can_be(reason: str) -> N
         assert await machine.lead(fast) == pytest.approx(HOUR_CLOCKS, abs=SECOND)
 
 
-async def test_a_clock_that_is_a_year_and_more_above_the_mark_is_refused_again_and_again() -> None:
+async def test_a_clock_that_is_a_year_and_more_above_the_mark_is_refused_again_and_again(
+    machine: Machine,
+) -> None:
     """The process stays: its clock may be corrected, and another candidate may lead meanwhile."""
-    machine = Machine()
     async with machine.oracle() as before:
         await machine.lead(before)
     async with machine.oracle(ahead=2 * YEAR, masters=()) as fast:

@@ -15,7 +15,7 @@ import asyncio
 import errno
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -53,6 +53,14 @@ from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.ledgers import STORE, HandClock, open_ledger
+
+
+@pytest.fixture
+@asynccontextmanager
+async def files() -> AsyncIterator[MemoryFiles]:
+    """The files of an empty disk."""
+    yield MemoryFiles(MemoryDisk())
+
 
 HOUR = 3_600_000
 LIMITS = OracleLimits()
@@ -107,12 +115,17 @@ async def bench() -> AsyncIterator[Bench]:
     await asyncio.wait([extending])
 
 
+@pytest.fixture
+def at() -> AbstractAsyncContextManager[Bench]:
+    """An oracle on virtual time, on files in memory."""
+    return bench()
+
+
 def fsyncs(files: MemoryFiles) -> int:
     return sum(call.startswith("fsync") for call in files.faults.operations)
 
 
-async def test_nothing_is_served_before_the_first_mark_is_durable() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_nothing_is_served_before_the_first_mark_is_durable(files: MemoryFiles) -> None:
     clock = VirtualClock(asyncio.get_running_loop())
     ledger = await open_ledger(files, clock)
     oracle = Oracle(clock, ledger, always, LIMITS)
@@ -123,40 +136,36 @@ async def test_nothing_is_served_before_the_first_mark_is_durable() -> None:
     assert await asked == clock.wall_milliseconds() << 18
 
 
-async def test_it_waits_for_the_disk_at_most_once_a_second_and_no_request_does() -> None:
-    async with bench() as at:
-        before = fsyncs(at.files)
-        extensions = at.oracle.counts.extensions
-        await at.ask_for(100)
-        assert 0 < fsyncs(at.files) - before <= 100
-        assert at.oracle.counts.waits == 0
-        assert at.oracle.counts.timestamps == 10_000
-        # One fsync for the file and one for its directory.
-        extensions = at.oracle.counts.extensions - extensions
-        assert fsyncs(at.files) - before == extensions * 2
+async def test_it_waits_for_the_disk_at_most_once_a_second_and_no_request_does(at: Bench) -> None:
+    before = fsyncs(at.files)
+    extensions = at.oracle.counts.extensions
+    await at.ask_for(100)
+    assert 0 < fsyncs(at.files) - before <= 100
+    assert at.oracle.counts.waits == 0
+    assert at.oracle.counts.timestamps == 10_000
+    # One fsync for the file and one for its directory.
+    extensions = at.oracle.counts.extensions - extensions
+    assert fsyncs(at.files) - before == extensions * 2
 
 
-async def test_an_idle_oracle_answers_at_once_whenever_it_is_asked() -> None:
-    async with bench() as at:
-        await asyncio.sleep(1000)
-        started = at.clock.monotonic_seconds()
-        assert await at.ask() == at.clock.wall_milliseconds() << 18
-        assert at.clock.monotonic_seconds() == started
+async def test_an_idle_oracle_answers_at_once_whenever_it_is_asked(at: Bench) -> None:
+    await asyncio.sleep(1000)
+    started = at.clock.monotonic_seconds()
+    assert await at.ask() == at.clock.wall_milliseconds() << 18
+    assert at.clock.monotonic_seconds() == started
 
 
-async def test_no_request_waits_for_a_disk_that_takes_most_of_a_second() -> None:
-    async with bench() as at:
-        at.files.before_fsync = lambda: asyncio.sleep(0.8)
-        await at.ask_for(60)
-        assert at.oracle.counts.waits == 0
+async def test_no_request_waits_for_a_disk_that_takes_most_of_a_second(at: Bench) -> None:
+    at.files.before_fsync = lambda: asyncio.sleep(0.8)
+    await at.ask_for(60)
+    assert at.oracle.counts.waits == 0
 
 
-async def test_an_even_slower_disk_makes_requests_wait_but_not_fail() -> None:
-    async with bench() as at:
-        at.files.before_fsync = lambda: asyncio.sleep(1.8)
-        await at.ask_for(60)
-        assert at.oracle.counts.waits > 0
-        assert not at.oracle.counts.refused
+async def test_an_even_slower_disk_makes_requests_wait_but_not_fail(at: Bench) -> None:
+    at.files.before_fsync = lambda: asyncio.sleep(1.8)
+    await at.ask_for(60)
+    assert at.oracle.counts.waits > 0
+    assert not at.oracle.counts.refused
 
 
 async def test_requests_are_refused_in_time_when_the_disk_hangs() -> None:
@@ -170,25 +179,24 @@ async def test_requests_are_refused_in_time_when_the_disk_hangs() -> None:
     assert LIMITS.wait_seconds_max < ATTEMPT_SECONDS_MAX, "the caller would give up before"
 
 
-async def test_when_the_mark_cannot_be_written_it_refuses_and_it_recovers() -> None:
+async def test_when_the_mark_cannot_be_written_it_refuses_and_it_recovers(at: Bench) -> None:
     """The rest of the window may be served, then nothing until a mark is durable again."""
-    async with bench() as at:
-        await at.ask_for(3)
-        at.fail(errno.ENOSPC)
-        mark = at.oracle.mark_milliseconds
-        while at.clock.wall_milliseconds() < mark:
-            await at.ask_for(0.01)
-        for _ in range(100):
-            with pytest.raises(StoreUnusable) as refused:
-                await at.ask()
-            assert refused.value.fault is StoreFault.DISK_FULL
-            await asyncio.sleep(0.1)
-        assert at.highest < mark << 18
-        assert at.oracle.counts.refused == {"StoreUnusable": 100}
-        assert at.oracle.counts.extension_failures > 0
-        at.fail(None)
-        await asyncio.sleep(0.3)
-        await at.ask_for(10)
+    await at.ask_for(3)
+    at.fail(errno.ENOSPC)
+    mark = at.oracle.mark_milliseconds
+    while at.clock.wall_milliseconds() < mark:
+        await at.ask_for(0.01)
+    for _ in range(100):
+        with pytest.raises(StoreUnusable) as refused:
+            await at.ask()
+        assert refused.value.fault is StoreFault.DISK_FULL
+        await asyncio.sleep(0.1)
+    assert at.highest < mark << 18
+    assert at.oracle.counts.refused == {"StoreUnusable": 100}
+    assert at.oracle.counts.extension_failures > 0
+    at.fail(None)
+    await asyncio.sleep(0.3)
+    await at.ask_for(10)
 
 
 @pytest.mark.parametrize(
@@ -199,90 +207,86 @@ async def test_when_the_mark_cannot_be_written_it_refuses_and_it_recovers() -> N
         (errno.EDQUOT, StoreFault.DISK_FULL),
     ],
 )
-async def test_the_refusal_names_the_fault(number: int, fault: StoreFault) -> None:
-    async with bench() as at:
-        at.fail(number)
-        await asyncio.sleep(10)
-        with pytest.raises(StoreUnusable) as refused:
-            await at.ask()
-        assert refused.value.fault is fault
+async def test_the_refusal_names_the_fault(at: Bench, number: int, fault: StoreFault) -> None:
+    at.fail(number)
+    await asyncio.sleep(10)
+    with pytest.raises(StoreUnusable) as refused:
+        await at.ask()
+    assert refused.value.fault is fault
 
 
-async def test_a_burst_is_bounded_by_the_time_and_delays_other_requests_only_briefly() -> None:
-    async with bench() as at:
-        await at.ask_for(1)
-        retry_after_seconds = 0.0
-        for _ in range(1000):
-            try:
-                await at.ask(1_000_000)
-            except Overloaded as refused:
-                retry_after_seconds = refused.retry_after_seconds
-        assert retry_after_seconds > 0
-        lead = (at.highest >> 18) - at.clock.wall_milliseconds()
-        assert 0 < lead <= 0.15 * LIMITS.window_seconds * 1000
-        await asyncio.sleep(retry_after_seconds)
-        await at.ask(1_000_000)
-        assert at.oracle.counts.waits == 0
+async def test_a_burst_is_bounded_by_the_time_and_delays_other_requests_only_briefly(
+    at: Bench,
+) -> None:
+    await at.ask_for(1)
+    retry_after_seconds = 0.0
+    for _ in range(1000):
+        try:
+            await at.ask(1_000_000)
+        except Overloaded as refused:
+            retry_after_seconds = refused.retry_after_seconds
+    assert retry_after_seconds > 0
+    lead = (at.highest >> 18) - at.clock.wall_milliseconds()
+    assert 0 < lead <= 0.15 * LIMITS.window_seconds * 1000
+    await asyncio.sleep(retry_after_seconds)
+    await at.ask(1_000_000)
+    assert at.oracle.counts.waits == 0
 
 
 @pytest.mark.parametrize("count", [0, -1, 1_000_001, 2**32])
-async def test_a_count_outside_its_limits_is_refused_by_name(count: int) -> None:
-    async with bench() as at:
-        with pytest.raises(InvalidArgument) as refused:
-            await at.oracle.get_timestamps(count)
-        assert refused.value.field == "count"
-        assert await at.ask() == at.clock.wall_milliseconds() << 18
+async def test_a_count_outside_its_limits_is_refused_by_name(at: Bench, count: int) -> None:
+    with pytest.raises(InvalidArgument) as refused:
+        await at.oracle.get_timestamps(count)
+    assert refused.value.field == "count"
+    assert await at.ask() == at.clock.wall_milliseconds() << 18
 
 
-async def test_timestamps_increase_while_the_wall_clock_is_set_back_an_hour() -> None:
-    async with bench() as at:
-        await at.ask_for(5)
-        before = at.highest >> 18
-        at.clock.set_wall_back(HOUR)
-        await at.ask_for(10)
-        assert 9_800 <= (at.highest >> 18) - before <= 10_000
-        assert at.oracle.wall_lead_seconds < -3_500
+async def test_timestamps_increase_while_the_wall_clock_is_set_back_an_hour(at: Bench) -> None:
+    await at.ask_for(5)
+    before = at.highest >> 18
+    at.clock.set_wall_back(HOUR)
+    await at.ask_for(10)
+    assert 9_800 <= (at.highest >> 18) - before <= 10_000
+    assert at.oracle.wall_lead_seconds < -3_500
 
 
-async def test_a_small_jump_forward_is_followed_after_one_wait_for_the_disk() -> None:
-    async with bench() as at:
-        at.clock.set_wall_back(-59_000)
-        started = at.clock.monotonic_seconds()
-        assert await at.ask() >= at.clock.wall_milliseconds() << 18
-        assert at.clock.monotonic_seconds() == started  # this disk takes no time
-        assert at.oracle.counts.waits == 1
-        await at.ask_for(10)
-        assert at.oracle.counts.waits == 1
+async def test_a_small_jump_forward_is_followed_after_one_wait_for_the_disk(at: Bench) -> None:
+    at.clock.set_wall_back(-59_000)
+    started = at.clock.monotonic_seconds()
+    assert await at.ask() >= at.clock.wall_milliseconds() << 18
+    assert at.clock.monotonic_seconds() == started  # this disk takes no time
+    assert at.oracle.counts.waits == 1
+    await at.ask_for(10)
+    assert at.oracle.counts.waits == 1
 
 
-async def test_a_jump_of_an_hour_is_not_followed() -> None:
-    async with bench() as at:
-        await at.ask_for(1)
-        before = at.highest >> 18
-        at.clock.set_wall_back(-HOUR)
-        await at.ask_for(10)
-        assert (at.highest >> 18) - before <= 10_010
-        assert at.oracle.wall_lead_seconds > 3_500
+async def test_a_jump_of_an_hour_is_not_followed(at: Bench) -> None:
+    await at.ask_for(1)
+    before = at.highest >> 18
+    at.clock.set_wall_back(-HOUR)
+    await at.ask_for(10)
+    assert (at.highest >> 18) - before <= 10_010
+    assert at.oracle.wall_lead_seconds > 3_500
 
 
-async def test_a_deposed_oracle_no_longer_answers() -> None:
+async def test_a_deposed_oracle_no_longer_answers(at: Bench) -> None:
     """Not even with timestamps allocated before: it may have been paused since."""
-    async with bench() as at:
+    await at.ask()
+    at.may_answer = False
+    with pytest.raises(NotReady):
         await at.ask()
-        at.may_answer = False
-        with pytest.raises(NotReady):
-            await at.ask()
-        at.may_answer = True
-        with pytest.raises(NotReady):
-            await at.ask()
-        before = fsyncs(at.files)
-        with pytest.raises(NotReady):
-            await at.oracle.keep_extended()
-        assert fsyncs(at.files) == before
+    at.may_answer = True
+    with pytest.raises(NotReady):
+        await at.ask()
+    before = fsyncs(at.files)
+    with pytest.raises(NotReady):
+        await at.oracle.keep_extended()
+    assert fsyncs(at.files) == before
 
 
-async def test_an_absurd_clock_at_the_start_is_refused_unless_it_is_confirmed() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_an_absurd_clock_at_the_start_is_refused_unless_it_is_confirmed(
+    files: MemoryFiles,
+) -> None:
     clock = VirtualClock(asyncio.get_running_loop())
     ledger = await open_ledger(files, clock)
     await Oracle(clock, ledger, always, LIMITS).extend()
@@ -329,23 +333,24 @@ async def test_a_disk_that_fails_for_long_is_logged_once_and_its_recovery_once()
     ]
 
 
-async def test_a_store_that_does_not_even_say_who_leads_keeps_the_mark_from_being_durable() -> None:
+async def test_a_store_that_does_not_even_say_who_leads_keeps_the_mark_from_being_durable(
+    at: Bench,
+) -> None:
     """As a row store that is down: its operators are told what those of a failing disk are."""
-    async with bench() as at:
-        with structlog.testing.capture_logs() as log:
-            await at.ask_for(1)
-            at.may_answer = StoreUnusable("the row store: no answer", fault=StoreFault.INPUT_OUTPUT)
-            await asyncio.sleep(10)
-            assert at.oracle.counts.extension_failures > 1
-            with pytest.raises(StoreUnusable, match="no answer"):
-                await at.ask()
-            at.may_answer = True
-            await asyncio.sleep(1)
-            await at.ask_for(10)
-        assert [line["event"] for line in log] == [
-            "the mark cannot be made durable",
-            "the mark is durable again",
-        ]
+    with structlog.testing.capture_logs() as log:
+        await at.ask_for(1)
+        at.may_answer = StoreUnusable("the row store: no answer", fault=StoreFault.INPUT_OUTPUT)
+        await asyncio.sleep(10)
+        assert at.oracle.counts.extension_failures > 1
+        with pytest.raises(StoreUnusable, match="no answer"):
+            await at.ask()
+        at.may_answer = True
+        await asyncio.sleep(1)
+        await at.ask_for(10)
+    assert [line["event"] for line in log] == [
+        "the mark cannot be made durable",
+        "the mark is durable again",
+    ]
 
 
 START = 1_800_000_000_000
@@ -559,8 +564,7 @@ async def another(files: MemoryFiles, *, cluster_id: str = "") -> Ledger:
     return await open_ledger(MemoryFiles(files.disk), cluster_id=cluster_id)
 
 
-async def test_a_mark_survives_a_power_cut() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_a_mark_survives_a_power_cut(files: MemoryFiles) -> None:
     ledger = await open_ledger(files)
     assert ledger.mark_milliseconds == 0
     await ledger.write(17)
@@ -570,9 +574,10 @@ async def test_a_mark_survives_a_power_cut() -> None:
         assert after.mark_milliseconds == 17
 
 
-async def test_the_former_oracle_can_neither_write_nor_answer_once_another_has_read() -> None:
+async def test_the_former_oracle_can_neither_write_nor_answer_once_another_has_read(
+    files: MemoryFiles,
+) -> None:
     """It was only silent, not killed, and still holds its lock."""
-    files = MemoryFiles(MemoryDisk())
     former = await open_ledger(files)
     await former.write(5)
     silent = asyncio.Event()
@@ -590,8 +595,7 @@ async def test_the_former_oracle_can_neither_write_nor_answer_once_another_has_r
         await former.write(7)
 
 
-async def test_a_missing_mark_is_not_taken_for_a_new_store() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_a_missing_mark_is_not_taken_for_a_new_store(files: MemoryFiles) -> None:
     ledger = await open_ledger(files)
     await ledger.write(1)
     await files.unlink(ROLE / "e1" / "mark")
@@ -600,8 +604,7 @@ async def test_a_missing_mark_is_not_taken_for_a_new_store() -> None:
     assert refused.value.fault is StoreFault.DAMAGED
 
 
-async def test_a_damaged_mark_is_refused_and_left_as_it_is() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_a_damaged_mark_is_refused_and_left_as_it_is(files: MemoryFiles) -> None:
     ledger = await open_ledger(files)
     await ledger.write(1)
     async with await files.create(ROLE / "e1" / "mark", exclusive=False) as file:
@@ -612,17 +615,15 @@ async def test_a_damaged_mark_is_refused_and_left_as_it_is() -> None:
         files = MemoryFiles(files.disk)
 
 
-async def test_the_mark_of_another_cluster_is_refused() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_the_mark_of_another_cluster_is_refused(files: MemoryFiles) -> None:
     ledger = await open_ledger(files, cluster_id="a")
     await ledger.write(1)
     with pytest.raises(WrongCluster, match="belongs to cluster a, not to b"):
         await another(files, cluster_id="b")
 
 
-async def test_a_store_keeps_the_cluster_that_it_once_belonged_to() -> None:
+async def test_a_store_keeps_the_cluster_that_it_once_belonged_to(files: MemoryFiles) -> None:
     """A mark without a cluster is adopted by the first one; after that, another one is refused."""
-    files = MemoryFiles(MemoryDisk())
     for cluster_id in ("", "a", ""):
         files = MemoryFiles(files.disk)
         ledger = await open_ledger(files, cluster_id=cluster_id)
@@ -639,8 +640,7 @@ async def test_the_mark_never_goes_back() -> None:
         await ledger.write(1)
 
 
-async def test_a_write_costs_two_fsyncs() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_a_write_costs_two_fsyncs(files: MemoryFiles) -> None:
     ledger = await open_ledger(files)
     await ledger.write(1)
     before = files.fsyncs
@@ -648,8 +648,7 @@ async def test_a_write_costs_two_fsyncs() -> None:
     assert files.fsyncs - before == 2
 
 
-async def test_a_failed_write_leaves_the_old_mark_in_force() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_a_failed_write_leaves_the_old_mark_in_force(files: MemoryFiles) -> None:
     ledger = await open_ledger(files)
     await ledger.write(1)
     files.faults.fail("append", number=errno.ENOSPC)
@@ -661,8 +660,7 @@ async def test_a_failed_write_leaves_the_old_mark_in_force() -> None:
     assert (await another(files)).mark_milliseconds == 3
 
 
-async def test_an_oracle_whose_directory_was_taken_away_notices() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_an_oracle_whose_directory_was_taken_away_notices(files: MemoryFiles) -> None:
     ledger = await open_ledger(files)
     await ledger.write(1)
     assert await ledger.leadership.stands()
@@ -804,8 +802,7 @@ def test_the_store_has_to_be_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert "store" in capsys.readouterr().err
 
 
-async def test_the_metrics_count_what_happened_under_stable_names() -> None:
-    files = MemoryFiles(MemoryDisk())
+async def test_the_metrics_count_what_happened_under_stable_names(files: MemoryFiles) -> None:
     clock = VirtualClock(asyncio.get_running_loop())
     files.disk.make_durable_directory(STORE)
     site = Site(clock, str(STORE), "me:1", "", OracleLimits())

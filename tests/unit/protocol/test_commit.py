@@ -51,8 +51,7 @@ from tests.unit.protocol.protocol_world import (
 )
 
 
-async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest() -> None:
-    here = world()
+async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest(here: World) -> None:
     client = here.client()
     commit = await client.write({B: put(b"2"), A: put(b"1"), C: put(b"3")})
     await settled(client)
@@ -68,8 +67,9 @@ async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest() 
         assert here.store.lock_of(cell) is None
 
 
-async def test_the_commit_timestamp_is_fetched_after_the_last_prewrite_was_answered() -> None:
-    here = world()
+async def test_the_commit_timestamp_is_fetched_after_the_last_prewrite_was_answered(
+    here: World,
+) -> None:
     client = here.client()
     start = await client.start_timestamp()
 
@@ -90,8 +90,7 @@ async def test_the_least_cell_that_carries_a_lock_is_the_primary() -> None:
     assert commit._write.primary == A
 
 
-async def test_an_unanswered_commit_is_repeated_with_the_same_timestamp() -> None:
-    here = world()
+async def test_an_unanswered_commit_is_repeated_with_the_same_timestamp(here: World) -> None:
     client = here.client()
     lost = iter([True, True])
     client.network.loses_answer = lambda step: puts(step, WRITE) and next(lost, False)
@@ -101,8 +100,7 @@ async def test_an_unanswered_commit_is_repeated_with_the_same_timestamp() -> Non
     assert {change.timestamp for s in attempts for change in s.message().changes} == {0, commit}
 
 
-async def test_an_unanswered_prewrite_that_was_applied_counts_as_done() -> None:
-    here = world()
+async def test_an_unanswered_prewrite_that_was_applied_counts_as_done(here: World) -> None:
     client = here.client()
     lost = iter([True])
     client.network.loses_answer = lambda step: puts(step, LOCK) and next(lost, False)
@@ -110,8 +108,7 @@ async def test_an_unanswered_prewrite_that_was_applied_counts_as_done() -> None:
     assert [at for at, _ in here.store.commits(A)] == [commit]
 
 
-async def test_a_pushed_lock_makes_the_commit_take_a_later_timestamp() -> None:
-    here = world()
+async def test_a_pushed_lock_makes_the_commit_take_a_later_timestamp(here: World) -> None:
     writer, reader = here.client(PATIENT), here.client()
 
     async def wait(step: CellMutation) -> None:
@@ -131,8 +128,9 @@ async def test_a_pushed_lock_makes_the_commit_take_a_later_timestamp() -> None:
     assert await reader.read(A, timestamp) is None
 
 
-async def test_aborting_touches_nothing_before_the_marker_on_the_primary_is_durable() -> None:
-    here = world()
+async def test_aborting_touches_nothing_before_the_marker_on_the_primary_is_durable(
+    here: World,
+) -> None:
     client = here.client()
     start = await client.start_timestamp()
     await here.client().write({C: put(b"newer")})
@@ -156,9 +154,8 @@ async def test_aborting_touches_nothing_before_the_marker_on_the_primary_is_dura
     assert here.store.lock_of(A) is here.store.lock_of(B) is here.store.lock_of(C) is None
 
 
-async def test_a_marker_that_meets_the_commit_record_reports_committed() -> None:
+async def test_a_marker_that_meets_the_commit_record_reports_committed(here: World) -> None:
     """Another client committed the same transaction while this one was giving up."""
-    here = world()
     slow, quick, stranger = here.client(PATIENT), here.client(PATIENT), here.client(PATIENT)
     start = await slow.start_timestamp()
     writes = {A: put(b"1"), B: put(b"2")}
@@ -178,8 +175,7 @@ async def test_a_marker_that_meets_the_commit_record_reports_committed() -> None
     assert [at for at, _ in here.store.commits(A)] == committed
 
 
-async def test_a_conflict_names_the_cell_and_the_other_transaction() -> None:
-    here = world()
+async def test_a_conflict_names_the_cell_and_the_other_transaction(here: World) -> None:
     client = here.client()
     start = await client.start_timestamp()
     other = await here.client().write({A: put(b"other")})
@@ -191,8 +187,7 @@ async def test_a_conflict_names_the_cell_and_the_other_transaction() -> None:
     assert error.retry is Retry.SAFE
 
 
-async def test_a_primary_lost_to_a_newer_commit_needs_no_marker() -> None:
-    here = world()
+async def test_a_primary_lost_to_a_newer_commit_needs_no_marker(here: World) -> None:
     client = here.client()
     start = await client.start_timestamp()
     await here.client().write({A: put(b"other")})
@@ -202,8 +197,7 @@ async def test_a_primary_lost_to_a_newer_commit_needs_no_marker() -> None:
     assert not any(puts(step, ROLLBACK) for step in client.network.steps)
 
 
-async def test_the_older_transaction_does_not_wait_for_the_younger() -> None:
-    here = world()
+async def test_the_older_transaction_does_not_wait_for_the_younger(here: World) -> None:
     old, young = here.client(PATIENT), here.client(PATIENT)
     start = await old.start_timestamp()
     locked = young.commit(await young.start_timestamp(), {A: put(b"young")})
@@ -214,8 +208,7 @@ async def test_the_older_transaction_does_not_wait_for_the_younger() -> None:
     assert here.clock.monotonic_seconds() - before < 0.05
 
 
-async def test_the_younger_waits_for_the_older_to_end() -> None:
-    here = world()
+async def test_the_younger_waits_for_the_older_to_end(here: World) -> None:
     old, young = here.client(PATIENT), here.client(PATIENT)
     locked = old.commit(await old.start_timestamp(), {A: put(b"old")})
     await locked.prewrite(old.deadline())
@@ -235,8 +228,7 @@ async def test_the_younger_waits_for_the_older_to_end() -> None:
     assert 0.3 < wait.seconds < 0.7
 
 
-async def test_an_orphan_lock_is_cleaned_up_by_a_writer_that_reads_nothing() -> None:
-    here = world()
+async def test_an_orphan_lock_is_cleaned_up_by_a_writer_that_reads_nothing(here: World) -> None:
     dead = here.client(PATIENT)
     orphan = dead.commit(await dead.start_timestamp(), {A: put(b"orphan"), B: put(b"orphan")})
     await orphan.prewrite(dead.deadline())
@@ -249,8 +241,9 @@ async def test_an_orphan_lock_is_cleaned_up_by_a_writer_that_reads_nothing() -> 
     assert [record.value for _, record in here.store.commits(B)] == [b"new"]
 
 
-async def test_an_orphan_lock_without_a_session_is_cleaned_up_after_its_time_to_live() -> None:
-    here = world()
+async def test_an_orphan_lock_without_a_session_is_cleaned_up_after_its_time_to_live(
+    here: World,
+) -> None:
     dead = here.client(PATIENT)
     dead.network.session_id = None
     orphan = dead.commit(await dead.start_timestamp(), {A: put(b"orphan")})
@@ -262,8 +255,7 @@ async def test_an_orphan_lock_without_a_session_is_cleaned_up_after_its_time_to_
     assert 2.8 < here.clock.monotonic_seconds() - before < 3.5
 
 
-async def test_heartbeats_keep_a_slow_commit_alive() -> None:
-    here = world()
+async def test_heartbeats_keep_a_slow_commit_alive(here: World) -> None:
     limits = Limits(lock_ttl_seconds=0.3, heartbeat_seconds=0.1)
     slow, impatient = here.client(limits), here.client(limits)
     slow.network.session_id = None
@@ -281,9 +273,8 @@ async def test_heartbeats_keep_a_slow_commit_alive() -> None:
     await meeting
 
 
-async def test_heartbeats_continue_after_a_prewrite_whose_answer_was_lost() -> None:
+async def test_heartbeats_continue_after_a_prewrite_whose_answer_was_lost(here: World) -> None:
     """The lock has the time to live of the first attempt, not of the attempt that found it."""
-    here = world()
     client = here.client(Limits(lock_ttl_seconds=0.3, heartbeat_seconds=0.1))
     lost = iter([True])
     client.network.loses_answer = lambda step: puts(step, LOCK) and next(lost, False)
@@ -301,9 +292,8 @@ async def test_heartbeats_continue_after_a_prewrite_whose_answer_was_lost() -> N
     await writing
 
 
-async def test_a_time_to_live_counts_from_the_start_of_the_transaction() -> None:
+async def test_a_time_to_live_counts_from_the_start_of_the_transaction(here: World) -> None:
     """A program that took five seconds before its commit must not write expired locks."""
-    here = world()
     client = here.client(PATIENT)
     start = await client.start_timestamp()
     commit = client.commit(start, {A: put(b"1")})
@@ -315,8 +305,7 @@ async def test_a_time_to_live_counts_from_the_start_of_the_transaction() -> None
     assert lock.ttl_milliseconds - age == pytest.approx(3000, abs=20)
 
 
-async def test_long_values_are_stored_apart_and_removed_by_a_rollback() -> None:
-    here = world()
+async def test_long_values_are_stored_apart_and_removed_by_a_rollback(here: World) -> None:
     client = here.client()
     long = bytes(LIMITS.value_inline_bytes_max + 1)
     start = await client.start_timestamp()
@@ -332,8 +321,9 @@ async def test_long_values_are_stored_apart_and_removed_by_a_rollback() -> None:
     assert (DATA, b"", start) not in here.store.cells[B]
 
 
-async def test_a_commit_under_an_old_schema_is_sent_again_with_the_new_notifications() -> None:
-    here = world()
+async def test_a_commit_under_an_old_schema_is_sent_again_with_the_new_notifications(
+    here: World,
+) -> None:
     client = here.client()
     cell = CellAddress(1, b"a", OBSERVED)
     here.store.schema_versions[1] = 2
@@ -353,15 +343,13 @@ async def test_a_commit_under_an_old_schema_is_sent_again_with_the_new_notificat
     assert (NOTIFY, OBSERVER, commit) in here.store.cells[cell]
 
 
-async def test_a_lock_only_write_notifies_no_observer() -> None:
-    here = world()
+async def test_a_lock_only_write_notifies_no_observer(here: World) -> None:
     cell = CellAddress(1, b"a", OBSERVED)
     commit = await here.client().write({cell: (KIND_LOCK_ONLY, b"")})
     assert (NOTIFY, OBSERVER, commit) not in here.store.cells[cell]
 
 
-async def test_a_large_transaction_is_sent_in_portions_and_is_still_one() -> None:
-    here = world()
+async def test_a_large_transaction_is_sent_in_portions_and_is_still_one(here: World) -> None:
     client = here.client()
     cells = {CellAddress(1, b"%06d" % i, b"x"): put(b"") for i in range(9_000)}
     start = await client.start_timestamp()
@@ -372,8 +360,7 @@ async def test_a_large_transaction_is_sent_in_portions_and_is_still_one() -> Non
     assert statistics.round_trips == 3 + 1 + 1
 
 
-async def test_with_too_much_background_work_committers_wait_for_their_own() -> None:
-    here = world()
+async def test_with_too_much_background_work_committers_wait_for_their_own(here: World) -> None:
     client = here.client(Limits(background_tasks_max=1))
 
     async def slow(step: CellMutation) -> None:
@@ -403,8 +390,7 @@ async def _in_conflict(here: World, client: Client, *, alone: bool = False) -> C
     return client.commit(start, WRITES, alone=alone)
 
 
-async def test_without_an_answer_to_the_marker_the_outcome_is_unknown() -> None:
-    here = world()
+async def test_without_an_answer_to_the_marker_the_outcome_is_unknown(here: World) -> None:
     client = here.client(PATIENT)
     commit = await _in_conflict(here, client)
     with pytest.raises(OutcomeUnknown) as caught:
@@ -413,8 +399,9 @@ async def test_without_an_answer_to_the_marker_the_outcome_is_unknown() -> None:
     assert isinstance(caught.value.__cause__, ConflictError)
 
 
-async def test_a_transaction_being_given_up_is_settled_by_its_marker_and_never_committed() -> None:
-    here = world()
+async def test_a_transaction_being_given_up_is_settled_by_its_marker_and_never_committed(
+    here: World,
+) -> None:
     client = here.client(PATIENT)
     commit = await _in_conflict(here, client)
     with pytest.raises(OutcomeUnknown):
@@ -458,8 +445,7 @@ async def test_a_transaction_being_given_up_may_turn_out_to_be_committed_by_anot
     assert [at for at, _ in here.store.commits(B)] == [at]
 
 
-async def test_a_lone_committer_reports_the_conflict_without_its_marker() -> None:
-    here = world()
+async def test_a_lone_committer_reports_the_conflict_without_its_marker(here: World) -> None:
     client = here.client(PATIENT)
     commit = await _in_conflict(here, client, alone=True)
     with pytest.raises(ConflictError, match="was committed by transaction"):
@@ -472,11 +458,11 @@ async def test_a_lone_committer_reports_the_conflict_without_its_marker() -> Non
     ids=lambda refusal: type(refusal).__name__,
 )
 async def test_a_commit_that_was_refused_may_arrive_late_so_only_its_marker_tells(
+    here: World,
     refusal: PercolatorError,
 ) -> None:
     """A server refuses one copy; another copy finds the tablet there, or was sent before the token
     was withdrawn."""
-    here = world()
     client = here.client(PATIENT)
     commits: list[CellMutation] = []
 
@@ -496,8 +482,9 @@ async def test_a_commit_that_was_refused_may_arrive_late_so_only_its_marker_tell
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
 
-async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_conflict() -> None:
-    here = world()
+async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_conflict(
+    here: World,
+) -> None:
     client, younger = here.client(PATIENT), here.client(PATIENT)
     start = await client.start_timestamp()
     blocking = younger.commit(await younger.start_timestamp(), {A: put(b"younger")})
@@ -507,8 +494,7 @@ async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_confli
         await client.commit(start, WRITES).run(client.deadline(1.0))
 
 
-async def test_giving_up_a_lock_only_transaction_leaves_nothing() -> None:
-    here = world()
+async def test_giving_up_a_lock_only_transaction_leaves_nothing(here: World) -> None:
     client = here.client()
     commit = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
     await commit.prewrite(client.deadline())
@@ -520,8 +506,7 @@ async def test_giving_up_a_lock_only_transaction_leaves_nothing() -> None:
 # Commits whose answer never comes, or whose caller does not wait for it.
 
 
-async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown() -> None:
-    here = world()
+async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown(here: World) -> None:
     client = here.client()
     client.network.loses_answer = lambda step: puts(step, WRITE)
     commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
@@ -535,8 +520,7 @@ async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown() ->
     assert [at for at, _ in here.store.commits(B)] == [at]
 
 
-async def test_an_unknown_outcome_may_turn_out_to_be_rolled_back() -> None:
-    here = world()
+async def test_an_unknown_outcome_may_turn_out_to_be_rolled_back(here: World) -> None:
     client = here.client()
 
     async def cut_off(step: CellMutation) -> None:
@@ -567,8 +551,7 @@ async def test_an_unanswered_prewrite_fails_as_safe_to_retry() -> None:
     await settled(client)
 
 
-async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind() -> None:
-    here = world()
+async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind(here: World) -> None:
     client = here.client()
 
     async def slow(step: CellMutation) -> None:
@@ -591,8 +574,9 @@ async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind() -> No
     assert here.store.commits(A) == []
 
 
-async def test_a_caller_cancelled_after_the_commit_was_sent_is_committed_nevertheless() -> None:
-    here = world()
+async def test_a_caller_cancelled_after_the_commit_was_sent_is_committed_nevertheless(
+    here: World,
+) -> None:
     client = here.client()
     sent = asyncio.Event()
 
@@ -652,8 +636,7 @@ async def test_all_who_settle_a_commit_learn_one_timestamp_and_all_cells_have_it
         assert len([step for step in attempts if address(step) == A]) == 2
 
 
-async def test_settling_continues_when_its_caller_is_cancelled() -> None:
-    here = world()
+async def test_settling_continues_when_its_caller_is_cancelled(here: World) -> None:
     client = here.client()
     commit = await _left_with_the_commit_on_its_way(here, client)
     with pytest.raises(TimeoutError):
@@ -663,8 +646,7 @@ async def test_settling_continues_when_its_caller_is_cancelled() -> None:
     assert [at for at, _ in here.store.commits(A)] == [at]
 
 
-async def test_settling_ends_for_each_caller_at_its_own_deadline() -> None:
-    here = world()
+async def test_settling_ends_for_each_caller_at_its_own_deadline(here: World) -> None:
     client = here.client()
     commit = await _left_with_the_commit_on_its_way(here, client)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -43,6 +45,21 @@ from tests.unit.protocol.protocol_world import (
     puts,
 )
 
+
+@pytest.fixture
+@asynccontextmanager
+async def here() -> AsyncIterator[World]:
+    """A store, and clients of it, over a network without faults."""
+    yield World(1, NO_FAULTS)
+
+
+@pytest.fixture
+@asynccontextmanager
+async def lines() -> AsyncIterator[HotCells]:
+    """Cells at which nothing has lost yet."""
+    yield HotCells()
+
+
 BOB, JOE, ANN = (CellAddress(1, row, b"balance") for row in (b"bob", b"joe", b"ann"))
 
 
@@ -54,13 +71,11 @@ def contender(lines: HotCells, since: float, *cells: CellAddress) -> Contender:
     return made
 
 
-async def test_the_first_in_line_waits_for_nothing() -> None:
-    lines = HotCells()
+async def test_the_first_in_line_waits_for_nothing(lines: HotCells) -> None:
     assert contender(lines, 1.0, BOB).stand_in_line().done()
 
 
-async def test_a_line_ends_a_moment_after_the_last_one_has_left() -> None:
-    lines = HotCells()
+async def test_a_line_ends_a_moment_after_the_last_one_has_left(lines: HotCells) -> None:
     one, two = contender(lines, 1.0, BOB), contender(lines, 2.0, BOB, JOE)
     one.stand_in_line()
     two.stand_in_line()
@@ -97,8 +112,7 @@ async def test_the_oldest_goes_first_whenever_it_came() -> None:
     assert order == [1.0, 2.0, 5.0, 8.0]
 
 
-async def test_one_who_leaves_the_line_gets_no_turn_and_holds_up_no_one() -> None:
-    lines = HotCells()
+async def test_one_who_leaves_the_line_gets_no_turn_and_holds_up_no_one(lines: HotCells) -> None:
     one, two, three = (contender(lines, since, BOB) for since in (1.0, 2.0, 3.0))
     one.stand_in_line()
     second, third = two.stand_in_line(), three.stand_in_line()
@@ -124,8 +138,7 @@ async def test_a_turn_that_lasts_too_long_ends_and_the_next_one_is_twice_as_long
     assert now() - began == 2 * TURN_SECONDS
 
 
-async def test_one_who_lost_at_two_cells_has_its_turn_at_both_or_at_none() -> None:
-    lines = HotCells()
+async def test_one_who_lost_at_two_cells_has_its_turn_at_both_or_at_none(lines: HotCells) -> None:
     at_bob, at_joe = contender(lines, 1.0, BOB), contender(lines, 2.0, JOE)
     at_bob.stand_in_line()
     at_joe.stand_in_line()
@@ -142,9 +155,10 @@ async def test_one_who_lost_at_two_cells_has_its_turn_at_both_or_at_none() -> No
     assert younger.stand_in_line().done()
 
 
-async def test_those_who_want_the_same_cells_in_any_order_never_wait_for_each_other() -> None:
+async def test_those_who_want_the_same_cells_in_any_order_never_wait_for_each_other(
+    lines: HotCells,
+) -> None:
     """With one turn while waiting for another, three such contenders would wait forever."""
-    lines = HotCells()
     pairs = (BOB, JOE), (JOE, ANN), (ANN, BOB)
     waiting = [contender(lines, float(at), *pair) for at, pair in enumerate(pairs)]
     turns = [one.stand_in_line() for one in waiting]
@@ -153,16 +167,14 @@ async def test_those_who_want_the_same_cells_in_any_order_never_wait_for_each_ot
         one.leave()
 
 
-async def test_one_who_lost_at_many_cells_stands_in_line_at_the_last_few() -> None:
-    lines = HotCells()
+async def test_one_who_lost_at_many_cells_stands_in_line_at_the_last_few(lines: HotCells) -> None:
     cells = [CellAddress(1, b"%d" % number, b"c") for number in range(CELLS_MAX + 3)]
     many = contender(lines, 1.0, *cells)
     many.stand_in_line()
     assert [cell in lines.lines for cell in cells] == [False] * 3 + [True] * CELLS_MAX
 
 
-async def test_only_a_function_that_has_lost_at_a_cell_is_known_there() -> None:
-    lines = HotCells()
+async def test_only_a_function_that_has_lost_at_a_cell_is_known_there(lines: HotCells) -> None:
     contender(lines, 1.0, BOB).stand_in_line()
     assert lines.has_lost("a function", BOB)
     assert not lines.has_lost("another function", BOB)
@@ -204,8 +216,7 @@ async def test_whatever_they_do_everyone_gets_a_turn_and_no_cell_has_two_at_once
 BATON = Baton(101, {BOB: (KIND_PUT, b"7")})
 
 
-async def test_the_next_reader_in_line_takes_the_baton_and_only_one_does() -> None:
-    lines = HotCells()
+async def test_the_next_reader_in_line_takes_the_baton_and_only_one_does(lines: HotCells) -> None:
     winner = contender(lines, 1.0, BOB)
     winner.stand_in_line()
     following = [contender(lines, since, BOB) for since in (2.0, 3.0)]
@@ -217,9 +228,8 @@ async def test_the_next_reader_in_line_takes_the_baton_and_only_one_does() -> No
     assert third.result() is None
 
 
-async def test_one_that_has_yet_to_read_takes_no_baton() -> None:
+async def test_one_that_has_yet_to_read_takes_no_baton(lines: HotCells) -> None:
     """Its snapshot has to show what it waits for before it reads."""
-    lines = HotCells()
     winner, other = contender(lines, 1.0, BOB), contender(lines, 2.0, BOB)
     winner.stand_in_line()
     turn = other.stand_in_line()
@@ -228,8 +238,7 @@ async def test_one_that_has_yet_to_read_takes_no_baton() -> None:
     assert turn.result() is None
 
 
-async def test_one_that_came_after_the_commit_was_sent_takes_no_baton() -> None:
-    lines = HotCells()
+async def test_one_that_came_after_the_commit_was_sent_takes_no_baton(lines: HotCells) -> None:
     winner, follower, older = (contender(lines, since, BOB) for since in (1.0, 3.0, 2.0))
     winner.stand_in_line()
     follower.stand_in_line(is_reading=True)
@@ -239,8 +248,7 @@ async def test_one_that_came_after_the_commit_was_sent_takes_no_baton() -> None:
     assert late.result() is None
 
 
-async def test_whose_turn_is_over_is_followed_by_no_one() -> None:
-    lines = HotCells()
+async def test_whose_turn_is_over_is_followed_by_no_one(lines: HotCells) -> None:
     winner = contender(lines, 1.0, BOB)
     winner.stand_in_line()
     contender(lines, 2.0, BOB).stand_in_line(is_reading=True)
@@ -357,8 +365,9 @@ async def push_again_and_again(here: World) -> None:
 
 
 @pytest.mark.parametrize("slow", ["waiting for a lock", "the commit"])
-async def test_readers_that_push_do_not_let_a_live_transaction_expire(slow: str) -> None:
-    here = World(1, NO_FAULTS)
+async def test_readers_that_push_do_not_let_a_live_transaction_expire(
+    here: World, slow: str
+) -> None:
     writer, rival, other = (here.client(limits) for limits in (SHORT_LIVED, SHORT_LIVED, PATIENT))
     writer.network.session_id = None
     if slow == "waiting for a lock":
@@ -391,9 +400,8 @@ MANY = [CellAddress(1, b"%06d" % number, b"x") for number in range(2 * STEPS_AT_
     ids=["another cell of the first message", "a cell of a later message"],
 )
 async def test_a_primary_is_kept_alive_while_other_cells_are_still_being_locked(
-    cells: list[CellAddress], slow: CellAddress
+    here: World, cells: list[CellAddress], slow: CellAddress
 ) -> None:
-    here = World(1, NO_FAULTS)
     writer, rival = here.client(SHORT_LIVED), here.client(SHORT_LIVED)
     writer.network.session_id = None
 
@@ -409,11 +417,10 @@ async def test_a_primary_is_kept_alive_while_other_cells_are_still_being_locked(
     assert here.buried_alive == 0
 
 
-async def test_a_lock_that_arrives_after_its_first_heartbeats_is_kept_alive_by_the_later_ones() -> (
-    None
-):
+async def test_a_lock_that_arrives_after_its_first_heartbeats_is_kept_alive_by_the_later_ones(
+    here: World,
+) -> None:
     """That a heartbeat finds no lock proves nothing while the prewrite is on its way."""
-    here = World(1, NO_FAULTS)
     writer, rival = here.client(SHORT_LIVED), here.client(SHORT_LIVED)
     writer.network.session_id = None
     seconds = {A: LONG_SECONDS / 2, B: LONG_SECONDS}
@@ -430,9 +437,10 @@ async def test_a_lock_that_arrives_after_its_first_heartbeats_is_kept_alive_by_t
     assert here.buried_alive == 0
 
 
-async def test_a_heartbeat_that_overtakes_the_prewrite_does_not_end_the_later_ones() -> None:
+async def test_a_heartbeat_that_overtakes_the_prewrite_does_not_end_the_later_ones(
+    here: World,
+) -> None:
     """It finds no lock, and that is heard of only when the prewrite has been answered."""
-    here = World(1, NO_FAULTS)
     writer, rival = here.client(SHORT_LIVED), here.client(SHORT_LIVED)
     writer.network.session_id = None
     primary, last = MANY[0], MANY[-1]
@@ -458,9 +466,8 @@ async def test_a_heartbeat_that_overtakes_the_prewrite_does_not_end_the_later_on
     assert here.buried_alive == 0
 
 
-async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats() -> None:
+async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats(here: World) -> None:
     """The lock is pushed once, so heartbeats raise it; but no higher than the commit timestamp."""
-    here = World(1, NO_FAULTS)
     client = here.client(SHORT_LIVED)
 
     async def wait(step: CellMutation) -> None:
@@ -479,8 +486,7 @@ async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats() -> 
     assert here.clock.monotonic_seconds() - began < 2 * LONG_SECONDS + 1.0, "sent at most twice"
 
 
-async def test_a_late_heartbeat_does_not_shorten_the_time_to_live() -> None:
-    here = World(1, NO_FAULTS)
+async def test_a_late_heartbeat_does_not_shorten_the_time_to_live(here: World) -> None:
     client = here.client(PATIENT)
     point = (await locked(client, A)).begin_two_phases()
 
@@ -505,8 +511,9 @@ async def test_a_late_heartbeat_does_not_shorten_the_time_to_live() -> None:
         assert stored().ttl_milliseconds == beat.ttl
 
 
-async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set() -> None:
-    here = World(1, NO_FAULTS)
+async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set(
+    here: World,
+) -> None:
     client = here.client(PATIENT)
     commit = await locked(client, A)
     point = commit.begin_two_phases()
@@ -521,9 +528,8 @@ async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set
     assert await commit.commit_primary(client.deadline()) >= beat.min_commit
 
 
-async def test_two_committers_do_not_raise_a_lock_ever_higher() -> None:
+async def test_two_committers_do_not_raise_a_lock_ever_higher(here: World) -> None:
     """As of a gateway that took over: each loses to what the other has raised, not to readers."""
-    here = World(1, NO_FAULTS)
     clients = here.client(PATIENT), here.client(PATIENT)
     start = await clients[0].start_timestamp()
     commits = [client.commit(start, {A: put(b"1")}) for client in clients]

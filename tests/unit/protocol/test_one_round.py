@@ -46,12 +46,12 @@ from tests.unit.protocol.protocol_world import (
     B,
     C,
     Client,
+    World,
     left_behind,
     locked,
     put,
     puts,
     settled,
-    world,
 )
 
 WRITES = {A: put(b"1"), B: put(b"2")}
@@ -75,8 +75,7 @@ def _answer_with(client: Client, *answers: Callable[[WholeCommit], CommitAnswer 
     setattr(client.network, "commit", commit)  # noqa: B010 - a method is replaced
 
 
-async def test_one_message_commits_and_leaves_no_locks() -> None:
-    here = world()
+async def test_one_message_commits_and_leaves_no_locks(here: World) -> None:
     client = here.client(PATIENT)
     statistics = Statistics()
     start = await client.start_timestamp()
@@ -90,8 +89,7 @@ async def test_one_message_commits_and_leaves_no_locks() -> None:
     assert client.network.steps == []
 
 
-async def test_observers_and_weak_observers_are_notified_with_it() -> None:
-    here = world()
+async def test_observers_and_weak_observers_are_notified_with_it(here: World) -> None:
     client = here.client(PATIENT)
     seen, weakly = CellAddress(1, b"s", OBSERVED), CellAddress(1, b"w", OBSERVED)
     commit = client.commit(
@@ -113,9 +111,8 @@ async def test_observers_and_weak_observers_are_notified_with_it() -> None:
     ids=["two tables", "weak notification in another table", "too large"],
 )
 async def test_what_cannot_be_one_message_takes_two_phases(
-    writes: dict[CellAddress, Write], weak: list[CellAddress]
+    here: World, writes: dict[CellAddress, Write], weak: list[CellAddress]
 ) -> None:
-    here = world()
     client = here.client(PATIENT)
     start = await client.start_timestamp()
     assert await client.commit(start, writes, weak, two_phases=False).run(client.deadline())
@@ -123,15 +120,13 @@ async def test_what_cannot_be_one_message_takes_two_phases(
     assert client.network.steps
 
 
-async def test_the_limit_turns_it_off() -> None:
-    here = world()
+async def test_the_limit_turns_it_off(here: World) -> None:
     client = here.client(Limits(one_round_cells_max=0))
     await (await _commit(client)).run(client.deadline())
     assert client.network.commits == []
 
 
-async def test_two_phases_follow_what_was_not_executed() -> None:
-    here = world()
+async def test_two_phases_follow_what_was_not_executed(here: World) -> None:
     client = here.client(PATIENT)
     _answer_with(client, lambda _: NotReady("the oracle is slow"))
     at = await (await _commit(client)).run(client.deadline())
@@ -140,9 +135,10 @@ async def test_two_phases_follow_what_was_not_executed() -> None:
     assert [here.store.commits(cell)[0][0] for cell in WRITES] == [at, at]
 
 
-async def test_there_is_time_for_the_marker_if_its_prewrites_are_not_answered_either() -> None:
+async def test_there_is_time_for_the_marker_if_its_prewrites_are_not_answered_either(
+    here: World,
+) -> None:
     """Otherwise the outcome would be unknown, of what was never executed."""
-    here = world()
     client = here.client(PATIENT)
     _answer_with(client, lambda _: NotExecuted("the deadline passed while it waited"))
     answered = client.network.mutate
@@ -165,8 +161,7 @@ async def test_there_is_time_for_the_marker_if_its_prewrites_are_not_answered_ei
 # ---------------------------------------------------------------- without an answer
 
 
-async def test_an_unanswered_message_is_sent_again_and_finds_its_commit() -> None:
-    here = world()
+async def test_an_unanswered_message_is_sent_again_and_finds_its_commit(here: World) -> None:
     client = here.client(PATIENT)
     client.network.loses_answer_of_commit = True
     commit = await _commit(client)
@@ -180,8 +175,7 @@ async def test_an_unanswered_message_is_sent_again_and_finds_its_commit() -> Non
     assert not any(puts(step, LOCK) for step in client.network.steps)
 
 
-async def test_two_phases_never_follow_an_unanswered_message() -> None:
-    here = world()
+async def test_two_phases_never_follow_an_unanswered_message(here: World) -> None:
     client = here.client(PATIENT)
     _answer_with(client, lambda _: Unavailable("lost"), lambda _: NotReady("not now"))
     await (await _commit(client)).run(client.deadline())
@@ -189,8 +183,9 @@ async def test_two_phases_never_follow_an_unanswered_message() -> None:
     assert len(client.network.commits) == 1  # the third message reached the store
 
 
-async def test_without_any_answer_the_outcome_is_unknown_and_the_same_message_settles_it() -> None:
-    here = world()
+async def test_without_any_answer_the_outcome_is_unknown_and_the_same_message_settles_it(
+    here: World,
+) -> None:
     client = here.client(PATIENT)
     client.network.loses_answer_of_commit = True
     commit = await _commit(client)
@@ -202,8 +197,7 @@ async def test_without_any_answer_the_outcome_is_unknown_and_the_same_message_se
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
 
-async def test_after_a_split_the_marker_settles_an_unanswered_message() -> None:
-    here = world()
+async def test_after_a_split_the_marker_settles_an_unanswered_message(here: World) -> None:
     client = here.client(PATIENT)
     late: list[WholeCommit] = []
 
@@ -220,8 +214,7 @@ async def test_after_a_split_the_marker_settles_an_unanswered_message() -> None:
     assert here.store.commits(A) == here.store.commits(B) == []
 
 
-async def test_a_caller_that_is_cancelled_without_an_answer_settles_it_later() -> None:
-    here = world()
+async def test_a_caller_that_is_cancelled_without_an_answer_settles_it_later(here: World) -> None:
     client = here.client(PATIENT)
     client.network.loses_answer_of_commit = True
     commit = await _commit(client)
@@ -235,8 +228,7 @@ async def test_a_caller_that_is_cancelled_without_an_answer_settles_it_later() -
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
 
-async def test_what_was_never_sent_needs_no_marker_to_count_as_aborted() -> None:
-    here = world()
+async def test_what_was_never_sent_needs_no_marker_to_count_as_aborted(here: World) -> None:
     client, younger = here.client(PATIENT), here.client(PATIENT)
     commit = await _commit(client)
     await locked(younger, A)
@@ -247,8 +239,9 @@ async def test_what_was_never_sent_needs_no_marker_to_count_as_aborted() -> None
     assert not commit.may_be_committed
 
 
-async def test_after_an_unanswered_message_one_that_was_not_sent_changes_nothing() -> None:
-    here = world()
+async def test_after_an_unanswered_message_one_that_was_not_sent_changes_nothing(
+    here: World,
+) -> None:
     client = here.client(PATIENT)
     _answer_with(client, lambda _: Unavailable("lost"), lambda _: NotSent("no time"))
     await (await _commit(client)).run(client.deadline())
@@ -265,9 +258,8 @@ FINAL = [
 
 
 @pytest.mark.parametrize("refusal", FINAL, ids=lambda error: type(error).__name__)
-async def test_a_definite_refusal_needs_no_marker(refusal: PercolatorError) -> None:
+async def test_a_definite_refusal_needs_no_marker(here: World, refusal: PercolatorError) -> None:
     """Every copy of the message is refused likewise, and so is the marker, perhaps."""
-    here = world()
     client = here.client(PATIENT)
     commit = await _commit(client)
     _answer_with(client, lambda _: refusal)
@@ -279,9 +271,9 @@ async def test_a_definite_refusal_needs_no_marker(refusal: PercolatorError) -> N
 
 @pytest.mark.parametrize("refusal", FINAL, ids=lambda error: type(error).__name__)
 async def test_after_an_unanswered_message_it_leaves_the_outcome_open_and_says_so_at_once(
+    here: World,
     refusal: PercolatorError,
 ) -> None:
-    here = world()
     client = here.client(PATIENT)
     commit = await _commit(client)
     _answer_with(client, lambda _: Unavailable("lost"), lambda _: refusal)
@@ -293,8 +285,7 @@ async def test_after_an_unanswered_message_it_leaves_the_outcome_open_and_says_s
     assert commit.may_be_committed
 
 
-async def test_what_is_committed_is_settled_even_below_the_safe_point() -> None:
-    here = world()
+async def test_what_is_committed_is_settled_even_below_the_safe_point(here: World) -> None:
     client = here.client(PATIENT)
     client.network.loses_answer_of_commit = True
     commit = await _commit(client)
@@ -305,8 +296,7 @@ async def test_what_is_committed_is_settled_even_below_the_safe_point() -> None:
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
 
-async def test_if_the_marker_can_be_put_it_decides_then() -> None:
-    here = world()
+async def test_if_the_marker_can_be_put_it_decides_then(here: World) -> None:
     client = here.client(PATIENT)
     client.network.loses_answer_of_commit = True
     commit = await _commit(client)
@@ -317,8 +307,9 @@ async def test_if_the_marker_can_be_put_it_decides_then() -> None:
     assert await commit.settle(client.deadline()) == at
 
 
-async def test_settling_what_is_rolled_back_ends_with_a_conflict_whatever_the_reason() -> None:
-    here = world()
+async def test_settling_what_is_rolled_back_ends_with_a_conflict_whatever_the_reason(
+    here: World,
+) -> None:
     client = here.client(PATIENT)
     _answer_with(client, *[lambda _: Unavailable("lost")] * 100)
     commit = await _commit(client)
@@ -329,8 +320,7 @@ async def test_settling_what_is_rolled_back_ends_with_a_conflict_whatever_the_re
         await commit.settle(client.deadline())
 
 
-async def test_an_overloaded_server_is_left_alone_as_long_as_it_asks_for() -> None:
-    here = world()
+async def test_an_overloaded_server_is_left_alone_as_long_as_it_asks_for(here: World) -> None:
     client = here.client(PATIENT)
     _answer_with(client, lambda _: Overloaded("full", retry_after_seconds=3.0))
     assert await (await _commit(client)).run(client.deadline())
@@ -338,8 +328,7 @@ async def test_an_overloaded_server_is_left_alone_as_long_as_it_asks_for() -> No
     assert client.network.steps == []
 
 
-async def test_with_no_time_to_wait_for_that_the_marker_ends_it() -> None:
-    here = world()
+async def test_with_no_time_to_wait_for_that_the_marker_ends_it(here: World) -> None:
     client = here.client(PATIENT)
     _answer_with(client, lambda _: Overloaded("full", retry_after_seconds=3.0))
     commit = await _commit(client)
@@ -352,9 +341,8 @@ async def test_with_no_time_to_wait_for_that_the_marker_ends_it() -> None:
 # ---------------------------------------------------------------- obstacles
 
 
-async def test_a_newer_commit_of_any_cell_ends_it_without_another_message() -> None:
+async def test_a_newer_commit_of_any_cell_ends_it_without_another_message(here: World) -> None:
     """It stops every copy of the message, too."""
-    here = world()
     client = here.client(PATIENT)
     start = await client.start_timestamp()
     await here.client().write({B: put(b"newer")})
@@ -366,8 +354,9 @@ async def test_a_newer_commit_of_any_cell_ends_it_without_another_message() -> N
     assert client.network.steps == []
 
 
-async def test_the_lock_of_an_older_transaction_is_settled_and_the_message_sent_again() -> None:
-    here = world()
+async def test_the_lock_of_an_older_transaction_is_settled_and_the_message_sent_again(
+    here: World,
+) -> None:
     await left_behind(here, A, C, committed=True)
     client = here.client(PATIENT)
     with pytest.raises(ConflictError):  # rolled forward, above or below: it was older
@@ -375,9 +364,10 @@ async def test_the_lock_of_an_older_transaction_is_settled_and_the_message_sent_
     assert await (await _commit(client)).run(client.deadline())
 
 
-async def test_the_lock_of_a_younger_transaction_is_a_conflict_and_leaves_a_marker() -> None:
+async def test_the_lock_of_a_younger_transaction_is_a_conflict_and_leaves_a_marker(
+    here: World,
+) -> None:
     """The lock may go away, and a copy of the message come after that."""
-    here = world()
     client, younger = here.client(PATIENT), here.client(PATIENT)
     commit = await _commit(client)
     await locked(younger, B)
@@ -387,9 +377,8 @@ async def test_the_lock_of_a_younger_transaction_is_a_conflict_and_leaves_a_mark
     assert not commit.may_be_committed
 
 
-async def test_without_an_answer_to_that_marker_the_outcome_is_unknown() -> None:
+async def test_without_an_answer_to_that_marker_the_outcome_is_unknown(here: World) -> None:
     """Even if no other process commits it: a copy of the message might."""
-    here = world()
     client, younger = here.client(PATIENT), here.client(PATIENT)
     commit = await _commit(client)
     await locked(younger, B)
@@ -402,8 +391,9 @@ async def test_without_an_answer_to_that_marker_the_outcome_is_unknown() -> None
         await commit.settle(client.deadline())
 
 
-async def test_for_a_caller_cancelled_while_it_waits_for_a_lock_the_marker_decides() -> None:
-    here = world()
+async def test_for_a_caller_cancelled_while_it_waits_for_a_lock_the_marker_decides(
+    here: World,
+) -> None:
     older, client = here.client(PATIENT), here.client(PATIENT)
     await locked(older, B)
     commit = await _commit(client)
@@ -421,8 +411,7 @@ async def test_for_a_caller_cancelled_while_it_waits_for_a_lock_the_marker_decid
     assert here.store.commits(B) == []
 
 
-async def test_a_marker_on_the_primary_ends_it() -> None:
-    here = world()
+async def test_a_marker_on_the_primary_ends_it(here: World) -> None:
     client = here.client(PATIENT)
     commit = await _commit(client)
     await here.client(PATIENT).env.cells.mutate([commit._write.roll_back(A)], client.deadline())
@@ -430,8 +419,7 @@ async def test_a_marker_on_the_primary_ends_it() -> None:
         await commit.run(client.deadline())
 
 
-async def test_a_second_committer_joins_the_one_in_two_phases() -> None:
-    here = world()
+async def test_a_second_committer_joins_the_one_in_two_phases(here: World) -> None:
     one, other = here.client(PATIENT), here.client(PATIENT)
     start = await one.start_timestamp()
     first = one.commit(start, WRITES, two_phases=True)
@@ -444,8 +432,7 @@ async def test_a_second_committer_joins_the_one_in_two_phases() -> None:
     assert [here.store.commits(cell)[0][0] for cell in WRITES] == [at, at]
 
 
-async def test_another_write_set_under_the_same_start_is_noticed() -> None:
-    here = world()
+async def test_another_write_set_under_the_same_start_is_noticed(here: World) -> None:
     client = here.client(PATIENT)
     start = await client.start_timestamp()
     await (await _commit(client, start=start)).run(client.deadline())
@@ -453,8 +440,7 @@ async def test_another_write_set_under_the_same_start_is_noticed() -> None:
         await (await _commit(client, {A: put(b"else")}, start)).run(client.deadline())
 
 
-async def test_locks_commit_in_one_round_too() -> None:
-    here = world()
+async def test_locks_commit_in_one_round_too(here: World) -> None:
     client = here.client(PATIENT)
     await (await _commit(client, {A: (KIND_LOCK_ONLY, b"")})).run(client.deadline())
     ((_, record),) = here.store.commits(A)
@@ -462,8 +448,7 @@ async def test_locks_commit_in_one_round_too() -> None:
     assert client.network.steps == []
 
 
-async def test_what_was_sent_is_settled_for_a_caller_who_was_cancelled() -> None:
-    here = world()
+async def test_what_was_sent_is_settled_for_a_caller_who_was_cancelled(here: World) -> None:
     client = here.client(PATIENT)
     commit = await _commit(client)
     running = asyncio.ensure_future(commit.run(client.deadline()))
@@ -475,8 +460,9 @@ async def test_what_was_sent_is_settled_for_a_caller_who_was_cancelled() -> None
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
 
-async def test_a_caller_cancelled_before_anything_was_sent_leaves_nothing_behind() -> None:
-    here = world()
+async def test_a_caller_cancelled_before_anything_was_sent_leaves_nothing_behind(
+    here: World,
+) -> None:
     client = here.client(PATIENT)
     commit = await _commit(client)
     running = asyncio.ensure_future(commit.run(client.deadline()))

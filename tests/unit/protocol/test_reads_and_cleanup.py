@@ -62,16 +62,14 @@ from tests.unit.protocol.protocol_world import (
 NEVER_PUSHING = Limits(push_after_seconds=1e6)
 
 
-async def test_a_commit_is_visible_at_its_timestamp_but_not_below() -> None:
-    here = world()
+async def test_a_commit_is_visible_at_its_timestamp_but_not_below(here: World) -> None:
     client = here.client()
     commit = await client.write({A: put(b"1")})
     assert await client.read(A, commit) == b"1"
     assert await client.read(A, commit - 1) is None
 
 
-async def test_a_reader_rolls_forward_what_was_committed_and_left_behind() -> None:
-    here = world()
+async def test_a_reader_rolls_forward_what_was_committed_and_left_behind(here: World) -> None:
     observed = CellAddress(2, b"z", OBSERVED)
     await left_behind(here, A, B, observed, committed=True)
     reader = here.client(PATIENT)
@@ -85,8 +83,7 @@ async def test_a_reader_rolls_forward_what_was_committed_and_left_behind() -> No
     assert (NOTIFY, OBSERVER, commit) in here.store.cells[observed]
 
 
-async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first() -> None:
-    here = world()
+async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first(here: World) -> None:
     start = await left_behind(here, A, B, committed=False)
     reader = here.client(PATIENT)
     assert await reader.read(B, await reader.start_timestamp()) is None
@@ -97,9 +94,8 @@ async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first()
     assert marked == [A, B]
 
 
-async def test_locks_with_one_primary_are_settled_together() -> None:
+async def test_locks_with_one_primary_are_settled_together(here: World) -> None:
     """Ten locks of one dead transaction cost one question: they say what their cells hold."""
-    here = world()
     cells = [CellAddress(1, b"row", b"%d" % i) for i in range(10)]
     await left_behind(here, A, *cells, committed=True)
     reader = here.client(PATIENT)
@@ -117,8 +113,7 @@ async def test_locks_with_one_primary_are_settled_together() -> None:
     assert len(asked) == 1
 
 
-async def test_a_reader_waits_for_a_live_writer() -> None:
-    here = world()
+async def test_a_reader_waits_for_a_live_writer(here: World) -> None:
     writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
     commit = await locked(writer, A, B)
     timestamp = await reader.start_timestamp()
@@ -130,8 +125,7 @@ async def test_a_reader_waits_for_a_live_writer() -> None:
     assert commit.begin_two_phases().commit > timestamp
 
 
-async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_its_holder() -> None:
-    here = world()
+async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_its_holder(here: World) -> None:
     writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
     writer.heartbeats.add((await locked(writer, A)).begin_two_phases())
     timestamp = await reader.start_timestamp()
@@ -152,8 +146,7 @@ async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_its_holder() 
     writer.heartbeats.close()
 
 
-async def test_a_reader_pushes_a_live_writer_instead_of_waiting_for_its_end() -> None:
-    here = world()
+async def test_a_reader_pushes_a_live_writer_instead_of_waiting_for_its_end(here: World) -> None:
     writer, reader = here.client(PATIENT), here.client(PATIENT)
     await locked(writer, A, B)
     timestamp = await reader.start_timestamp()
@@ -169,9 +162,8 @@ async def test_a_reader_pushes_a_live_writer_instead_of_waiting_for_its_end() ->
 
 
 @pytest.mark.parametrize("fate", ["committed above the reader", "pushed", "rolled back"])
-async def test_more_locks_than_a_read_can_name_do_not_block_readers(fate: str) -> None:
+async def test_more_locks_than_a_read_can_name_do_not_block_readers(here: World, fate: str) -> None:
     """One row, whose cells are locked by more transactions than fit into a read's list."""
-    here = world()
     many = PASSING_MAX + 10
     columns = [b"%d" % i for i in range(many)]
     owner, reader = here.client(PATIENT), here.client(Limits(lock_ttl_seconds=3.0))
@@ -196,8 +188,7 @@ async def test_more_locks_than_a_read_can_name_do_not_block_readers(fate: str) -
             assert await commit.settle(owner.deadline()) > timestamp
 
 
-async def test_each_row_is_read_again_with_the_locks_that_it_had_itself() -> None:
-    here = world()
+async def test_each_row_is_read_again_with_the_locks_that_it_had_itself(here: World) -> None:
     owner, reader = here.client(PATIENT), here.client(PATIENT)
     rows = [b"%d" % i for i in range(PASSING_MAX + 10)]
     for row in rows:
@@ -211,16 +202,14 @@ async def test_each_row_is_read_again_with_the_locks_that_it_had_itself() -> Non
     assert {len(request.read.passing) for request in requests} == {1}
 
 
-async def test_a_lock_younger_than_the_reader_is_not_seen() -> None:
-    here = world()
+async def test_a_lock_younger_than_the_reader_is_not_seen(here: World) -> None:
     reader = here.client(NEVER_PUSHING)
     timestamp = await reader.start_timestamp()
     await locked(here.client(PATIENT), A)
     assert await reader.read(A, timestamp) is None
 
 
-async def test_a_lock_only_lock_does_not_block_readers() -> None:
-    here = world()
+async def test_a_lock_only_lock_does_not_block_readers(here: World) -> None:
     client = here.client(PATIENT)
     await client.write({A: put(b"1")})
     lock = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
@@ -229,9 +218,8 @@ async def test_a_lock_only_lock_does_not_block_readers() -> None:
     assert await reader.read(A, await reader.start_timestamp()) == b"1"
 
 
-async def test_a_transaction_without_a_trace_on_its_primary_is_not_dead() -> None:
+async def test_a_transaction_without_a_trace_on_its_primary_is_not_dead(here: World) -> None:
     """Prewrites travel in parallel: the secondary may be there before the primary."""
-    here = world()
     writer, reader = here.client(PATIENT), here.client(NEVER_PUSHING)
 
     async def slow(step: CellMutation) -> None:
@@ -249,8 +237,7 @@ async def test_a_transaction_without_a_trace_on_its_primary_is_not_dead() -> Non
     assert [record.value for _, record in here.store.commits(B)] == [b"2"]
 
 
-async def test_a_late_prewrite_after_the_cleanup_is_refused() -> None:
-    here = world()
+async def test_a_late_prewrite_after_the_cleanup_is_refused(here: World) -> None:
     writer, reader = here.client(PATIENT), here.client(PATIENT)
     writer.network.session_id = b"gone" * 4
     held: list[CellMutation] = []
@@ -272,9 +259,8 @@ async def test_a_late_prewrite_after_the_cleanup_is_refused() -> None:
     await writer.env.background.drain(0.0)
 
 
-async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment() -> None:
+async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment(here: World) -> None:
     """The lock has changed since it was judged, so nothing is rolled back."""
-    here = world()
     writer, reader = here.client(PATIENT), here.client(PATIENT)
     writer.network.session_id = None
     commit = await locked(writer, A)
@@ -294,9 +280,8 @@ async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment() -> Non
     assert at > timestamp
 
 
-async def test_own_commits_are_known_at_once() -> None:
+async def test_own_commits_are_known_at_once(here: World) -> None:
     """The next transaction of the same process does not ask about its own locks."""
-    here = world()
     client = here.client(PATIENT)
 
     async def slow(step: CellMutation) -> None:
@@ -323,8 +308,7 @@ async def test_two_outcomes_of_one_transaction_are_an_invariant_violation() -> N
     assert verdicts.get(5) is None  # forgotten: there are three
 
 
-async def test_a_snapshot_below_the_safe_point_is_refused() -> None:
-    here = world()
+async def test_a_snapshot_below_the_safe_point_is_refused(here: World) -> None:
     client = here.client()
     timestamp = await client.start_timestamp()
     here.store.safe_point = timestamp + 1
@@ -416,8 +400,9 @@ async def _ten_rows(here: World) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_a_scan_reads_rows_with_locks_again_in_their_place(reverse: bool) -> None:
-    here = world()
+async def test_a_scan_reads_rows_with_locks_again_in_their_place(
+    here: World, reverse: bool
+) -> None:
     await _ten_rows(here)
     cells = [CellAddress(1, b"%d" % i, b"x") for i in (1, 4, 7)]
     new = CellAddress(1, b"55", b"x")
@@ -435,8 +420,7 @@ async def test_a_scan_reads_rows_with_locks_again_in_their_place(reverse: bool) 
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_a_scan_shows_the_transactions_own_writes(reverse: bool) -> None:
-    here = world()
+async def test_a_scan_shows_the_transactions_own_writes(here: World, reverse: bool) -> None:
     await _ten_rows(here)
     own = WriteSet(Limits())
     own.put(CellAddress(1, b"3", b"x"), b"changed")
@@ -456,9 +440,10 @@ async def test_a_scan_shows_the_transactions_own_writes(reverse: bool) -> None:
 # Transactions that the collection of old versions has overtaken.
 
 
-async def test_a_commit_whose_record_may_be_collected_is_never_reported_as_aborted() -> None:
+async def test_a_commit_whose_record_may_be_collected_is_never_reported_as_aborted(
+    here: World,
+) -> None:
     """Its answer was lost, and when its outcome is asked for, the primary holds no trace of it."""
-    here = world()
     client = here.client()
     client.network.loses_answer = lambda step: puts(step, WRITE)
     commit = client.commit(await client.start_timestamp(), {A: put(b"1")})
@@ -473,10 +458,9 @@ async def test_a_commit_whose_record_may_be_collected_is_never_reported_as_abort
     assert not here.store.cells[A], "no marker is put either"
 
 
-async def test_a_secondary_that_was_committed_and_collected_meanwhile_is_not_a_torn_commit() -> (
-    None
-):
-    here = world()
+async def test_a_secondary_that_was_committed_and_collected_meanwhile_is_not_a_torn_commit(
+    here: World,
+) -> None:
     client = here.client()
 
     async def overtaken(step: CellMutation) -> None:
@@ -493,11 +477,11 @@ async def test_a_secondary_that_was_committed_and_collected_meanwhile_is_not_a_t
 
 @pytest.mark.parametrize("cell", [B, C])
 async def test_a_reader_that_is_late_to_ask_about_a_lock_finds_what_was_committed(
+    here: World,
     cell: CellAddress,
 ) -> None:
     """The lock was resolved after the reader met it, and its primary collected: no trace is left.
     A marker there would mean that the committed transaction was rolled back."""
-    here = world()
     start = await left_behind(here, A, cell, committed=True)
     other, reader = here.client(), here.client(PATIENT)
     timestamp = await reader.start_timestamp()
@@ -516,9 +500,8 @@ async def test_a_reader_that_is_late_to_ask_about_a_lock_finds_what_was_committe
     assert reader.env.verdicts.get(start) is None
 
 
-async def test_an_owners_late_rollback_of_a_secondary_is_tried_once() -> None:
+async def test_an_owners_late_rollback_of_a_secondary_is_tried_once(here: World) -> None:
     """Others have resolved its locks, so every further attempt would be refused, too."""
-    here = world()
     client, other = here.client(), here.client()
 
     async def overtaken(step: CellMutation) -> None:
@@ -536,9 +519,10 @@ async def test_an_owners_late_rollback_of_a_secondary_is_tried_once() -> None:
     assert not here.store.cells[B]
 
 
-async def test_a_lock_in_a_table_that_is_younger_than_the_last_collection_is_settled() -> None:
+async def test_a_lock_in_a_table_that_is_younger_than_the_last_collection_is_settled(
+    here: World,
+) -> None:
     """Its transaction began before the collection, and its primary refuses older rollbacks."""
-    here = world()
     late, reader = here.client(PATIENT), here.client(PATIENT)
     start = await late.start_timestamp()
     here.store.collected = here.store.safe_point = await reader.start_timestamp()
@@ -552,9 +536,10 @@ async def test_a_lock_in_a_table_that_is_younger_than_the_last_collection_is_set
     assert reader.env.verdicts.get(start) is None, "for all we know, it committed long ago"
 
 
-async def test_a_lock_below_the_safe_point_is_rolled_forward_by_whoever_knows_its_commit() -> None:
+async def test_a_lock_below_the_safe_point_is_rolled_forward_by_whoever_knows_its_commit(
+    here: World,
+) -> None:
     """The owner of such a lock may not do it any more: its message could come late."""
-    here = world()
     start = await left_behind(here, A, B, committed=True)
     ((commit, _),) = here.store.commits(A)
     reader = here.client(PATIENT)
@@ -617,10 +602,10 @@ async def test_a_commit_ends_with_the_lock_that_it_met(monkeypatch: pytest.Monke
 
 
 async def test_a_commit_that_waits_for_a_lock_keeps_time_for_its_marker(
+    here: World,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Its message was sent, so without the marker a late copy may commit it: nobody would know."""
-    here = world()
     older, younger = here.client(PATIENT), here.client(PATIENT)
     holder = await locked(older, A)
     mutate = younger.env.cells.mutate

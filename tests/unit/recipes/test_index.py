@@ -411,6 +411,7 @@ class SuspendingCluster(ClusterInMemory):
         return await super().describe_table(request)
 
 
+@pytest.fixture(name="db")
 @asynccontextmanager
 async def fresh_client() -> AsyncIterator[AsyncDatabase]:
     clock = VirtualClock(asyncio.get_running_loop())
@@ -423,44 +424,39 @@ async def fresh_client() -> AsyncIterator[AsyncDatabase]:
             yield fresh
 
 
-async def test_gathered_additions_to_a_queue_all_count() -> None:
-    async with fresh_client() as db:
-        async with db.transaction() as tx:
-            await asyncio.gather(*(sums.add(tx, "home", 1) for _ in range(10)))
-        async with db.snapshot() as snapshot:
-            assert await sums.get(snapshot, "home") == 10
+async def test_gathered_additions_to_a_queue_all_count(db: AsyncDatabase) -> None:
+    async with db.transaction() as tx:
+        await asyncio.gather(*(sums.add(tx, "home", 1) for _ in range(10)))
+    async with db.snapshot() as snapshot:
+        assert await sums.get(snapshot, "home") == 10
 
 
-async def test_gathered_exports_are_all_put() -> None:
-    async with fresh_client() as db:
-        async with db.transaction() as tx:
-            await asyncio.gather(*(out.put(tx, "home", number) for number in range(10)))
-        async with db.snapshot() as snapshot:
-            assert await out.pending(snapshot) == 10
+async def test_gathered_exports_are_all_put(db: AsyncDatabase) -> None:
+    async with db.transaction() as tx:
+        await asyncio.gather(*(out.put(tx, "home", number) for number in range(10)))
+    async with db.snapshot() as snapshot:
+        assert await out.pending(snapshot) == 10
 
 
-async def test_gathered_additions_to_a_sharded_counter_all_count() -> None:
-    async with fresh_client() as db:
-        async with db.transaction() as tx:
-            await asyncio.gather(*(counter.add(tx, "home", 1) for _ in range(10)))
-        async with db.snapshot() as snapshot:
-            assert await counter.value(snapshot, "home") == 10
+async def test_gathered_additions_to_a_sharded_counter_all_count(db: AsyncDatabase) -> None:
+    async with db.transaction() as tx:
+        await asyncio.gather(*(counter.add(tx, "home", 1) for _ in range(10)))
+    async with db.snapshot() as snapshot:
+        assert await counter.value(snapshot, "home") == 10
 
 
-async def test_gathered_increments_of_a_cell_all_count() -> None:
-    async with fresh_client() as db:
-        async with db.transaction() as tx:
-            sums_seen = await asyncio.gather(*(tx.increment("ann", visits) for _ in range(10)))
-        assert sums_seen == list(range(1, 11))
-        assert await db.get("ann", visits) == 10
+async def test_gathered_increments_of_a_cell_all_count(db: AsyncDatabase) -> None:
+    async with db.transaction() as tx:
+        sums_seen = await asyncio.gather(*(tx.increment("ann", visits) for _ in range(10)))
+    assert sums_seen == list(range(1, 11))
+    assert await db.get("ann", visits) == 10
 
 
-async def test_an_index_agrees_with_the_last_of_gathered_writes_of_a_row() -> None:
-    async with fresh_client() as db:
-        async with db.transaction() as tx:
-            await asyncio.gather(
-                *(by_city_of_gathered_calls.set(tx, "ann", one) for one in ("Rome", "Bern", "Oslo"))
-            )
-        async with db.snapshot() as snapshot:
-            assert await by_city_of_gathered_calls.range(snapshot) == [("Oslo", "ann")]
-            assert await by_city_of_gathered_calls.check(snapshot) == []
+async def test_an_index_agrees_with_the_last_of_gathered_writes_of_a_row(db: AsyncDatabase) -> None:
+    async with db.transaction() as tx:
+        await asyncio.gather(
+            *(by_city_of_gathered_calls.set(tx, "ann", one) for one in ("Rome", "Bern", "Oslo"))
+        )
+    async with db.snapshot() as snapshot:
+        assert await by_city_of_gathered_calls.range(snapshot) == [("Oslo", "ann")]
+        assert await by_city_of_gathered_calls.check(snapshot) == []

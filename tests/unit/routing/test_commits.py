@@ -73,6 +73,13 @@ class Commits(Server):
         return response
 
 
+@pytest.fixture
+@asynccontextmanager
+async def server() -> AsyncIterator[Commits]:
+    """A tablet server that commits all transactions."""
+    yield Commits()
+
+
 def whole(start: int, *rows: bytes, version: int = 3) -> WholeCommit:
     count = len(rows)
     return WholeCommit(1, version, start, rows, [b"c"] * count, [1] * count, [b"v"] * count)
@@ -86,8 +93,7 @@ def _cluster(server: Server, limits: Limits | None = None) -> Cluster:
     return cluster
 
 
-async def test_transactions_of_one_turn_of_the_loop_share_a_call() -> None:
-    server = Commits()
+async def test_transactions_of_one_turn_of_the_loop_share_a_call(server: Commits) -> None:
     cluster = _cluster(server)
     first = WholeCommit(
         1, 3, 20, [b"a", b"b"], [b"c", b"d"], [1, 3], [b"v", b""], [(b"c", (b"f",))],
@@ -110,8 +116,7 @@ async def test_transactions_of_one_turn_of_the_loop_share_a_call() -> None:
     assert (notified.transaction, notified.row, notified.column) == (0, b"e", b"w")
 
 
-async def test_who_is_followed_is_told_whether_a_timestamp_was_set_aside() -> None:
-    server = Commits()
+async def test_who_is_followed_is_told_whether_a_timestamp_was_set_aside(server: Commits) -> None:
     cluster = _cluster(server)
     sent = (whole(20, b"a"), whole(30, b"c")._replace(is_followed=True))
     plain, followed = await asyncio.gather(
@@ -127,10 +132,9 @@ async def test_who_is_followed_is_told_whether_a_timestamp_was_set_aside() -> No
     assert not isinstance(answer, FollowedCommit)
 
 
-async def test_a_server_is_told_how_long_transactions_may_wait() -> None:
+async def test_a_server_is_told_how_long_transactions_may_wait(server: Commits) -> None:
     """Some of their time is kept for the marker that follows if they are not executed. What counts
     is the time that is left, so the server's clock does not matter."""
-    server = Commits()
     cluster = _cluster(server, Limits(attempt_seconds_max=5.0))
     for left in ((10.0,), (2.0,), (4.0, 1.0)):
         await asyncio.gather(
@@ -147,15 +151,13 @@ async def test_a_server_is_told_how_long_transactions_may_wait() -> None:
     ],
     ids=["cells", "a weak notification"],
 )
-async def test_what_is_not_in_one_tablet_is_not_sent(commit: WholeCommit) -> None:
-    server = Commits()
+async def test_what_is_not_in_one_tablet_is_not_sent(server: Commits, commit: WholeCommit) -> None:
     cluster = _cluster(server)
     assert isinstance(await cluster.router.commit(commit, cluster.deadline()), NotInOneRound)
     assert server.commit_calls == []
 
 
-async def test_a_tablet_that_is_not_known_is_asked_for_first() -> None:
-    server = Commits()
+async def test_a_tablet_that_is_not_known_is_asked_for_first(server: Commits) -> None:
     cluster = Cluster({"a:1": server})
     assert isinstance(await cluster.router.commit(whole(20, b"a"), cluster.deadline(1.0)), NotSent)
     cluster.now_at = [tablet("a:1")]
@@ -172,8 +174,9 @@ async def test_a_tablet_that_is_not_known_is_asked_for_first() -> None:
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_whatever_the_answer_is_nothing_is_sent_again(error: PercolatorError) -> None:
-    server = Commits()
+async def test_whatever_the_answer_is_nothing_is_sent_again(
+    server: Commits, error: PercolatorError
+) -> None:
     server.refuse_batch = lambda target, rows: error
     cluster = _cluster(server)
     cluster.now_at = [tablet("a:1", b"", b"m", epoch=2)]
@@ -185,8 +188,7 @@ async def test_whatever_the_answer_is_nothing_is_sent_again(error: PercolatorErr
     assert cluster.searches == searched
 
 
-async def test_only_the_transaction_that_is_invalid_is_blamed() -> None:
-    server = Commits()
+async def test_only_the_transaction_that_is_invalid_is_blamed(server: Commits) -> None:
     server.refuse_batch = lambda target, rows: (
         InvalidArgument("values[1]", "too large") if b"b" in rows else None
     )
@@ -200,8 +202,7 @@ async def test_only_the_transaction_that_is_invalid_is_blamed() -> None:
     assert sizes == [3, 1, 1, 1]
 
 
-async def test_a_message_is_full_of_weak_notifications_too() -> None:
-    server = Commits()
+async def test_a_message_is_full_of_weak_notifications_too(server: Commits) -> None:
     cluster = _cluster(server, Limits(batch_rows_max=4))
     notified = [(b"%d" % number, b"w", (b"g",)) for number in range(3)]
     sent = [whole(start, b"a")._replace(notifications=notified) for start in (20, 30)]
@@ -211,9 +212,7 @@ async def test_a_message_is_full_of_weak_notifications_too() -> None:
     assert counts == [3, 3]
 
 
-async def test_a_refusal_names_the_condition_and_the_cell() -> None:
-    server = Commits()
-
+async def test_a_refusal_names_the_condition_and_the_cell(server: Commits) -> None:
     def refuse(result: pb.TransactionBatchResult) -> None:
         result.commit_timestamps[0] = 0
         found = result.uncommitted.add(transaction=0).result
@@ -250,9 +249,9 @@ async def test_a_refusal_names_the_condition_and_the_cell() -> None:
     ],
 )
 async def test_a_malformed_response_leaves_the_outcome_open(
+    server: Commits,
     malform: Callable[[pb.TransactionBatchResult], object],
 ) -> None:
-    server = Commits()
     server.malform = malform
     cluster = _cluster(server)
     answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -36,14 +37,20 @@ from percolator.wire.status import to_detail
 from tests.unit.routing.tablet_servers import Cluster, Server, row_request, step, tablet
 
 
+@pytest.fixture
+@asynccontextmanager
+async def server() -> AsyncIterator[Server]:
+    """A tablet server that applies all mutations."""
+    yield Server()
+
+
 def _cluster(server: Server, limits: Limits | None = None) -> Cluster:
     cluster = Cluster({"a:1": server}, limits)
     cluster.tablets.learn([tablet("a:1")])
     return cluster
 
 
-async def test_rows_of_one_turn_of_the_loop_leave_in_one_call() -> None:
-    server = Server()
+async def test_rows_of_one_turn_of_the_loop_leave_in_one_call(server: Server) -> None:
     cluster = _cluster(server)
     pending = [cluster.router.mutate([step(b"%d" % i)], cluster.deadline()) for i in range(100)]
     answers = await asyncio.gather(*pending)
@@ -51,8 +58,9 @@ async def test_rows_of_one_turn_of_the_loop_leave_in_one_call() -> None:
     assert len(server.mutate_calls) == 1
 
 
-async def test_rows_that_come_while_all_calls_are_in_flight_form_the_next_one() -> None:
-    server = Server()
+async def test_rows_that_come_while_all_calls_are_in_flight_form_the_next_one(
+    server: Server,
+) -> None:
     cluster = _cluster(server)
 
     async def one(i: int) -> None:
@@ -96,8 +104,7 @@ async def test_a_lone_caller_waits_for_one_round_trip() -> None:
     assert cluster.clock.monotonic_seconds() == pytest.approx(0.01)
 
 
-async def test_calls_and_batches_are_bounded() -> None:
-    server = Server()
+async def test_calls_and_batches_are_bounded(server: Server) -> None:
     cluster = _cluster(server, Limits(batch_rows_max=10, server_calls_max=4))
     steps = [step(b"%d" % i) for i in range(300)]
     reads = [row_request(b"%d" % i) for i in range(300)]
@@ -110,16 +117,14 @@ async def test_calls_and_batches_are_bounded() -> None:
     assert max(sizes) == 10
 
 
-async def test_a_batch_is_bounded_in_bytes() -> None:
-    server = Server()
+async def test_a_batch_is_bounded_in_bytes(server: Server) -> None:
     cluster = _cluster(server, Limits(batch_bytes_max=MEBIBYTE))
     steps = [step(b"%d" % i, size=400_000) for i in range(6)]
     await cluster.router.mutate(steps, cluster.deadline())
     assert [len(call.batches[0].mutations) for call in server.mutate_calls] == [2, 2, 2]
 
 
-async def test_a_value_larger_than_a_batch_is_sent_alone() -> None:
-    server = Server()
+async def test_a_value_larger_than_a_batch_is_sent_alone(server: Server) -> None:
     cluster = _cluster(server, Limits(batch_bytes_max=1000, server_bytes_max=2000))
     answers = await cluster.router.mutate([step(b"a", size=5000)], cluster.deadline())
     assert answers == [APPLIED]
@@ -166,8 +171,7 @@ async def test_a_request_larger_than_the_queue_passes_in_portions() -> None:
     assert answers == [APPLIED] * 100
 
 
-async def test_an_overloaded_tablet_is_left_alone_but_no_other_one() -> None:
-    server = Server()
+async def test_an_overloaded_tablet_is_left_alone_but_no_other_one(server: Server) -> None:
     cluster = Cluster({"a:1": server})
     cluster.tablets.learn([tablet("a:1", b"", b"m"), tablet("a:1", b"m", b"", tablet_id=2)])
     until = cluster.clock.monotonic_seconds() + 2.0
@@ -190,9 +194,7 @@ async def test_an_overloaded_tablet_is_left_alone_but_no_other_one() -> None:
     assert len(calls_to_busy) == 2
 
 
-async def test_one_bad_row_does_not_fail_other_callers_rows_in_its_batch() -> None:
-    server = Server()
-
+async def test_one_bad_row_does_not_fail_other_callers_rows_in_its_batch(server: Server) -> None:
     def refuse(target: pb.TabletTarget, rows: list[bytes]) -> PercolatorError | None:
         return InvalidArgument("row", "bad") if b"bad" in rows else None
 
@@ -309,8 +311,7 @@ class Answering(Server):
         return pb.ReadResponse(batches=[self.answer])
 
 
-async def test_a_cell_is_found() -> None:
-    server = Server()
+async def test_a_cell_is_found(server: Server) -> None:
     assert await _read(_cluster(server)) == FoundCell(7, b"value of a")
     cells = server.read_calls[0].batches[0].cells
     assert (list(cells.rows), list(cells.columns), list(cells.timestamps)) == ([b"a"], [b"c"], [7])
@@ -328,8 +329,7 @@ async def test_a_lock_in_the_way_is_reported() -> None:
     assert list(answer.locks) == [lock]
 
 
-async def test_cells_and_rows_share_a_call_and_get_their_own_answers() -> None:
-    server = Server()
+async def test_cells_and_rows_share_a_call_and_get_their_own_answers(server: Server) -> None:
     cluster = _cluster(server)
     deadline = cluster.deadline()
     cells = [cluster.router.read_cell(1, b"%d" % i, b"c", 7, deadline) for i in range(5)]
@@ -363,8 +363,9 @@ async def test_one_refused_read_does_not_fail_the_others() -> None:
         NotReady("starting"),
     ],
 )
-async def test_a_read_that_was_not_executed_is_sent_again(error: PercolatorError) -> None:
-    server = Server()
+async def test_a_read_that_was_not_executed_is_sent_again(
+    server: Server, error: PercolatorError
+) -> None:
     answers: list[PercolatorError | None] = [error, None]
     server.refuse_batch = lambda target, rows: answers.pop(0)
     cluster = _cluster(server)
@@ -372,8 +373,7 @@ async def test_a_read_that_was_not_executed_is_sent_again(error: PercolatorError
     assert await _read(cluster) == FoundCell(7, b"value of a")
 
 
-async def test_a_lost_answer_is_requested_again() -> None:
-    server = Server()
+async def test_a_lost_answer_is_requested_again(server: Server) -> None:
     server.answers_lost = True
     cluster = _cluster(server)
     reading = asyncio.ensure_future(_read(cluster))
@@ -419,8 +419,7 @@ async def test_without_room_a_cell_waits_for_its_turn() -> None:
 # Calls that fail, are not answered, or are answered with nonsense: what their rows hear.
 
 
-async def test_a_server_that_is_not_ready_is_retried() -> None:
-    server = Server()
+async def test_a_server_that_is_not_ready_is_retried(server: Server) -> None:
     answers: list[PercolatorError | None] = [NotReady("starting"), NotReady("starting"), None]
     server.refuse_batch = lambda target, rows: answers.pop(0)
     cluster = _cluster(server)
@@ -447,8 +446,7 @@ async def test_a_master_is_asked_about_a_server_that_is_never_ready(error: Perco
     assert cluster.clock.monotonic_seconds() < 1.0
 
 
-async def test_a_mutation_without_an_answer_is_left_to_its_sender() -> None:
-    server = Server()
+async def test_a_mutation_without_an_answer_is_left_to_its_sender(server: Server) -> None:
     server.answers_lost = True
     cluster = _cluster(server)
     (answer,) = await cluster.router.mutate([step(b"a")], cluster.deadline())
@@ -457,8 +455,7 @@ async def test_a_mutation_without_an_answer_is_left_to_its_sender() -> None:
     assert len(server.mutate_calls) == 1
 
 
-async def test_a_read_without_an_answer_is_sent_again() -> None:
-    server = Server()
+async def test_a_read_without_an_answer_is_sent_again(server: Server) -> None:
     server.answers_lost = True
     cluster = _cluster(server)
     reading = asyncio.ensure_future(cluster.router.read([row_request(b"a")], cluster.deadline()))
@@ -480,8 +477,7 @@ async def test_a_silent_server_leaves_a_mutation_unknown_and_a_read_safe_to_retr
     assert cluster.clock.monotonic_seconds() == pytest.approx(4.0, abs=0.2)
 
 
-async def test_a_full_disk_is_reported_at_once() -> None:
-    server = Server()
+async def test_a_full_disk_is_reported_at_once(server: Server) -> None:
     server.refuse_batch = lambda target, rows: StoreUnusable("full", fault=StoreFault.DISK_FULL)
     cluster = _cluster(server)
     (answer,) = await cluster.router.mutate([step(b"a")], cluster.deadline())
@@ -531,9 +527,9 @@ def _without_outcome(response: pb.MutateResponse) -> pb.MutateResponse:
     [_without_batches, _one_less, _of_one_that_was_not_sent, _empty, _without_outcome],
 )
 async def test_mutations_whose_answer_is_malformed_may_have_been_executed(
+    server: Server,
     malform: Callable[[pb.MutateResponse], object],
 ) -> None:
-    server = Server()
     _answers(server, mutate=malform)
     cluster = _cluster(server)
     answers = await cluster.router.mutate([step(b"a"), step(b"b")], cluster.deadline(1.0))
@@ -564,9 +560,9 @@ def _nothing_found(response: pb.ReadResponse) -> pb.ReadResponse:
     "malform", [_a_value_less, _of_a_row_that_was_not_asked_for, _nothing_found]
 )
 async def test_malformed_answers_to_reads_leave_no_call_behind(
+    server: Server,
     malform: Callable[[pb.ReadResponse], pb.ReadResponse],
 ) -> None:
-    server = Server()
     correct = server.read
     _answers(server, read=malform)
     cluster = _cluster(server, Limits(server_calls_max=2, server_rows_max=2))
@@ -635,11 +631,11 @@ async def test_a_read_that_breaks_its_call_fails_alone() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 0.005])
 async def test_a_server_is_called_on_although_other_code_has_cancelled_all_calls_to_it(
+    server: Server,
     seconds: float,
 ) -> None:
     """Before their first step, or while they wait. Counted as in flight for ever, four of them
     would be the last ones."""
-    server = Server()
     cluster = _cluster(server)
     for _ in range(4):
         answers = cluster.router.mutate([step(b"a")], cluster.deadline())

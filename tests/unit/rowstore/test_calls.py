@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -67,6 +68,14 @@ from percolator.rowstore.reads import ROWS_MAX
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Mutation, RowRead
 from tests.unit.rowstore.model_store import TABLE, TIMES, ModelStore, at
+
+
+@pytest.fixture
+@asynccontextmanager
+async def rows() -> AsyncIterator[ModelStore]:
+    """An empty row store."""
+    yield await ModelStore().opened()
+
 
 COLUMNS = [b"%d" % number for number in range(200)]
 
@@ -140,8 +149,7 @@ async def written(rows: ModelStore, row: bytes, columns: Sequence[bytes], since:
     await rows.cells.mutate(commits(begun, committed, row, columns), rows.deadline)
 
 
-async def test_steps_of_one_transaction_on_one_row_are_one_call() -> None:
-    rows = await ModelStore().opened()
+async def test_steps_of_one_transaction_on_one_row_are_one_call(rows: ModelStore) -> None:
     counted = CountedStore(rows)
     for some in (
         prewrites(at(1), b"a", COLUMNS[:10]),
@@ -152,9 +160,8 @@ async def test_steps_of_one_transaction_on_one_row_are_one_call() -> None:
     assert counted.calls == ["mutate"] * 3
 
 
-async def test_checks_stay_below_what_a_filter_may_have() -> None:
+async def test_checks_stay_below_what_a_filter_may_have(rows: ModelStore) -> None:
     """The model refuses longer ones, as the service does."""
-    rows = await ModelStore().opened()
     counted = CountedStore(rows)
     names = [b"%0200d" % number for number in range(100)]
     answers = await rows.cells.mutate(prewrites(at(1), b"a", names), rows.deadline)
@@ -162,8 +169,9 @@ async def test_checks_stay_below_what_a_filter_may_have() -> None:
     assert 1 < len(counted.calls) < 60
 
 
-async def test_of_joined_steps_only_those_that_are_not_possible_are_refused() -> None:
-    rows = await ModelStore().opened()
+async def test_of_joined_steps_only_those_that_are_not_possible_are_refused(
+    rows: ModelStore,
+) -> None:
     await rows.cells.mutate(prewrites(at(1), b"a", [b"1"]), rows.deadline)
     counted = CountedStore(rows)
     answers = await rows.cells.mutate(prewrites(at(2), b"a", [b"0", b"1", b"2"]), rows.deadline)
@@ -173,8 +181,9 @@ async def test_of_joined_steps_only_those_that_are_not_possible_are_refused() ->
     assert counted.calls == ["mutate", "read", "mutate"]
 
 
-async def test_commits_of_which_some_were_made_by_others_are_made_for_the_rest() -> None:
-    rows = await ModelStore().opened()
+async def test_commits_of_which_some_were_made_by_others_are_made_for_the_rest(
+    rows: ModelStore,
+) -> None:
     await rows.cells.mutate(prewrites(at(1), b"a", [b"0", b"1", b"2"]), rows.deadline)
     await rows.cells.mutate(commits(at(1), at(2), b"a", [b"1"]), rows.deadline)
     some = commits(at(1), at(2), b"a", [b"0", b"1", b"2"])
@@ -184,23 +193,20 @@ async def test_commits_of_which_some_were_made_by_others_are_made_for_the_rest()
     assert answers[1].condition == steps.OWN_COMMIT
 
 
-async def test_two_steps_of_one_cell_are_two_calls_in_their_order() -> None:
-    rows = await ModelStore().opened()
+async def test_two_steps_of_one_cell_are_two_calls_in_their_order(rows: ModelStore) -> None:
     (prewrite,) = prewrites(at(1), b"a", [b"0"])
     (commit,) = commits(at(1), at(2), b"a", [b"0"])
     assert await rows.cells.mutate([prewrite, commit], rows.deadline) == [APPLIED] * 2
 
 
-async def test_what_was_not_executed_is_sent_again() -> None:
-    rows = await ModelStore().opened()
+async def test_what_was_not_executed_is_sent_again(rows: ModelStore) -> None:
     counted = CountedStore(rows, NotExecuted("busy"), NotExecuted("busy"))
     assert await rows.cells.mutate(prewrites(at(1), b"a", [b"0"]), rows.deadline) == [APPLIED]
     assert counted.calls == ["mutate"] * 3
 
 
-async def test_what_may_have_been_executed_is_not() -> None:
+async def test_what_may_have_been_executed_is_not(rows: ModelStore) -> None:
     """Only the protocol knows what repeating it would mean."""
-    rows = await ModelStore().opened()
     lost = ExecutionUnknown("no answer")
     counted = CountedStore(rows, lost)
     assert await rows.cells.mutate(prewrites(at(1), b"a", [b"0"]), rows.deadline) == [lost]
@@ -217,10 +223,10 @@ class TwiceStore(CountedStore):
 
 @pytest.mark.parametrize("problem", [ExecutionUnknown("no answer"), SchemaError("no table")])
 async def test_a_refusal_that_cannot_be_explained_may_be_that_of_a_second_copy(
+    rows: ModelStore,
     problem: PercolatorError,
 ) -> None:
     """Taken for a refusal, it would have a client report a committed transaction as rolled back."""
-    rows = await ModelStore().opened()
     store = TwiceStore(rows)
 
     async def silent(*_: Any) -> list[StoredRow]:
@@ -232,8 +238,7 @@ async def test_a_refusal_that_cannot_be_explained_may_be_that_of_a_second_copy(
     assert answer.retry is Retry.UNKNOWN
 
 
-async def test_a_question_that_is_not_answered_in_time_was_not_executed() -> None:
-    rows = await ModelStore().opened()
+async def test_a_question_that_is_not_answered_in_time_was_not_executed(rows: ModelStore) -> None:
     store = CountedStore(rows)
 
     async def silent(*_: Any) -> list[StoredRow]:
@@ -246,8 +251,7 @@ async def test_a_question_that_is_not_answered_in_time_was_not_executed() -> Non
     assert answer.retry is Retry.SAFE
 
 
-async def test_a_read_is_repeated_until_it_is_answered() -> None:
-    rows = await ModelStore().opened()
+async def test_a_read_is_repeated_until_it_is_answered(rows: ModelStore) -> None:
     await written(rows, b"a", [b"0"])
     CountedStore(rows, ExecutionUnknown("lost"), NotExecuted("busy"))
     found = await rows.cells.read_cell(TABLE, b"a", b"0", at(9), rows.deadline)
@@ -255,8 +259,7 @@ async def test_a_read_is_repeated_until_it_is_answered() -> None:
     assert found is not None
 
 
-async def test_rows_that_want_the_same_columns_are_one_call() -> None:
-    rows = await ModelStore().opened()
+async def test_rows_that_want_the_same_columns_are_one_call(rows: ModelStore) -> None:
     counted = CountedStore(rows)
     reads = [RowRead(row=b"%d" % n, columns=[b"c"], timestamp=at(9)) for n in range(100)]
     requests = [RowRequest(TABLE, read) for read in [*reads, *reads[:3]]]
@@ -264,9 +267,8 @@ async def test_rows_that_want_the_same_columns_are_one_call() -> None:
     assert counted.calls == ["read"]
 
 
-async def test_long_keys_are_read_with_as_many_calls_as_the_store_permits() -> None:
+async def test_long_keys_are_read_with_as_many_calls_as_the_store_permits(rows: ModelStore) -> None:
     """Bigtable refuses requests to read of more than 512 KiB."""
-    rows = await ModelStore().opened()
     keys = [b"%04096d" % number for number in range(rows.limits.batch_rows_max)]
     for key in keys:
         await written(rows, key, [b"c"])
@@ -277,9 +279,8 @@ async def test_long_keys_are_read_with_as_many_calls_as_the_store_permits() -> N
     assert store.calls == ["read"] * 4
 
 
-async def test_a_read_ends_when_it_has_found_more_than_its_caller_wants() -> None:
+async def test_a_read_ends_when_it_has_found_more_than_its_caller_wants(rows: ModelStore) -> None:
     """Values apart from their records are fetched row by row."""
-    rows = await ModelStore().opened()
     keys, data = [b"%03d" % number for number in range(50)], b"v" * 100
     apart = RecordKind.PUT_IN_DATA
     record = WriteRecord(at(1), apart, b"").encode()
@@ -297,8 +298,9 @@ async def test_a_read_ends_when_it_has_found_more_than_its_caller_wants() -> Non
     assert len(await rows.cells.read(requests, rows.deadline, bytes_max=5_050)) == 50
 
 
-async def test_a_read_of_more_columns_than_a_call_can_name_finds_them_and_no_others() -> None:
-    rows = await ModelStore().opened()
+async def test_a_read_of_more_columns_than_a_call_can_name_finds_them_and_no_others(
+    rows: ModelStore,
+) -> None:
     names = [b"%0200d" % number for number in range(100)]
     await written(rows, b"a", [*names, b"unwanted"])
     read = RowRead(row=b"a", columns=names, timestamp=at(9))
@@ -306,8 +308,7 @@ async def test_a_read_of_more_columns_than_a_call_can_name_finds_them_and_no_oth
     assert sorted(result.found) == names
 
 
-async def test_a_scan_finds_the_columns_with_a_prefix_and_no_others() -> None:
-    rows = await ModelStore().opened()
+async def test_a_scan_finds_the_columns_with_a_prefix_and_no_others(rows: ModelStore) -> None:
     await written(rows, b"a", [b"c", b"ca", b"d", b"\0hidden"])
     request = RangeRequest(TABLE, b"", b"", (b"d",), at(9), prefixes=(b"ca",))
     for _ in range(2):
@@ -345,8 +346,9 @@ async def test_pages_have_no_gaps_even_if_calls_break_off(reverse: bool, breaks:
         steps.prewrite(b"a", b"c", at(1) + 1, lock(at(1) + 1), None),
     ],
 )
-async def test_what_a_row_store_cannot_do_is_refused_and_nothing_is_done(step: Mutation) -> None:
-    rows = await ModelStore().opened()
+async def test_what_a_row_store_cannot_do_is_refused_and_nothing_is_done(
+    rows: ModelStore, step: Mutation
+) -> None:
     counted = CountedStore(rows)
     possible = prewrites(at(3), b"a", [b"other"])
     answers = await rows.cells.mutate([CellMutation(TABLE, step), *possible], rows.deadline)
@@ -355,9 +357,8 @@ async def test_what_a_row_store_cannot_do_is_refused_and_nothing_is_done(step: M
     assert counted.calls == ["mutate"]
 
 
-async def test_what_repeated_commits_look_at_stays_below_it_too() -> None:
+async def test_what_repeated_commits_look_at_stays_below_it_too(rows: ModelStore) -> None:
     """They look at more than they check, and each is answered as if it had come alone."""
-    rows = await ModelStore().opened()
     names = [b"%0200d" % number for number in range(100)]
     await written(rows, b"a", names)
     await rows.cells.mutate(prewrites(at(3), b"a", names[:50]), rows.deadline)
@@ -369,8 +370,9 @@ async def test_what_repeated_commits_look_at_stays_below_it_too() -> None:
     assert all(isinstance(answer, Refused) for answer in again)
 
 
-async def test_values_apart_are_read_in_as_many_calls_as_their_columns_take() -> None:
-    rows = await ModelStore().opened()
+async def test_values_apart_are_read_in_as_many_calls_as_their_columns_take(
+    rows: ModelStore,
+) -> None:
     names = [b"%0200d" % number for number in range(100)]
     value = b"v" * 2_000
     locks = _of(steps.prewrite(b"a", one, at(1), lock(at(1), value=b""), value) for one in names)
@@ -441,47 +443,53 @@ async def _opened() -> ModelStore:
     return rows
 
 
+@pytest.fixture
+@asynccontextmanager
+async def filled() -> AsyncIterator[ModelStore]:
+    """A row store with two rows."""
+    yield await _opened()
+
+
 async def _read(rows: ModelStore, row: bytes, number: int = 9) -> object:
     return await rows.cells.read_cell(TABLE, row, b"0", at(number), rows.deadline)
 
 
-async def test_reads_at_one_timestamp_that_begin_together_are_one_call() -> None:
-    rows = await _opened()
-    store = CountedStore(rows)
-    found = await asyncio.gather(*(_read(rows, row) for row in [*ROWS, b"a"]))
+async def test_reads_at_one_timestamp_that_begin_together_are_one_call(filled: ModelStore) -> None:
+    store = CountedStore(filled)
+    found = await asyncio.gather(*(_read(filled, row) for row in [*ROWS, b"a"]))
     cell = FoundCell(at(2), b"v")
     assert found == [cell, cell, None, cell]
     assert store.calls == ["read"]
 
 
-async def test_reads_of_several_transactions_are_one_call() -> None:
-    rows = await _opened()
-    store = CountedStore(rows)
-    found = await asyncio.gather(_read(rows, b"a", 9), _read(rows, b"b", 5), _read(rows, b"c", 7))
+async def test_reads_of_several_transactions_are_one_call(filled: ModelStore) -> None:
+    store = CountedStore(filled)
+    found = await asyncio.gather(
+        _read(filled, b"a", 9), _read(filled, b"b", 5), _read(filled, b"c", 7)
+    )
     assert list(found) == [FoundCell(at(2), b"v"), FoundCell(at(2), b"v"), None]
     assert store.calls == ["read"]
 
 
 @pytest.mark.parametrize("leads", [1, 9])
 async def test_a_version_that_a_later_reader_sees_hides_none_from_an_earlier_one(
+    filled: ModelStore,
     leads: int,
 ) -> None:
     """The earlier one reads by itself, whoever leads: it sees what was there before."""
-    rows = await _opened()
-    await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
-    await rows.cells.mutate(commits(at(5), at(6), b"a", [b"0"]), rows.deadline)
-    store = CountedStore(rows)
+    await filled.cells.mutate(prewrites(at(5), b"a", [b"0"]), filled.deadline)
+    await filled.cells.mutate(commits(at(5), at(6), b"a", [b"0"]), filled.deadline)
+    store = CountedStore(filled)
     numbers = [leads, 3, 10 - leads]
-    found = await asyncio.gather(*(_read(rows, b"a", number) for number in numbers))
+    found = await asyncio.gather(*(_read(filled, b"a", number) for number in numbers))
     seen = {1: None, 3: FoundCell(at(2), b"v"), 9: FoundCell(at(6), b"v")}
     assert list(found) == [seen[number] for number in numbers]
     assert store.calls == ["read"] * 3
 
 
-async def test_a_lock_above_a_readers_timestamp_is_in_nobody_elses_way() -> None:
-    rows = await _opened()
-    await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
-    late, early = await asyncio.gather(_read(rows, b"a", 9), _read(rows, b"a", 3))
+async def test_a_lock_above_a_readers_timestamp_is_in_nobody_elses_way(filled: ModelStore) -> None:
+    await filled.cells.mutate(prewrites(at(5), b"a", [b"0"]), filled.deadline)
+    late, early = await asyncio.gather(_read(filled, b"a", 9), _read(filled, b"a", 3))
     assert isinstance(late, RowResult)
     assert early == FoundCell(at(2), b"v")
 
@@ -496,83 +504,82 @@ async def _columns(rows: ModelStore, number: int, passing: int = 0) -> dict[byte
     return cells | {lock.column: 0 for lock in found.locks}
 
 
-async def test_whole_rows_are_read_together_each_as_of_its_own_timestamp() -> None:
-    rows = await _opened()
-    await written(rows, b"a", [b"1"], since=5)
-    await rows.cells.mutate(prewrites(at(7), b"a", [b"2"]), rows.deadline)
-    store = CountedStore(rows)
+async def test_whole_rows_are_read_together_each_as_of_its_own_timestamp(
+    filled: ModelStore,
+) -> None:
+    await written(filled, b"a", [b"1"], since=5)
+    await filled.cells.mutate(prewrites(at(7), b"a", [b"2"]), filled.deadline)
+    store = CountedStore(filled)
     found = await asyncio.gather(
-        _columns(rows, 9), _columns(rows, 4), _columns(rows, 9, passing=7), _columns(rows, 6)
+        _columns(filled, 9),
+        _columns(filled, 4),
+        _columns(filled, 9, passing=7),
+        _columns(filled, 6),
     )
     newest = {b"0": at(2), b"1": at(6)}
     assert list(found) == [newest | {b"2": 0}, {b"0": at(2)}, newest, newest]
     assert store.calls == ["read", "read"], "one for all, and one for whom a version was hidden"
 
 
-async def test_reads_of_different_columns_are_different_calls() -> None:
-    rows = await _opened()
-    store = CountedStore(rows)
-    found = await asyncio.gather(_columns(rows, 9), _read(rows, b"a"))
+async def test_reads_of_different_columns_are_different_calls(filled: ModelStore) -> None:
+    store = CountedStore(filled)
+    found = await asyncio.gather(_columns(filled, 9), _read(filled, b"a"))
     assert list(found) == [{b"0": at(2)}, FoundCell(at(2), b"v")]
     assert store.calls == ["read", "read"]
 
 
 @pytest.mark.parametrize("order", [(9, 3), (3, 9)])
-async def test_a_note_of_collection_refuses_only_those_below_it(order: tuple[int, int]) -> None:
-    rows = await _opened()
-    await written(rows, b"a", [b"0"], since=5)
+async def test_a_note_of_collection_refuses_only_those_below_it(
+    filled: ModelStore, order: tuple[int, int]
+) -> None:
+    await written(filled, b"a", [b"0"], since=5)
     bounds = Bounds(at(8), at(8))
-    await RowCollector(rows.store, TIMES, rows.world, rows.limits).collect(
+    await RowCollector(filled.store, TIMES, filled.world, filled.limits).collect(
         TABLE, bounds, Collected()
     )
     found = await asyncio.gather(
-        *(_read(rows, b"a", number) for number in order), return_exceptions=True
+        *(_read(filled, b"a", number) for number in order), return_exceptions=True
     )
     told = dict(zip(order, found, strict=True))
     assert told[9] == FoundCell(at(6), b"v")
     assert isinstance(told[3], SnapshotTooOld)
 
 
-async def test_if_the_call_fails_each_reads_for_itself() -> None:
+async def test_if_the_call_fails_each_reads_for_itself(filled: ModelStore) -> None:
     """The reason may be another's row, such as one that is too large to be read."""
-    rows = await _opened()
-    store = CountedStore(rows, InvalidArgument("response", "a row is too large"))
-    found = await asyncio.gather(*(_read(rows, row) for row in ROWS))
+    store = CountedStore(filled, InvalidArgument("response", "a row is too large"))
+    found = await asyncio.gather(*(_read(filled, row) for row in ROWS))
     assert found == [FoundCell(at(2), b"v"), FoundCell(at(2), b"v"), None]
     assert store.calls == ["read"] * 4
 
 
-async def test_a_read_that_fails_by_itself_is_not_repeated() -> None:
-    rows = await _opened()
-    store = CountedStore(rows, InvalidArgument("row", "refused"))
+async def test_a_read_that_fails_by_itself_is_not_repeated(filled: ModelStore) -> None:
+    store = CountedStore(filled, InvalidArgument("row", "refused"))
     with pytest.raises(InvalidArgument, match="row: refused"):
-        await _read(rows, b"a")
+        await _read(filled, b"a")
     assert store.calls == ["read"]
 
 
-async def test_no_read_waits_for_a_call_with_a_later_deadline() -> None:
-    rows = await _opened()
-    store = CountedStore(rows)
+async def test_no_read_waits_for_a_call_with_a_later_deadline(filled: ModelStore) -> None:
+    store = CountedStore(filled)
     some = [
-        rows.cells.read_cell(TABLE, row, b"0", at(9), rows.deadline + seconds)
+        filled.cells.read_cell(TABLE, row, b"0", at(9), filled.deadline + seconds)
         for row, seconds in ((b"a", 0.0), (b"b", 1.0), (b"c", -1.0))
     ]
     assert await asyncio.gather(*some) == [FoundCell(at(2), b"v")] * 2 + [None]
     assert store.calls == ["read", "read"]
 
 
-async def test_a_call_reads_a_limited_number_of_rows() -> None:
-    rows = await _opened()
-    store = CountedStore(rows)
+async def test_a_call_reads_a_limited_number_of_rows(filled: ModelStore) -> None:
+    store = CountedStore(filled)
     keys = [b"%d" % number for number in range(ROWS_MAX + 1)]
-    assert await asyncio.gather(*(_read(rows, key) for key in keys)) == [None] * len(keys)
+    assert await asyncio.gather(*(_read(filled, key) for key in keys)) == [None] * len(keys)
     assert store.calls == ["read", "read"]
 
 
 @pytest.mark.parametrize("cancelled", [0, 1])
-async def test_a_cancelled_read_cancels_no_other(cancelled: int) -> None:
-    rows = await _opened()
-    reads = [asyncio.create_task(_read(rows, row)) for row in (b"a", b"b")]
+async def test_a_cancelled_read_cancels_no_other(filled: ModelStore, cancelled: int) -> None:
+    reads = [asyncio.create_task(_read(filled, row)) for row in (b"a", b"b")]
     await asyncio.sleep(0)
     reads[cancelled].cancel()
     assert await reads[1 - cancelled] == FoundCell(at(2), b"v")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -113,14 +114,22 @@ async def opened() -> Group:
     return Group(await ModelStore().opened())
 
 
+@pytest.fixture
+@asynccontextmanager
+async def group() -> AsyncIterator[Group]:
+    """Groups of steps in an empty row store."""
+    yield await opened()
+
+
 def _conditions(answers: Sequence[Answer]) -> list[int | None]:
     """The failed condition of each answer; None if the others were refused."""
     assert all(isinstance(one, Refused | NotExecuted) for one in answers)
     return [one.condition if isinstance(one, Refused) else None for one in answers]
 
 
-async def test_all_parts_are_committed_at_one_moment_and_nothing_is_left_but_records() -> None:
-    group = await opened()
+async def test_all_parts_are_committed_at_one_moment_and_nothing_is_left_but_records(
+    group: Group,
+) -> None:
     for number in (10, 11, 12):
         assert await group.begin(number) == [APPLIED] * 2
     assert await group.commit([10, 12]) == [APPLIED] * 3
@@ -129,8 +138,7 @@ async def test_all_parts_are_committed_at_one_moment_and_nothing_is_left_but_rec
 
 
 @pytest.mark.parametrize("lost", [10, 11, 12])
-async def test_none_is_committed_if_one_was_rolled_back(lost: int) -> None:
-    group = await opened()
+async def test_none_is_committed_if_one_was_rolled_back(group: Group, lost: int) -> None:
     for number in (10, 11, 12):
         await group.begin(number)
     await group.roll_back(_column(lost), at(lost))
@@ -140,17 +148,17 @@ async def test_none_is_committed_if_one_was_rolled_back(lost: int) -> None:
     assert not any(family == "o" for family, _ in group.stored())
 
 
-async def test_a_lock_of_another_attempt_does_not_stand_for_one_that_is_lost() -> None:
+async def test_a_lock_of_another_attempt_does_not_stand_for_one_that_is_lost(group: Group) -> None:
     """There are as many locks in the row as parts to commit."""
-    group = await opened()
     for number in (10, 11, 13):
         await group.begin(number)
     await group.roll_back(_column(11), at(11))
     assert _conditions(await group.commit([10, 11])) == [None, None, steps.OWN_ROLLBACK]
 
 
-async def test_a_part_that_was_pushed_above_the_commit_is_refused_with_its_lock() -> None:
-    group = await opened()
+async def test_a_part_that_was_pushed_above_the_commit_is_refused_with_its_lock(
+    group: Group,
+) -> None:
     await group.begin(10)
     await group.begin(11, min_commit=COMMIT + 1)
     answers = await group.commit([10, 11])
@@ -163,14 +171,12 @@ async def test_a_part_that_was_pushed_above_the_commit_is_refused_with_its_lock(
     assert await group.commit([10, 11], COMMIT + 64) == [APPLIED] * 3
 
 
-async def test_a_part_that_was_pushed_up_to_the_commit_is_committed() -> None:
-    group = await opened()
+async def test_a_part_that_was_pushed_up_to_the_commit_is_committed(group: Group) -> None:
     await group.begin(10, min_commit=COMMIT)
     assert await group.commit([10]) == [APPLIED] * 2
 
 
-async def test_after_the_end_nothing_begins_and_nothing_is_committed() -> None:
-    group = await opened()
+async def test_after_the_end_nothing_begins_and_nothing_is_committed(group: Group) -> None:
     await group.begin(10)
     await group.roll_back(CLOSED, BEGAN)
     assert _conditions(await group.commit([10])) == [steps.OWN_ROLLBACK, None]
@@ -178,8 +184,7 @@ async def test_after_the_end_nothing_begins_and_nothing_is_committed() -> None:
     assert [one for one in group.stored() if one[0] == "l"] == [("l", b"c" + _column(10))]
 
 
-async def test_a_commit_that_is_repeated_finds_itself() -> None:
-    group = await opened()
+async def test_a_commit_that_is_repeated_finds_itself(group: Group) -> None:
     await group.begin(10)
     await group.begin(11)
     await group.commit([10, 11])
@@ -191,22 +196,21 @@ async def test_a_commit_that_is_repeated_finds_itself() -> None:
     assert _conditions(await group.begin(12)) == [steps.OWN_COMMIT, None]
 
 
-async def test_what_is_committed_is_not_committed_again_with_other_parts() -> None:
-    group = await opened()
+async def test_what_is_committed_is_not_committed_again_with_other_parts(group: Group) -> None:
     await group.begin(10)
     await group.begin(11)
     await group.commit([10])
     assert _conditions(await group.commit([11], COMMIT + 64)) == [steps.OWN_COMMIT, None]
 
 
-async def test_a_beginning_that_is_repeated_finds_its_lock() -> None:
-    group = await opened()
+async def test_a_beginning_that_is_repeated_finds_its_lock(group: Group) -> None:
     await group.begin(10)
     assert _conditions(await group.begin(10)) == [None, steps.PREWRITE_LOCKED]
 
 
-async def test_the_proof_of_a_driver_that_died_is_collected_and_then_nothing_is_committed() -> None:
-    group = await opened()
+async def test_the_proof_of_a_driver_that_died_is_collected_and_then_nothing_is_committed(
+    group: Group,
+) -> None:
     await group.begin(10)
     await group.roll_back(_column(10), at(10))
     assert ("r", b"p" + CLOSED) in group.stored()
@@ -218,15 +222,13 @@ async def test_the_proof_of_a_driver_that_died_is_collected_and_then_nothing_is_
     assert [type(one) for one in await group.commit([20])] == [SnapshotTooOld, Refused]
 
 
-async def test_a_proof_is_no_cell_of_the_transactions() -> None:
-    group = await opened()
+async def test_a_proof_is_no_cell_of_the_transactions(group: Group) -> None:
     await group.begin(10)
     cells = [one async for one in stored_cells(group.rows.store, TABLE, TIMES, SECONDS)]
     assert [cell.column for cell in cells] == [_column(10)]
 
 
-async def test_as_many_parts_as_a_check_can_describe_and_no_more() -> None:
-    group = await opened()
+async def test_as_many_parts_as_a_check_can_describe_and_no_more(group: Group) -> None:
     most = group.rows.store.ranges_max
     numbers = range(START, START + most)
     for number in numbers:
@@ -236,8 +238,7 @@ async def test_as_many_parts_as_a_check_can_describe_and_no_more() -> None:
         await group.commit(range(START, START + most + 1))
 
 
-async def test_what_may_have_been_made_is_not_repeated() -> None:
-    group = await opened()
+async def test_what_may_have_been_made_is_not_repeated(group: Group) -> None:
     await group.begin(10)
     correct = group.rows.store.check_and_mutate
 
@@ -254,9 +255,10 @@ async def test_what_may_have_been_made_is_not_repeated() -> None:
     assert _conditions(await group.commit([10])) == [steps.OWN_COMMIT] * 2
 
 
-async def test_a_group_that_is_refused_and_cannot_be_looked_at_may_have_been_made() -> None:
+async def test_a_group_that_is_refused_and_cannot_be_looked_at_may_have_been_made(
+    group: Group,
+) -> None:
     """Its call reached the store twice, and the second copy found what the first had made."""
-    group = await opened()
     await group.begin(10)
     correct = group.rows.store.check_and_mutate
 
@@ -276,8 +278,7 @@ async def test_a_group_that_is_refused_and_cannot_be_looked_at_may_have_been_mad
     assert _conditions(await group.commit([10])) == [steps.OWN_COMMIT] * 2
 
 
-async def test_what_is_not_of_one_row_is_refused() -> None:
-    group = await opened()
+async def test_what_is_not_of_one_row_is_refused(group: Group) -> None:
     other = steps.require_open(b"other", CLOSED, BEGAN)
     with pytest.raises(InvalidArgument, match="a group is of one row"):
         await group.made(steps.require_open(ROW, CLOSED, BEGAN), other)
@@ -342,7 +343,7 @@ def no_note_is_looked_at(patch: Patch) -> None:
     patch.setattr(mapping, "transactions_collected_above", lambda *_: Selection(LOCKS, b"\xff"))
 
 
-MISTAKES: dict[Callable[[Patch], None], Callable[[], Awaitable[None]]] = {
+MISTAKES: dict[Callable[[Patch], None], Callable[[Group], Awaitable[None]]] = {
     pushes_are_passed: (test_a_part_that_was_pushed_above_the_commit_is_refused_with_its_lock),
     the_end_is_not_asked_for: test_after_the_end_nothing_begins_and_nothing_is_committed,
     markers_leave_the_proof: test_after_the_end_nothing_begins_and_nothing_is_committed,
@@ -360,7 +361,7 @@ MISTAKES: dict[Callable[[Patch], None], Callable[[], Awaitable[None]]] = {
 async def test_a_mistake_is_found(plant: Callable[[Patch], None], monkeypatch: Patch) -> None:
     plant(monkeypatch)
     with pytest.raises((AssertionError, DeadlineExceeded)):
-        await MISTAKES[plant]()
+        await MISTAKES[plant](await opened())
 
 
 # The table of intents, and what is deleted from it when.

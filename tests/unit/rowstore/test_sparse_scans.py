@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -25,7 +25,7 @@ from percolator.rowstore.reads import RowScan
 from percolator.wire.status import from_detail, to_detail
 from tests.unit.rowstore.model_store import PLACE, SECONDS, TABLE, TIMES, ModelStore, at
 from tests.unit.rowstore.test_calls import CountedStore, lock, prewrites, written
-from tests.unit.rowstore.test_groups import opened as with_intents
+from tests.unit.rowstore.test_groups import with_intents
 
 KEYS = [b"row %02d" % number for number in range(40)]
 LOCKED = KEYS[-1]
@@ -295,15 +295,18 @@ async def _scanned(store: Unsteady, rows: ModelStore, rows_max: int = 0) -> Sequ
     return [row.key async for row in stream]
 
 
-async def _filled() -> ModelStore:
+@pytest.fixture(name="rows")
+@asynccontextmanager
+async def _filled() -> AsyncIterator[ModelStore]:
     rows = await ModelStore().opened()
     cell = (SetCell(WRITES, b"column", TIME_UNIT, b"value"),)
     await rows.store.write(TABLE, [RowChange(key, cell) for key in TEN_KEYS], SECONDS)
-    return rows
+    yield rows
 
 
-async def test_a_lost_answer_costs_a_second_and_the_scan_goes_on_behind_the_last_row() -> None:
-    rows = await _filled()
+async def test_a_lost_answer_costs_a_second_and_the_scan_goes_on_behind_the_last_row(
+    rows: ModelStore,
+) -> None:
     store = Unsteady(rows, (4, _LOST), (3, _LOST))
     began = rows.clock.monotonic_seconds()
     assert await _scanned(store, rows) == TEN_KEYS
@@ -311,35 +314,30 @@ async def test_a_lost_answer_costs_a_second_and_the_scan_goes_on_behind_the_last
     assert rows.clock.monotonic_seconds() - began == 2 * Limits().silence_seconds
 
 
-async def test_errors_that_pass_are_outlasted_in_the_same_way() -> None:
-    rows = await _filled()
+async def test_errors_that_pass_are_outlasted_in_the_same_way(rows: ModelStore) -> None:
     store = Unsteady(rows, (4, Unavailable("gone for a moment")), (0, Unavailable("and again")))
     assert await _scanned(store, rows) == TEN_KEYS
     assert store.began == [b"", TEN_KEYS[3] + b"\0", TEN_KEYS[3] + b"\0"]
 
 
-async def test_other_errors_are_raised() -> None:
-    rows = await _filled()
+async def test_other_errors_are_raised(rows: ModelStore) -> None:
     with pytest.raises(InvalidArgument):
         await _scanned(Unsteady(rows, (4, InvalidArgument("filter", "is wrong"))), rows)
 
 
-async def test_no_more_rows_come_than_asked_for_however_often_it_begins() -> None:
-    rows = await _filled()
+async def test_no_more_rows_come_than_asked_for_however_often_it_begins(rows: ModelStore) -> None:
     store = Unsteady(rows, (4, _LOST))
     assert await _scanned(store, rows, rows_max=6) == TEN_KEYS[:6]
     assert store.asked == [6, 2]
 
 
-async def test_a_long_part_in_which_nothing_is_selected_is_passed() -> None:
-    rows = await _filled()
+async def test_a_long_part_in_which_nothing_is_selected_is_passed(rows: ModelStore) -> None:
     store = Unsteady(rows, *[(0, 20.0)] * 6)
     assert await _scanned(store, rows) == TEN_KEYS
     assert set(store.began) == {b""}
 
 
-async def test_a_store_that_stays_silent_is_given_up() -> None:
-    rows = await _filled()
+async def test_a_store_that_stays_silent_is_given_up(rows: ModelStore) -> None:
     store = Unsteady(rows, *[(5, _LOST)] + [(0, _LOST)] * 20)
     with pytest.raises(DeadlineExceeded, match="for 30 s"):
         await _scanned(store, rows)

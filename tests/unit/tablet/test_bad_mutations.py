@@ -155,8 +155,7 @@ async def test_rows_outside_the_tablet_are_refused() -> None:
         assert caught.value.field == "reads[0].row"
 
 
-async def test_a_request_without_mutations_is_refused() -> None:
-    rig = await Rig().open()
+async def test_a_request_without_mutations_is_refused(rig: Rig) -> None:
     with pytest.raises(InvalidArgument):
         await rig.mutate()
 
@@ -172,9 +171,8 @@ async def test_a_request_without_mutations_is_refused() -> None:
     ],
 )
 async def test_a_request_for_another_tablet_epoch_or_schema_is_refused(
-    target: pb.TabletTarget, error: type[Exception]
+    rig: Rig, target: pb.TabletTarget, error: type[Exception]
 ) -> None:
-    rig = await Rig().open()
     mutations = pb.MutationBatch(target=target, mutations=[written(b"a", 5, 6)])
     with pytest.raises(error):
         await rig.tablet.mutate(mutations, deadline_seconds=1e9)
@@ -399,8 +397,7 @@ async def _apply(rig: Rig, steps: pb.StepList) -> pb.MutationBatchResult:
     return await rig.tablet.mutate(batch, deadline_seconds=1e9)
 
 
-async def test_only_the_steps_that_were_not_applied_are_in_the_answer() -> None:
-    rig = await Rig().open()
+async def test_only_the_steps_that_were_not_applied_are_in_the_answer(rig: Rig) -> None:
     await rig.apply(written(b"b", START, LISTED_COMMIT))
     answer = await _apply(rig, _prewrites(b"a", b"b", b"c"))
     assert answer.mutations == 3
@@ -409,16 +406,14 @@ async def test_only_the_steps_that_were_not_applied_are_in_the_answer() -> None:
     assert refused.result.cell.row == b"b"
 
 
-async def test_a_lock_and_a_commit_in_lists_are_read_like_others() -> None:
-    rig = await Rig().open()
+async def test_a_lock_and_a_commit_in_lists_are_read_like_others(rig: Rig) -> None:
     for listed in (_prewrites(b"a"), _commit_list()):
         answer = await _apply(rig, listed)
         assert (answer.mutations, len(answer.unapplied)) == (1, 0)
     assert await rig.value(b"a", LISTED_COMMIT) == b"value"
 
 
-async def test_a_write_outside_of_transactions_is_refused_by_one_that_is_as_new() -> None:
-    rig = await Rig().open()
+async def test_a_write_outside_of_transactions_is_refused_by_one_that_is_as_new(rig: Rig) -> None:
     assert not (await _apply(rig, _write(LISTED_COMMIT))).unapplied
     assert [one.mutation for one in (await _apply(rig, _write(LISTED_COMMIT))).unapplied] == [0]
     assert not (await _apply(rig, _write(LISTED_COMMIT + 1))).unapplied
@@ -448,9 +443,8 @@ BAD_LISTS: list[tuple[str, pb.StepList]] = [
 
 @pytest.mark.parametrize(("field", "steps"), BAD_LISTS)
 async def test_bad_steps_are_refused_by_the_name_of_their_list(
-    field: str, steps: pb.StepList
+    rig: Rig, field: str, steps: pb.StepList
 ) -> None:
-    rig = await Rig().open()
     with pytest.raises(InvalidArgument) as refused:
         await _apply(rig, steps)
     assert refused.value.field == field
@@ -485,16 +479,14 @@ async def test_the_lock_of_a_long_row_can_be_replaced_and_raised() -> None:
     assert [cell.value for cell in await rig.cells(LOCK)] == [higher.encode()]
 
 
-async def test_a_group_has_no_steps() -> None:
-    rig = await Rig().open()
+async def test_a_group_has_no_steps(rig: Rig) -> None:
     batch = pb.MutationBatch(target=TARGET, steps=_prewrites(b"a"))
     with pytest.raises(InvalidArgument, match="a group has mutations"):
         await rig.tablet.mutate_together(batch, deadline_seconds=1e9)
     assert await rig.cells(LOCK) == []
 
 
-async def test_steps_are_numbered_after_the_mutations_of_their_batch() -> None:
-    rig = await Rig().open()
+async def test_steps_are_numbered_after_the_mutations_of_their_batch(rig: Rig) -> None:
     await rig.apply(written(b"c", START, LISTED_COMMIT))
     batch = pb.MutationBatch(
         target=TARGET,
@@ -507,8 +499,7 @@ async def test_steps_are_numbered_after_the_mutations_of_their_batch() -> None:
     assert [cell.row for cell in await rig.cells(LOCK)] == [b"d"]
 
 
-async def test_a_batch_with_an_invalid_step_changes_nothing() -> None:
-    rig = await Rig().open()
+async def test_a_batch_with_an_invalid_step_changes_nothing(rig: Rig) -> None:
     batch = pb.MutationBatch(
         target=TARGET,
         mutations=[written(b"a", START, LISTED_COMMIT)],
@@ -519,8 +510,7 @@ async def test_a_batch_with_an_invalid_step_changes_nothing() -> None:
     assert await rig.cells(WRITE) == []
 
 
-async def test_cells_in_lists_are_read_as_one_by_one() -> None:
-    rig = await Rig().open()
+async def test_cells_in_lists_are_read_as_one_by_one(rig: Rig) -> None:
     await rig.apply(
         written(b"a", START, LISTED_COMMIT, b"of a"), written(b"c", START, LISTED_COMMIT, b"of c")
     )
@@ -546,8 +536,7 @@ async def test_cells_in_lists_are_read_as_one_by_one() -> None:
     assert [lock.read for lock in answer.locks] == [5]
 
 
-async def test_lists_of_cells_that_differ_in_number_are_refused() -> None:
-    rig = await Rig().open()
+async def test_lists_of_cells_that_differ_in_number_are_refused(rig: Rig) -> None:
     cells = pb.CellReads(rows=[b"a"], columns=[COLUMN], timestamps=[])
     with pytest.raises(InvalidArgument, match="differ in number"):
         await rig.tablet.read(pb.ReadBatch(target=TARGET, cells=cells))

@@ -73,8 +73,7 @@ async def finish(rig: Rig, run: int = START) -> None:
     assert not response.HasField("fence")
 
 
-async def test_a_cancelled_caller_leaves_nothing_half_done() -> None:
-    rig = await Rig().open()
+async def test_a_cancelled_caller_leaves_nothing_half_done(rig: Rig) -> None:
     leaving = asyncio.ensure_future(rig.tablet.fence(fence(RAISE)))
     await asyncio.sleep(0.5)
     leaving.cancel()
@@ -88,8 +87,7 @@ async def test_a_cancelled_caller_leaves_nothing_half_done() -> None:
     assert await rig.value(b"b", COMMIT) == b"v"
 
 
-async def test_loaded_cells_are_visible_at_their_commit_and_not_below() -> None:
-    rig = await Rig().open()
+async def test_loaded_cells_are_visible_at_their_commit_and_not_below(rig: Rig) -> None:
     assert not (await rig.tablet.fence(fence(RAISE))).HasField("obstacle")
     await rig.tablet.load(load([b"b", b"c"]))
     await rig.tablet.load(load([b"d"], value=b"x" * 2000))
@@ -104,8 +102,9 @@ async def test_loaded_cells_are_visible_at_their_commit_and_not_below() -> None:
 @pytest.mark.parametrize(
     "in_the_way", [written(b"c", 5, 6), prewrite(b"c", 5), written(b"b", 5, 6)]
 )
-async def test_a_range_with_a_cell_or_a_lock_is_not_closed(in_the_way: pb.Mutation) -> None:
-    rig = await Rig().open()
+async def test_a_range_with_a_cell_or_a_lock_is_not_closed(
+    rig: Rig, in_the_way: pb.Mutation
+) -> None:
     await rig.apply(in_the_way)
     response = await rig.tablet.fence(fence(RAISE))
     assert response.obstacle.row == in_the_way.row
@@ -113,16 +112,16 @@ async def test_a_range_with_a_cell_or_a_lock_is_not_closed(in_the_way: pb.Mutati
     await rig.apply(prewrite(b"d", 20))
 
 
-async def test_cells_around_the_range_and_markers_in_it_are_not_in_the_way() -> None:
-    rig = await Rig().open()
+async def test_cells_around_the_range_and_markers_in_it_are_not_in_the_way(rig: Rig) -> None:
     await rig.apply(written(b"a", 5, 6), written(b"m", 5, 6), roll_back(b"c", 5))
     assert not (await rig.tablet.fence(fence(RAISE))).HasField("obstacle")
     await finish(rig)
     assert len(await rig.cells(ROLLBACK)) == 1
 
 
-async def test_inside_the_fence_nothing_is_read_or_judged_and_around_it_everything_is() -> None:
-    rig = await Rig().open()
+async def test_inside_the_fence_nothing_is_read_or_judged_and_around_it_everything_is(
+    rig: Rig,
+) -> None:
     await rig.apply(written(b"a", 5, 6, b"1"), written(b"m", 5, 6, b"2"))
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"]))
@@ -146,8 +145,7 @@ async def test_inside_the_fence_nothing_is_read_or_judged_and_around_it_everythi
     await rig.apply(prewrite(b"a", 60), prewrite(b"m", 60))
 
 
-async def test_a_transaction_that_began_before_the_load_cannot_overwrite_it() -> None:
-    rig = await Rig().open()
+async def test_a_transaction_that_began_before_the_load_cannot_overwrite_it(rig: Rig) -> None:
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"]))
     await finish(rig)
@@ -156,9 +154,8 @@ async def test_a_transaction_that_began_before_the_load_cannot_overwrite_it() ->
     await rig.apply(prewrite(b"c", 60))
 
 
-async def test_what_the_judge_remembers_of_a_cell_does_not_hide_the_load() -> None:
+async def test_what_the_judge_remembers_of_a_cell_does_not_hide_the_load(rig: Rig) -> None:
     """The cell was written and collected before, and the judge still knows when."""
-    rig = await Rig().open()
     await rig.apply(prewrite(b"c", 5), written(b"e", 5, 6))
     await rig.apply(commit(b"c", 5, 6))
     await rig.apply(
@@ -207,8 +204,7 @@ async def test_both_halves_of_a_split_tablet_have_the_fence() -> None:
     await other.apply(prewrite(b"p", 60))
 
 
-async def test_a_part_of_a_load_is_never_opened() -> None:
-    rig = await Rig().open()
+async def test_a_part_of_a_load_is_never_opened(rig: Rig) -> None:
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c", b"d"], value=b"x" * 2000, observed=_OBSERVED))
     response = await rig.tablet.fence(fence(LIFT))
@@ -227,8 +223,7 @@ async def test_a_part_of_a_load_is_never_opened() -> None:
 _OBSERVED = [pb.ObservedColumn(column=COLUMN, observers=[b"f", b"g"])]
 
 
-async def test_another_run_takes_over_and_the_former_one_is_locked_out() -> None:
-    rig = await Rig().open()
+async def test_another_run_takes_over_and_the_former_one_is_locked_out(rig: Rig) -> None:
     await rig.tablet.fence(fence(RAISE, START))
     await rig.tablet.load(load([b"c"], START))
     response = await rig.tablet.fence(fence(RAISE, LATER))
@@ -249,8 +244,7 @@ async def test_another_run_takes_over_and_the_former_one_is_locked_out() -> None
     assert await rig.value(b"d", 99) == b"v"
 
 
-async def test_a_complete_load_can_only_be_opened() -> None:
-    rig = await Rig().open()
+async def test_a_complete_load_can_only_be_opened(rig: Rig) -> None:
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"]))
     await rig.tablet.fence(fence(FINISH, commit_timestamp=COMMIT))
@@ -285,8 +279,7 @@ async def test_late_requests_neither_delete_rows_nor_close_them() -> None:
     assert (await moved.tablet.fence(fence(RAISE, START + 1))).HasField("fence")
 
 
-async def test_loading_again_and_repeating_every_step_changes_nothing() -> None:
-    rig = await Rig().open()
+async def test_loading_again_and_repeating_every_step_changes_nothing(rig: Rig) -> None:
     for _ in range(2):
         await rig.tablet.fence(fence(RAISE))
         await rig.tablet.load(load([b"c", b"d"]))
@@ -296,8 +289,7 @@ async def test_loading_again_and_repeating_every_step_changes_nothing() -> None:
     assert [cell.row for cell in await rig.cells(WRITE)] == [b"c", b"d"]
 
 
-async def test_notifications_of_a_load_are_found_once_it_is_open() -> None:
-    rig = await Rig().open()
+async def test_notifications_of_a_load_are_found_once_it_is_open(rig: Rig) -> None:
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"], observed=_OBSERVED))
     scan = pb.NotificationScan(target=TARGET)
@@ -310,8 +302,9 @@ async def test_notifications_of_a_load_are_found_once_it_is_open() -> None:
     ]
 
 
-async def test_a_load_with_notifications_is_judged_under_the_schema_that_it_was_built_for() -> None:
-    rig = await Rig().open()
+async def test_a_load_with_notifications_is_judged_under_the_schema_that_it_was_built_for(
+    rig: Rig,
+) -> None:
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.set_schema_version(4)
     with pytest.raises(SchemaChanged):
@@ -439,9 +432,8 @@ async def test_clearing_keeps_no_large_values_in_memory_and_lets_others_have_the
     ],
 )
 async def test_bad_input_is_refused_by_name_and_nothing_is_stored(
-    request_: Any, field: str
+    rig: Rig, request_: Any, field: str
 ) -> None:
-    rig = await Rig().open()
     await rig.tablet.fence(fence(RAISE))
     call: Any = rig.tablet.fence if isinstance(request_, pb.FenceRequest) else rig.tablet.load
     with pytest.raises(InvalidArgument) as raised:
@@ -450,9 +442,10 @@ async def test_bad_input_is_refused_by_name_and_nothing_is_stored(
     assert await rig.cells(WRITE) == []
 
 
-async def test_mutations_that_wait_when_the_fence_is_raised_are_obstacles_or_refused() -> None:
+async def test_mutations_that_wait_when_the_fence_is_raised_are_obstacles_or_refused(
+    rig: Rig,
+) -> None:
     """All that the group commit judged before is stored when the range is looked at."""
-    rig = await Rig().open()
     early = asyncio.create_task(rig.mutate(prewrite(b"c", 40)))
     await asyncio.sleep(0.5)  # its write is in progress
     response = await rig.tablet.fence(fence(RAISE))
@@ -460,10 +453,9 @@ async def test_mutations_that_wait_when_the_fence_is_raised_are_obstacles_or_ref
     assert response.obstacle.space == LOCK
 
 
-async def test_looking_changes_nothing_and_only_the_run_that_holds_the_fence_gets_an_answer() -> (
-    None
-):
-    rig = await Rig().open()
+async def test_looking_changes_nothing_and_only_the_run_that_holds_the_fence_gets_an_answer(
+    rig: Rig,
+) -> None:
     with pytest.raises(InvalidArgument, match="no fence of run 50"):
         await rig.tablet.fence(fence(LOOK))
     await rig.tablet.fence(fence(RAISE))
@@ -483,19 +475,20 @@ async def test_looking_changes_nothing_and_only_the_run_that_holds_the_fence_get
 
 
 @pytest.mark.parametrize("loaders", [1, 2, 4])
-async def test_commits_of_other_rows_go_on_beside_any_number_of_loaders(loaders: int) -> None:
+async def test_commits_of_other_rows_go_on_beside_any_number_of_loaders(
+    one_round_rig: OneRoundRig, loaders: int
+) -> None:
     """Each write takes a second, and at most one load comes before a batch."""
-    rig = OneRoundRig()
-    await rig.open()
-    rig.oracle.seconds = 0.01
-    await rig.tablet.fence(fence(RAISE))
+    await one_round_rig.open()
+    one_round_rig.oracle.seconds = 0.01
+    await one_round_rig.tablet.fence(fence(RAISE))
     loop = asyncio.get_running_loop()
     ends = loop.time() + 100.0
 
     async def load_all_the_time(number: int) -> int:
         count = 0
         while loop.time() < ends:
-            await rig.tablet.load(load([b"c%d-%06d" % (number, count)]))
+            await one_round_rig.tablet.load(load([b"c%d-%06d" % (number, count)]))
             count += 1
             await asyncio.sleep(0.2)
         return count
@@ -505,10 +498,10 @@ async def test_commits_of_other_rows_go_on_beside_any_number_of_loaders(loaders:
     commits = 0
     while loop.time() < ends:
         begun = loop.time()
-        await rig.apply(written(b"z-%d" % commits, 60, 61))
+        await one_round_rig.apply(written(b"z-%d" % commits, 60, 61))
         assert loop.time() - begun < 3.5
         begun = loop.time()
-        result = await rig.commit(whole(70, {b"y-%d" % commits: b"1"}))
+        result = await one_round_rig.commit(whole(70, {b"y-%d" % commits: b"1"}))
         assert loop.time() - begun < 3.5
         assert not result.uncommitted
         commits += 1
@@ -518,41 +511,41 @@ async def test_commits_of_other_rows_go_on_beside_any_number_of_loaders(loaders:
     assert min(counts) > 30 // loaders - 2
 
 
-async def test_a_stream_of_commits_does_not_keep_a_load_out() -> None:
-    rig = OneRoundRig()
-    await rig.open()
+async def test_a_stream_of_commits_does_not_keep_a_load_out(one_round_rig: OneRoundRig) -> None:
+    await one_round_rig.open()
     loop = asyncio.get_running_loop()
     ends = loop.time() + 60.0
     running: list[asyncio.Task[pb.TransactionBatchResult]] = []
 
     async def commit_all_the_time() -> None:
         while loop.time() < ends:
-            running.append(rig.committing(whole(10, {b"z%d" % len(running): b"1"})))
+            running.append(one_round_rig.committing(whole(10, {b"z%d" % len(running): b"1"})))
             await asyncio.sleep(0.1)
 
     committing = asyncio.ensure_future(commit_all_the_time())
     await asyncio.sleep(5)
     for action in (RAISE, LOOK, FINISH, LIFT):
         begun = loop.time()
-        await rig.tablet.fence(fence(action, commit_timestamp=COMMIT))
+        await one_round_rig.tablet.fence(fence(action, commit_timestamp=COMMIT))
         if action == LOOK:
-            await rig.tablet.load(load([b"c"]))
+            await one_round_rig.tablet.load(load([b"c"]))
         assert loop.time() - begun < 10.0
     await committing
     assert not any(result.uncommitted for result in await asyncio.gather(*running))
-    assert await rig.value(b"c", 99) == b"v"
+    assert await one_round_rig.value(b"c", 99) == b"v"
 
 
 @pytest.mark.parametrize("row", [b"c", b"z"])
-async def test_a_range_is_not_closed_while_a_transaction_holds_cells(row: bytes) -> None:
+async def test_a_range_is_not_closed_while_a_transaction_holds_cells(
+    one_round_rig: OneRoundRig, row: bytes
+) -> None:
     """Judged before the fence, it would be written after it: behind the fence, if it is there."""
-    rig = OneRoundRig()
-    await rig.open()
-    committing = rig.committing(whole(10, {row: b"1"}))
+    await one_round_rig.open()
+    committing = one_round_rig.committing(whole(10, {row: b"1"}))
     await asyncio.sleep(0.1)
-    closing = asyncio.ensure_future(rig.tablet.fence(fence(RAISE, run=150)))
+    closing = asyncio.ensure_future(one_round_rig.tablet.fence(fence(RAISE, run=150)))
     await asyncio.sleep(0.1)
-    behind = rig.committing(whole(20, {b"d": b"2"}))
+    behind = one_round_rig.committing(whole(20, {b"d": b"2"}))
     assert list((await committing).commit_timestamps) == [100]
     assert (await closing).HasField("obstacle") == (row == b"c")
     if row == b"c":
@@ -562,23 +555,24 @@ async def test_a_range_is_not_closed_while_a_transaction_holds_cells(row: bytes)
         assert isinstance(from_detail(only(await behind).error), NotReady)
 
 
-async def test_a_transaction_on_other_rows_is_held_and_written_while_rows_are_loaded() -> None:
-    rig = OneRoundRig()
-    await rig.open()
-    rig.oracle.gate = asyncio.Event()
-    await rig.tablet.fence(fence(RAISE))
-    committing = rig.committing(whole(10, {b"a": b"1"}))
+async def test_a_transaction_on_other_rows_is_held_and_written_while_rows_are_loaded(
+    one_round_rig: OneRoundRig,
+) -> None:
+    await one_round_rig.open()
+    one_round_rig.oracle.gate = asyncio.Event()
+    await one_round_rig.tablet.fence(fence(RAISE))
+    committing = one_round_rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.1)
-    await rig.tablet.load(load([b"c"]))
-    await finish(rig)
-    rig.oracle.gate.set()
+    await one_round_rig.tablet.load(load([b"c"]))
+    await finish(one_round_rig)
+    one_round_rig.oracle.gate.set()
     assert list((await committing).commit_timestamps) == [100]
-    assert await rig.value(b"a", 100) == b"1"
-    assert await rig.value(b"c", 100) == b"v"
+    assert await one_round_rig.value(b"a", 100) == b"1"
+    assert await one_round_rig.value(b"c", 100) == b"v"
     # What began before either commit must not overwrite it.
-    refused = only(await rig.commit(whole(40, {b"c": b"2"})))
+    refused = only(await one_round_rig.commit(whole(40, {b"c": b"2"})))
     assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
-    refused = only(await rig.commit(whole(60, {b"a": b"2"})))
+    refused = only(await one_round_rig.commit(whole(60, {b"a": b"2"})))
     assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
 
 
@@ -654,13 +648,14 @@ async def _closed_beside_batches() -> OneRoundRig:
     return rig
 
 
-async def test_a_load_that_has_the_tablet_to_itself_is_one_write_per_request() -> None:
-    rig = OneRoundRig()
-    await rig.open()
-    await rig.tablet.fence(fence(RAISE))
-    before = rig.slow_disk.writes
-    await rig.tablet.load(load(_many(3_000)))
-    assert rig.slow_disk.writes == before + 1
+async def test_a_load_that_has_the_tablet_to_itself_is_one_write_per_request(
+    one_round_rig: OneRoundRig,
+) -> None:
+    await one_round_rig.open()
+    await one_round_rig.tablet.fence(fence(RAISE))
+    before = one_round_rig.slow_disk.writes
+    await one_round_rig.tablet.load(load(_many(3_000)))
+    assert one_round_rig.slow_disk.writes == before + 1
 
 
 @pytest.mark.parametrize(

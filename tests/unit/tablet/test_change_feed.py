@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,10 +52,24 @@ from tests.unit.tablet.tablets import (
 from tests.unit.tablet.test_bulk_load import CLEAR, FINISH, LIFT, RAISE, fence, finish, load
 
 
+@pytest.fixture
+@asynccontextmanager
+async def disk() -> AsyncIterator[DurableMemory]:
+    """A disk in memory that outlives its tablets."""
+    yield DurableMemory()
+
+
 async def fed(**fields: object) -> Rig:
     """A tablet with a change feed."""
     rig = Rig(change_feed=True, **fields)  # type: ignore[arg-type]
     return await rig.open()
+
+
+@pytest.fixture
+@asynccontextmanager
+async def rig() -> AsyncIterator[Rig]:
+    """A tablet with a change feed."""
+    yield await fed()
 
 
 def put_of(at: int, row: bytes, value: bytes | None) -> Change:
@@ -67,8 +83,7 @@ def feed_keys(disk: DurableMemory) -> list[bytes]:
 # ---------------------------------------------------------------------------- what is in it
 
 
-async def test_changes_come_in_the_order_of_their_commits_and_then_of_their_cells() -> None:
-    rig = await fed()
+async def test_changes_come_in_the_order_of_their_commits_and_then_of_their_cells(rig: Rig) -> None:
     await rig.apply(
         written(b"z", 5, 9, b"last"), written(b"b", 5, 6, b"two"), written(b"a", 5, 6, b"one")
     )
@@ -84,16 +99,14 @@ async def test_changes_come_in_the_order_of_their_commits_and_then_of_their_cell
     assert (await changes(rig, 6, 8)).changes == [put_of(8, b"a", None)]
 
 
-async def test_long_and_empty_values_are_found() -> None:
-    rig = await fed()
+async def test_long_and_empty_values_are_found(rig: Rig) -> None:
     await rig.apply(in_data(b"a", 5, 6, b"long" * 1000), written(b"b", 5, 7, b""))
     found = (await changes(rig, 0, 20)).changes
     assert found == [put_of(6, b"a", b"long" * 1000), put_of(7, b"b", b"")]
 
 
-async def test_what_changes_nothing_is_not_in_it() -> None:
+async def test_what_changes_nothing_is_not_in_it(rig: Rig) -> None:
     """Lock-only commits, rollbacks, and what observers note beside cells."""
-    rig = await fed()
     hidden = acknowledgement_column(b"observer", COLUMN)
     await rig.apply(
         record(b"a", 5, 6, RecordKind.LOCK_ONLY),
@@ -103,8 +116,7 @@ async def test_what_changes_nothing_is_not_in_it() -> None:
     assert (await changes(rig, 0, 20)).changes == []
 
 
-async def test_what_was_before_is_returned_if_wanted() -> None:
-    rig = await fed()
+async def test_what_was_before_is_returned_if_wanted(rig: Rig) -> None:
     await rig.apply(
         written(b"a", 1, 2, b"old"),
         record(b"a", 3, 4, RecordKind.LOCK_ONLY),
@@ -121,8 +133,7 @@ async def test_what_was_before_is_returned_if_wanted() -> None:
     assert before(page) == [None, b"old", b"new", None, None, b"again", b""]
 
 
-async def test_only_rows_of_the_range_are_returned() -> None:
-    rig = await fed()
+async def test_only_rows_of_the_range_are_returned(rig: Rig) -> None:
     await rig.apply(*(written(row, 5, 6, row) for row in (b"a", b"m", b"z")))
     await rig.apply(prewrite(b"z", 8))
     answer = await changes(rig, 0, 20, range=RowRange(start=b"b", end=b"n"))
@@ -130,15 +141,13 @@ async def test_only_rows_of_the_range_are_returned() -> None:
     assert answer.reached == 20
 
 
-async def test_a_deleted_write_record_leaves_the_feed() -> None:
-    rig = await fed()
+async def test_a_deleted_write_record_leaves_the_feed(rig: Rig) -> None:
     await rig.apply(written(b"a", 5, 6, b"v"), written(b"b", 5, 6, b"v"))
     await rig.apply(mutation(b"a", delete(WRITE, 6)))
     assert [change.row for change in (await changes(rig, 0, 20)).changes] == [b"b"]
 
 
-async def test_the_entry_is_in_the_same_write_as_the_commit() -> None:
-    disk = DurableMemory()
+async def test_the_entry_is_in_the_same_write_as_the_commit(disk: DurableMemory) -> None:
     rig = await fed(disk=disk)
     before_it = disk.durable.copy()
     await rig.apply(written(b"a", 5, 6, b"v"))
@@ -150,8 +159,7 @@ async def test_the_entry_is_in_the_same_write_as_the_commit() -> None:
 # ---------------------------------------------------------------------------- limits
 
 
-async def test_no_commit_is_cut_off_by_a_limit() -> None:
-    rig = await fed()
+async def test_no_commit_is_cut_off_by_a_limit(rig: Rig) -> None:
     for at in range(1, 6):
         await rig.apply(*(written(b"row %d" % n, 2 * at - 1, 2 * at, b"v") for n in range(at)))
     found: list[Change] = []
@@ -180,8 +188,7 @@ async def test_a_page_may_end_inside_a_commit_and_says_how_far_it_is_whole() -> 
 # ---------------------------------------------------------------------------- locks
 
 
-async def test_it_ends_below_what_may_still_be_committed() -> None:
-    rig = await fed()
+async def test_it_ends_below_what_may_still_be_committed(rig: Rig) -> None:
     await rig.apply(written(b"a", 5, 6, b"v"), written(b"a", 11, 12, b"w"))
     await rig.apply(prewrite(b"b", 10))
     answer = await changes(rig, 0, 20)
@@ -203,16 +210,15 @@ async def test_it_ends_below_what_may_still_be_committed() -> None:
     ids=["began later", "was pushed", "changes nothing", "is passed"],
 )
 async def test_a_lock_that_cannot_change_the_answer_is_not_in_the_way(
+    rig: Rig,
     lock: dict[str, int],
 ) -> None:
-    rig = await fed()
     await rig.apply(prewrite(b"b", **lock))  # type: ignore[arg-type]
     answer = await changes(rig, 0, 20, passing=[15])
     assert (answer.reached, answer.locks) == (20, [])
 
 
-async def test_a_pushed_lock_is_passed_as_far_as_it_was_pushed() -> None:
-    rig = await fed()
+async def test_a_pushed_lock_is_passed_as_far_as_it_was_pushed(rig: Rig) -> None:
     await rig.apply(prewrite(b"b", 10, min_commit_timestamp=16))
     assert (await changes(rig, 0, 20)).reached == 15
 
@@ -263,8 +269,7 @@ async def test_a_commit_that_the_storage_shows_before_memory_knows_is_found() ->
 # ---------------------------------------------------------------------------- the newest change
 
 
-async def test_the_newest_change_is_told_without_reading_any() -> None:
-    rig = await fed()
+async def test_the_newest_change_is_told_without_reading_any(rig: Rig) -> None:
     assert await look(rig, 0, 20) == (20, 0)
     await rig.apply(written(b"a", 5, 6, b"v"), written(b"b", 7, 8, b"v"))
     assert await look(rig, 0, 20) == (20, 8)
@@ -289,8 +294,7 @@ async def test_the_highest_number_is_no_time_until_which_changes_can_be_scanned(
 # ---------------------------------------------------------------------------- on and off
 
 
-async def test_a_table_without_a_feed_has_format_1_and_refuses() -> None:
-    disk = DurableMemory()
+async def test_a_table_without_a_feed_has_format_1_and_refuses(disk: DurableMemory) -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
     assert feed_keys(disk) == []
@@ -310,8 +314,7 @@ async def test_a_former_owner_does_not_say_that_a_table_has_no_feed() -> None:
             await ask(rig, 0, 20)
 
 
-async def test_a_former_owner_that_hears_of_a_switch_refuses_no_reader_for_it() -> None:
-    rig = await fed()
+async def test_a_former_owner_that_hears_of_a_switch_refuses_no_reader_for_it(rig: Rig) -> None:
     await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
     pages = rig.tablet.scan_changes(
         pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
@@ -323,8 +326,9 @@ async def test_a_former_owner_that_hears_of_a_switch_refuses_no_reader_for_it() 
         await anext(pages)
 
 
-async def test_a_feed_that_is_switched_on_is_complete_from_the_newest_commit_on() -> None:
-    disk = DurableMemory()
+async def test_a_feed_that_is_switched_on_is_complete_from_the_newest_commit_on(
+    disk: DurableMemory,
+) -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
     await rig.apply(prewrite(b"b", 7))
@@ -341,8 +345,9 @@ async def test_a_feed_that_is_switched_on_is_complete_from_the_newest_commit_on(
     assert [change.commit for change in (await changes(again, 6, 20)).changes] == [9]
 
 
-async def test_a_tablet_that_is_opened_under_a_schema_with_a_feed_begins_one() -> None:
-    disk = DurableMemory()
+async def test_a_tablet_that_is_opened_under_a_schema_with_a_feed_begins_one(
+    disk: DurableMemory,
+) -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
     await rig.tablet.close()
@@ -352,8 +357,9 @@ async def test_a_tablet_that_is_opened_under_a_schema_with_a_feed_begins_one() -
     assert (await changes(rig, 6, 20)).changes == []
 
 
-async def test_a_feed_that_was_off_for_a_while_lacks_what_came_before_it_was_on_again() -> None:
-    rig = await fed()
+async def test_a_feed_that_was_off_for_a_while_lacks_what_came_before_it_was_on_again(
+    rig: Rig,
+) -> None:
     await rig.apply(written(b"a", 5, 6, b"v"))
     await rig.tablet.set_schema_version(4, change_feed=False)
     with pytest.raises(InvalidArgument, match="no change feed"):
@@ -368,9 +374,10 @@ async def test_a_feed_that_was_off_for_a_while_lacks_what_came_before_it_was_on_
     assert (await changes(rig, 8, 20)).changes == []
 
 
-async def test_an_order_of_an_older_schema_does_not_switch_the_feed_off() -> None:
+async def test_an_order_of_an_older_schema_does_not_switch_the_feed_off(
+    disk: DurableMemory,
+) -> None:
     """It was sent before the feed was switched on, and comes late, to a new owner."""
-    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.tablet.set_schema_version(4, change_feed=True)
     await rig.tablet.close()
@@ -379,8 +386,7 @@ async def test_an_order_of_an_older_schema_does_not_switch_the_feed_off() -> Non
     assert [change.commit for change in (await changes(late, 0, 20)).changes] == [6]
 
 
-async def test_a_format_of_a_later_release_is_refused() -> None:
-    disk = DurableMemory()
+async def test_a_format_of_a_later_release_is_refused(disk: DurableMemory) -> None:
     rig = await fed(disk=disk)
     await rig.tablet.close()
     disk.durable[FORMAT_KEY] = b"4"
@@ -396,8 +402,7 @@ async def test_a_format_of_a_later_release_is_refused() -> None:
 # ---------------------------------------------------------------------------- history
 
 
-async def test_what_is_below_the_safe_point_is_collected_and_refused() -> None:
-    disk = DurableMemory()
+async def test_what_is_below_the_safe_point_is_collected_and_refused(disk: DurableMemory) -> None:
     rig = await fed(disk=disk)
     await rig.apply(written(b"a", 5, 6, b"v"), written(b"b", 5, 7, b"v"))
     await rig.apply(written(b"a", 8, 9, b"w"))
@@ -413,8 +418,7 @@ async def test_what_is_below_the_safe_point_is_collected_and_refused() -> None:
     assert await look(rig, 9, 20) == (20, 0)
 
 
-async def test_a_scan_that_collection_overtakes_is_refused() -> None:
-    rig = await fed()
+async def test_a_scan_that_collection_overtakes_is_refused(rig: Rig) -> None:
     await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
     request_pages = rig.tablet.scan_changes(
         pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
@@ -425,9 +429,10 @@ async def test_a_scan_that_collection_overtakes_is_refused() -> None:
         await anext(request_pages)
 
 
-async def test_a_scan_of_a_tablet_that_is_closed_between_two_pages_is_sent_elsewhere() -> None:
+async def test_a_scan_of_a_tablet_that_is_closed_between_two_pages_is_sent_elsewhere(
+    rig: Rig,
+) -> None:
     """As when it is split or moved while the reader is busy with a page."""
-    rig = await fed()
     await rig.apply(*(written(b"%d" % n, n, n + 1, b"v") for n in range(1, 9)))
     pages = rig.tablet.scan_changes(
         pb.ScanChangesRequest(target=TARGET, after=0, until=20, page_bytes_max=1)
@@ -438,8 +443,9 @@ async def test_a_scan_of_a_tablet_that_is_closed_between_two_pages_is_sent_elsew
         await anext(pages)
 
 
-async def test_a_half_of_a_split_has_the_changes_of_its_rows_before_and_after_trimming() -> None:
-    disk = DurableMemory()
+async def test_a_half_of_a_split_has_the_changes_of_its_rows_before_and_after_trimming(
+    disk: DurableMemory,
+) -> None:
     rig = await fed(disk=disk)
     await rig.apply(*(written(row, 5, 6, row) for row in (b"a", b"m", b"z")))
     await rig.tablet.close()
@@ -602,8 +608,7 @@ def under_schema_4(rows: list[bytes]) -> pb.LoadRequest:
     return request
 
 
-async def test_its_rows_are_changes_at_its_commit_timestamp() -> None:
-    disk = DurableMemory()
+async def test_its_rows_are_changes_at_its_commit_timestamp(disk: DurableMemory) -> None:
     rig = await fed(disk=disk)
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"], value=b"short"))
@@ -616,16 +621,14 @@ async def test_its_rows_are_changes_at_its_commit_timestamp() -> None:
     assert all(len(disk.durable[key]) == 9 for key in disk.durable if key[:1] == b"F" and key[1:])
 
 
-async def test_reserved_columns_of_a_load_are_not_in_the_feed() -> None:
-    rig = await fed()
+async def test_reserved_columns_of_a_load_are_not_in_the_feed(rig: Rig) -> None:
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c", b"d"], columns=[COLUMN, b"\0hidden"]))
     await finish(rig)
     assert [change.row for change in (await changes(rig, 0, 60)).changes] == [b"c"]
 
 
-async def test_until_it_is_visible_the_feed_ends_below_it() -> None:
-    rig = await fed()
+async def test_until_it_is_visible_the_feed_ends_below_it(rig: Rig) -> None:
     await rig.apply(written(b"a", 48, 49, b"v"))
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"]))
@@ -642,9 +645,10 @@ async def test_until_it_is_visible_the_feed_ends_below_it() -> None:
     assert [change.row for change in answer.changes] == [b"c", b"z"]
 
 
-async def test_what_an_earlier_run_has_loaded_is_not_shown_and_goes_when_it_is_cleared() -> None:
-    disk = DurableMemory()
-    rig = await fed(disk)
+async def test_what_an_earlier_run_has_loaded_is_not_shown_and_goes_when_it_is_cleared(
+    disk: DurableMemory,
+) -> None:
+    rig = await fed(disk=disk)
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"]))
     await rig.tablet.fence(fence(RAISE, run=60))
@@ -678,8 +682,7 @@ async def test_a_load_that_began_after_the_feed_is_complete_in_it() -> None:
     assert [change.row for change in (await changes(rig, 0, 60)).changes] == [b"d"]
 
 
-async def test_a_load_that_is_cleared_while_the_feed_is_off_does_not_come_back() -> None:
-    rig = await fed()
+async def test_a_load_that_is_cleared_while_the_feed_is_off_does_not_come_back(rig: Rig) -> None:
     await rig.tablet.fence(fence(RAISE))
     await rig.tablet.load(load([b"c"]))
     await rig.tablet.set_schema_version(4, change_feed=False)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -62,8 +63,9 @@ from tests.unit.tablet.tablets import (
 )
 
 
-async def test_each_cell_keeps_what_a_read_at_the_safe_point_sees_and_all_that_is_newer() -> None:
-    rig = await Rig().open()
+async def test_each_cell_keeps_what_a_read_at_the_safe_point_sees_and_all_that_is_newer(
+    rig: Rig,
+) -> None:
     await rig.apply(*(written(b"a", end - 1, end, b"%d" % end) for end in (11, 13, 15, 17)))
     await rig.apply(written(b"b", 10, 11, b"only"))
     assert await collected(rig, 14) == 1
@@ -72,15 +74,15 @@ async def test_each_cell_keeps_what_a_read_at_the_safe_point_sees_and_all_that_i
     assert await rig.value(b"b", 14) == b"only"
 
 
-async def test_the_version_committed_at_the_safe_point_itself_is_the_one_that_is_seen() -> None:
-    rig = await Rig().open()
+async def test_the_version_committed_at_the_safe_point_itself_is_the_one_that_is_seen(
+    rig: Rig,
+) -> None:
     await rig.apply(written(b"a", 10, 11, b"old"), written(b"a", 12, 14, b"new"))
     assert await collected(rig, 14) == 1
     assert await rig.value(b"a", 14) == b"new"
 
 
-async def test_a_deletion_is_collected_with_everything_below_it() -> None:
-    rig = await Rig().open()
+async def test_a_deletion_is_collected_with_everything_below_it(rig: Rig) -> None:
     await rig.apply(written(b"a", 10, 11, b"old"), record(b"a", 12, 13, DELETE))
     assert await collected(rig, 20) == 2
     assert await stored(rig, WRITE) == []
@@ -110,8 +112,7 @@ async def test_a_crash_between_two_writes_never_brings_back_what_was_deleted(
     assert len(seen) >= 6
 
 
-async def test_a_deletion_stays_until_its_observers_have_seen_it() -> None:
-    rig = await Rig().open()
+async def test_a_deletion_stays_until_its_observers_have_seen_it(rig: Rig) -> None:
     await rig.apply(written(b"a", 10, 11), record(b"a", 12, 13, DELETE), notified(b"a", 13))
     assert await collected(rig, 20) == 1
     assert await stored(rig, WRITE) == [(b"a", 13)]
@@ -120,8 +121,7 @@ async def test_a_deletion_stays_until_its_observers_have_seen_it() -> None:
     assert await stored(rig, WRITE) == []
 
 
-async def test_a_deletion_stays_while_a_dead_letter_of_it_exists() -> None:
-    rig = await Rig().open()
+async def test_a_deletion_stays_while_a_dead_letter_of_it_exists(rig: Rig) -> None:
     put_aside = Acknowledgement(0, has_dead_letter=True).encode()
     await rig.apply(
         written(b"a", 10, 11),
@@ -140,8 +140,7 @@ async def test_a_deletion_stays_while_a_dead_letter_of_it_exists() -> None:
     assert (b"a", 13) not in await stored(rig, WRITE)
 
 
-async def test_a_deletion_stays_while_it_may_be_about_to_become_a_dead_letter() -> None:
-    rig = await Rig().open()
+async def test_a_deletion_stays_while_it_may_be_about_to_become_a_dead_letter(rig: Rig) -> None:
     await rig.apply(record(b"a", 12, 13, DELETE))
     hidden = acknowledgement_column(b"observer", COLUMN)
     await rig.apply(mutation(b"a", put(LOCK, lock_record(25)), column=hidden))
@@ -156,8 +155,9 @@ async def test_a_deletion_stays_for_an_observer_that_does_not_fit_into_the_index
     assert (b"a", 13) in await stored(rig, WRITE)
 
 
-async def test_only_lock_only_records_and_markers_below_the_safe_point_are_collected() -> None:
-    rig = await Rig().open()
+async def test_only_lock_only_records_and_markers_below_the_safe_point_are_collected(
+    rig: Rig,
+) -> None:
     await rig.apply(
         written(b"a", 10, 11, b"value"),
         record(b"a", 12, 13, LOCK_ONLY),
@@ -171,9 +171,10 @@ async def test_only_lock_only_records_and_markers_below_the_safe_point_are_colle
     assert await rig.value(b"a", 20) == b"value"
 
 
-async def test_records_of_ended_transactions_are_collected_before_the_history_around_them() -> None:
+async def test_records_of_ended_transactions_are_collected_before_the_history_around_them(
+    rig: Rig,
+) -> None:
     """This holds however long a table keeps snapshots, which see neither kind of record."""
-    rig = await Rig().open()
     locked = [record(b"a", at, at + 1, LOCK_ONLY) for at in range(40, 240, 4)]
     await rig.apply(
         written(b"a", 10, 11, b"old"),
@@ -207,16 +208,14 @@ async def test_no_late_rollback_marks_a_transaction_whose_lock_only_commit_was_c
         assert not await stored(opened, ROLLBACK)
 
 
-async def test_long_values_are_collected_with_their_records() -> None:
-    rig = await Rig().open()
+async def test_long_values_are_collected_with_their_records(rig: Rig) -> None:
     await rig.apply(in_data(b"a", 10, 11, b"old"), in_data(b"a", 12, 13, b"new"))
     assert await collected(rig, 20) == 2
     assert await stored(rig, DATA) == [(b"a", 12)]
     assert await rig.value(b"a", 20) == b"new"
 
 
-async def test_nothing_is_collected_while_an_older_lock_is_left() -> None:
-    rig = await Rig().open()
+async def test_nothing_is_collected_while_an_older_lock_is_left(rig: Rig) -> None:
     await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8), prewrite(b"b", 10))
     await rig.tablet.raise_safe_points(SafePoints(20, 20))
     with pytest.raises(NotReady, match="lock below the safe point 20"):
@@ -226,8 +225,7 @@ async def test_nothing_is_collected_while_an_older_lock_is_left() -> None:
     assert (await rig.tablet.collect(20)).cells == 1
 
 
-async def test_nothing_is_collected_above_the_safe_point() -> None:
-    rig = await Rig().open()
+async def test_nothing_is_collected_above_the_safe_point(rig: Rig) -> None:
     await rig.tablet.raise_safe_points(SafePoints(reads=20, transactions=30))
     with pytest.raises(InvariantViolation, match="would collect below 21, "):
         await rig.tablet.collect(21)
@@ -301,8 +299,7 @@ class _BreakingDisk(DurableMemory):
             raise OSError("the disk failed")
 
 
-async def test_what_another_owner_took_over_is_not_collected_here() -> None:
-    rig = await Rig().open()
+async def test_what_another_owner_took_over_is_not_collected_here(rig: Rig) -> None:
     await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8))
     await rig.tablet.raise_safe_points(SafePoints(20, 20))
     rig.owner = False
@@ -310,8 +307,7 @@ async def test_what_another_owner_took_over_is_not_collected_here() -> None:
         await rig.tablet.collect(20)
 
 
-async def test_a_cell_with_many_versions_above_the_safe_point_is_stepped_over() -> None:
-    rig = await Rig().open()
+async def test_a_cell_with_many_versions_above_the_safe_point_is_stepped_over(rig: Rig) -> None:
     for end in range(11, 211, 2):
         await rig.apply(written(b"a", end - 1, end))
     await rig.apply(written(b"b", 10, 11), written(b"b", 12, 13))
@@ -334,8 +330,7 @@ async def test_without_new_commits_a_second_pass_does_not_walk() -> None:
     assert await collected(rig, 30) == 1
 
 
-async def test_commits_continue_during_a_pass() -> None:
-    rig = await Rig().open()
+async def test_commits_continue_during_a_pass(rig: Rig) -> None:
     for end in range(11, 31, 2):
         await rig.apply(written(b"a", end - 1, end))
     await rig.tablet.raise_safe_points(SafePoints(40, 40))
@@ -440,8 +435,7 @@ async def acknowledgements(rig: Rig) -> list[tuple[bytes, int]]:
     ]
 
 
-async def test_an_acknowledgement_is_collected_with_the_deletion_that_it_is_about() -> None:
-    rig = await Rig().open()
+async def test_an_acknowledgement_is_collected_with_the_deletion_that_it_is_about(rig: Rig) -> None:
     seen = Acknowledgement(13).encode()
     await rig.apply(
         written(b"a", 10, 11),
@@ -462,8 +456,9 @@ async def test_an_acknowledgement_is_collected_with_the_deletion_that_it_is_abou
     assert await acknowledgements(rig) == [(b"b", 12)]
 
 
-async def test_an_acknowledgement_stays_while_a_notification_keeps_what_it_acknowledges() -> None:
-    rig = await Rig().open()
+async def test_an_acknowledgement_stays_while_a_notification_keeps_what_it_acknowledges(
+    rig: Rig,
+) -> None:
     await rig.apply(
         record(b"a", 12, 13, DELETE),
         notified(b"a", 13),
@@ -494,9 +489,9 @@ async def test_a_cell_rewritten_while_its_acknowledgement_waits_is_not_harmed(
 
 @pytest.mark.parametrize("inline", [True, False])
 async def test_the_acknowledgement_of_a_dead_letter_stays_wherever_it_is_stored(
+    rig: Rig,
     inline: bool,
 ) -> None:
-    rig = await Rig().open()
     put_aside = Acknowledgement(0, has_dead_letter=True).encode()
     hidden = acknowledgement_column(b"observer", COLUMN)
     if inline:
@@ -598,6 +593,13 @@ async def _rig(**fields: object) -> Rig:
     return await Rig(ttls=TTLS, **fields).open()  # type: ignore[arg-type]
 
 
+@pytest.fixture
+@asynccontextmanager
+async def aging() -> AsyncIterator[Rig]:
+    """A tablet with columns whose values expire."""
+    yield await _rig()
+
+
 @pytest.mark.parametrize("sequence", [0, 7, (1 << SEQUENCE_BITS) - 1])
 def test_only_the_milliseconds_of_both_timestamps_count(sequence: int) -> None:
     commit = ms(1_000, sequence)
@@ -621,60 +623,56 @@ async def _seen(rig: Rig, row: bytes, timestamp: int) -> list[bytes | None]:
     return [await rig.value(row, timestamp), *(one[0] if one else None for one in ways)]
 
 
-async def test_a_value_is_visible_until_its_time_is_over_and_the_one_before_stays_hidden() -> None:
-    rig = await _rig()
-    await rig.apply(
+async def test_a_value_is_visible_until_its_time_is_over_and_the_one_before_stays_hidden(
+    aging: Rig,
+) -> None:
+    await aging.apply(
         written(b"a", ms(1_000), ms(1_001), b"old"), written(b"a", ms(1_049), ms(1_050), b"new")
     )
-    assert await _seen(rig, b"a", ms(1_040)) == [b"old"] * 5
-    assert await _seen(rig, b"a", ms(1_149, 9)) == [b"new"] * 5
-    assert await _seen(rig, b"a", ms(1_150)) == [None] * 5
-    assert await _seen(rig, b"a", ms(9_999)) == [None] * 5
-    assert await _seen(rig, b"a", ms(1_040)) == [b"old"] * 5, "although it is read later"
+    assert await _seen(aging, b"a", ms(1_040)) == [b"old"] * 5
+    assert await _seen(aging, b"a", ms(1_149, 9)) == [b"new"] * 5
+    assert await _seen(aging, b"a", ms(1_150)) == [None] * 5
+    assert await _seen(aging, b"a", ms(9_999)) == [None] * 5
+    assert await _seen(aging, b"a", ms(1_040)) == [b"old"] * 5, "although it is read later"
 
 
-async def test_other_columns_do_not_expire() -> None:
-    rig = await _rig()
+async def test_other_columns_do_not_expire(aging: Rig) -> None:
     change = put(WRITE, write_record(ms(1), b"stays"), ms(2))
-    await rig.apply(mutation(b"a", change, column=b"other"), written(b"a", ms(1), ms(2), b"goes"))
-    pages = await rig.scan(ms(5_000))
+    await aging.apply(mutation(b"a", change, column=b"other"), written(b"a", ms(1), ms(2), b"goes"))
+    pages = await aging.scan(ms(5_000))
     assert [value for page in pages for value in page.found.values] == [b"stays"]
 
 
-async def test_an_expired_value_is_reported_as_a_deletion_at_its_commit() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2), b"v"))
+async def test_an_expired_value_is_reported_as_a_deletion_at_its_commit(aging: Rig) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2), b"v"))
     for fields in ({"columns": [COLUMN]}, {"all_columns": True}):
         read = pb.RowRead(row=b"a", timestamp=ms(500), report_deletes=True, **fields)
-        found = (await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))).found
+        found = (await aging.tablet.read(pb.ReadBatch(target=TARGET, reads=[read]))).found
         assert (list(found.commit_timestamps), list(found.deletes)) == ([ms(2)], [0])
         assert list(found.values) == [b""]
 
 
-async def test_locks_above_an_expired_value_do_not_bring_it_back() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2), b"v"), record(b"a", ms(90), ms(95), LOCK_ONLY))
-    assert await _seen(rig, b"a", ms(101)) == [b"v"] * 5
-    assert await _seen(rig, b"a", ms(102)) == [None] * 5
+async def test_locks_above_an_expired_value_do_not_bring_it_back(aging: Rig) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2), b"v"), record(b"a", ms(90), ms(95), LOCK_ONLY))
+    assert await _seen(aging, b"a", ms(101)) == [b"v"] * 5
+    assert await _seen(aging, b"a", ms(102)) == [None] * 5
 
 
-async def test_a_long_value_expires_as_well_and_leaves_nothing() -> None:
-    rig = await _rig()
-    await rig.apply(in_data(b"a", ms(1), ms(2), b"long"))
-    assert await _seen(rig, b"a", ms(101)) == [b"long"] * 5
-    assert await _seen(rig, b"a", ms(102)) == [None] * 5
-    assert await collected(rig, ms(102)) == 2
-    assert await stored(rig, DATA) == await stored(rig, WRITE) == []
+async def test_a_long_value_expires_as_well_and_leaves_nothing(aging: Rig) -> None:
+    await aging.apply(in_data(b"a", ms(1), ms(2), b"long"))
+    assert await _seen(aging, b"a", ms(101)) == [b"long"] * 5
+    assert await _seen(aging, b"a", ms(102)) == [None] * 5
+    assert await collected(aging, ms(102)) == 2
+    assert await stored(aging, DATA) == await stored(aging, WRITE) == []
 
 
-async def test_what_is_newest_cannot_be_read_without_a_timestamp() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2), b"v"))
+async def test_what_is_newest_cannot_be_read_without_a_timestamp(aging: Rig) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2), b"v"))
     for columns in ([COLUMN], [b"other", COLUMN]):
-        answer = await rig.read(b"a", NEWEST, *columns)
+        answer = await aging.read(b"a", NEWEST, *columns)
         assert not answer.found.values
         assert answer.refused[0].error.invalid_argument.field == "reads[0].timestamp"
-    assert not (await rig.read(b"a", NEWEST, b"other")).refused
+    assert not (await aging.read(b"a", NEWEST, b"other")).refused
 
 
 async def test_a_change_shows_its_value_and_nothing_before_it_that_had_expired() -> None:
@@ -689,79 +687,76 @@ async def test_a_change_shows_its_value_and_nothing_before_it_that_had_expired()
 # ---------------------------------------------------------------------------- collection
 
 
-async def test_an_expired_value_is_collected_like_a_deletion() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2), b"old"), written(b"a", ms(3), ms(4), b"new"))
-    assert await collected(rig, ms(103)) == 1, "the superseded one"
-    assert await rig.value(b"a", ms(103)) == b"new"
-    assert await collected(rig, ms(104)) == 1, "although nothing was committed since"
-    assert await stored(rig, WRITE) == []
+async def test_an_expired_value_is_collected_like_a_deletion(aging: Rig) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2), b"old"), written(b"a", ms(3), ms(4), b"new"))
+    assert await collected(aging, ms(103)) == 1, "the superseded one"
+    assert await aging.value(b"a", ms(103)) == b"new"
+    assert await collected(aging, ms(104)) == 1, "although nothing was committed since"
+    assert await stored(aging, WRITE) == []
 
 
-async def test_values_that_expire_later_are_not_looked_at_before() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2)), written(b"b", ms(5), ms(6)))
-    await collected(rig, ms(50))
-    assert rig.tablet.collected.more_at == ms(102)
-    assert await collected(rig, ms(103)) == 1
-    assert rig.tablet.collected.more_at == ms(106)
+async def test_values_that_expire_later_are_not_looked_at_before(aging: Rig) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2)), written(b"b", ms(5), ms(6)))
+    await collected(aging, ms(50))
+    assert aging.tablet.collected.more_at == ms(102)
+    assert await collected(aging, ms(103)) == 1
+    assert aging.tablet.collected.more_at == ms(106)
 
 
-async def test_a_value_that_is_hidden_by_a_younger_one_above_the_safe_point_goes_too() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2), b"old"), written(b"a", ms(200), ms(201), b"new"))
-    assert await collected(rig, ms(150)) == 1
-    assert await rig.value(b"a", ms(150)) is None
-    assert await rig.value(b"a", ms(250)) == b"new"
+async def test_a_value_that_is_hidden_by_a_younger_one_above_the_safe_point_goes_too(
+    aging: Rig,
+) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2), b"old"), written(b"a", ms(200), ms(201), b"new"))
+    assert await collected(aging, ms(150)) == 1
+    assert await aging.value(b"a", ms(150)) is None
+    assert await aging.value(b"a", ms(250)) == b"new"
 
 
-async def test_an_expired_value_stays_until_its_observers_have_seen_it() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2)), notified(b"a", ms(2)))
-    assert await collected(rig, ms(200)) == 0
-    await rig.apply(mutation(b"a", delete(NOTIFY, ms(2), b"observer")))
-    assert await collected(rig, ms(200)) == 1
+async def test_an_expired_value_stays_until_its_observers_have_seen_it(aging: Rig) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2)), notified(b"a", ms(2)))
+    assert await collected(aging, ms(200)) == 0
+    await aging.apply(mutation(b"a", delete(NOTIFY, ms(2), b"observer")))
+    assert await collected(aging, ms(200)) == 1
 
 
-async def test_a_deletion_in_such_a_column_is_collected_without_waiting() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2)), record(b"a", ms(3), ms(4), DELETE))
-    assert await collected(rig, ms(5)) == 2
+async def test_a_deletion_in_such_a_column_is_collected_without_waiting(aging: Rig) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2)), record(b"a", ms(3), ms(4), DELETE))
+    assert await collected(aging, ms(5)) == 2
 
 
 # ---------------------------------------------------------------------------- changes of it
 
 
-async def test_a_changed_time_to_live_applies_to_what_is_there() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2), b"v"))
-    assert await rig.value(b"a", ms(150)) is None
-    await rig.tablet.set_schema_version(4, ttls=((COLUMN, 200),))
+async def test_a_changed_time_to_live_applies_to_what_is_there(aging: Rig) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2), b"v"))
+    assert await aging.value(b"a", ms(150)) is None
+    await aging.tablet.set_schema_version(4, ttls=((COLUMN, 200),))
     target = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=4)
     read = pb.RowRead(row=b"a", columns=[COLUMN], timestamp=ms(150))
-    found = (await rig.tablet.read(pb.ReadBatch(target=target, reads=[read]))).found
+    found = (await aging.tablet.read(pb.ReadBatch(target=target, reads=[read]))).found
     assert list(found.values) == [b"v"]
-    await rig.tablet.set_schema_version(3, ttls=())
+    await aging.tablet.set_schema_version(3, ttls=())
     read.timestamp = ms(202)
-    found = (await rig.tablet.read(pb.ReadBatch(target=target, reads=[read]))).found
+    found = (await aging.tablet.read(pb.ReadBatch(target=target, reads=[read]))).found
     assert not found.values, "an older schema came late"
 
 
-async def test_a_shorter_time_to_live_is_collected_although_nothing_was_committed() -> None:
-    rig = await _rig()
-    await rig.apply(written(b"a", ms(1), ms(2), b"v"))
-    assert await collected(rig, ms(90)) == 0
-    await rig.tablet.set_schema_version(4, ttls=((COLUMN, 10),))
-    assert await collected(rig, ms(91)) == 1
+async def test_a_shorter_time_to_live_is_collected_although_nothing_was_committed(
+    aging: Rig,
+) -> None:
+    await aging.apply(written(b"a", ms(1), ms(2), b"v"))
+    assert await collected(aging, ms(90)) == 0
+    await aging.tablet.set_schema_version(4, ttls=((COLUMN, 10),))
+    assert await collected(aging, ms(91)) == 1
 
 
 async def test_a_time_to_live_that_changes_during_collection_ends_it(
+    aging: Rig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A reader may have begun with the new one, and be about to fetch a value apart from it."""
-    rig = await _rig()
-    await rig.apply(in_data(b"a", ms(1), ms(2), b"long"))
-    await rig.tablet.raise_safe_points(SafePoints(ms(150), ms(150)))
+    await aging.apply(in_data(b"a", ms(1), ms(2), b"long"))
+    await aging.tablet.raise_safe_points(SafePoints(ms(150), ms(150)))
     reached, go_on = asyncio.Event(), asyncio.Event()
     write = Sweep.write
 
@@ -771,23 +766,23 @@ async def test_a_time_to_live_that_changes_during_collection_ends_it(
         await write(self)
 
     monkeypatch.setattr(Sweep, "write", late)
-    collecting = asyncio.ensure_future(rig.tablet.collect(ms(150)))
+    collecting = asyncio.ensure_future(aging.tablet.collect(ms(150)))
     await reached.wait()
-    await rig.tablet.set_schema_version(4, ttls=())
+    await aging.tablet.set_schema_version(4, ttls=())
     go_on.set()
     with pytest.raises(NotReady, match="were changed during its collection"):
         await collecting
     monkeypatch.undo()
-    assert (await rig.tablet.collect(ms(150))).cells == 0
-    await rig.tablet.set_schema_version(5, ttls=TTLS)
-    assert (await rig.tablet.collect(ms(150))).cells == 2, "they were still there"
+    assert (await aging.tablet.collect(ms(150))).cells == 0
+    await aging.tablet.set_schema_version(5, ttls=TTLS)
+    assert (await aging.tablet.collect(ms(150))).cells == 2, "they were still there"
 
 
 async def test_a_time_to_live_that_changes_while_what_was_collected_is_compacted_is_not_forgotten(
+    rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nothing else would have the tablet look again: nothing is committed any more."""
-    rig = await Rig().open()
     await rig.apply(written(b"a", ms(1), ms(2), b"old"), written(b"a", ms(3), ms(4), b"new"))
 
     async def compacted(_: object) -> None:
@@ -799,30 +794,31 @@ async def test_a_time_to_live_that_changes_while_what_was_collected_is_compacted
     assert await collected(rig, ms(150)) == 1, "the expired one"
 
 
-async def test_a_longer_time_to_live_waits_for_the_deletion_that_is_being_written() -> None:
+async def test_a_longer_time_to_live_waits_for_the_deletion_that_is_being_written(
+    aging: Rig,
+) -> None:
     """Readers would go by it at once, and find the record of a value that is gone with it."""
-    rig = await _rig()
-    await rig.apply(in_data(b"a", ms(1), ms(2), b"long"))
-    await rig.tablet.raise_safe_points(SafePoints(ms(150), ms(150)))
-    writes = rig.disk.writes  # type: ignore[attr-defined]
-    collecting = asyncio.ensure_future(rig.tablet.collect(ms(150)))
+    await aging.apply(in_data(b"a", ms(1), ms(2), b"long"))
+    await aging.tablet.raise_safe_points(SafePoints(ms(150), ms(150)))
+    writes = aging.disk.writes  # type: ignore[attr-defined]
+    collecting = asyncio.ensure_future(aging.tablet.collect(ms(150)))
     await asyncio.sleep(1.5)
-    assert rig.disk.writes == writes + 2  # type: ignore[attr-defined]
+    assert aging.disk.writes == writes + 2  # type: ignore[attr-defined]
     # The safe point was first; the deletion is on its way.
-    altering = asyncio.ensure_future(rig.tablet.set_schema_version(4, ttls=()))
+    altering = asyncio.ensure_future(aging.tablet.set_schema_version(4, ttls=()))
     await asyncio.sleep(0.1)
     assert not altering.done()
-    assert rig.tablet.schema_version == 3
-    assert await rig.value(b"a", ms(200)) is None
+    assert aging.tablet.schema_version == 3
+    assert await aging.value(b"a", ms(200)) is None
     target = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=4)
     read = pb.ReadBatch(
         target=target, reads=[pb.RowRead(row=b"a", columns=[COLUMN], timestamp=ms(200))]
     )
     with pytest.raises(SchemaChanged, match="at version 3"):
-        await rig.tablet.read(read)
+        await aging.tablet.read(read)
     await altering
     assert (await collecting).cells == 2
-    assert not (await rig.tablet.read(read)).found.values
+    assert not (await aging.tablet.read(read)).found.values
 
 
 Reading = Callable[[Rig], Coroutine[Any, Any, object]]

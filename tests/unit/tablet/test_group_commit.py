@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -51,13 +52,20 @@ from tests.unit.tablet.tablets import (
     written,
 )
 
+
+@pytest.fixture
+@asynccontextmanager
+async def disk() -> AsyncIterator[SlowDisk]:
+    """A disk that takes a while for each write."""
+    yield SlowDisk()
+
+
 # ---------------------------------------------------------------- when answers leave
 
 
-async def test_a_refusal_leaves_with_its_batch_and_not_before() -> None:
+async def test_a_refusal_leaves_with_its_batch_and_not_before(rig: Rig) -> None:
     """A refusal may reveal a commit in the same batch. If it left early and the power failed, a
     client would have acted on a commit that never happened."""
-    rig = await Rig().open()
     await rig.apply(written(b"taken", 5, 6))
     applied = started(rig, written(b"a", 10, 20))
     refused = started(rig, mutation(b"taken", conditions=[condition(WRITE, ABSENT)]))
@@ -68,10 +76,9 @@ async def test_a_refusal_leaves_with_its_batch_and_not_before() -> None:
     assert applied.done()
 
 
-async def test_nothing_is_judged_against_what_is_not_durable() -> None:
+async def test_nothing_is_judged_against_what_is_not_durable(rig: Rig) -> None:
     """A late prewrite arrives while the rollback of its transaction is being written. If it were
     judged then, it would pass, and a transaction reported as rolled back would commit."""
-    rig = await Rig().open()
     rollback = started(rig, roll_back(b"a", 10))
     await asyncio.sleep(0.5)
     late = started(rig, prewrite(b"a", 10))
@@ -82,9 +89,8 @@ async def test_nothing_is_judged_against_what_is_not_durable() -> None:
     assert result.cell.timestamp == 10
 
 
-async def test_readers_neither_see_nor_wait_for_what_is_not_durable() -> None:
+async def test_readers_neither_see_nor_wait_for_what_is_not_durable(rig: Rig) -> None:
     """What a power cut can undo must not have been read, and an fsync must not stop reads."""
-    rig = await Rig().open()
     await rig.apply(written(b"a", 5, 6, b"old"))
     started_at = asyncio.get_running_loop().time()
     writing = started(rig, written(b"a", 10, 20, b"new"), prewrite(b"b", 11))
@@ -97,9 +103,8 @@ async def test_readers_neither_see_nor_wait_for_what_is_not_durable() -> None:
     assert len((await rig.read(b"b", 30)).locks) == 1
 
 
-async def test_a_lock_stays_in_the_way_until_its_commit_is_durable() -> None:
+async def test_a_lock_stays_in_the_way_until_its_commit_is_durable(rig: Rig) -> None:
     """If memory dropped the lock earlier, a reader would find neither the lock nor the commit."""
-    rig = await Rig().open()
     await rig.apply(prewrite(b"a", 10, b"value"))
     committing = started(rig, commit(b"a", 10, 20, b"value"))
     await asyncio.sleep(0.5)
@@ -108,8 +113,7 @@ async def test_a_lock_stays_in_the_way_until_its_commit_is_durable() -> None:
     assert await rig.value(b"a", 30) == b"value"
 
 
-async def test_one_synced_write_serves_all_requests_that_came_meanwhile() -> None:
-    disk = SlowDisk()
+async def test_one_synced_write_serves_all_requests_that_came_meanwhile(disk: SlowDisk) -> None:
     rig = await Rig(disk=disk).open()
     before = disk.writes
     first = started(rig, written(b"first", 10, 20))
@@ -122,9 +126,10 @@ async def test_one_synced_write_serves_all_requests_that_came_meanwhile() -> Non
 # ---------------------------------------------------------------- one cell twice
 
 
-async def test_the_second_mutation_of_a_cell_is_judged_after_the_first_is_durable() -> None:
+async def test_the_second_mutation_of_a_cell_is_judged_after_the_first_is_durable(
+    disk: SlowDisk,
+) -> None:
     """Judged in the same batch, both prewrites would find the cell free."""
-    disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     before = disk.writes
     first, second, third = await rig.mutate(
@@ -150,8 +155,7 @@ async def test_mutations_of_one_cell_keep_their_order_across_requests_and_batche
         assert await outcomes(task) == [APPLIED, APPLIED]
 
 
-async def test_a_condition_after_a_change_in_the_same_request_sees_the_change() -> None:
-    rig = await Rig().open()
+async def test_a_condition_after_a_change_in_the_same_request_sees_the_change(rig: Rig) -> None:
     applied, question = await rig.mutate(
         written(b"a", 10, 20), mutation(b"a", conditions=[no_own_write(10)])
     )
@@ -163,9 +167,8 @@ async def test_a_condition_after_a_change_in_the_same_request_sees_the_change() 
 # ---------------------------------------------------------------- waiting
 
 
-async def test_what_waited_beyond_its_deadline_is_dropped_and_says_so() -> None:
+async def test_what_waited_beyond_its_deadline_is_dropped_and_says_so(rig: Rig) -> None:
     """If it were executed after its caller gave up, it would leave locks without an owner."""
-    rig = await Rig().open()
     first = started(rig, written(b"a", 10, 20))
     await asyncio.sleep(0.1)
     late = asyncio.ensure_future(rig.mutate(written(b"b", 10, 20), within_seconds=0.5))
@@ -176,8 +179,7 @@ async def test_what_waited_beyond_its_deadline_is_dropped_and_says_so() -> None:
     assert await rig.value(b"b", 30) is None
 
 
-async def test_what_was_given_up_while_waiting_is_not_executed() -> None:
-    rig = await Rig().open()
+async def test_what_was_given_up_while_waiting_is_not_executed(rig: Rig) -> None:
     first = started(rig, written(b"a", 10, 20))
     await asyncio.sleep(0.1)
     given_up = started(rig, written(b"b", 10, 20))
@@ -201,16 +203,14 @@ async def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     await rig.apply(written(b"c", 10, 20, b"v" * 3000))  # an empty queue takes anything
 
 
-async def test_a_long_request_is_cut_into_batches_and_answered_as_one() -> None:
-    disk = SlowDisk()
+async def test_a_long_request_is_cut_into_batches_and_answered_as_one(disk: SlowDisk) -> None:
     rig = await Rig(disk=disk, commit_mutations_max=10, slice_rows=3).open()
     before = disk.writes
     await rig.apply(*(written(b"%d" % number, 10, 20) for number in range(35)))
     assert disk.writes == before + 4
 
 
-async def test_large_values_end_a_batch() -> None:
-    disk = SlowDisk()
+async def test_large_values_end_a_batch(disk: SlowDisk) -> None:
     rig = await Rig(disk=disk, commit_bytes_max=1000, slice_rows=1).open()
     before = disk.writes
     await rig.apply(*(written(b"%d" % number, 10, 20, b"v" * 600) for number in range(4)))
@@ -220,10 +220,9 @@ async def test_large_values_end_a_batch() -> None:
 # ---------------------------------------------------------------- schema versions
 
 
-async def test_the_schema_version_counts_when_a_mutation_is_judged() -> None:
+async def test_the_schema_version_counts_when_a_mutation_is_judged(rig: Rig) -> None:
     """If the schema were checked on arrival, a commit could wait while it changes, and then commit
     an observed cell without a notification."""
-    rig = await Rig().open()
     first = started(rig, written(b"a", 10, 20))
     await asyncio.sleep(0.1)
     waiting = started(rig, written(b"b", 10, 20))
@@ -242,8 +241,7 @@ async def test_the_schema_version_counts_when_a_mutation_is_judged() -> None:
     assert (answer.mutations, len(answer.unapplied)) == (1, 0)
 
 
-async def test_the_schema_version_never_goes_back() -> None:
-    rig = await Rig().open()
+async def test_the_schema_version_never_goes_back(rig: Rig) -> None:
     await rig.tablet.set_schema_version(5)
     await rig.tablet.set_schema_version(4)
     assert rig.tablet.schema_version == 5
@@ -255,10 +253,11 @@ async def test_the_schema_version_never_goes_back() -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-async def test_after_a_failed_write_everything_in_its_batch_is_unknown(kept: bool) -> None:
+async def test_after_a_failed_write_everything_in_its_batch_is_unknown(
+    disk: SlowDisk, kept: bool
+) -> None:
     """A failed fsync does not mean that nothing was written: if a transfer were reported as failed
     and the user repeated it, it would happen twice. And a refusal may reveal what is in doubt."""
-    disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"taken", 5, 6))
     disk.failure = OSError("the disk is on fire")
@@ -315,11 +314,11 @@ async def test_a_bug_leaves_no_caller_waiting_for_an_answer() -> None:
 
 
 async def test_a_bug_after_the_write_stops_the_tablet_and_leaves_its_batch_unknown(
+    disk: SlowDisk,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What is durable but only half known to memory must be neither judged nor read: a lock that
     the mirror does not know would block no one."""
-    disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
 
@@ -341,9 +340,8 @@ async def test_a_bug_after_the_write_stops_the_tablet_and_leaves_its_batch_unkno
 # ---------------------------------------------------------------- lost ownership
 
 
-async def test_an_owner_deposed_during_the_write_answers_unknown() -> None:
+async def test_an_owner_deposed_during_the_write_answers_unknown(rig: Rig) -> None:
     """The new owner may have cloned the directory before the write, or after it."""
-    rig = await Rig().open()
     await rig.apply(written(b"taken", 5, 6))
     writing = started(
         rig, written(b"a", 10, 20), mutation(b"taken", conditions=[condition(WRITE, ABSENT)])
@@ -360,9 +358,10 @@ async def test_an_owner_deposed_during_the_write_answers_unknown() -> None:
         await rig.mutate(written(b"c", 10, 20))
 
 
-async def test_a_batch_of_refusals_writes_nothing_but_still_checks_the_ownership() -> None:
+async def test_a_batch_of_refusals_writes_nothing_but_still_checks_the_ownership(
+    disk: SlowDisk,
+) -> None:
     """Otherwise, a deposed owner would answer "not committed" about its successor's commits."""
-    disk = SlowDisk()
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"taken", 5, 6))
     writes, checks = disk.writes, rig.owner_checks
@@ -373,8 +372,7 @@ async def test_a_batch_of_refusals_writes_nothing_but_still_checks_the_ownership
     assert [result.outcome for result in await rig.mutate(question)] == [UNKNOWN]
 
 
-async def test_a_deposed_owner_answers_neither_reads_nor_pages() -> None:
-    rig = await Rig().open()
+async def test_a_deposed_owner_answers_neither_reads_nor_pages(rig: Rig) -> None:
     await rig.apply(written(b"a", 5, 6), written(b"b", 5, 6))
     pages = rig.tablet.scan(
         pb.ScanRequest(target=batch([]).target, all_columns=True, timestamp=30, page_rows_max=1)
@@ -395,8 +393,7 @@ async def test_a_deposed_owner_answers_neither_reads_nor_pages() -> None:
 # ---------------------------------------------------------------- closing
 
 
-async def test_closing_lets_the_current_batch_finish_and_refuses_the_rest() -> None:
-    disk = SlowDisk()
+async def test_closing_lets_the_current_batch_finish_and_refuses_the_rest(disk: SlowDisk) -> None:
     rig = await Rig(disk=disk).open()
     first = started(rig, written(b"a", 10, 20))
     await asyncio.sleep(0.1)
@@ -415,8 +412,9 @@ async def test_closing_lets_the_current_batch_finish_and_refuses_the_rest() -> N
     assert await reopened.value(b"b", 30) is None
 
 
-async def test_a_disk_failure_while_closing_is_reported_and_the_storage_is_closed() -> None:
-    disk = SlowDisk()
+async def test_a_disk_failure_while_closing_is_reported_and_the_storage_is_closed(
+    disk: SlowDisk,
+) -> None:
     rig = await Rig(disk=disk).open()
     disk.failure = OSError("the disk is on fire")
     with pytest.raises(StoreUnusable):
@@ -428,8 +426,7 @@ async def test_a_disk_failure_while_closing_is_reported_and_the_storage_is_close
     assert (await reopened.read(b"a", 30, COLUMN)).found.values == []
 
 
-async def test_what_was_not_synced_at_a_crash_was_never_acknowledged() -> None:
-    disk = SlowDisk()
+async def test_what_was_not_synced_at_a_crash_was_never_acknowledged(disk: SlowDisk) -> None:
     storage = MemoryStorage(disk)
     rig = await Rig(disk=disk, storage=storage).open()
     await rig.apply(prewrite(b"a", 10, b"value"))

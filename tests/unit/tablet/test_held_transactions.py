@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -51,11 +52,18 @@ from tests.unit.tablet.tablets import (
     written,
 )
 
+
+@pytest.fixture
+@asynccontextmanager
+async def rig() -> AsyncIterator[OneRoundRig]:
+    """A tablet whose transactions commit in one round."""
+    yield OneRoundRig()
+
+
 # ---------------------------------------------------------------- committing
 
 
-async def test_all_cells_are_written_at_one_fresh_timestamp() -> None:
-    rig = OneRoundRig()
+async def test_all_cells_are_written_at_one_fresh_timestamp(rig: OneRoundRig) -> None:
     await rig.open()
     result = await rig.commit(whole(10, {b"a": b"1", b"b": b"2"}))
     assert list(result.commit_timestamps) == [100]
@@ -66,8 +74,9 @@ async def test_all_cells_are_written_at_one_fresh_timestamp() -> None:
     assert not await rig.cells(LOCK)
 
 
-async def test_transactions_of_a_request_share_a_question_to_the_oracle_and_a_write() -> None:
-    rig = OneRoundRig()
+async def test_transactions_of_a_request_share_a_question_to_the_oracle_and_a_write(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     before = rig.slow_disk.writes
     result = await rig.commit(*(whole(10 + n, {b"%d" % n: b"x"}) for n in range(5)))
@@ -76,8 +85,9 @@ async def test_transactions_of_a_request_share_a_question_to_the_oracle_and_a_wr
     assert rig.slow_disk.writes == before + 1
 
 
-async def test_the_timestamp_after_a_commit_is_set_aside_if_another_transaction_follows() -> None:
-    rig = OneRoundRig()
+async def test_the_timestamp_after_a_commit_is_set_aside_if_another_transaction_follows(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     request = together(whole(10 + n, {b"%d" % n: b"x"}) for n in range(4))
     request.followed.extend((0, 2))
@@ -87,9 +97,10 @@ async def test_the_timestamp_after_a_commit_is_set_aside_if_another_transaction_
     assert list(result.followed) == [0, 2]
 
 
-async def test_nothing_is_set_aside_after_a_commit_that_was_found_or_refused() -> None:
+async def test_nothing_is_set_aside_after_a_commit_that_was_found_or_refused(
+    rig: OneRoundRig,
+) -> None:
     """The request that committed it has said so, and its caller may have begun there."""
-    rig = OneRoundRig()
     await rig.open()
     request = together([whole(10, {b"a": b"1"}), whole(11, {b"b": b"1"})])
     request.followed.append(0)
@@ -99,8 +110,7 @@ async def test_nothing_is_set_aside_after_a_commit_that_was_found_or_refused() -
     assert not result.followed
 
 
-async def test_every_kind_of_write_leaves_the_record_of_its_kind() -> None:
-    rig = OneRoundRig()
+async def test_every_kind_of_write_leaves_the_record_of_its_kind(rig: OneRoundRig) -> None:
     await rig.open()
     await rig.commit(whole(10, {b"a": b"1", b"b": b"2"}))
     await rig.commit(
@@ -114,8 +124,7 @@ async def test_every_kind_of_write_leaves_the_record_of_its_kind() -> None:
     assert [cell.value for cell in await rig.cells(DATA)] == [b"long"]
 
 
-async def test_a_lock_only_record_names_the_change_below_it() -> None:
-    rig = OneRoundRig()
+async def test_a_lock_only_record_names_the_change_below_it(rig: OneRoundRig) -> None:
     await rig.open()
     await rig.commit(whole(10, {b"a": b"1"}))
     await rig.commit(whole(110, {b"a": b""}, LOCK_ONLY))
@@ -123,8 +132,9 @@ async def test_a_lock_only_record_names_the_change_below_it() -> None:
     assert [record.last_change for record in records] == [100]
 
 
-async def test_observers_are_notified_of_puts_and_deletions_but_not_of_locks() -> None:
-    rig = OneRoundRig()
+async def test_observers_are_notified_of_puts_and_deletions_but_not_of_locks(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     request = together(
         [
@@ -150,8 +160,7 @@ async def test_observers_are_notified_of_puts_and_deletions_but_not_of_locks() -
 # ---------------------------------------------------------------- judging
 
 
-async def test_a_repeated_request_finds_its_commit() -> None:
-    rig = OneRoundRig()
+async def test_a_repeated_request_finds_its_commit(rig: OneRoundRig) -> None:
     await rig.open()
     await rig.commit(whole(10, {b"a": b"1"}))
     await rig.commit(whole(120, {b"a": b"2"}))
@@ -161,9 +170,8 @@ async def test_a_repeated_request_finds_its_commit() -> None:
     assert await rig.value(b"a", 300) == b"2"
 
 
-async def test_a_marker_on_any_cell_stops_it() -> None:
+async def test_a_marker_on_any_cell_stops_it(rig: OneRoundRig) -> None:
     """A late copy must not commit what `resolve` has rolled back."""
-    rig = OneRoundRig()
     await rig.open()
     await rig.apply(roll_back(b"b", 10))
     refused = only(await rig.commit(whole(10, {b"a": b"1", b"b": b"2"})))
@@ -208,9 +216,8 @@ async def test_weak_notifications_fill_the_queue_as_cells_do() -> None:
 
 
 @pytest.mark.parametrize("start", [5, 10, 15])
-async def test_a_lock_on_any_cell_stops_it_its_own_too(start: int) -> None:
+async def test_a_lock_on_any_cell_stops_it_its_own_too(rig: OneRoundRig, start: int) -> None:
     """Its own lock is that of another committer, in two phases: it alone may go on."""
-    rig = OneRoundRig()
     await rig.open()
     await rig.apply(prewrite(b"b", start))
     refused = only(await rig.commit(whole(10, {b"a": b"1", b"b": b"2"})))
@@ -218,8 +225,7 @@ async def test_a_lock_on_any_cell_stops_it_its_own_too(start: int) -> None:
     assert refused.cell.value.startswith(own(start))
 
 
-async def test_a_newer_commit_on_any_cell_stops_it() -> None:
-    rig = OneRoundRig()
+async def test_a_newer_commit_on_any_cell_stops_it(rig: OneRoundRig) -> None:
     await rig.open()
     await rig.apply(written(b"b", 11, 12))
     refused = only(await rig.commit(whole(10, {b"a": b"1", b"b": b"2"})))
@@ -227,16 +233,14 @@ async def test_a_newer_commit_on_any_cell_stops_it() -> None:
     assert refused.cell.timestamp == 12
 
 
-async def test_a_refusal_leaves_only_while_the_tablet_is_owned() -> None:
-    rig = OneRoundRig()
+async def test_a_refusal_leaves_only_while_the_tablet_is_owned(rig: OneRoundRig) -> None:
     await rig.open()
     await rig.apply(prewrite(b"a", 5))
     rig.owner = False
     assert only(await rig.commit(whole(10, {b"a": b"1"}))).outcome == UNKNOWN
 
 
-async def test_two_transactions_of_one_cell_follow_each_other() -> None:
-    rig = OneRoundRig()
+async def test_two_transactions_of_one_cell_follow_each_other(rig: OneRoundRig) -> None:
     await rig.open()
     result = await rig.commit(whole(10, {b"a": b"1"}), whole(11, {b"a": b"2"}))
     assert list(result.commit_timestamps) == [100, 0]
@@ -246,8 +250,9 @@ async def test_two_transactions_of_one_cell_follow_each_other() -> None:
 # ---------------------------------------------------------------- what changes the tablet
 
 
-async def test_what_needs_all_cells_let_go_has_its_turn_among_a_stream_of_transactions() -> None:
-    rig = OneRoundRig()
+async def test_what_needs_all_cells_let_go_has_its_turn_among_a_stream_of_transactions(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     done = asyncio.ensure_future(rig.tablet.set_schema_version(4))
     begun = asyncio.get_running_loop().time()
@@ -273,10 +278,10 @@ async def _commit_all_the_time(rig: OneRoundRig, until: float) -> None:
 
 @pytest.mark.parametrize("others", [1, 2, 4])
 async def test_a_transaction_has_its_turn_among_those_that_need_all_cells_let_go(
+    rig: OneRoundRig,
     others: int,
 ) -> None:
     """They overlap: while one of them writes, the others wait."""
-    rig = OneRoundRig()
     await rig.open()
     loop = asyncio.get_running_loop()
     ends = loop.time() + 300.0
@@ -298,8 +303,9 @@ async def test_a_transaction_has_its_turn_among_those_that_need_all_cells_let_go
 # ---------------------------------------------------------------- deadlines
 
 
-async def test_a_transaction_that_waits_for_a_cell_is_answered_at_its_deadline() -> None:
-    rig = OneRoundRig()
+async def test_a_transaction_that_waits_for_a_cell_is_answered_at_its_deadline(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     rig.oracle.gate = asyncio.Event()
     holding = rig.committing(whole(10, {b"a": b"1"}))
@@ -317,8 +323,9 @@ async def test_a_transaction_that_waits_for_a_cell_is_answered_at_its_deadline()
     assert [one.outcome for one in await rig.mutate(roll_back(b"a", 20))] == [APPLIED]
 
 
-async def test_a_transaction_kept_out_by_a_change_is_answered_at_its_deadline() -> None:
-    rig = OneRoundRig()
+async def test_a_transaction_kept_out_by_a_change_is_answered_at_its_deadline(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     rig.oracle.gate = asyncio.Event()
     holding = rig.committing(whole(10, {b"a": b"1"}))
@@ -339,9 +346,10 @@ async def test_a_transaction_kept_out_by_a_change_is_answered_at_its_deadline() 
     assert await rig.value(b"b", 300) == b"3"
 
 
-async def test_a_marker_does_not_wait_for_its_own_transaction_after_the_deadline() -> None:
+async def test_a_marker_does_not_wait_for_its_own_transaction_after_the_deadline(
+    rig: OneRoundRig,
+) -> None:
     """No transaction may hold cells, and still its place in the line is free."""
-    rig = OneRoundRig()
     await rig.open()
     rig.oracle.gate = asyncio.Event()
     holding = rig.committing(whole(10, {b"a": b"1"}))
@@ -357,9 +365,8 @@ async def test_a_marker_does_not_wait_for_its_own_transaction_after_the_deadline
     await asyncio.gather(holding, changing)
 
 
-async def test_a_transaction_is_not_written_after_its_deadline() -> None:
+async def test_a_transaction_is_not_written_after_its_deadline(rig: OneRoundRig) -> None:
     """Its cells are let go: nothing else waits for it, and a reader sees what was there before."""
-    rig = OneRoundRig()
     await rig.open()
     rig.oracle.seconds = 0.1
     writing = started(rig, written(b"z", 5, 6))
@@ -400,8 +407,7 @@ def _committing(rows: int) -> tuple[HeldCells, list[Committing]]:
     return held, holders
 
 
-async def test_reads_at_or_above_the_start_wait_and_see_the_commit() -> None:
-    rig = OneRoundRig()
+async def test_reads_at_or_above_the_start_wait_and_see_the_commit(rig: OneRoundRig) -> None:
     await rig.open()
     committing = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -418,8 +424,7 @@ async def test_reads_at_or_above_the_start_wait_and_see_the_commit() -> None:
 
 
 @pytest.mark.parametrize("row", [b"a", b"named like \0read\0\0\1"])
-async def test_a_read_of_all_columns_waits_too(row: bytes) -> None:
-    rig = OneRoundRig()
+async def test_a_read_of_all_columns_waits_too(rig: OneRoundRig, row: bytes) -> None:
     await rig.open()
     committing = rig.committing(whole(10, {row: b"1"}))
     await asyncio.sleep(0.5)
@@ -432,8 +437,7 @@ async def test_a_read_of_all_columns_waits_too(row: bytes) -> None:
     assert list((await reading).found.values) == [b"1"]
 
 
-async def test_a_read_goes_on_once_the_commit_is_known_to_be_above_it() -> None:
-    rig = OneRoundRig()
+async def test_a_read_goes_on_once_the_commit_is_known_to_be_above_it(rig: OneRoundRig) -> None:
     await rig.open()
     committing = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -465,8 +469,7 @@ async def test_reads_wait_until_memory_knows_of_the_batch() -> None:
     assert await reading == b"1"
 
 
-async def test_a_read_does_not_wait_for_ever() -> None:
-    rig = OneRoundRig()
+async def test_a_read_does_not_wait_for_ever(rig: OneRoundRig) -> None:
     await rig.open()
     rig.oracle.seconds = 60.0
     committing = rig.committing(whole(10, {b"a": b"1"}))
@@ -476,10 +479,9 @@ async def test_a_read_does_not_wait_for_ever() -> None:
     await committing
 
 
-async def test_the_time_that_a_read_waits_does_not_start_again_when_other_cells_change_hands() -> (
-    None
-):
-    rig = OneRoundRig()
+async def test_the_time_that_a_read_waits_does_not_start_again_when_other_cells_change_hands(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     rig.oracle.seconds = 60.0
     committing = rig.committing(whole(10, {b"a": b"1"}))
@@ -522,9 +524,8 @@ async def test_a_read_of_one_row_does_not_look_at_what_is_held_in_others() -> No
     assert sum(holder.looks for holder in holders) == 3
 
 
-async def test_a_marker_waits_and_finds_the_commit() -> None:
+async def test_a_marker_waits_and_finds_the_commit(rig: OneRoundRig) -> None:
     """`resolve` asks the primary of a transaction that is on its way."""
-    rig = OneRoundRig()
     await rig.open()
     committing = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -538,9 +539,8 @@ async def test_a_marker_waits_and_finds_the_commit() -> None:
     assert refused.cell.timestamp == 100
 
 
-async def test_a_transaction_waits_for_a_cell_that_a_batch_is_changing() -> None:
+async def test_a_transaction_waits_for_a_cell_that_a_batch_is_changing(rig: OneRoundRig) -> None:
     """Judged against what is not durable, it would miss the marker that is on its way."""
-    rig = OneRoundRig()
     await rig.open()
     marking = started(rig, roll_back(b"a", 10))
     await asyncio.sleep(0.5)
@@ -551,8 +551,9 @@ async def test_a_transaction_waits_for_a_cell_that_a_batch_is_changing() -> None
     assert only(await committing).failed_condition == 1
 
 
-async def test_the_next_transactions_get_their_timestamps_while_the_disk_is_busy() -> None:
-    rig = OneRoundRig()
+async def test_the_next_transactions_get_their_timestamps_while_the_disk_is_busy(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     began = rig.clock.monotonic_seconds()
     first = rig.committing(whole(10, {b"a": b"1"}))
@@ -564,8 +565,7 @@ async def test_the_next_transactions_get_their_timestamps_while_the_disk_is_busy
     assert rig.clock.monotonic_seconds() - began == pytest.approx(3.2)
 
 
-async def test_mutations_do_not_wait_for_the_oracle() -> None:
-    rig = OneRoundRig()
+async def test_mutations_do_not_wait_for_the_oracle(rig: OneRoundRig) -> None:
     await rig.open()
     rig.oracle.seconds = 60.0
     committing = rig.committing(whole(10, {b"a": b"1"}))
@@ -575,9 +575,10 @@ async def test_mutations_do_not_wait_for_the_oracle() -> None:
     await committing
 
 
-async def test_a_mutation_that_waits_is_judged_before_the_next_transaction() -> None:
+async def test_a_mutation_that_waits_is_judged_before_the_next_transaction(
+    rig: OneRoundRig,
+) -> None:
     """A crowd of transactions would otherwise keep a roll-back waiting forever."""
-    rig = OneRoundRig()
     await rig.open()
     first = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -624,9 +625,8 @@ async def test_a_scan_of_changes_goes_on_once_the_commit_is_known_to_be_above_it
     assert (await changes(rig, 50, 150)).changes == [Change(100, b"a", COLUMN, b"1")]
 
 
-async def test_reads_of_whole_rows_do_not_wait_for_a_read_lock() -> None:
+async def test_reads_of_whole_rows_do_not_wait_for_a_read_lock(rig: OneRoundRig) -> None:
     """It changes nothing that they could see."""
-    rig = OneRoundRig()
     await rig.open()
     await rig.apply(written(b"a", 2, 3, b"v"))
     committing = rig.committing(whole_read_lock(10, b"a"))
@@ -649,8 +649,7 @@ async def test_reads_of_whole_rows_do_not_wait_for_a_read_lock() -> None:
 # ---------------------------------------------------------------- not executed
 
 
-async def test_without_a_timestamp_it_is_not_executed_and_lets_go() -> None:
-    rig = OneRoundRig()
+async def test_without_a_timestamp_it_is_not_executed_and_lets_go(rig: OneRoundRig) -> None:
     await rig.open()
     rig.oracle.failure = Unavailable("cut off")
     committing = rig.committing(whole(10, {b"a": b"1"}))
@@ -664,8 +663,7 @@ async def test_without_a_timestamp_it_is_not_executed_and_lets_go() -> None:
     assert [result.outcome for result in await marking] == [APPLIED]
 
 
-async def test_a_start_from_the_future_stops_only_its_own_transaction() -> None:
-    rig = OneRoundRig()
+async def test_a_start_from_the_future_stops_only_its_own_transaction(rig: OneRoundRig) -> None:
     await rig.open()
     result = await rig.commit(whole(100, {b"a": b"1"}), whole(50, {b"b": b"2"}))
     assert list(result.commit_timestamps) == [0, 101]
@@ -692,8 +690,9 @@ async def test_an_oracle_that_takes_no_more_requests_leaves_no_cell_held() -> No
     assert await rig.value(b"a", 150) is None
 
 
-async def test_a_batch_that_fails_leaves_it_unknown_and_what_waits_not_executed() -> None:
-    rig = OneRoundRig()
+async def test_a_batch_that_fails_leaves_it_unknown_and_what_waits_not_executed(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     rig.slow_disk.failure = OSError("on fire")
     committing = rig.committing(whole(10, {b"a": b"1"}))
@@ -705,8 +704,7 @@ async def test_a_batch_that_fails_leaves_it_unknown_and_what_waits_not_executed(
     assert only(await waiting).outcome == NOT_EXECUTED
 
 
-async def test_a_lost_tablet_leaves_it_unknown() -> None:
-    rig = OneRoundRig()
+async def test_a_lost_tablet_leaves_it_unknown(rig: OneRoundRig) -> None:
     await rig.open()
     committing = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -715,8 +713,7 @@ async def test_a_lost_tablet_leaves_it_unknown() -> None:
     assert [type(error) for error in rig.closed] == [TabletMoved]
 
 
-async def test_below_the_safe_point_it_is_not_executed() -> None:
-    rig = OneRoundRig()
+async def test_below_the_safe_point_it_is_not_executed(rig: OneRoundRig) -> None:
     await rig.open()
     await rig.tablet.raise_safe_points(rig.tablet.safe_points._replace(transactions=11))
     result = only(await rig.commit(whole(10, {b"a": b"1"})))
@@ -724,8 +721,9 @@ async def test_below_the_safe_point_it_is_not_executed() -> None:
     assert result.error.HasField("snapshot_too_old")
 
 
-async def test_a_commit_is_found_by_a_later_copy_of_its_message_even_below_the_safe_point() -> None:
-    rig = OneRoundRig()
+async def test_a_commit_is_found_by_a_later_copy_of_its_message_even_below_the_safe_point(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     message = whole(10, {b"a": b"1", b"b": b"2"})
     assert list((await rig.commit(message)).commit_timestamps) == [100]
@@ -736,8 +734,7 @@ async def test_a_commit_is_found_by_a_later_copy_of_its_message_even_below_the_s
     assert other.error.HasField("snapshot_too_old"), "a conflict proves nothing down there"
 
 
-async def test_a_deadline_that_passes_while_it_waits_for_its_cell() -> None:
-    rig = OneRoundRig()
+async def test_a_deadline_that_passes_while_it_waits_for_its_cell(rig: OneRoundRig) -> None:
     await rig.open()
     first = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -762,8 +759,9 @@ async def test_a_full_queue_refuses_the_request() -> None:
 # ---------------------------------------------------------------- what changes between batches
 
 
-async def test_a_new_schema_is_acknowledged_only_after_what_was_judged_under_the_old_one() -> None:
-    rig = OneRoundRig()
+async def test_a_new_schema_is_acknowledged_only_after_what_was_judged_under_the_old_one(
+    rig: OneRoundRig,
+) -> None:
     await rig.open()
     committing = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -783,8 +781,7 @@ async def test_a_new_schema_is_acknowledged_only_after_what_was_judged_under_the
     assert list((await later).commit_timestamps) == [200]
 
 
-async def test_a_fence_waits_for_the_cells_and_then_finds_them() -> None:
-    rig = OneRoundRig()
+async def test_a_fence_waits_for_the_cells_and_then_finds_them(rig: OneRoundRig) -> None:
     await rig.open()
     committing = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -799,8 +796,7 @@ async def test_a_fence_waits_for_the_cells_and_then_finds_them() -> None:
     assert response.obstacle.row == b"a"
 
 
-async def test_behind_a_fence_it_is_not_executed() -> None:
-    rig = OneRoundRig()
+async def test_behind_a_fence_it_is_not_executed(rig: OneRoundRig) -> None:
     await rig.open()
     request = pb.FenceRequest(
         target=pb.TabletTarget(tablet_id=1, epoch=2),
@@ -815,8 +811,7 @@ async def test_behind_a_fence_it_is_not_executed() -> None:
     assert result.error.HasField("not_ready")
 
 
-async def test_closing_lets_what_is_held_land_and_refuses_the_rest() -> None:
-    rig = OneRoundRig()
+async def test_closing_lets_what_is_held_land_and_refuses_the_rest(rig: OneRoundRig) -> None:
     await rig.open()
     committing = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -831,8 +826,7 @@ async def test_closing_lets_what_is_held_land_and_refuses_the_rest() -> None:
     assert await reopened.value(b"a", 150) == b"1"
 
 
-async def test_a_caller_that_leaves_does_not_stop_what_is_held() -> None:
-    rig = OneRoundRig()
+async def test_a_caller_that_leaves_does_not_stop_what_is_held(rig: OneRoundRig) -> None:
     await rig.open()
     committing = rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
@@ -873,9 +867,8 @@ async def test_a_caller_that_leaves_does_not_stop_what_is_held() -> None:
     ],
 )
 async def test_a_malformed_request_is_refused_and_changes_nothing(
-    field: str, spoil: Callable[[pb.TransactionBatch], None]
+    rig: OneRoundRig, field: str, spoil: Callable[[pb.TransactionBatch], None]
 ) -> None:
-    rig = OneRoundRig()
     await rig.open()
     request = together([whole(10, {b"a": b"1", b"b": b"2"})])
     spoil(request)

@@ -64,8 +64,7 @@ def told(result: pb.NotificationScanResult) -> list[Found]:
     return [(n.row, n.column, n.observer, tuple(n.timestamps)) for n in result.notifications]
 
 
-async def test_notifications_are_returned_by_cell_and_observer_newest_first() -> None:
-    rig = await Rig().open()
+async def test_notifications_are_returned_by_cell_and_observer_newest_first(rig: Rig) -> None:
     await rig.apply(
         notify(b"b", 5),
         notify(b"a", 7, 9, 8),
@@ -80,8 +79,7 @@ async def test_notifications_are_returned_by_cell_and_observer_newest_first() ->
     ]
 
 
-async def test_notifications_of_other_observers_are_left_out() -> None:
-    rig = await Rig().open()
+async def test_notifications_of_other_observers_are_left_out(rig: Rig) -> None:
     await rig.apply(
         notify(b"a", 5), notify(b"b", 6, observer=b"g"), notify(b"c", 7, observer=b"ff")
     )
@@ -89,8 +87,7 @@ async def test_notifications_of_other_observers_are_left_out() -> None:
     assert [row for row, *_ in told(await look(rig, observers=[b"g", b"ff"]))] == [b"b", b"c"]
 
 
-async def test_deleted_notifications_are_no_longer_found() -> None:
-    rig = await Rig().open()
+async def test_deleted_notifications_are_no_longer_found(rig: Rig) -> None:
     await rig.apply(notify(b"a", 5, 6))
     await rig.apply(mutation(b"a", delete(NOTIFY, 5, b"f")))
     assert told(await look(rig)) == [(b"a", COLUMN, b"f", (6,))]
@@ -135,8 +132,7 @@ async def test_very_many_notifications_that_were_not_requested_cost_a_look_nothi
         assert looked_at < 100
 
 
-async def test_an_answer_says_what_remains_and_splits_no_row() -> None:
-    rig = await Rig().open()
+async def test_an_answer_says_what_remains_and_splits_no_row(rig: Rig) -> None:
     await rig.apply(*(notify(b"%d" % row, 5, 6) for row in range(5)))
     await rig.apply(notify(b"1", 7, column=b"more"))
     first = await look(rig, row_limit=2)
@@ -182,8 +178,7 @@ def test_everything_is_found_once_however_little_memory_holds(
 # ---------------------------------------------------------------- locks
 
 
-async def test_old_locks_on_the_named_columns_are_returned_with_their_records() -> None:
-    rig = await Rig().open()
+async def test_old_locks_on_the_named_columns_are_returned_with_their_records(rig: Rig) -> None:
     await rig.apply(
         prewrite(b"a", 10, b"value"),
         prewrite(b"b", 20),
@@ -210,8 +205,7 @@ async def test_a_look_at_a_million_locks_ends_early(monkeypatch: pytest.MonkeyPa
     assert [row for row, *_ in found] == [b"4"]
 
 
-async def test_locks_after_the_last_row_of_an_answer_are_left_for_the_next_one() -> None:
-    rig = await Rig().open()
+async def test_locks_after_the_last_row_of_an_answer_are_left_for_the_next_one(rig: Rig) -> None:
     await rig.apply(notify(b"a", 5), notify(b"b", 5), prewrite(b"a1", 3), prewrite(b"c", 3))
     first = await look(rig, locked_columns=[COLUMN], locks_before=99, row_limit=1)
     assert [row for row, *_ in told(first)] == [b"a"]
@@ -254,8 +248,7 @@ async def test_a_commit_in_progress_is_found_as_lock_or_as_notification_at_every
     assert looks > 5
 
 
-async def test_an_answer_counts_all_notifications_ever_written() -> None:
-    rig = await Rig().open()
+async def test_an_answer_counts_all_notifications_ever_written(rig: Rig) -> None:
     assert (await look(rig)).notifications_written == 0
     await rig.apply(notify(b"a", 5, 6))
     await rig.apply(mutation(b"a", delete(NOTIFY, 5, b"f"), delete(NOTIFY, 6, b"f")))
@@ -265,8 +258,7 @@ async def test_an_answer_counts_all_notifications_ever_written() -> None:
 # ---------------------------------------------------------------- refusals
 
 
-async def test_a_scan_means_a_tablet_at_an_epoch_and_any_schema() -> None:
-    rig = await Rig().open()
+async def test_a_scan_means_a_tablet_at_an_epoch_and_any_schema(rig: Rig) -> None:
     target = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=99)
     await rig.tablet.scan_notifications(pb.NotificationScan(target=target))
     target.epoch = 3
@@ -284,8 +276,7 @@ async def test_nonsensical_scans_are_refused_by_name() -> None:
         await look(rig, locked_columns=[b"f", b"g"])
 
 
-async def test_a_tablet_that_was_lost_answers_nothing() -> None:
-    rig = await Rig().open()
+async def test_a_tablet_that_was_lost_answers_nothing(rig: Rig) -> None:
     await rig.apply(notify(b"a", 5))
     rig.owner = False
     with pytest.raises(TabletMoved):

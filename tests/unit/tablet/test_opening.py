@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -28,12 +30,18 @@ from tests.unit.tablet.tablets import (
 )
 
 
+@pytest.fixture
+@asynccontextmanager
+async def disk() -> AsyncIterator[DurableMemory]:
+    """A disk in memory that outlives its tablets."""
+    yield DurableMemory()
+
+
 def of_rows(start: bytes, end: bytes) -> TabletIdentity:
     return TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=start, end=end)
 
 
-async def test_locks_and_notifications_are_found_again() -> None:
-    disk = DurableMemory()
+async def test_locks_and_notifications_are_found_again(disk: DurableMemory) -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(prewrite(b"a", 10), mutation(b"b", put(NOTIFY, b"", 5, b"f")))
     await rig.tablet.close()
@@ -46,10 +54,9 @@ async def test_locks_and_notifications_are_found_again() -> None:
     assert (statistics.locks, statistics.notifications) == (1, 1)
 
 
-async def test_a_child_of_a_split_sees_nothing_outside_of_its_range() -> None:
+async def test_a_child_of_a_split_sees_nothing_outside_of_its_range(disk: DurableMemory) -> None:
     """Its directory is a clone of its parent's and still holds the other half, whose data, locks
     and notifications now belong to another tablet."""
-    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     rows = [b"a", b"m", b"z"]
     await rig.apply(
@@ -71,9 +78,10 @@ async def test_a_child_of_a_split_sees_nothing_outside_of_its_range() -> None:
     assert (statistics.locks, statistics.notifications) == (1, 1)
 
 
-async def test_a_transaction_from_before_the_reopening_is_judged_by_the_storage() -> None:
+async def test_a_transaction_from_before_the_reopening_is_judged_by_the_storage(
+    disk: DurableMemory,
+) -> None:
     """Memory has lost the recent commits and markers; the stored bounds make up for it."""
-    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.apply(prewrite(b"a", 10), roll_back(b"b", 11))
     await rig.apply(commit(b"a", 10, 20))
@@ -88,11 +96,10 @@ async def test_a_transaction_from_before_the_reopening_is_judged_by_the_storage(
     assert own.outcome != REFUSED
 
 
-async def test_safe_points_of_another_length_are_refused_and_never_mistaken_for_lower_ones() -> (
-    None
-):
+async def test_safe_points_of_another_length_are_refused_and_never_mistaken_for_lower_ones(
+    disk: DurableMemory,
+) -> None:
     """A lower one would let a read through whose history is gone."""
-    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.tablet.raise_safe_points(SafePoints(20, 30))
     disk.durable[SAFE_POINT_KEY] = disk.durable[SAFE_POINT_KEY][:16]
@@ -101,9 +108,10 @@ async def test_safe_points_of_another_length_are_refused_and_never_mistaken_for_
     assert refused.value.fault is StoreFault.DAMAGED
 
 
-async def test_a_storage_of_another_format_is_refused_by_name_and_left_as_it_is() -> None:
+async def test_a_storage_of_another_format_is_refused_by_name_and_left_as_it_is(
+    disk: DurableMemory,
+) -> None:
     """The release that knows the format goes on with it, and with its counts."""
-    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
     await rig.tablet.close()
@@ -116,8 +124,7 @@ async def test_a_storage_of_another_format_is_refused_by_name_and_left_as_it_is(
     assert disk.durable == before
 
 
-async def test_a_storage_that_holds_something_else_is_refused() -> None:
-    disk = DurableMemory()
+async def test_a_storage_that_holds_something_else_is_refused(disk: DurableMemory) -> None:
     disk.durable[b"what"] = b"ever"
     refused = Rig(disk=disk)
     with pytest.raises(StoreUnusable, match="no tablet"):
@@ -127,10 +134,10 @@ async def test_a_storage_that_holds_something_else_is_refused() -> None:
 
 
 async def test_other_tablets_are_served_while_one_takes_in_its_locks(
+    disk: DurableMemory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One job may have left ten million of them, and read locks are found among all others."""
-    disk = DurableMemory()
     rig = await Rig(disk=disk).open()
     starts = range(100, 120)
     await rig.apply(*(prewrite(b"%d" % start, start) for start in starts))
@@ -164,8 +171,9 @@ async def test_a_storage_that_cannot_be_read_is_unusable() -> None:
         await Rig(storage=UnreadableStorage()).open()
 
 
-async def test_counts_outlive_a_clean_close_and_are_shared_out_after_a_split() -> None:
-    disk = DurableMemory()
+async def test_counts_outlive_a_clean_close_and_are_shared_out_after_a_split(
+    disk: DurableMemory,
+) -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(*(written(b"%03d" % number, 5, 6, b"v" * 50) for number in range(100)))
     await rig.tablet.close()

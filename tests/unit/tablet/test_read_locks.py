@@ -68,15 +68,13 @@ def _column(refusal: pb.MutationResult) -> bytes:
 # ------------------------------------------------------------------ who excludes whom
 
 
-async def test_any_number_of_read_locks_are_live_and_committed_at_the_same_time() -> None:
-    rig = await Rig().open()
+async def test_any_number_of_read_locks_are_live_and_committed_at_the_same_time(rig: Rig) -> None:
     await rig.apply(read_lock(ROW, 10), read_lock(ROW, 11), read_lock(ROW, 5))
     await rig.apply(commit_read_lock(ROW, 11, 20), commit_read_lock(ROW, 5, 21))
     await rig.apply(read_lock(ROW, 6), commit_read_lock(ROW, 10, 22), commit_read_lock(ROW, 6, 23))
 
 
-async def test_a_writer_meets_a_live_read_lock_and_then_its_commit() -> None:
-    rig = await Rig().open()
+async def test_a_writer_meets_a_live_read_lock_and_then_its_commit(rig: Rig) -> None:
     await rig.apply(read_lock(ROW, 10))
     (result,) = await rig.mutate(prewrite(ROW, 12))
     assert (result.failed_condition, _column(result)) == (LOCKED, hidden(10))
@@ -87,16 +85,16 @@ async def test_a_writer_meets_a_live_read_lock_and_then_its_commit() -> None:
     await rig.apply(prewrite(ROW, 21))
 
 
-async def test_a_writer_that_is_younger_than_what_was_rolled_back_goes_on() -> None:
-    rig = await Rig().open()
+async def test_a_writer_that_is_younger_than_what_was_rolled_back_goes_on(rig: Rig) -> None:
     await rig.apply(read_lock(ROW, 10))
     await rig.apply(roll_back_read_lock(ROW, 10))
     await rig.apply(prewrite(ROW, 9))
 
 
 @pytest.mark.parametrize("kind", [RecordKind.PUT, RecordKind.DELETE, RecordKind.LOCK_ONLY])
-async def test_a_read_lock_meets_a_live_writer_and_then_its_commit(kind: RecordKind) -> None:
-    rig = await Rig().open()
+async def test_a_read_lock_meets_a_live_writer_and_then_its_commit(
+    rig: Rig, kind: RecordKind
+) -> None:
     await rig.apply(prewrite(ROW, 10, kind=kind))
     assert await _refusal(rig, read_lock(ROW, 12)) == (LOCKED, COLUMN, 0)
     await rig.apply(commit(ROW, 10, 20, kind=kind))
@@ -104,9 +102,8 @@ async def test_a_read_lock_meets_a_live_writer_and_then_its_commit(kind: RecordK
     await rig.apply(read_lock(ROW, 21))
 
 
-async def test_only_the_locked_cell_is_locked() -> None:
+async def test_only_the_locked_cell_is_locked(rig: Rig) -> None:
     """Not the others of its row, not one whose name begins the same, nor one in another row."""
-    rig = await Rig().open()
     await rig.apply(read_lock(ROW, 10))
     await rig.apply(commit_read_lock(ROW, 10, 20))
     await rig.apply(read_lock(ROW, 11))
@@ -121,31 +118,28 @@ async def test_only_the_locked_cell_is_locked() -> None:
         await rig.apply(step)
 
 
-async def test_a_writer_that_knows_nothing_of_read_locks_is_kept_away_too() -> None:
+async def test_a_writer_that_knows_nothing_of_read_locks_is_kept_away_too(rig: Rig) -> None:
     """Its prewrite is the one of the protocol, without a word about them."""
-    rig = await Rig().open()
     await rig.apply(read_lock(ROW, 10))
     (result,) = await rig.mutate(prewrite(ROW, 12))
     assert (result.failed_condition, result.cell.column) == (LOCKED, COLUMN), "it waits for that"
 
 
-async def test_both_ways_to_commit_exclude_each_other() -> None:
-    rig = OneRoundRig()
-    await rig.open()
-    await rig.apply(read_lock(ROW, 10))
-    assert only(await rig.commit(whole(12, {ROW: b"v"}))).failed_condition == LOCKED
-    await rig.apply(roll_back_read_lock(ROW, 10))
-    assert list((await rig.commit(whole_read_lock(13, ROW))).commit_timestamps) == [100]
-    found = only(await rig.commit(whole(14, {ROW: b"v"})))
+async def test_both_ways_to_commit_exclude_each_other(one_round_rig: OneRoundRig) -> None:
+    await one_round_rig.open()
+    await one_round_rig.apply(read_lock(ROW, 10))
+    assert only(await one_round_rig.commit(whole(12, {ROW: b"v"}))).failed_condition == LOCKED
+    await one_round_rig.apply(roll_back_read_lock(ROW, 10))
+    assert list((await one_round_rig.commit(whole_read_lock(13, ROW))).commit_timestamps) == [100]
+    found = only(await one_round_rig.commit(whole(14, {ROW: b"v"})))
     assert (found.failed_condition, _column(found)) == (NEWER, hidden(13))
-    assert await _refusal(rig, prewrite(ROW, 15)) == (NEWER, hidden(13), 100)
-    assert list((await rig.commit(whole(150, {ROW: b"v"}))).commit_timestamps) == [200]
-    assert only(await rig.commit(whole_read_lock(160, ROW))).failed_condition == NEWER
-    assert await _refusal(rig, read_lock(ROW, 161)) == (NEWER, COLUMN, 200)
+    assert await _refusal(one_round_rig, prewrite(ROW, 15)) == (NEWER, hidden(13), 100)
+    assert list((await one_round_rig.commit(whole(150, {ROW: b"v"}))).commit_timestamps) == [200]
+    assert only(await one_round_rig.commit(whole_read_lock(160, ROW))).failed_condition == NEWER
+    assert await _refusal(one_round_rig, read_lock(ROW, 161)) == (NEWER, COLUMN, 200)
 
 
-async def test_a_read_does_not_wait_for_a_read_lock() -> None:
-    rig = await Rig().open()
+async def test_a_read_does_not_wait_for_a_read_lock(rig: Rig) -> None:
     await rig.apply(written(ROW, 2, 3, b"v"), read_lock(ROW, 10))
     assert await rig.value(ROW, 50) == b"v"
     (page,) = await rig.scan(50)
@@ -162,33 +156,34 @@ async def test_of_two_in_one_request_only_one_is_there() -> None:
         assert [one.outcome for one in await rig.mutate(*steps)] == [APPLIED, REFUSED]
 
 
-async def test_read_locks_of_one_cell_share_a_batch() -> None:
-    rig = await Rig().open()
+async def test_read_locks_of_one_cell_share_a_batch(rig: Rig) -> None:
     await rig.apply(*(read_lock(ROW, start) for start in range(10, 60)))
     assert rig.tablet._state.counters.batches_synced == 1
 
 
-async def test_a_writer_waits_for_read_locks_that_are_held_and_the_other_way_round() -> None:
-    rig = OneRoundRig()
-    await rig.open()
-    readers = [rig.committing(whole_read_lock(start, ROW)) for start in (10, 11)]
+async def test_a_writer_waits_for_read_locks_that_are_held_and_the_other_way_round(
+    one_round_rig: OneRoundRig,
+) -> None:
+    await one_round_rig.open()
+    readers = [one_round_rig.committing(whole_read_lock(start, ROW)) for start in (10, 11)]
     await asyncio.sleep(0.5)
-    writing = started(rig, prewrite(ROW, 12))
+    writing = started(one_round_rig, prewrite(ROW, 12))
     await asyncio.sleep(0.1)
-    late = rig.committing(whole_read_lock(13, ROW))
+    late = one_round_rig.committing(whole_read_lock(13, ROW))
     for reader in readers:
         assert (await reader).commit_timestamps[0] >= 100
     assert await outcomes(writing) == [REFUSED], "it began before they had committed"
     assert (await late).commit_timestamps[0] > 100, "it waited behind the writer"
 
 
-async def test_a_read_lock_waits_for_a_writer_that_holds_the_cell() -> None:
-    rig = OneRoundRig()
-    await rig.open()
-    writing = rig.committing(whole(10, {ROW: b"v"}))
+async def test_a_read_lock_waits_for_a_writer_that_holds_the_cell(
+    one_round_rig: OneRoundRig,
+) -> None:
+    await one_round_rig.open()
+    writing = one_round_rig.committing(whole(10, {ROW: b"v"}))
     await asyncio.sleep(0.5)
-    reading = started(rig, read_lock(ROW, 12))
-    late = rig.committing(whole_read_lock(13, ROW))
+    reading = started(one_round_rig, read_lock(ROW, 12))
+    late = one_round_rig.committing(whole_read_lock(13, ROW))
     await asyncio.sleep(0.1)
     assert not reading.done()
     assert list((await writing).commit_timestamps) == [100]
@@ -288,8 +283,7 @@ async def test_their_records_are_collected_before_the_history_around_them() -> N
         assert await _refusal(opened, prewrite(ROW, 26)) == (NEWER, hidden(30), 31)
 
 
-async def test_a_repeated_prewrite_finds_its_own_lock_commit_and_marker() -> None:
-    rig = await Rig().open()
+async def test_a_repeated_prewrite_finds_its_own_lock_commit_and_marker(rig: Rig) -> None:
     await rig.apply(read_lock(ROW, 10))
     assert await _refusal(rig, read_lock(ROW, 10)) == (LOCKED, hidden(10), 0)
     await rig.apply(commit_read_lock(ROW, 10, 20), roll_back_read_lock(ROW, 11))
@@ -300,23 +294,23 @@ async def test_a_repeated_prewrite_finds_its_own_lock_commit_and_marker() -> Non
 # ------------------------------------------------------------------ bad requests
 
 
-async def test_a_kind_that_is_only_for_write_sets_is_refused() -> None:
-    rig = OneRoundRig()
-    await rig.open()
+async def test_a_kind_that_is_only_for_write_sets_is_refused(one_round_rig: OneRoundRig) -> None:
+    await one_round_rig.open()
     with pytest.raises(InvalidArgument, match=r"kinds\[0\]: 5 is not a kind"):
-        await rig.commit(whole(10, {ROW: b""}, KIND_READ_LOCK, hidden(10)))
+        await one_round_rig.commit(whole(10, {ROW: b""}, KIND_READ_LOCK, hidden(10)))
 
 
-async def test_a_transaction_does_not_write_a_cell_and_read_lock_it() -> None:
-    rig = OneRoundRig()
-    await rig.open()
+async def test_a_transaction_does_not_write_a_cell_and_read_lock_it(
+    one_round_rig: OneRoundRig,
+) -> None:
+    await one_round_rig.open()
     both = whole(10, {ROW: b"v"})
     both.MergeFrom(whole_read_lock(10, ROW))
     del both.start_timestamps[1:], both.cells[:]
     both.cells.append(2)
     with pytest.raises(InvalidArgument, match=r"cells\[0\]: a write of a cell, and a read lock"):
-        await rig.commit(both)
-    assert not await rig.cells(WRITE)
+        await one_round_rig.commit(both)
+    assert not await one_round_rig.cells(WRITE)
 
 
 # Who has a cell next, and that nothing else is looked at.
@@ -324,28 +318,30 @@ async def test_a_transaction_does_not_write_a_cell_and_read_lock_it() -> None:
 # ---------------------------------------------------------------- order
 
 
-async def test_what_waits_for_several_cells_is_not_overtaken_on_any_of_them() -> None:
+async def test_what_waits_for_several_cells_is_not_overtaken_on_any_of_them(
+    one_round_rig: OneRoundRig,
+) -> None:
     """It would wait forever where the others never leave all of them free at once."""
-    rig = OneRoundRig()
-    await rig.open()
-    first = rig.committing(whole(10, {b"a": b"1"}))
+    await one_round_rig.open()
+    first = one_round_rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
-    both = rig.committing(whole(150, {b"a": b"2", b"b": b"2"}))
+    both = one_round_rig.committing(whole(150, {b"a": b"2", b"b": b"2"}))
     await asyncio.sleep(0.1)
-    later = rig.committing(whole(160, {b"b": b"3"}))
+    later = one_round_rig.committing(whole(160, {b"b": b"3"}))
     assert list((await first).commit_timestamps) == [100]
     assert list((await both).commit_timestamps) == [200]
     assert only(await later).cell.timestamp == 200
 
 
-async def test_a_crowd_of_mutations_does_not_keep_a_transaction_waiting() -> None:
-    rig = OneRoundRig()
-    await rig.open()
-    crowd = [started(rig, written(b"a", 1, 2)) for _ in range(3)]
+async def test_a_crowd_of_mutations_does_not_keep_a_transaction_waiting(
+    one_round_rig: OneRoundRig,
+) -> None:
+    await one_round_rig.open()
+    crowd = [started(one_round_rig, written(b"a", 1, 2)) for _ in range(3)]
     await asyncio.sleep(0.5)
-    committing = rig.committing(whole(10, {b"a": b"1"}))
+    committing = one_round_rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.1)
-    crowd += [started(rig, written(b"a", 1, 2)) for _ in range(20)]
+    crowd += [started(one_round_rig, written(b"a", 1, 2)) for _ in range(20)]
     await committing
     assert sum(task.done() for task in crowd) == 3
     await asyncio.gather(*crowd)
@@ -370,21 +366,24 @@ async def test_a_mutation_never_overtakes_an_earlier_one_of_its_cell() -> None:
     assert (first, last) == (APPLIED, REFUSED)
 
 
-async def test_while_the_oracle_is_silent_those_that_wait_do_not_wait_one_after_the_other() -> None:
-    rig = OneRoundRig()
-    await rig.open()
-    rig.oracle.failure = Unavailable("silent")
+async def test_while_the_oracle_is_silent_those_that_wait_do_not_wait_one_after_the_other(
+    one_round_rig: OneRoundRig,
+) -> None:
+    await one_round_rig.open()
+    one_round_rig.oracle.failure = Unavailable("silent")
     crowd = []
     for start in range(10, 20):
-        crowd.append(rig.committing(whole(start, {b"a": b"1"})))
+        crowd.append(one_round_rig.committing(whole(start, {b"a": b"1"})))
         await asyncio.sleep(0.01)
-    marking = started(rig, roll_back(b"a", 5))
-    began = rig.clock.monotonic_seconds()
+    marking = started(one_round_rig, roll_back(b"a", 5))
+    began = one_round_rig.clock.monotonic_seconds()
     assert await outcomes(marking) == [APPLIED]
-    assert rig.clock.monotonic_seconds() - began == pytest.approx(1.9, abs=0.1)  # and the disk
+    assert one_round_rig.clock.monotonic_seconds() - began == pytest.approx(
+        1.9, abs=0.1
+    )  # and the disk
     for task in crowd:
         assert only(await task).outcome == NOT_EXECUTED
-    assert len(rig.oracle.asked) == 1
+    assert len(one_round_rig.oracle.asked) == 1
 
 
 async def test_a_request_that_ends_in_line_is_not_judged_any_further_in_the_queue() -> None:
@@ -420,32 +419,34 @@ async def test_mutations_behind_a_held_cell_leave_room_for_others() -> None:
     assert all([await outcomes(task) == [APPLIED] for task in behind])
 
 
-async def test_a_transaction_that_waits_is_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = OneRoundRig()
-    await rig.open()
+async def test_a_transaction_that_waits_is_judged_once(
+    one_round_rig: OneRoundRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await one_round_rig.open()
     looks = counted(monkeypatch, HeldTransactions, "_obstacle")
     crowd = []
     for start in range(10, 110):
-        crowd.append(rig.committing(whole(start, {b"a": b"1"})))
+        crowd.append(one_round_rig.committing(whole(start, {b"a": b"1"})))
         await asyncio.sleep(0.001)
     for row in range(10):
-        await rig.commit(whole(10, {b"%d" % row: b"1"}))
+        await one_round_rig.commit(whole(10, {b"%d" % row: b"1"}))
     results = await asyncio.gather(*crowd)
     assert [list(result.commit_timestamps) for result in results].count([100]) == 1
     assert len(looks) == 110
 
 
-async def test_a_mutation_that_waits_is_looked_at_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_mutation_that_waits_is_looked_at_twice(
+    one_round_rig: OneRoundRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When it arrives, and when it is the first in line and the cell is free."""
-    rig = OneRoundRig()
-    await rig.open()
-    rig.oracle.seconds = 60.0
-    committing = rig.committing(whole(10, {b"a": b"1"}))
+    await one_round_rig.open()
+    one_round_rig.oracle.seconds = 60.0
+    committing = one_round_rig.committing(whole(10, {b"a": b"1"}))
     await asyncio.sleep(0.5)
     looks = counted(monkeypatch, MutationWork, "refusal")
-    behind = [started(rig, roll_back(b"a", 10)) for _ in range(50)]
+    behind = [started(one_round_rig, roll_back(b"a", 10)) for _ in range(50)]
     for row in range(20):
-        await rig.apply(written(b"b%d" % row, 1, 2))
+        await one_round_rig.apply(written(b"b%d" % row, 1, 2))
     await committing
     assert all([await outcomes(task) == [REFUSED] for task in behind])
     assert len(looks) == 2 * 50 + 20

@@ -126,9 +126,8 @@ async def test_below_the_safe_point_nothing_is_read_or_judged() -> None:
         assert fine.outcome == timeless.outcome == pb.OUTCOME_APPLIED
 
 
-async def test_transactions_may_be_refused_above_what_snapshots_may_read() -> None:
+async def test_transactions_may_be_refused_above_what_snapshots_may_read(rig: Rig) -> None:
     """One table keeps its history longer than another; transactions write to both."""
-    rig = await Rig().open()
     await rig.tablet.raise_safe_points(SafePoints(reads=20, transactions=50))
     assert len(await rig.scan(20)) == 1
     [late, fine] = await rig.mutate(mutation(b"c", not_below=49), mutation(b"c", not_below=50))
@@ -136,8 +135,7 @@ async def test_transactions_may_be_refused_above_what_snapshots_may_read() -> No
     assert fine.outcome == pb.OUTCOME_APPLIED
 
 
-async def test_one_read_below_the_safe_point_does_not_fail_its_batch() -> None:
-    rig = await Rig().open()
+async def test_one_read_below_the_safe_point_does_not_fail_its_batch(rig: Rig) -> None:
     await rig.apply(
         written(b"a", 5, 6, b"of a"),
         mutation(b"b", put(WRITE, write_record(5, b"", RecordKind.DELETE), 6)),
@@ -342,8 +340,7 @@ async def test_an_unreadable_record_fails_the_request_and_not_the_tablet() -> No
     assert rig.closed == []
 
 
-async def test_a_write_record_without_its_value_is_reported() -> None:
-    rig = await Rig().open()
+async def test_a_write_record_without_its_value_is_reported(rig: Rig) -> None:
     await rig.apply(mutation(b"a", put(WRITE, write_record(5, b"", RecordKind.PUT_IN_DATA), 6)))
     with pytest.raises(InvariantViolation):
         await rig.read(b"a", 30)
@@ -352,8 +349,7 @@ async def test_a_write_record_without_its_value_is_reported() -> None:
 # ---------------------------------------------------------------- scans
 
 
-async def test_a_condition_that_fails_names_itself_and_its_cell() -> None:
-    rig = await Rig().open()
+async def test_a_condition_that_fails_names_itself_and_its_cell(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", 10))
     [result] = await rig.mutate(
         mutation(
@@ -369,17 +365,15 @@ async def test_a_condition_that_fails_names_itself_and_its_cell() -> None:
 
 
 @pytest.mark.parametrize("timestamps", [(0,), (30, 0), (0, 30)])
-async def test_a_read_without_a_timestamp_is_refused(timestamps: tuple[int, ...]) -> None:
-    rig = await Rig().open()
+async def test_a_read_without_a_timestamp_is_refused(rig: Rig, timestamps: tuple[int, ...]) -> None:
     reads = [pb.RowRead(row=b"a", columns=[COLUMN], timestamp=each) for each in timestamps]
     with pytest.raises(InvalidArgument) as caught:
         await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=reads))
     assert caught.value.field == f"reads[{timestamps.index(0)}].timestamp"
 
 
-async def test_a_read_of_now_shows_the_newest_commit_and_meets_every_lock() -> None:
+async def test_a_read_of_now_shows_the_newest_commit_and_meets_every_lock(rig: Rig) -> None:
     """A lock that was pushed far above may still be committed before the next look."""
-    rig = await Rig().open()
     await rig.apply(written(b"a", 5, 6, b"old"), written(b"a", 7, 8, b"new"))
     pushed = lock_record(10, min_commit_timestamp=1_000_000)
     await rig.apply(mutation(b"b", put(LOCK, pushed)))
@@ -388,9 +382,8 @@ async def test_a_read_of_now_shows_the_newest_commit_and_meets_every_lock() -> N
     assert [found.lock.value for found in (await rig.read(b"b", NEWEST)).locks] == [pushed]
 
 
-async def test_only_reads_of_rows_are_of_now() -> None:
+async def test_only_reads_of_rows_are_of_now(rig: Rig) -> None:
     """The pages of a scan would show different moments."""
-    rig = await Rig().open()
     with pytest.raises(InvalidArgument, match=r"^timestamp: "):
         await rig.scan(NEWEST)
 
@@ -417,9 +410,8 @@ async def drained(pages: AsyncIterator[Any]) -> list[Any]:
     ],
 )
 async def test_a_bad_scan_is_refused_by_the_name_of_its_field(
-    field: str, request_: pb.ScanRequest
+    rig: Rig, field: str, request_: pb.ScanRequest
 ) -> None:
-    rig = await Rig().open()
     request = pb.ScanRequest(target=TARGET, timestamp=30)
     request.MergeFrom(request_)
     if field in ("range", "timestamp"):
@@ -448,18 +440,16 @@ async def test_a_bad_scan_is_refused_by_the_name_of_its_field(
     ],
 )
 async def test_a_bad_scan_of_cells_is_refused_by_the_name_of_its_field(
-    field: str, request_: pb.ScanCellsRequest
+    rig: Rig, field: str, request_: pb.ScanCellsRequest
 ) -> None:
-    rig = await Rig().open()
     with pytest.raises(InvalidArgument) as caught:
         await drained(rig.tablet.scan_cells(request_))
     assert caught.value.field == field
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_the_rest_of_a_page_continues_the_scan_exactly(reverse: bool) -> None:
+async def test_the_rest_of_a_page_continues_the_scan_exactly(rig: Rig, reverse: bool) -> None:
     """After a broken stream, a client continues with `rest`, and misses and repeats nothing."""
-    rig = await Rig().open()
     rows = [b"", b"\0", b"a", b"a\0", b"b\xff", b"c"]
     await rig.apply(*(written(row, 5, 6, row) for row in rows), prewrite(b"ab", 7))
     seen: list[bytes] = []
@@ -595,8 +585,7 @@ async def test_stored_cells_continue_after_cells_that_are_gone_but_still_in_memo
     assert {cell.row for cell in await rig.cells(space)} == set(rows[removed:])
 
 
-async def test_many_locks_end_a_page_too() -> None:
-    rig = await Rig().open()
+async def test_many_locks_end_a_page_too(rig: Rig) -> None:
     await rig.apply(*(prewrite(b"%05d" % number, 10) for number in range(5000)))
     for reverse in (False, True):
         pages = await rig.scan(9, reverse=reverse, page_rows_max=10_000)
@@ -607,8 +596,7 @@ async def test_many_locks_end_a_page_too() -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_locks_with_large_values_end_a_page_by_their_bytes(reverse: bool) -> None:
-    rig = await Rig().open()
+async def test_locks_with_large_values_end_a_page_by_their_bytes(rig: Rig, reverse: bool) -> None:
     rows = [b"%d" % number for number in range(6)]
     await rig.apply(*(prewrite(row, 10, b"v" * 1000) for row in rows))
     pages = await rig.scan(30, reverse=reverse, page_bytes_max=1500)
@@ -637,8 +625,7 @@ async def test_a_page_of_large_stored_cells_loads_no_more_than_it_holds(
     assert sum([len(page.cells) async for page in pages]) == 18
 
 
-async def test_locks_can_be_found_by_their_age() -> None:
-    rig = await Rig().open()
+async def test_locks_can_be_found_by_their_age(rig: Rig) -> None:
     await rig.apply(*(prewrite(b"%d" % start, start) for start in (10, 20, 30)))
     found = await rig.cells(LOCK, until_timestamp=25, from_timestamp=11)
     assert [cell.row for cell in found] == [b"20"]
@@ -659,8 +646,7 @@ async def test_a_search_for_old_locks_reads_none_of_those_that_a_large_job_holds
     assert storage.values_read == 1
 
 
-async def test_pages_of_stored_cells_say_what_remains() -> None:
-    rig = await Rig().open()
+async def test_pages_of_stored_cells_say_what_remains(rig: Rig) -> None:
     versions = [put(WRITE, write_record(time), time + 1) for time in range(2, 9)]
     await rig.apply(mutation(b"a", *versions), written(b"b", 5, 6), written(b"c", 5, 6))
     request = pb.ScanCellsRequest(target=TARGET, space=WRITE, page_rows_max=1)
@@ -791,8 +777,7 @@ def test_cells_are_joined_if_all_rows_have_the_same_columns(
     assert seen == cells
 
 
-async def test_a_scan_joins_what_it_can_if_its_caller_takes_that() -> None:
-    rig = await Rig().open()
+async def test_a_scan_joins_what_it_can_if_its_caller_takes_that(rig: Rig) -> None:
     await rig.apply(*(written(row, 5, 6, b"value of " + row) for row in (b"a", b"b", b"c")))
     [listed] = await rig.scan(30)
     assert not listed.HasField("joined")
@@ -804,8 +789,7 @@ async def test_a_scan_joins_what_it_can_if_its_caller_takes_that() -> None:
     assert [values.cut() for values in page.columns.values()] == [list(listed.found.values)]
 
 
-async def test_locks_deletions_and_rows_of_other_columns_are_never_left_out() -> None:
-    rig = await Rig().open()
+async def test_locks_deletions_and_rows_of_other_columns_are_never_left_out(rig: Rig) -> None:
     await rig.apply(written(b"a", 5, 6, b"1"), prewrite(b"b", 7))
     [page] = await rig.scan(30, joined=True)
     assert [lock.lock.row for lock in page.locks] == [b"b"]

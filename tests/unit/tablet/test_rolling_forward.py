@@ -87,8 +87,9 @@ async def _locked(rig: Rig) -> list[bytes]:
     return [cell.row for cell in await rig.cells(LOCK)]
 
 
-async def test_every_kind_of_lock_becomes_the_commit_that_its_owner_would_have_written() -> None:
-    rig = await Rig().open()
+async def test_every_kind_of_lock_becomes_the_commit_that_its_owner_would_have_written(
+    rig: Rig,
+) -> None:
     primary = CellAddress(9, b"job", b"part" * 20)
     apart = lock_record(START, kind=RecordKind.PUT_IN_DATA, primary=primary)
     with_session = lock_record(START, b"d", session=b"s" * 16, primary=primary)
@@ -115,8 +116,7 @@ async def test_every_kind_of_lock_becomes_the_commit_that_its_owner_would_have_w
     assert await rig.value(b"e", LATER) == b"e"
 
 
-async def test_only_the_locks_of_the_named_transactions_go_each_to_its_own_commit() -> None:
-    rig = await Rig().open()
+async def test_only_the_locks_of_the_named_transactions_go_each_to_its_own_commit(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", 10, b"1"), prewrite(b"b", 11, b"2"), prewrite(b"c", 12, b"3"))
     await _told(rig, {10: 20, 12: 25})
     await _done(rig)
@@ -127,10 +127,10 @@ async def test_only_the_locks_of_the_named_transactions_go_each_to_its_own_commi
 
 @pytest.mark.parametrize("committed", [{}, {START: LATER}])
 async def test_locks_stay_if_their_primary_does_not_say_what_the_caller_says(
+    rig: Rig,
     committed: dict[int, int],
 ) -> None:
     """A driver that took another one's commit for its own had its cells committed."""
-    rig = await Rig().open()
     await rig.apply(prewrite(b"a", START, b"1"), prewrite(b"b", 11, b"2"), prewrite(b"c", START))
     await _told(rig, {START: COMMIT, 11: 21}, primaries_say={11: 21, **committed})
     await _done(rig)
@@ -152,8 +152,7 @@ async def test_each_primary_is_asked_once_and_only_for_transactions_with_a_lock_
     assert rig.asked == [[(first, START)], [(second, 11)]]
 
 
-async def test_a_lock_that_names_another_primary_than_the_first_one_stays() -> None:
-    rig = await Rig().open()
+async def test_a_lock_that_names_another_primary_than_the_first_one_stays(rig: Rig) -> None:
     job, other = CellAddress(9, b"job", b"1"), CellAddress(9, b"job", b"2")
     await rig.apply(
         prewrite(b"a", START, primary=job),
@@ -165,8 +164,7 @@ async def test_a_lock_that_names_another_primary_than_the_first_one_stays() -> N
     assert await _locked(rig) == [b"b"]
 
 
-async def test_a_tablet_that_can_ask_nobody_leaves_all_locks() -> None:
-    rig = await Rig().open()
+async def test_a_tablet_that_can_ask_nobody_leaves_all_locks(rig: Rig) -> None:
     rig.tablet._state.commits = None
     await rig.apply(prewrite(b"a", START))
     await _told(rig)
@@ -205,8 +203,7 @@ async def test_rows_outside_of_the_tablet_are_no_place_to_begin() -> None:
         assert await _locked(rig) == []
 
 
-async def test_observers_are_notified_of_changes_and_of_nothing_else() -> None:
-    rig = await Rig().open()
+async def test_observers_are_notified_of_changes_and_of_nothing_else(rig: Rig) -> None:
     await rig.apply(
         prewrite(b"a", START, b"new"),
         prewrite(b"b", START, kind=RecordKind.LOCK_ONLY),
@@ -230,8 +227,7 @@ async def test_the_change_feed_has_the_commits() -> None:
     ]
 
 
-async def test_a_lock_that_goes_meanwhile_is_not_committed() -> None:
-    rig = await Rig().open()
+async def test_a_lock_that_goes_meanwhile_is_not_committed(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", START), prewrite(b"b", START))
     # The tablet has looked at the locks, and its steps wait behind this batch.
     before = started(rig, roll_back(b"a", START))
@@ -263,8 +259,7 @@ def _version(version: int) -> pb.TabletTarget:
     return pb.TabletTarget(tablet_id=1, epoch=2, schema_version=version)
 
 
-async def test_a_second_order_for_the_same_transaction_adds_nothing() -> None:
-    rig = await Rig().open()
+async def test_a_second_order_for_the_same_transaction_adds_nothing(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", START), prewrite(b"b", 11))
     await _told(rig)
     await _told(rig)
@@ -287,10 +282,10 @@ class _Start(bytes):
 
 
 async def test_an_order_does_not_compare_all_its_transactions_with_all_that_are_known(
+    rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A shared transaction may have 8,000 parts: that would stop the server for a second."""
-    rig = await Rig().open()
     await rig.apply(prewrite(b"a", START))
     monkeypatch.setattr(
         rolling_forward, "timestamp_bytes", lambda start: _Start(timestamp_bytes(start))
@@ -316,8 +311,7 @@ async def test_a_closed_tablet_forgets_the_rest_and_the_next_one_can_be_told() -
     assert await _locked(later) == []
 
 
-async def test_what_makes_no_sense_is_refused() -> None:
-    rig = await Rig().open()
+async def test_what_makes_no_sense_is_refused(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", START))
     for commits in ({}, {START: START}, {0: COMMIT}, {START: 1 << 63}):
         with pytest.raises(InvalidArgument):
@@ -421,9 +415,9 @@ async def read_row(rig: Rig, timestamp: int) -> list[bytes]:
 
 @pytest.mark.parametrize("below", [1, LOCKS])
 async def test_a_read_above_many_locks_costs_two_seeks_and_the_next_one_costs_one(
+    rig: Rig,
     below: int,
 ) -> None:
-    rig = await Rig().open()
     await rig.apply(written(b"a", 10, 11, b"value"))
     end = await lock_many(rig, 100)
     rig, counts = await reopened(rig)
@@ -437,8 +431,7 @@ async def test_a_read_above_many_locks_costs_two_seeks_and_the_next_one_costs_on
     assert not counts["step"]
 
 
-async def test_a_cell_that_was_only_ever_locked_is_absent_at_the_same_cost() -> None:
-    rig = await Rig().open()
+async def test_a_cell_that_was_only_ever_locked_is_absent_at_the_same_cost(rig: Rig) -> None:
     end = await lock_many(rig, 100)
     await rig.apply(written(b"a\0", 10, 11, b"another"))
     rig, counts = await reopened(rig)
@@ -449,8 +442,7 @@ async def test_a_cell_that_was_only_ever_locked_is_absent_at_the_same_cost() -> 
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_a_scan_passes_many_locks_at_the_cost_of_a_few(reverse: bool) -> None:
-    rig = await Rig().open()
+async def test_a_scan_passes_many_locks_at_the_cost_of_a_few(rig: Rig, reverse: bool) -> None:
     await rig.apply(written(b"a", 10, 11, b"value"), written(b"b", 10, 11, b"next"))
     end = await lock_many(rig, 100)
     rig, counts = await reopened(rig)
@@ -463,8 +455,7 @@ async def test_a_scan_passes_many_locks_at_the_cost_of_a_few(reverse: bool) -> N
     assert sum(counts.values()) < 15
 
 
-async def test_a_hot_lock_is_committed_and_read_without_stepping_over_its_records() -> None:
-    rig = await Rig().open()
+async def test_a_hot_lock_is_committed_and_read_without_stepping_over_its_records(rig: Rig) -> None:
     await rig.apply(written(b"a", 10, 11, b"value"))
     rig, counts = await reopened(rig)
     await rig.apply(locked(b"a", 13))
@@ -476,16 +467,14 @@ async def test_a_hot_lock_is_committed_and_read_without_stepping_over_its_record
     assert set(await named(rig)) == {11}
 
 
-async def test_a_lock_names_the_newest_put_or_deletion_below_it() -> None:
-    rig = await Rig().open()
+async def test_a_lock_names_the_newest_put_or_deletion_below_it(rig: Rig) -> None:
     await rig.apply(locked(b"a", 5), written(b"a", 6, 7), locked(b"a", 9), locked(b"a", 11))
     await rig.apply(locked(b"a", 13, RecordKind.DELETE), locked(b"a", 15), locked(b"a", 17))
     await rig.apply(written(b"a", 18, 19), locked(b"a", 21))
     assert await named(rig) == [19, 13, 13, 7, 7, 0]
 
 
-async def test_the_remembered_change_of_a_cell_is_forgotten_when_it_changes() -> None:
-    rig = await Rig().open()
+async def test_the_remembered_change_of_a_cell_is_forgotten_when_it_changes(rig: Rig) -> None:
     await rig.apply(written(b"a", 10, 11, b"old"), locked(b"a", 13))
     assert await rig.value(b"a", 14) == b"old"
     await rig.apply(written(b"a", 15, 16, b"new"))
@@ -499,16 +488,14 @@ async def test_the_remembered_change_of_a_cell_is_forgotten_when_it_changes() ->
     assert [await rig.value(b"a", at) for at in (19, 21, 22, 30)] == [b"new", b"new", None, None]
 
 
-async def test_a_read_of_the_past_teaches_nothing_about_the_present() -> None:
-    rig = await Rig().open()
+async def test_a_read_of_the_past_teaches_nothing_about_the_present(rig: Rig) -> None:
     await rig.apply(written(b"a", 10, 11, b"old"), locked(b"a", 13), written(b"a", 15, 16, b"new"))
     rig, _ = await reopened(rig)
     assert await rig.value(b"a", 14) == b"old"
     assert await rig.value(b"a", 20) == b"new"
 
 
-async def test_what_a_lock_names_may_be_collected() -> None:
-    rig = await Rig().open()
+async def test_what_a_lock_names_may_be_collected(rig: Rig) -> None:
     await rig.apply(written(b"a", 10, 11, b"old"), locked(b"a", 13, RecordKind.DELETE))
     await rig.apply(locked(b"a", 31), locked(b"b", 15), written(b"b", 16, 17), locked(b"b", 33))
     await rig.tablet.raise_safe_points(SafePoints(20, 20))
@@ -518,8 +505,7 @@ async def test_what_a_lock_names_may_be_collected() -> None:
     assert await named(rig) == [13, 17]
 
 
-async def test_the_clients_own_last_change_is_ignored() -> None:
-    rig = await Rig().open()
+async def test_the_clients_own_last_change_is_ignored(rig: Rig) -> None:
     lie = WriteRecord(19, RecordKind.LOCK_ONLY, last_change=5).encode()
     await rig.apply(written(b"a", 10, 11, b"value"), mutation(b"a", put(WRITE, lie, 20)))
     assert await named(rig) == [11]
@@ -528,10 +514,10 @@ async def test_the_clients_own_last_change_is_ignored() -> None:
 
 @pytest.mark.parametrize("kind", [RecordKind.PUT, RecordKind.DELETE])
 async def test_a_change_cannot_be_committed_under_a_lock_that_names_an_older_one(
+    rig: Rig,
     kind: RecordKind,
 ) -> None:
     """Locks rule it out; a client that writes without them must not make others read the past."""
-    rig = await Rig().open()
     await rig.apply(written(b"a", 4, 5, b"value"), locked(b"a", 20), locked(b"a", 30))
     results = await rig.mutate(*(locked(b"a", at, kind) for at in (10, 20, 25)))
     assert [one.outcome for one in results] == [NOT_EXECUTED] * 3
@@ -539,8 +525,7 @@ async def test_a_change_cannot_be_committed_under_a_lock_that_names_an_older_one
     await rig.apply(locked(b"a", 8), locked(b"a", 40, kind), locked(b"a", 35, kind))
 
 
-async def test_a_bulk_load_of_a_cell_that_was_locked_once_is_read() -> None:
-    rig = await Rig().open()
+async def test_a_bulk_load_of_a_cell_that_was_locked_once_is_read(rig: Rig) -> None:
     await rig.apply(locked(b"a", 11))
     assert await rig.value(b"a", 15) is None
     await rig.apply(mutation(b"a", delete(WRITE, 11)))
@@ -567,8 +552,7 @@ async def test_a_bulk_load_of_a_cell_that_was_locked_once_is_read() -> None:
 # ------------------------------------------------------------------- records that name nothing
 
 
-async def test_records_that_name_nothing_are_stepped_over_in_slices() -> None:
-    rig = await Rig().open()
+async def test_records_that_name_nothing_are_stepped_over_in_slices(rig: Rig) -> None:
     await rig.apply(written(b"a", 10, 11, b"value"))
     end = await lock_many(rig, 100)
     await rig.tablet.close()
@@ -589,8 +573,9 @@ async def test_records_that_name_nothing_are_stepped_over_in_slices() -> None:
     assert rig.tablet.statistics().versions_skipped == LOCKS
 
 
-async def test_a_tablet_that_is_closed_while_a_read_steps_over_records_answers_nothing() -> None:
-    rig = await Rig().open()
+async def test_a_tablet_that_is_closed_while_a_read_steps_over_records_answers_nothing(
+    rig: Rig,
+) -> None:
     end = await lock_many(rig, 100)
     await rig.tablet.close()
     await without_names(rig.disk)
@@ -602,8 +587,9 @@ async def test_a_tablet_that_is_closed_while_a_read_steps_over_records_answers_n
         await reading
 
 
-async def test_a_commit_during_such_a_read_does_not_leave_a_stale_memory_of_the_cell() -> None:
-    rig = await Rig().open()
+async def test_a_commit_during_such_a_read_does_not_leave_a_stale_memory_of_the_cell(
+    rig: Rig,
+) -> None:
     await rig.apply(written(b"a", 10, 11, b"old"))
     end = await lock_many(rig, 100)
     await rig.tablet.close()
@@ -619,9 +605,8 @@ async def test_a_commit_during_such_a_read_does_not_leave_a_stale_memory_of_the_
 
 @pytest.mark.parametrize(("older", "expected"), [(STEPS_MAX - 1, 11), (STEPS_MAX, None)])
 async def test_a_new_lock_finds_the_change_below_a_few_records_that_name_nothing(
-    older: int, expected: int | None
+    rig: Rig, older: int, expected: int | None
 ) -> None:
-    rig = await Rig().open()
     await rig.apply(written(b"a", 10, 11, b"value"))
     end = await lock_many(rig, 100, older)
     await rig.tablet.close()
@@ -634,9 +619,8 @@ async def test_a_new_lock_finds_the_change_below_a_few_records_that_name_nothing
     assert (await named(rig))[0] == 11, "a read has found it in the meantime"
 
 
-async def test_two_commits_of_a_cell_in_one_mutation_name_no_change() -> None:
+async def test_two_commits_of_a_cell_in_one_mutation_name_no_change(rig: Rig) -> None:
     """The change that the second one would name is not in the storage yet."""
-    rig = await Rig().open()
     changes = [put(WRITE, write_record(9, b"value"), 10)]
     changes.append(put(WRITE, write_record(11, b"", RecordKind.LOCK_ONLY), 12))
     await rig.apply(mutation(b"a", *changes))

@@ -37,8 +37,9 @@ from tests.unit.tabletserver.memory_store import (
 )
 
 
-async def test_an_opened_tablet_serves_and_opening_it_again_changes_nothing() -> None:
-    machine = Machine()
+async def test_an_opened_tablet_serves_and_opening_it_again_changes_nothing(
+    machine: Machine,
+) -> None:
     first = await machine.open(1)
     assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
     assert (await machine.open(1)).epoch == first.epoch
@@ -46,8 +47,7 @@ async def test_an_opened_tablet_serves_and_opening_it_again_changes_nothing() ->
     assert await machine.value(1, b"row") == b"v"
 
 
-async def test_a_higher_epoch_closes_the_lower_one_and_inherits_its_rows() -> None:
-    machine = Machine()
+async def test_a_higher_epoch_closes_the_lower_one_and_inherits_its_rows(machine: Machine) -> None:
     await machine.open(1, epoch=1)
     await machine.mutate(put(1, b"row"))
     await machine.open(1, epoch=2)
@@ -58,9 +58,8 @@ async def test_a_higher_epoch_closes_the_lower_one_and_inherits_its_rows() -> No
         await machine.open(1, epoch=1)
 
 
-async def test_nothing_is_kept_of_tablets_that_have_left() -> None:
+async def test_nothing_is_kept_of_tablets_that_have_left(machine: Machine) -> None:
     """Tables are created and dropped for as long as a server runs."""
-    machine = Machine()
     for tablet in range(1, 11):
         await machine.open(tablet)
         await machine.handler.close_tablet(pb.CloseTabletRequest(tablet_id=tablet, epoch=1))
@@ -70,8 +69,7 @@ async def test_nothing_is_kept_of_tablets_that_have_left() -> None:
     assert machine.tablets.all() == []
 
 
-async def test_the_same_epoch_with_another_range_is_refused() -> None:
-    machine = Machine()
+async def test_the_same_epoch_with_another_range_is_refused(machine: Machine) -> None:
     await machine.open(1, end=b"m")
     with pytest.raises(InvalidArgument, match="range"):
         await machine.open(1, end=b"n")
@@ -81,8 +79,9 @@ async def test_the_same_epoch_with_another_range_is_refused() -> None:
     ("field", "value"),
     [("table_id", 0), ("tablet_id", 0), ("epoch", 0), ("epoch", EPOCH_MAX + 1), ("range", 0)],
 )
-async def test_an_impossible_order_names_its_field(field: str, value: int) -> None:
-    machine = Machine()
+async def test_an_impossible_order_names_its_field(
+    machine: Machine, field: str, value: int
+) -> None:
     request = pb.OpenTabletRequest(table_id=1, tablet_id=1, epoch=1)
     if field == "range":
         request.range.start, request.range.end = b"b", b"a"
@@ -93,8 +92,9 @@ async def test_an_impossible_order_names_its_field(field: str, value: int) -> No
     assert machine.tablets.all() == []
 
 
-async def test_a_newer_schema_version_comes_with_opening_again_and_never_goes_back() -> None:
-    machine = Machine()
+async def test_a_newer_schema_version_comes_with_opening_again_and_never_goes_back(
+    machine: Machine,
+) -> None:
     await machine.open(1, schema=1)
     await machine.open(1, schema=3)
     assert (await machine.open(1, schema=2)).schema_version == 3
@@ -103,10 +103,10 @@ async def test_a_newer_schema_version_comes_with_opening_again_and_never_goes_ba
 
 
 async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judged_under(
+    machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Acknowledged but not judged under, observed cells would change without a notification."""
-    machine = Machine()
     await machine.open(1, schema=1)
     (served,) = machine.tablets.all()
     loading, go_on, load = asyncio.Event(), asyncio.Event(), opening.load
@@ -130,11 +130,10 @@ async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judg
     assert (await served.serving()).schema_version == 2
 
 
-async def test_a_schema_version_is_reported_once_the_batch_under_the_older_one_is_answered() -> (
-    None
-):
+async def test_a_schema_version_is_reported_once_the_batch_under_the_older_one_is_answered(
+    machine: Machine,
+) -> None:
     """The master takes a report as an acknowledgement, so everything before must be finished."""
-    machine = Machine()
     await machine.open(1, schema=1)
     (served,) = machine.tablets.all()
     gate = machine.store.disks[1].gate = asyncio.Event()
@@ -151,8 +150,9 @@ async def test_a_schema_version_is_reported_once_the_batch_under_the_older_one_i
     assert served.report().schema_version == 2
 
 
-async def test_a_schema_version_that_could_not_be_installed_is_not_acknowledged() -> None:
-    machine = Machine()
+async def test_a_schema_version_that_could_not_be_installed_is_not_acknowledged(
+    machine: Machine,
+) -> None:
     await machine.open(1, schema=1)
     (served,) = machine.tablets.all()
     machine.store.disks[1].failures = 1
@@ -167,10 +167,10 @@ async def test_a_schema_version_that_could_not_be_installed_is_not_acknowledged(
 
 
 async def test_an_order_to_open_is_carried_out_even_if_its_caller_stops_waiting(
+    machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """If each order cancelled the last one, a tablet that opens slowly would never be open."""
-    machine = Machine()
     load = opening.load
 
     async def slow(state: TabletState) -> None:
@@ -188,10 +188,10 @@ async def test_an_order_to_open_is_carried_out_even_if_its_caller_stops_waiting(
 
 
 async def test_an_opening_that_fails_after_its_master_has_left_fails_silently(
+    machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The tablet's description says why; conftest.py refuses what the event loop would log."""
-    machine = Machine()
 
     async def fails(state: TabletState) -> None:
         await machine.clock.sleep(5.0)
@@ -207,10 +207,10 @@ async def test_an_opening_that_fails_after_its_master_has_left_fails_silently(
 
 
 async def test_a_tablet_that_is_still_being_opened_has_moved_once_another_owner_has_taken_over(
+    machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Otherwise clients that were sent here earlier would ask here while this disk hangs."""
-    machine = Machine()
 
     async def hangs(state: TabletState) -> None:
         await asyncio.Event().wait()
@@ -228,8 +228,9 @@ async def test_a_tablet_that_is_still_being_opened_has_moved_once_another_owner_
     assert machine.tablets.all() == []
 
 
-async def test_a_failed_write_is_unknown_and_the_tablet_opens_again_by_itself() -> None:
-    machine = Machine()
+async def test_a_failed_write_is_unknown_and_the_tablet_opens_again_by_itself(
+    machine: Machine,
+) -> None:
     await machine.open(1)
     await machine.open(2)
     machine.store.disks[1].failures = 1
@@ -241,8 +242,7 @@ async def test_a_failed_write_is_unknown_and_the_tablet_opens_again_by_itself() 
     assert machine.tablets.events.reopened == 1
 
 
-async def test_a_full_disk_at_reopening_is_tried_until_there_is_room() -> None:
-    machine = Machine()
+async def test_a_full_disk_at_reopening_is_tried_until_there_is_room(machine: Machine) -> None:
     await machine.open(1)
     machine.store.disks[1].failures = 1
     machine.store.open_fails = disk_full()
@@ -260,10 +260,10 @@ async def test_a_full_disk_at_reopening_is_tried_until_there_is_room() -> None:
 
 
 async def test_tablets_that_one_disk_has_closed_are_not_opened_again_at_the_same_moments(
+    machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each opening replays a log: all at once, again and again, they would delay each other."""
-    machine = Machine()
     attempts: dict[int, list[float]] = {1: [], 2: []}
 
     async def fails(ownership: MemoryOwnership, *, open_tablets: int) -> None:
@@ -282,8 +282,9 @@ async def test_tablets_that_one_disk_has_closed_are_not_opened_again_at_the_same
     assert not set(first[1:]) & set(second[1:])
 
 
-async def test_a_damaged_tablet_stays_closed_and_is_reported_while_others_serve() -> None:
-    machine = Machine()
+async def test_a_damaged_tablet_stays_closed_and_is_reported_while_others_serve(
+    machine: Machine,
+) -> None:
     await machine.open(2)
     machine.store.open_fails = StoreUnusable("bad", fault=StoreFault.DAMAGED)
     with pytest.raises(StoreUnusable):
@@ -298,8 +299,9 @@ async def test_a_damaged_tablet_stays_closed_and_is_reported_while_others_serve(
     assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
 
 
-async def test_a_tablet_that_another_server_owns_now_is_released_without_an_answer() -> None:
-    machine = Machine()
+async def test_a_tablet_that_another_server_owns_now_is_released_without_an_answer(
+    machine: Machine,
+) -> None:
     await machine.open(1)
     machine.store.owners[1].lost = True
     (result,) = await machine.mutate(put(1, b"row"))
@@ -311,8 +313,7 @@ async def test_a_tablet_that_another_server_owns_now_is_released_without_an_answ
     assert refused.error.HasField("tablet_moved")
 
 
-async def test_closing_waits_for_the_running_batch_and_is_repeatable() -> None:
-    machine = Machine()
+async def test_closing_waits_for_the_running_batch_and_is_repeatable(machine: Machine) -> None:
     await machine.open(1)
     gate = machine.store.disks[1].gate = asyncio.Event()
     writing = asyncio.create_task(machine.mutate(put(1, b"row")))
@@ -329,16 +330,14 @@ async def test_closing_waits_for_the_running_batch_and_is_repeatable() -> None:
     assert await machine.value(1, b"row", epoch=2) == b"v"
 
 
-async def test_an_order_to_close_an_older_epoch_is_refused() -> None:
-    machine = Machine()
+async def test_an_order_to_close_an_older_epoch_is_refused(machine: Machine) -> None:
     await machine.open(1, epoch=5)
     with pytest.raises(TabletMoved):
         await machine.tablets.close(1, 4)
     assert len(machine.tablets.all()) == 1
 
 
-async def test_closing_ends_the_attempts_to_open_again() -> None:
-    machine = Machine()
+async def test_closing_ends_the_attempts_to_open_again(machine: Machine) -> None:
     await machine.open(1)
     machine.store.disks[1].failures = 1
     machine.store.open_fails = disk_full()
@@ -351,16 +350,16 @@ async def test_closing_ends_the_attempts_to_open_again() -> None:
     assert machine.tablets.all() == []
 
 
-async def test_what_former_owners_left_is_cleared_up_after_opening() -> None:
-    machine = Machine()
+async def test_what_former_owners_left_is_cleared_up_after_opening(machine: Machine) -> None:
     await machine.open(1)
     await machine.clock.sleep(1)
     assert machine.store.cleared == [1]
 
 
-async def test_former_owners_are_cleared_up_even_if_the_first_order_to_open_fails() -> None:
+async def test_former_owners_are_cleared_up_even_if_the_first_order_to_open_fails(
+    machine: Machine,
+) -> None:
     """It stayed until the next owner came, which may take months."""
-    machine = Machine()
     machine.store.open_fails = StoreUnusable("no room", fault=StoreFault.DISK_FULL)
     with pytest.raises(StoreUnusable):
         await machine.open(3)
@@ -371,8 +370,7 @@ async def test_former_owners_are_cleared_up_even_if_the_first_order_to_open_fail
     assert machine.store.cleared == [3]
 
 
-async def test_unknown_tablets_are_left_out_of_a_description() -> None:
-    machine = Machine()
+async def test_unknown_tablets_are_left_out_of_a_description(machine: Machine) -> None:
     await machine.open(1, end=b"m")
     await machine.open(2, start=b"m")
     (described,) = machine.tablets.describe([2, 9])
@@ -381,9 +379,10 @@ async def test_unknown_tablets_are_left_out_of_a_description() -> None:
         await machine.tablets.serving(target(9))
 
 
-async def test_many_tablets_are_warned_of_once_and_again_when_they_have_doubled() -> None:
+async def test_many_tablets_are_warned_of_once_and_again_when_they_have_doubled(
+    machine: Machine,
+) -> None:
     """A failover opens hundreds within seconds."""
-    machine = Machine()
 
     async def warned_at(tablets: int, epoch: int) -> list[int]:
         with structlog.testing.capture_logs() as log:
@@ -430,10 +429,10 @@ def _is_closed(storage: MemoryStorage) -> bool:
 
 @pytest.mark.parametrize("fault", [StoreFault.DISK_FULL, StoreFault.DAMAGED])
 async def test_a_tablet_is_not_opened_again_where_another_owner_has_taken_it_over(
+    machine: Machine,
     fault: StoreFault,
 ) -> None:
     """Its directory is gone for good, and an order to close it may never come."""
-    machine = Machine()
     await machine.open(1)
     machine.store.disks[1].failures = 1
     machine.store.open_fails = disk_full()
@@ -714,8 +713,7 @@ async def test_a_name_that_no_master_gave_out_is_not_told_as_an_epoch() -> None:
     assert (await refusal(3, f"e{EPOCH_MAX + 1}")).highest_epoch == 0
 
 
-async def test_a_server_that_serves_a_higher_epoch_tells_it() -> None:
-    machine = Machine()
+async def test_a_server_that_serves_a_higher_epoch_tells_it(machine: Machine) -> None:
     await machine.open(1, epoch=9)
     with pytest.raises(TabletMoved) as refused:
         await machine.open(1, epoch=3)

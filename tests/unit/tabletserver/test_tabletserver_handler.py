@@ -58,8 +58,7 @@ def whole_row(number: int) -> pb.RowRead:
     return pb.RowRead(row=b"%d" % number, all_columns=True, timestamp=COMMIT)
 
 
-async def test_every_batch_has_its_own_answer() -> None:
-    machine = Machine()
+async def test_every_batch_has_its_own_answer(machine: Machine) -> None:
     await machine.open(1, end=b"m")
     await machine.open(2, start=b"m")
     wrong_epoch = put(2, b"z", epoch=9)
@@ -149,8 +148,7 @@ async def test_a_tablet_that_is_closed_while_its_read_waits_for_others_refuses_i
     assert second.error.HasField("tablet_moved")
 
 
-async def test_reads_answer_batch_by_batch_too() -> None:
-    machine = Machine()
+async def test_reads_answer_batch_by_batch_too(machine: Machine) -> None:
     await machine.open(1, end=b"m")
     await machine.mutate(put(1, b"a"))
     read = pb.RowRead(row=b"a", all_columns=True, timestamp=COMMIT)
@@ -166,8 +164,7 @@ async def test_reads_answer_batch_by_batch_too() -> None:
     assert moved.error.HasField("tablet_moved")
 
 
-async def test_a_scan_of_a_tablet_that_is_not_here_ends_with_its_error() -> None:
-    machine = Machine()
+async def test_a_scan_of_a_tablet_that_is_not_here_ends_with_its_error(machine: Machine) -> None:
     scan = pb.ScanRequest(target=target(1), all_columns=True, timestamp=COMMIT)
     (page,) = [page async for page in machine.handler.scan(scan)]
     assert page.error.HasField("tablet_moved")
@@ -176,8 +173,7 @@ async def test_a_scan_of_a_tablet_that_is_not_here_ends_with_its_error() -> None
     assert cell_page.error.HasField("tablet_moved")
 
 
-async def test_a_scan_gives_the_rows_of_its_tablet() -> None:
-    machine = Machine()
+async def test_a_scan_gives_the_rows_of_its_tablet(machine: Machine) -> None:
     await machine.open(1)
     await machine.mutate(put(1, b"a", b"b"))
     scan = pb.ScanRequest(target=target(1), all_columns=True, timestamp=COMMIT)
@@ -186,8 +182,9 @@ async def test_a_scan_gives_the_rows_of_its_tablet() -> None:
     assert machine.handler.counts.pages == len(pages)
 
 
-async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads() -> None:
-    machine = Machine()
+async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads(
+    machine: Machine,
+) -> None:
     await machine.open(1)
     await machine.mutate(put(1, b"row"))
     machine.free_bytes = 999
@@ -203,8 +200,7 @@ async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads() -> 
     assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
 
 
-async def test_the_master_is_told_that_writes_are_refused_and_why() -> None:
-    machine = Machine()
+async def test_the_master_is_told_that_writes_are_refused_and_why(machine: Machine) -> None:
     await machine.disk.check()
     assert not (await machine.handler.report(pb.ReportRequest())).HasField("writes_refused")
     machine.free_bytes = 999
@@ -220,8 +216,7 @@ async def test_the_master_is_told_that_writes_are_refused_and_why() -> None:
     assert refused.message == "the store hangs"
 
 
-async def test_half_of_the_reserve_is_for_roll_backs() -> None:
-    machine = Machine()
+async def test_half_of_the_reserve_is_for_roll_backs(machine: Machine) -> None:
     await machine.open(1)
     rolled_back = pb.MutationBatch(target=target(1), mutations=[steps.roll_back(b"x", b"c", START)])
     stuffed = pb.MutationBatch()
@@ -296,9 +291,9 @@ async def test_batches_of_nothing_are_counted_too() -> None:
 
 
 async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
+    machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine = Machine()
     await machine.open(1)
     gate = machine.store.disks[1].gate = asyncio.Event()
     first = asyncio.create_task(machine.mutate(put(1, b"first")))
@@ -318,12 +313,12 @@ async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
     [(5.0, 0, 4.5), (2.0, 0, 1.8), (5.0, 800, 0.8), (2.0, 10_000, 1.8), (None, 700, 0.7)],
 )
 async def test_a_transaction_that_waits_is_answered_while_its_caller_still_waits(
+    machine: Machine,
     remaining: float | None,
     milliseconds: int,
     seconds: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    machine = Machine()
     await machine.open(1)
     gate = machine.store.disks[1].gate = asyncio.Event()
     writing = asyncio.create_task(machine.mutate(put(1, b"row")))
@@ -352,8 +347,9 @@ async def test_a_transaction_that_waits_is_answered_while_its_caller_still_waits
     await writing
 
 
-async def test_a_caller_that_gives_up_neither_undoes_its_write_nor_stops_the_tablet() -> None:
-    machine = Machine()
+async def test_a_caller_that_gives_up_neither_undoes_its_write_nor_stops_the_tablet(
+    machine: Machine,
+) -> None:
     await machine.open(1)
     gate = machine.store.disks[1].gate = asyncio.Event()
     abandoned = asyncio.create_task(machine.mutate(put(1, b"row"), put(1, b"other")))
@@ -377,8 +373,7 @@ async def test_a_slow_request_is_counted() -> None:
     assert machine.handler.counts.slow == 1
 
 
-async def test_a_split_is_proposed_between_two_rows_and_not_within_one() -> None:
-    machine = Machine()
+async def test_a_split_is_proposed_between_two_rows_and_not_within_one(machine: Machine) -> None:
     await machine.open(1)
     request = pb.ProposeSplitRequest(target=target(1))
     assert not (await machine.handler.propose_split(request)).HasField("row")
@@ -387,8 +382,7 @@ async def test_a_split_is_proposed_between_two_rows_and_not_within_one() -> None
     assert b"000" < proposed.row <= b"099"
 
 
-async def test_a_split_of_another_epoch_or_schema_is_not_proposed() -> None:
-    machine = Machine()
+async def test_a_split_of_another_epoch_or_schema_is_not_proposed(machine: Machine) -> None:
     await machine.open(1)
     with pytest.raises(TabletMoved):
         await machine.handler.propose_split(pb.ProposeSplitRequest(target=target(1, epoch=2)))
@@ -396,8 +390,7 @@ async def test_a_split_of_another_epoch_or_schema_is_not_proposed() -> None:
         await machine.handler.propose_split(pb.ProposeSplitRequest(target=target(1, schema=2)))
 
 
-async def test_a_report_names_this_process_and_what_fails_here() -> None:
-    machine = Machine()
+async def test_a_report_names_this_process_and_what_fails_here(machine: Machine) -> None:
     await machine.open(1, epoch=4, schema=2)
     machine.store.open_fails = disk_full()
     with pytest.raises(StoreUnusable):
@@ -410,8 +403,7 @@ async def test_a_report_names_this_process_and_what_fails_here() -> None:
     assert failed.error.HasField("store_unusable")
 
 
-async def test_a_report_tells_the_tablets_what_time_it_is() -> None:
-    machine = Machine()
+async def test_a_report_tells_the_tablets_what_time_it_is(machine: Machine) -> None:
     await machine.open(1)
     ahead = COMMIT + (1 << 60)
     read = pb.RowRead(row=b"row", columns=[COLUMN], timestamp=ahead)
@@ -439,8 +431,9 @@ def locked(commit: int) -> pb.MutationBatch:
     return pb.MutationBatch(target=target(1), mutations=[mutation])
 
 
-async def test_lock_only_records_of_ended_transactions_go_although_history_is_kept() -> None:
-    machine = Machine()
+async def test_lock_only_records_of_ended_transactions_go_although_history_is_kept(
+    machine: Machine,
+) -> None:
     await machine.open(1)
     for batch in (put(1, b"a"), locked(COMMIT + 10), locked(COMMIT + 20), locked(COMMIT + 30)):
         await machine.mutate(batch)
@@ -455,9 +448,10 @@ async def test_lock_only_records_of_ended_transactions_go_although_history_is_ke
     assert await machine.value(1, b"a") == b"v"
 
 
-async def test_an_order_that_names_a_tablet_twice_is_refused_and_raises_nothing() -> None:
+async def test_an_order_that_names_a_tablet_twice_is_refused_and_raises_nothing(
+    machine: Machine,
+) -> None:
     """Each naming is a durable write, so that thousands of them would hold the server up."""
-    machine = Machine()
     await machine.open(1)
     twice = [pb.SafePoint(tablet_id=1, epoch=1, reads=at) for at in (START, START + 1)]
     with pytest.raises(InvalidArgument) as caught:
@@ -484,8 +478,7 @@ def with_schema(batch: pb.MutationBatch, schema: int) -> pb.MutationBatch:
     return batch
 
 
-async def test_an_order_switches_the_feed_of_an_open_tablet() -> None:
-    machine = Machine()
+async def test_an_order_switches_the_feed_of_an_open_tablet(machine: Machine) -> None:
     await machine.open(1)
     assert (await scanned(machine, 1)).error.invalid_argument.field == "target"
     await machine.open(1, schema=2, change_feed=True)
@@ -498,8 +491,7 @@ async def test_an_order_switches_the_feed_of_an_open_tablet() -> None:
     assert (await scanned(machine, 1)).error.invalid_argument.field == "target"
 
 
-async def test_a_tablet_that_has_failed_is_opened_again_with_its_feed() -> None:
-    machine = Machine()
+async def test_a_tablet_that_has_failed_is_opened_again_with_its_feed(machine: Machine) -> None:
     await machine.open(1, schema=2, change_feed=True)
     await machine.mutate(with_schema(put(1, b"a"), 2))
     machine.store.disks[1].failures = 1
@@ -511,8 +503,7 @@ async def test_a_tablet_that_has_failed_is_opened_again_with_its_feed() -> None:
     assert {b"a", b"c"} <= found <= {b"a", b"b", b"c"}
 
 
-async def test_looks_are_answered_tablet_by_tablet() -> None:
-    machine = Machine()
+async def test_looks_are_answered_tablet_by_tablet(machine: Machine) -> None:
     await machine.open(1, end=b"m", change_feed=True)
     await machine.open(2, start=b"m", change_feed=True)
     await machine.open(3)
@@ -566,8 +557,7 @@ def rows(result: pb.NotificationScanResult) -> list[bytes]:
     return [one.row for one in result.notifications]
 
 
-async def test_every_scan_has_its_own_answer() -> None:
-    machine = Machine()
+async def test_every_scan_has_its_own_answer(machine: Machine) -> None:
     await machine.open(1, end=b"m")
     await machine.open(2, start=b"m")
     await machine.mutate(notified(1, b"a", b"b"), notified(2, b"z"))
@@ -587,10 +577,9 @@ async def test_what_does_not_fit_into_an_answer_is_to_be_asked_again() -> None:
     assert full.error.retry == RETRY_SAFETY_SAFE
 
 
-async def test_a_watcher_hears_of_every_tablet_of_its_tables_also_of_those_that_come_later() -> (
-    None
-):
-    machine = Machine()
+async def test_a_watcher_hears_of_every_tablet_of_its_tables_also_of_those_that_come_later(
+    machine: Machine,
+) -> None:
     await machine.open(1, end=b"m")
     watched = [{"table_id": 3, "observers": [b"f"]}]
     request = pb.WatchNotificationsRequest(watched=watched)
@@ -604,9 +593,8 @@ async def test_a_watcher_hears_of_every_tablet_of_its_tables_also_of_those_that_
     assert heard == [b"a", b"z"]
 
 
-async def test_the_count_of_notifications_never_shrinks_within_an_epoch() -> None:
+async def test_the_count_of_notifications_never_shrinks_within_an_epoch(machine: Machine) -> None:
     """`percolator wait` compares two counts: one that was reset could hide what came between."""
-    machine = Machine()
     await machine.open(1)
     await machine.mutate(notified(1, b"a", b"b"))
     machine.store.disks[1].failures = 1
@@ -679,9 +667,8 @@ def garbage() -> Iterator[list[str]]:
         gc.enable()
 
 
-async def test_mutations_reads_and_scans_are_freed_at_once() -> None:
+async def test_mutations_reads_and_scans_are_freed_at_once(machine: Machine) -> None:
     """Each page that waited for the collector held a MiB, a hundred pages held a hundred."""
-    machine = Machine()
     await machine.open(1)
     rows = [b"%04d" % number for number in range(50)]
     with garbage() as left:
@@ -703,8 +690,7 @@ def notification(row: bytes, observer: bytes) -> bytes:
     return encode(NOTIFY, row, b"c", 5, observer)[1:]
 
 
-async def test_the_figures_follow_what_happened() -> None:
-    machine = Machine()
+async def test_the_figures_follow_what_happened(machine: Machine) -> None:
     registry = CollectorRegistry()
     registry.register(
         TabletServerMetrics(

@@ -97,6 +97,13 @@ class Oracles:
         return [count for _, _, count in self.requests]
 
 
+@pytest.fixture
+@asynccontextmanager
+async def oracles() -> AsyncIterator[Oracles]:
+    """A network with oracles."""
+    yield Oracles()
+
+
 def source_of(oracles: Oracles, *addresses: str, count_max: int = 1_000_000) -> TimestampSource:
     world = World(VirtualClock(asyncio.get_running_loop()), oracles, random.Random(1))
     return TimestampSource(world, addresses or ("a:1",), count_max=count_max)
@@ -114,9 +121,10 @@ async def silent(count: int) -> int:
     return 0
 
 
-async def test_an_oracle_that_takes_over_later_is_asked_as_soon_as_its_address_is_known() -> None:
+async def test_an_oracle_that_takes_over_later_is_asked_as_soon_as_its_address_is_known(
+    oracles: Oracles,
+) -> None:
     """No list has a standby until it leads; clients that connected before must find it."""
-    oracles = Oracles()
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("killed"))
     addresses = ["a:1"]
     world = World(VirtualClock(asyncio.get_running_loop()), oracles, random.Random(1))
@@ -131,17 +139,15 @@ async def test_an_oracle_that_takes_over_later_is_asked_as_soon_as_its_address_i
     await source.close()
 
 
-async def test_calls_at_the_same_moment_share_one_request() -> None:
-    oracles = Oracles()
+async def test_calls_at_the_same_moment_share_one_request(oracles: Oracles) -> None:
     source = source_of(oracles)
     got = await asyncio.gather(*(source.get() for _ in range(50)))
     assert sorted(got) == list(range(1000, 1050))
     assert oracles.counts() == [50]
 
 
-async def test_calls_while_a_request_is_in_flight_share_the_next_one() -> None:
+async def test_calls_while_a_request_is_in_flight_share_the_next_one(oracles: Oracles) -> None:
     """The one in flight could return a timestamp that was allocated before the call."""
-    oracles = Oracles()
     source = source_of(oracles)
     first = source.get()
     await asyncio.sleep(ROUND_TRIP_SECONDS / 4)
@@ -154,8 +160,7 @@ async def test_calls_while_a_request_is_in_flight_share_the_next_one() -> None:
     assert oracles.in_flight_most == 1
 
 
-async def test_a_lone_call_costs_one_round_trip() -> None:
-    oracles = Oracles()
+async def test_a_lone_call_costs_one_round_trip(oracles: Oracles) -> None:
     source = source_of(oracles)
     for _ in range(5):
         started = asyncio.get_running_loop().time()
@@ -197,17 +202,16 @@ def test_each_timestamp_is_allocated_after_it_was_asked_for_and_given_once(
     run_virtually(main())
 
 
-async def test_more_than_the_oracle_grants_at_once_is_split_over_several_requests() -> None:
-    oracles = Oracles()
+async def test_more_than_the_oracle_grants_at_once_is_split_over_several_requests(
+    oracles: Oracles,
+) -> None:
     source = source_of(oracles, count_max=10)
     got = await asyncio.gather(*(source.get(count) for count in (4, 4, 4, 10, 1, 9)))
     assert oracles.counts() == [8, 4, 10, 10]
     assert got == [1000, 1004, 1008, 1012, 1022, 1023]
 
 
-async def test_an_oracle_with_a_lower_limit_gets_smaller_requests() -> None:
-    oracles = Oracles()
-
+async def test_an_oracle_with_a_lower_limit_gets_smaller_requests(oracles: Oracles) -> None:
     async def grants_three(count: int) -> int:
         if count > 3:
             raise errors.InvalidArgument("count", f"{count} is outside 1 .. 3")
@@ -225,8 +229,7 @@ async def test_an_oracle_with_a_lower_limit_gets_smaller_requests() -> None:
     assert max(oracles.counts()[before:]) <= 3
 
 
-async def test_an_oracle_whose_limit_is_raised_gets_larger_requests_again() -> None:
-    oracles = Oracles()
+async def test_an_oracle_whose_limit_is_raised_gets_larger_requests_again(oracles: Oracles) -> None:
     grants = 3
 
     async def grant(count: int) -> int:
@@ -245,8 +248,7 @@ async def test_an_oracle_whose_limit_is_raised_gets_larger_requests_again() -> N
     assert len(oracles.requests) - before <= 5 * REQUESTS_BEFORE_GROWTH
 
 
-async def test_an_oracle_with_a_low_limit_refuses_few_requests() -> None:
-    oracles = Oracles()
+async def test_an_oracle_with_a_low_limit_refuses_few_requests(oracles: Oracles) -> None:
     refused = 0
 
     async def grants_three(count: int) -> int:
@@ -265,8 +267,7 @@ async def test_an_oracle_with_a_low_limit_refuses_few_requests() -> None:
     assert 0 < refused <= len(oracles.requests) / 50
 
 
-async def test_an_oracle_that_goes_back_is_never_trusted_again() -> None:
-    oracles = Oracles()
+async def test_an_oracle_that_goes_back_is_never_trusted_again(oracles: Oracles) -> None:
     source = source_of(oracles)
     await source.get(10)
     oracles.next = 1009
@@ -284,9 +285,9 @@ async def test_an_oracle_that_goes_back_is_never_trusted_again() -> None:
     await source.close()
 
 
-async def test_an_oracle_that_returns_another_count_is_never_trusted_again() -> None:
-    oracles = Oracles()
-
+async def test_an_oracle_that_returns_another_count_is_never_trusted_again(
+    oracles: Oracles,
+) -> None:
     def unary(
         address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
@@ -314,9 +315,9 @@ async def test_an_oracle_that_returns_another_count_is_never_trusted_again() -> 
     ],
 )
 async def test_when_one_oracle_does_not_serve_the_next_address_is_asked_and_kept(
+    oracles: Oracles,
     error: errors.PercolatorError,
 ) -> None:
-    oracles = Oracles()
     oracles.behaviours["a:1"] = refusing(error)
     source = source_of(oracles, "a:1", "b:2", "c:3")
     assert await source.get() == 1000
@@ -324,8 +325,7 @@ async def test_when_one_oracle_does_not_serve_the_next_address_is_asked_and_kept
     assert [address for _, address, _ in oracles.requests] == ["a:1", "b:2", "b:2"]
 
 
-async def test_a_silent_oracle_is_given_up_for_the_next_one() -> None:
-    oracles = Oracles()
+async def test_a_silent_oracle_is_given_up_for_the_next_one(oracles: Oracles) -> None:
     oracles.behaviours["a:1"] = silent
     source = source_of(oracles, "a:1", "b:2")
     assert await source.get() == 1000
@@ -333,9 +333,8 @@ async def test_a_silent_oracle_is_given_up_for_the_next_one() -> None:
     assert elapsed == pytest.approx(ATTEMPT_SECONDS_MAX + ROUND_TRIP_SECONDS)
 
 
-async def test_the_successor_of_a_silent_oracle_is_found_within_a_second() -> None:
+async def test_the_successor_of_a_silent_oracle_is_found_within_a_second(oracles: Oracles) -> None:
     """Until it leads, it refuses; the silent one is tried again and again, each time briefly."""
-    oracles = Oracles()
     oracles.behaviours["a:1"] = silent
     oracles.behaviours["b:2"] = refusing(errors.NotReady("a:1 leads"))
     source = source_of(oracles, "a:1", "b:2")
@@ -346,8 +345,7 @@ async def test_the_successor_of_a_silent_oracle_is_found_within_a_second() -> No
     assert asyncio.get_running_loop().time() == pytest.approx(5.5, abs=0.5)
 
 
-async def test_a_paused_oracle_that_wakes_is_asked_again_within_a_second() -> None:
-    oracles = Oracles()
+async def test_a_paused_oracle_that_wakes_is_asked_again_within_a_second(oracles: Oracles) -> None:
     oracles.behaviours["a:1"] = silent
     oracles.behaviours["b:2"] = refusing(errors.NotReady("a:1 leads"))
     source = source_of(oracles, "a:1", "b:2")
@@ -358,8 +356,7 @@ async def test_a_paused_oracle_that_wakes_is_asked_again_within_a_second() -> No
     assert asyncio.get_running_loop().time() == pytest.approx(5.5, abs=0.7)
 
 
-async def test_on_trouble_is_called_when_an_oracle_does_not_answer() -> None:
-    oracles = Oracles()
+async def test_on_trouble_is_called_when_an_oracle_does_not_answer(oracles: Oracles) -> None:
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("gone"))
     addresses, told = ["a:1"], []
 
@@ -373,8 +370,9 @@ async def test_on_trouble_is_called_when_an_oracle_does_not_answer() -> None:
     assert told == [1]
 
 
-async def test_it_keeps_trying_until_an_oracle_is_back_without_hammering_it() -> None:
-    oracles = Oracles()
+async def test_it_keeps_trying_until_an_oracle_is_back_without_hammering_it(
+    oracles: Oracles,
+) -> None:
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("restarting"))
     source = source_of(oracles)
     asked = source.get()
@@ -384,8 +382,9 @@ async def test_it_keeps_trying_until_an_oracle_is_back_without_hammering_it() ->
     assert await asked == 1000
 
 
-async def test_an_overloaded_oracle_is_left_alone_for_about_as_long_as_it_asked_for() -> None:
-    oracles = Oracles()
+async def test_an_overloaded_oracle_is_left_alone_for_about_as_long_as_it_asked_for(
+    oracles: Oracles,
+) -> None:
     oracles.behaviours["a:1"] = refusing(errors.Overloaded("too many", retry_after_seconds=4.0))
     source = source_of(oracles)
     with pytest.raises(errors.DeadlineExceeded, match="too many"):
@@ -396,8 +395,7 @@ async def test_an_overloaded_oracle_is_left_alone_for_about_as_long_as_it_asked_
     assert all(2.0 <= pause <= 4.0 for pause in pauses)
 
 
-async def test_calls_during_an_outage_share_the_next_attempt() -> None:
-    oracles = Oracles()
+async def test_calls_during_an_outage_share_the_next_attempt(oracles: Oracles) -> None:
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("restarting"))
     source = source_of(oracles)
     asked = []
@@ -409,8 +407,9 @@ async def test_calls_during_an_outage_share_the_next_attempt() -> None:
     assert oracles.counts()[-1] == 20
 
 
-async def test_no_call_waits_beyond_its_own_deadline_and_its_error_says_why() -> None:
-    oracles = Oracles()
+async def test_no_call_waits_beyond_its_own_deadline_and_its_error_says_why(
+    oracles: Oracles,
+) -> None:
     oracles.behaviours["a:1"] = refusing(errors.Unavailable("connection refused"))
     source = source_of(oracles)
     loop = asyncio.get_running_loop()
@@ -425,8 +424,7 @@ async def test_no_call_waits_beyond_its_own_deadline_and_its_error_says_why() ->
     assert ended == pytest.approx([3.0, 0.5, 10.0, 2.0])
 
 
-async def test_a_deadline_passes_while_the_request_is_in_flight() -> None:
-    oracles = Oracles()
+async def test_a_deadline_passes_while_the_request_is_in_flight(oracles: Oracles) -> None:
     oracles.behaviours["a:1"] = silent
     source = source_of(oracles)
     with pytest.raises(errors.DeadlineExceeded, match="no answer yet"):
@@ -434,8 +432,7 @@ async def test_a_deadline_passes_while_the_request_is_in_flight() -> None:
     assert asyncio.get_running_loop().time() == pytest.approx(0.25)
 
 
-async def test_a_cancelled_call_disturbs_no_other() -> None:
-    oracles = Oracles()
+async def test_a_cancelled_call_disturbs_no_other(oracles: Oracles) -> None:
     source = source_of(oracles)
 
     async def ask() -> int:
@@ -453,8 +450,9 @@ async def test_a_cancelled_call_disturbs_no_other() -> None:
     assert await source.get() == 1006
 
 
-async def test_a_permanent_error_reaches_all_calls_of_its_request_and_no_others() -> None:
-    oracles = Oracles()
+async def test_a_permanent_error_reaches_all_calls_of_its_request_and_no_others(
+    oracles: Oracles,
+) -> None:
     oracles.behaviours["a:1"] = refusing(errors.WrongCluster("no", expected="x", found="y"))
     source = source_of(oracles)
     outcomes = await asyncio.gather(source.get(), source.get(), return_exceptions=True)
@@ -476,8 +474,7 @@ async def test_the_number_of_waiting_calls_is_limited(monkeypatch: pytest.Monkey
     assert await asyncio.gather(*asked) == [1000, 1001, 1002]
 
 
-async def test_closing_ends_all_waits_and_further_use() -> None:
-    oracles = Oracles()
+async def test_closing_ends_all_waits_and_further_use(oracles: Oracles) -> None:
     oracles.behaviours["a:1"] = silent
     source = source_of(oracles)
     asked = [source.get()]
@@ -660,8 +657,7 @@ async def test_an_oracle_that_does_not_answer_is_waited_for_as_long_as_a_caller_
 
 
 @pytest.mark.parametrize("count", [0, -1, 11])
-async def test_a_count_outside_its_limits_is_refused_by_name(count: int) -> None:
-    oracles = Oracles()
+async def test_a_count_outside_its_limits_is_refused_by_name(oracles: Oracles, count: int) -> None:
     source = source_of(oracles, count_max=10)
     with pytest.raises(errors.InvalidArgument) as refused:
         await source.get(count)
@@ -721,10 +717,10 @@ async def test_one_address_in_place_of_a_list_is_refused() -> None:
 
 @pytest.mark.parametrize("seconds", [None, 0.0, ROUND_TRIP_SECONDS / 4])
 async def test_no_call_is_forgotten_when_other_code_cancels_the_tasks_of_the_loop(
+    oracles: Oracles,
     seconds: float | None,
 ) -> None:
     """Nor does the source stop asking, even if its task is cancelled before its first step."""
-    oracles = Oracles()
     source = source_of(oracles)
     asked = source.get()
     if seconds is not None:
