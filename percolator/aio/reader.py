@@ -557,8 +557,7 @@ class Reader:
         engine, deadline = self.engine, self.deadline(timeout)
         if not engine.is_on_rows:  # a row store knows nothing but timestamps
             cell = self.known_address(row, column) or await self.address(row, column, deadline)
-            schema = self.env.schemas.get(cell.table_id)
-            if schema is None or cell.column not in schema.expiring:
+            if not self._expires(cell):
                 try:
                     found = await engine.cells.read_cell(*cell, NEWEST, deadline)
                 except InvalidArgument as refused:
@@ -571,6 +570,11 @@ class Reader:
                             return default
                         return decoded_value(column, row, found.value)
         return await self.get(row, column, default, max(deadline - engine.now(), 0.001))
+
+    def _expires(self, cell: CellAddress) -> bool:
+        """True if values of the cell expire, as far as this client knows."""
+        schema = self.env.schemas.get(cell.table_id)
+        return schema is not None and cell.column in schema.expiring
 
     async def _past_locks(
         self, address: CellAddress, answer: RowResult, start: int, deadline: float

@@ -201,11 +201,7 @@ async def find_settled(state: TabletState, plan: ChangePlan) -> Settled:
     A follower comes back again and again while a job holds millions of locks: one that can neither
     end the scan earlier nor be reported is not read, and none is looked at if nothing can be left.
     """
-    # No transaction that commits in one round may still commit up to `until`.
-    await state.held.let_pass(
-        partial(state.held.in_the_way_in_rows, plan.start, plan.end, plan.until)
-    )
-    state.require_open()
+    await _no_commit_is_landing(state, plan)
     settled = Settled(plan.until)
     reader = LockReader(state.storage, state.mirror, plan.until, plan.passed)
     first, stop = cell_bounds(plan.start, plan.end)
@@ -244,6 +240,13 @@ def _last_before(lock: bytes) -> int:
     min_commit: int
     start, min_commit, _, _ = LOCK_HEADER.unpack_from(lock)
     return max(start, min_commit - 1)
+
+
+async def _no_commit_is_landing(state: TabletState, plan: ChangePlan) -> None:
+    """Returns when no transaction that commits in one round can still commit up to `until`."""
+    look = partial(state.held.in_the_way_in_rows, plan.start, plan.end, plan.until)
+    await state.held.let_pass(look)
+    state.require_open()
 
 
 # ---------------------------------------------------------------------------- reading

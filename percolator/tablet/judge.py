@@ -394,10 +394,7 @@ class Exclusion:
         cell = mutation[2]
         locked = locked_cell(cell)
         if unlocked >= 0:
-            if locked is None:
-                on_other_side = next(iter(self._read_locks.live.get(cell, ())), None)
-            else:
-                on_other_side = locked if locked in self._headers else None
+            on_other_side = self._read_lock(cell) if locked is None else self._lock(locked)
             if on_other_side is not None:
                 record = self._get(L + on_other_side) or b""
                 return _refused(unlocked, SPACE_LOCK, mutation, on_other_side, 0, record)
@@ -412,6 +409,9 @@ class Exclusion:
         return _refused(unwritten, SPACE_WRITE, mutation, *found)
 
     # ------------------------------------------------------------------ what a writer meets
+
+    def _read_lock(self, cell: bytes) -> bytes | None:
+        return next(iter(self._read_locks.live.get(cell, ())), None)
 
     def _newer_read(
         self, cell: bytes, since: int, new_cursor: Callable[[], Cursor]
@@ -438,6 +438,9 @@ class Exclusion:
         )
 
     # ------------------------------------------------------------------ what a read lock meets
+
+    def _lock(self, locked: bytes) -> bytes | None:
+        return locked if locked in self._headers else None
 
     def _newer(
         self, locked: bytes, since: int, cursor: Callable[[], Cursor]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from percolator import aio
-from percolator.aio.snapshot import Snapshot
+from percolator.aio.reader import Reader
 from percolator.aio.transaction import TransactionInternals
 from percolator.errors import CellAddress, OutcomeUnknown, PercolatorError
 from percolator.formats.records import START_TIMESTAMP_BYTES
@@ -698,7 +698,7 @@ def reads_of_now_find_everything_expired(patch: Patch) -> None:
     """There is no timestamp to judge by, and the largest one is taken. Clients that do not know of
     the time to live yet ask for that."""
     patch.setattr(PointReads, "_may_expire", lambda self, columns: False)
-    patch.setattr(Snapshot, "_expires", lambda self, cell: False)
+    patch.setattr(Reader, "_expires", lambda self, cell: False)
 
 
 def values_are_collected_before_the_safe_point_has_seen_their_end(patch: Patch) -> None:
