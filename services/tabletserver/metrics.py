@@ -85,7 +85,7 @@ class TabletServerMetrics(Collector):
             events.cells_trimmed,
         )
         yield _gauge("process_queue_bytes", "Mutations in progress.", self._counts.queue_bytes)
-        yield _gauge("disk_free_bytes", "Room below the store root.", self._disk.bytes_free)
+        yield _gauge("disk_free_bytes", "Free bytes below the store root.", self._disk.bytes_free)
         yield _gauge("disk_full", "1 while writes are refused.", self._disk.full is not None)
         yield _gauge(
             "store_trouble",
