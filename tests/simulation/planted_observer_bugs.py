@@ -554,7 +554,7 @@ AT_ANY_STEP: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] 
     (marker_put_over_a_lock, _STOPS, False),
     (intent_cleared_by_the_marker_of_another_start, _STOPS, False),
     (low_water_mark_moved_too_far, (), True),
-    (commits_without_a_look_at_the_epoch, _STOPS, True),
+    (commits_without_a_look_at_the_epoch, _STOPS, False),
 )
 """Each with the kinds of disruptions that reveal it, and whether it is caught within
 seconds."""
