@@ -69,7 +69,7 @@ class DeadLetter:
     parked_at: int
     """The timestamp at which it was put aside. The name is stored, and the CLI prints it."""
     traceback: str = ""
-    """The traceback of the last attempt."""
+    """The traceback of the last attempt; empty if a development version wrote the letter."""
 
     @property
     def key(self) -> tuple[str, str, bytes, bytes]:
@@ -98,7 +98,7 @@ class DeadLetter:
             stored["error"],
             stored["attempts"],
             stored["parked_at"],
-            stored["traceback"],
+            stored.get("traceback", ""),
         )
 
 
