@@ -329,10 +329,6 @@ def main() -> None:
                     raise
 
 
-if __name__ == "__main__":
-    main()
-
-
 # Clients that have no access to the store, and reach it through gateways only.
 
 NOWHERE = "127.0.0.1:1"
@@ -734,3 +730,7 @@ def test_a_removed_family_and_a_deleted_table_are_named_at_once(place: Place) ->
         ):
             write("after")
         assert time.monotonic() - began < SOON
+
+
+if __name__ == "__main__":
+    main()

@@ -156,10 +156,6 @@ def _require_all(record: Record) -> None:
             record.wrong(f"no call of the kind {kind!r} was made")
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 # A fuzzed cluster from start to end: callers, a canary, and everything that is looked at.
 
 CALLERS = 6
@@ -392,3 +388,7 @@ def replay_guided(one: Input, record: Record) -> None:
         bodies()[one.kind]()(one.data)
     except Exception as error:  # noqa: BLE001 (whatever it is, it is the finding)
         record.wrong(f"guided {one.kind}: {type(error).__name__}: {error}", one)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

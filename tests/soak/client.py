@@ -131,12 +131,6 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
     return found
 
 
-if __name__ == "__main__":
-    given = Settings(**json.loads(sys.argv[1]))
-    with Path(given.report).open("a") as opened:
-        asyncio.run(live(given, opened))
-
-
 # The operations of a soak run, each repeated at a steady pace by a few sessions.
 #
 # All work on a fixed set of rows, so that what is stored, and what is remembered, has a size to
@@ -361,3 +355,9 @@ TABLES: tuple[tuple[Table[str], list[str]], ...] = (
     (notes, ["1"]),
 )
 """The tables, and where they are split."""
+
+
+if __name__ == "__main__":
+    given = Settings(**json.loads(sys.argv[1]))
+    with Path(given.report).open("a") as opened:
+        asyncio.run(live(given, opened))

@@ -110,7 +110,7 @@ def test_reading_names_the_option_that_is_wrong(
         ({"load_name": "crawl"}, "load_name", "operation 'bulk_load'"),
         ({"as_of": "2026-01-01"}, "as_of", "not an option of writing"),
         ({"atomic": "yes"}, "atomic", "false, true"),
-        ({"atomic": "true", "operation": "bulk_load"}, "atomic", "a bulk load appears at one"),
+        ({"atomic": "true", "operation": "bulk_load"}, "atomic", "a bulk load appears at once"),
         ({"atomic": "true", "operation": "merge", "catalog": CATALOG}, "atomic", "upsert and del"),
         ({"atomic": "true", "if_unchanged_since": "7"}, "if_unchanged_since", "leave it out, or"),
         ({"atomic": "true", "skip_equal": "true"}, "skip_equal", "transactions of its own"),
