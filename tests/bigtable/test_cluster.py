@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -13,7 +12,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -24,44 +22,20 @@ from examples.webindex.crawl import Crawl
 from percolator import (
     Database,
     InvalidArgument,
-    OutcomeUnknown,
     SchemaError,
-    SnapshotTooOld,
     Table,
-    Timestamp,
     Transaction,
     codecs,
     observes,
 )
-from percolator.backup import export_files, part_files
-from percolator.bigtable.admin import has_table
 from percolator.bigtable.connection import BigtableNetwork
-from percolator.bigtable.place import EMULATOR_VARIABLE, Place, parse_place
-from percolator.errors import InvariantViolation, PercolatorError, Retry, Unavailable, UsageError
+from percolator.bigtable.place import Place
+from percolator.errors import InvariantViolation, PercolatorError, Retry, UsageError
 from percolator.services.local.cluster import LocalCluster
 from percolator.testing.row_database import connect_over
-from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.bigtable_pb2 import BigtableDeleteTableRequest
-from percolator.v1.master_pb2 import CreateTableRequest
-from percolator.wire import methods
-from percolator.wire.channels import GrpcNetwork
 from tests.bigtable.emulator_process import emulator
-from tests.integration.command_line import CommandLine
 from tests.integration.test_examples import crawl_among_kills
-from tests.integration.test_gateway import (
-    ACCOUNTS as GATEWAY_ACCOUNTS,
-)
-from tests.integration.test_gateway import (
-    CALL_SECONDS,
-    OPENING_BALANCE,
-    PATIENCE_SECONDS,
-    TABLE,
-    Teller,
-    account,
-    put,
-    total,
-)
-from tests.integration.test_history import SETTINGS
 
 pytestmark = [pytest.mark.bigtable, pytest.mark.timeout(400)]
 
@@ -327,314 +301,6 @@ def main() -> None:
             except PercolatorError as error:
                 if error.retry is Retry.USELESS:
                     raise
-
-
-# Clients that have no access to the store, and reach it through gateways only.
-
-NOWHERE = "127.0.0.1:1"
-PAGES = Table("pages")
-BODY = PAGES.column("body", codecs.text)
-GATEWAY_LENGTH = PAGES.column("length", codecs.integer)
-
-
-@pytest.fixture(scope="module", name="cluster")
-def _cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    """A cluster on an emulator that only its services find."""
-    data = tmp_path_factory.mktemp("cluster")
-    store = f"bigtable://gateways/i{uuid.uuid4().hex[:20]}"
-    with emulator() as address, pytest.MonkeyPatch.context() as patch:
-        patch.setenv(EMULATOR_VARIABLE, address)
-        cluster = LocalCluster(data, store=store, tablet_servers=0, gateways=2, start_seconds=60.0)
-        with cluster:
-            yield cluster
-
-
-@pytest.fixture(autouse=True)
-def _outside(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(EMULATOR_VARIABLE, NOWHERE)
-
-
-def _restart(cluster: LocalCluster, name: str) -> None:
-    """With the address that the masters know."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(EMULATOR_VARIABLE)
-        cluster.restart(name)
-
-
-@pytest.mark.timeout(300)
-def test_the_store_itself_is_out_of_reach_here(cluster: LocalCluster) -> None:
-    with pytest.raises(Unavailable, match="a program without access to it connects to a gateway"):
-        percolator.connect(cluster.address, timeout=1.0)
-
-
-@pytest.mark.timeout(300)
-def test_a_program_runs_as_it_is_through_a_gateway(cluster: LocalCluster) -> None:
-    with percolator.connect(cluster.gateway_address) as db:
-        db.create_table(NOTES)
-        with db.transaction() as tx:
-            tx.set("one", TEXT, "first")
-            tx.set("two", TEXT, "x" * 3_000_000)
-        before = db.timestamp()
-        with db.transaction() as tx:
-            tx.lock("two", TEXT)
-            tx.set("one", TEXT, (tx.get("one", TEXT) or "") + ", then second")
-            tx.delete("two", TEXT)
-        assert db.get("one", TEXT) == "first, then second"
-        with db.snapshot(at=before) as snapshot:
-            found = {row.key: len(row[TEXT]) for row in snapshot.scan(NOTES)}
-        assert found == {"one": 5, "two": 3_000_000}
-    command = CommandLine(cluster.gateway_address)
-    assert "first, then second" in command.text("get", "notes", "one")
-    assert command.text("status").count("gateway") >= 2
-    command.run("locks", "notes")
-
-
-@observes(BODY, name="measure")
-def gateway_measure(tx: Transaction, row: str) -> None:
-    tx.set(row, GATEWAY_LENGTH, len(tx.get(row, BODY, "")))
-
-
-@pytest.mark.timeout(300)
-def test_observers_run_in_a_program_behind_a_gateway(cluster: LocalCluster) -> None:
-    with percolator.connect(cluster.gateway_address) as db:
-        db.create_table(PAGES)
-        db.register_observers([gateway_measure])
-        with db.run_observers([gateway_measure]):
-            with db.transaction() as tx:
-                tx.set("three", BODY, "third")
-            db.wait_for_observers(timeout=PATIENCE_SECONDS)
-        assert db.get("three", GATEWAY_LENGTH) == 5
-
-
-@pytest.mark.timeout(300)
-def test_a_program_continues_at_the_next_gateway_when_its_own_is_killed(
-    cluster: LocalCluster,
-) -> None:
-    table = Table("counted")
-    number = table.column("number", codecs.integer)
-    with percolator.connect(cluster.gateway_address) as db:
-        db.create_table(table)
-        made = unknown = 0
-        cluster.processes["gateway"].kill()
-        try:
-            for _ in range(10):
-                try:
-                    with db.transaction(timeout=PATIENCE_SECONDS) as tx:
-                        tx.set("a", number, tx.get("a", number, default=0) + 1)
-                    made += 1
-                except OutcomeUnknown:
-                    unknown += 1
-            assert made <= (db.get("a", number) or 0) <= made + unknown
-            assert made > 5
-        finally:
-            _restart(cluster, "gateway")
-
-
-@pytest.mark.timeout(300)
-async def test_callers_in_other_languages_lose_nothing_when_gateways_are_killed(
-    cluster: LocalCluster,
-) -> None:
-    addresses = cluster.gateway_address.split(",")
-    network = GrpcNetwork()
-    opening = Teller(network, addresses, 0)
-    await network.unary(addresses[0], methods.CREATE_TABLE)(
-        CreateTableRequest(name=TABLE), CALL_SECONDS
-    )
-    start = (await opening.anywhere(methods.BEGIN, pb.BeginRequest())).start_timestamp
-    writes = [put(account(number), OPENING_BALANCE) for number in range(GATEWAY_ACCOUNTS)]
-    await opening.anywhere(methods.COMMIT, pb.CommitRequest(start_timestamp=start, writes=writes))
-    tellers = [Teller(network, addresses, seed) for seed in range(3)]
-    for name in ("gateway", "gateway-2"):
-        working = asyncio.gather(*(_gateway_transfers(one) for one in tellers))
-        await tellers[0].has_committed.wait()
-        await asyncio.to_thread(cluster.processes[name].kill)
-        await working
-        await asyncio.to_thread(_restart, cluster, name)
-    assert await total(network, addresses[0]) == GATEWAY_ACCOUNTS * OPENING_BALANCE
-    # A repeated request gets the same answer from gateways that have forgotten everything.
-    for teller in tellers:
-        request, commit = list(teller.committed.values())[-1]
-        for address in addresses:
-            again = await network.unary(address, methods.COMMIT)(request, CALL_SECONDS)
-            assert again.commit_timestamp == commit
-            asked = pb.ResolveRequest(
-                start_timestamp=request.start_timestamp, writes=request.writes
-            )
-            told = await network.unary(address, methods.RESOLVE)(asked, CALL_SECONDS)
-            assert told.commit_timestamp == commit
-    assert await total(network, addresses[1]) == GATEWAY_ACCOUNTS * OPENING_BALANCE
-    await network.close()
-
-
-async def _gateway_transfers(teller: Teller) -> None:
-    for _ in range(4):
-        await teller.transfer()
-
-
-# History in a cluster whose cells are in Google's emulator, and is kept for two seconds.
-
-HISTORY_ACCOUNTS = Table("accounts")
-HISTORY_BALANCE = HISTORY_ACCOUNTS.column("balance", codecs.integer)
-SECONDS = 40.0
-
-
-@pytest.fixture(scope="module", name="history_store")
-def _store() -> Iterator[str]:
-    """The address of a store with nothing in it."""
-    with emulator() as address, pytest.MonkeyPatch.context() as patch:
-        for name, value in {**SETTINGS, EMULATOR_VARIABLE: address}.items():
-            patch.setenv(name, value)
-        yield f"bigtable://history/i{uuid.uuid4().hex[:20]}"
-
-
-@pytest.fixture(scope="module", name="history_cluster")
-def _history_cluster(
-    history_store: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[LocalCluster]:
-    data = tmp_path_factory.mktemp("cluster")
-    with LocalCluster(data, store=history_store, tablet_servers=0, start_seconds=60.0) as started:
-        with percolator.connect(started.address) as db:
-            db.create_table(HISTORY_ACCOUNTS)
-        yield started
-
-
-@pytest.fixture(name="db")
-def _db(history_cluster: LocalCluster) -> Iterator[Database]:
-    with percolator.connect(history_cluster.address, description="a test") as db:
-        yield db
-
-
-@pytest.fixture(name="command")
-def _history_command(history_cluster: LocalCluster) -> CommandLine:
-    return CommandLine(history_cluster.address)
-
-
-def _put(db: Database, row: str, value: int) -> None:
-    with db.transaction() as tx:
-        tx.set(row, HISTORY_BALANCE, value)
-
-
-def _tables_of(place: Place) -> set[str]:
-    """The names of the first tables of a cluster that the emulator has."""
-
-    async def ask() -> set[str]:
-        network = BigtableNetwork()
-        try:
-            found = [one for one in range(10) if await has_table(network, place, one, SECONDS)]
-        finally:
-            await network.close()
-        return {place.table_name(one) for one in found}
-
-    return asyncio.run(ask())
-
-
-@pytest.mark.timeout(300)
-def test_a_dropped_table_leaves_the_store(history_store: str, db: Database) -> None:
-    extra = Table("extra")
-    value = extra.column("value", codecs.integer)
-    place = parse_place(history_store, field="store")
-    before = _tables_of(place)
-    db.create_table(extra)
-    with db.transaction() as tx:
-        tx.set("a", value, 1)
-        tx.set("a", HISTORY_BALANCE, 1)
-    assert len(_tables_of(place)) == len(before) + 1
-    db.drop_table(extra)
-    deadline = time.monotonic() + SECONDS
-    while _tables_of(place) != before:
-        assert time.monotonic() < deadline, "it is still there"
-        time.sleep(0.2)
-    with pytest.raises(SchemaError), db.snapshot() as snapshot:
-        snapshot.get("a", value)
-    with db.snapshot() as snapshot:
-        assert snapshot.get("a", HISTORY_BALANCE) == 1
-    _put(db, "a", 2)
-
-
-def _until_refused(db: Database, row: str, at: Timestamp) -> SnapshotTooOld:
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        try:
-            with db.snapshot(at=at) as snapshot:
-                snapshot.get(row, HISTORY_BALANCE)
-        except SnapshotTooOld as error:
-            return error
-        time.sleep(0.2)
-    pytest.fail("nothing was collected")
-
-
-def _until_held(command: CommandLine, at: Timestamp) -> None:
-    """Returns when all is collected that a pin lets go, and more would be without it."""
-    deadline = time.monotonic() + SECONDS
-    while True:
-        told = command.data("gc", "status")
-        (table,) = told["tables"]
-        if told["held_by"] == "a copy" and table["collected_below"] == str(int(at)):
-            return
-        assert time.monotonic() < deadline, told
-
-
-def _versions(command: CommandLine, row: str) -> list[Any]:
-    found: list[Any] = command.data("history", "accounts", row)
-    return [one["value"] for one in found]
-
-
-@pytest.mark.timeout(300)
-def test_old_versions_go_and_commands_show_what_is_left(db: Database, command: CommandLine) -> None:
-    for value in (1, 2):
-        _put(db, "bob", value)
-    between = db.timestamp()
-    _put(db, "bob", 3)
-    assert _versions(command, "bob")[0] == 3
-    refused = _until_refused(db, "bob", between)
-    assert refused.safe_point > between
-    deadline = time.monotonic() + SECONDS
-    while (left := _versions(command, "bob")) != [3]:  # they go after the safe point was raised
-        assert time.monotonic() < deadline, left
-    assert db.get("bob", HISTORY_BALANCE) == 3
-    assert command.data("locks", "accounts") == []
-    (told,) = command.data("gc", "status")["tables"]
-    assert told["table"] == "accounts"
-    assert told["cells_collected"] >= 2
-
-
-@pytest.mark.timeout(300)
-def test_a_pin_keeps_what_an_export_reads_and_tablet_servers_import(
-    db: Database, command: CommandLine, tmp_path: Path
-) -> None:
-    for number in range(50):
-        _put(db, f"row-{number:02}", number)
-    with db.pin(description="a copy") as pin:
-        for number in range(50):
-            _put(db, f"row-{number:02}", -1)
-        _until_held(command, pin.at)
-        with db.snapshot(at=pin.at) as snapshot:
-            assert snapshot.get("row-07", HISTORY_BALANCE) == 7
-        at = pin.at
-        command.run("export", str(tmp_path / "export"), "--at", str(int(at)))
-    exported = export_files.read_export(tmp_path / "export" / export_files.MANIFEST)
-    (table,) = exported.tables
-    batches = [
-        batch
-        for part in table.parts
-        for batch in part_files.cells_of(tmp_path / "export", exported, table, part)
-    ]
-    values = {cell[0]: cell[2] for batch in batches for cell in batch}
-    assert [values[b"row-%02d" % row] for row in range(50)] == [
-        HISTORY_BALANCE.codec.encode(number) for number in range(50)
-    ]
-    _until_refused(db, "row-07", at)
-    with (
-        LocalCluster(tmp_path / "tablets", tablet_servers=1, start_seconds=60.0) as other,
-        percolator.connect(other.address) as tablets,
-    ):
-        CommandLine(other.address).run("import", str(tmp_path / "export"))
-        with tablets.snapshot() as snapshot:
-            found = {
-                row.key: row[HISTORY_BALANCE]
-                for row in snapshot.scan(HISTORY_ACCOUNTS, prefix="row-")
-            }
-    assert found == {f"row-{number:02}": number for number in range(50)}
 
 
 # The emulator as a store: the commands that prepare and check it, and changes made by hand.
