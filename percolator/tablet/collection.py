@@ -453,11 +453,7 @@ async def collect(
             f"{state.identity} would collect below {below}, and of ended transactions below "
             f"{ended_below}; its safe points are {reads} and {transactions}"
         )
-    if state.mirror.has_older(ended_below):
-        raise NotReady(
-            f"a lock below the safe point {ended_below} is left in {state.identity}",
-            retry_after_seconds=1.0,
-        )
+    _require_no_older_locks(state, ended_below)
     last, recent = state.collected, state.recent
     newest = max(recent.newest_commit, recent.newest_marker)
     is_complete = not (last.spared or last.missed_load)
@@ -484,6 +480,14 @@ async def collect(
         # Of a load that was opened during this pass, it may have passed the rows before.
         missed_load=state.collected.missed_load and state.collected is not last,
     )
+
+
+def _require_no_older_locks(state: TabletState, below: int) -> None:
+    if state.mirror.has_older(below):
+        raise NotReady(
+            f"a lock below the safe point {below} is left in {state.identity}",
+            retry_after_seconds=1.0,
+        )
 
 
 class _WalkOfVersions:
