@@ -411,7 +411,7 @@ class SchemaChanged(NotExecuted):
 
 
 class StoreFault(Enum):
-    """What is wrong with a store."""
+    """A defect of a store."""
 
     DISK_FULL = "disk full"
     INPUT_OUTPUT = "input/output error"

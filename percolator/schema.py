@@ -367,7 +367,7 @@ class Row(Generic[K]):
         return len(self._cells)
 
     def __bool__(self) -> bool:
-        """Whether the row has any cell."""
+        """True if the row has any cell."""
         return bool(self._cells)
 
     def items(self) -> list[tuple[Column[Any], Any]]:

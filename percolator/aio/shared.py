@@ -64,7 +64,7 @@ from percolator.v1.master_pb2 import TableOptions
 
 @dataclass(frozen=True)
 class Ticket:
-    """What a process needs to take part in a shared transaction. It can be pickled."""
+    """Ticket with which a process takes part in a shared transaction. It can be pickled."""
 
     table_id: int
     row: bytes
@@ -81,7 +81,7 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What an attempt at a task has locked. It can be pickled: bring it to the driver."""
+    """The locks of one attempt at a task. It can be pickled: bring it to the driver."""
 
     row: bytes
     task: str

@@ -34,7 +34,7 @@ class Unfit(Exception):
 
 
 class Form(NamedTuple):
-    """What a type is in JSON, and the way back. Both raise `Unfit`."""
+    """The form of a type in JSON, and the way back. Both raise `Unfit`."""
 
     pack: Callable[[Any], Any]
     unpack: Callable[[Any], Any]
@@ -123,7 +123,7 @@ def _pydantic_codec(kind: type[Any]) -> Codec[Any]:
 
 
 def _same(found: Any, given: Any) -> bool:  # noqa: ANN401 - parts of models
-    """Whether what was read back is what was given, with moments in any time zones.
+    """True if the value read back equals the one given, with moments in any time zones.
 
     Python has a moment in an hour that clocks show twice, or never, equal to none of another zone.
     """
@@ -156,7 +156,7 @@ def _same(found: Any, given: Any) -> bool:  # noqa: ANN401 - parts of models
 
 
 def _first_reason(error: ValueError) -> str:
-    """What pydantic says about the first field, without the input, which may be long."""
+    """Pydantic's message about the first field, without the input, which may be long."""
     errors = getattr(error, "errors", None)
     if errors is None:
         return str(error)

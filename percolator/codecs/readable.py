@@ -98,7 +98,7 @@ _NESTED_MAX = 8
 
 
 def value_codec(name: str) -> Codec[Any] | None:
-    """What reads and writes the values of such a column here; None if nothing here can."""
+    """The codec for the values of such a column here; None if nothing here can."""
     found = _DECIMAL.fullmatch(name)
     if found is not None:
         try:
@@ -111,7 +111,7 @@ def value_codec(name: str) -> Codec[Any] | None:
 
 
 def key_codec(name: str, depth: int = 0) -> KeyCodec[Any] | None:
-    """What reads and writes such row keys here; None if nothing here can."""
+    """The codec for such row keys here; None if nothing here can."""
     kind, bracket, inner = name.partition("(")
     if not bracket:
         return _KEYS.get(name)

@@ -338,7 +338,7 @@ class Primaries:
         return answers
 
     def is_gone(self, answer: Answer) -> bool:
-        """Whether the cell no longer exists and never will, so that it decides nothing.
+        """True if the cell no longer exists and never will, so that it decides nothing.
 
         A table is removed only when no lock has its primary in it. A lock that appears later was
         sent late, by a transaction that has not committed: until a transaction commits, its locks
@@ -390,7 +390,7 @@ class Pushing:
         """By start timestamp."""
 
     def is_above(self, start: int, read_at: int) -> bool:
-        """Whether the transaction is known to commit above the snapshot, if at all."""
+        """True if the transaction is known to commit above the snapshot, if at all."""
         return self._least.get(start, 0) > read_at
 
     def passable(self, read_at: int, most: int) -> tuple[int, ...]:
@@ -455,7 +455,7 @@ class Pushing:
 
 
 def _is_participant(primary: LockRecord, state: bytes) -> bool:
-    """Whether this is the lock on the primary of a participant whose attempt is in this state."""
+    """True if this is the lock on the primary of a participant whose attempt is in this state."""
     return (
         primary.value == state
         and not primary.session

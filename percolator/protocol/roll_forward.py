@@ -50,7 +50,7 @@ may be waiting for steps of its own that no server answers."""
 
 
 class About(NamedTuple):
-    """What distinguishes one shared step from another."""
+    """The key that distinguishes one shared step from another."""
 
     what: str
     cell: CellAddress

@@ -23,7 +23,7 @@ _RAW = "raw"
 
 
 class TableCodecs:
-    """What the columns of one table have, until an operator changes it."""
+    """Codecs of the columns of one table, until an operator changes it."""
 
     __slots__ = (
         "__weakref__",
@@ -52,7 +52,7 @@ class TableCodecs:
 
     @classmethod
     def unknown(cls) -> TableCodecs:
-        """Of a table whose codecs do not matter."""
+        """Codecs of a table whose codecs do not matter."""
         codecs = cls("", CodecNames())
         codecs._are_kept = False
         return codecs
@@ -97,7 +97,7 @@ class TableCodecs:
                 self.require_readable(column)
 
     def is_declared(self, column: Readable[Any]) -> bool:
-        """Whether the column may be written; if not, its codec has to be declared first.
+        """True if the column may be written; if not, its codec has to be declared first.
 
         Raises `SchemaError` if it has another codec.
         """
@@ -107,7 +107,7 @@ class TableCodecs:
         return more is None
 
     def undeclared(self, column: Readable[Any]) -> pb.Codecs | None:
-        """What to declare before the column is written; None if there is nothing."""
+        """The codec to declare before the column is written; None if there is nothing."""
         key, name = name_of(column.table.key), column.codec.name
         known_key, known = self.names.key, self.names.columns.get(column.name)
         if key and known_key and key != known_key:

@@ -126,7 +126,7 @@ def _require_known(answers: Sequence[Answer]) -> None:
 
 
 def _are_decided(answers: Sequence[Answer]) -> bool:
-    """Whether they tell the protocol something: sending the same again would change nothing."""
+    """True if they tell the protocol something: sending the same again would change nothing."""
     return any(one is APPLIED or isinstance(one, Refused) for one in answers) or any(
         isinstance(one, PercolatorError) and one.retry is Retry.USELESS for one in answers
     )

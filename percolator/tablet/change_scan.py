@@ -310,7 +310,7 @@ class _ChangeScan:
         return response, ended
 
     def _is_wanted(self, cell: bytes) -> bool:
-        """Whether the cell is in the range, and not behind the fence of a bulk load."""
+        """True if the cell is in the range, and not behind the fence of a bulk load."""
         if cell < self._first or (self._stop is not None and cell >= self._stop):
             return False
         fences = self._state.load_fences

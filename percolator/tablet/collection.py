@@ -118,7 +118,7 @@ class AnsweredCells:
         return self._waiting.pop(cell, [])
 
     def acknowledges(self, cell: bytes) -> bool:
-        """Whether this cell has to be passed to `wait`."""
+        """True if this cell has to be passed to `wait`."""
         return _MARK in cell
 
     def wait(self, cell: bytes, record: Record) -> None:
@@ -149,7 +149,7 @@ _STOP = component(ACKNOWLEDGEMENTS[:-1])[:-2] + b"\x01"
 
 
 def may_be_put_aside(mirror: LockMirror, storage: Storage[Any], cell: bytes) -> bool:
-    """Whether a change of the cell may have become a dead letter: then its newest record has to
+    """True if a change of the cell may have become a dead letter: then its newest record has to
     stay. `cell` is an encoded row and column. No lock may be added or removed meanwhile.
 
     By then, its notifications are gone. What is left is the observer's note beside the cell. While
@@ -283,7 +283,7 @@ class Sweep:
         self._named.append((key, size, unless_awaited))
 
     def slice_over(self, entries: int) -> bool:
-        """Whether the slice should end after this many entries. The clock is checked after each
+        """True if the slice should end after this many entries. The clock is checked after each
         entry, because reading a single one may have meant reading megabytes."""
         if entries >= SLICE_ENTRIES:
             return True
@@ -353,7 +353,7 @@ class Sweep:
 
 
 def is_due(state: TabletState) -> bool:
-    """Whether there may be cells of other rows: the stored counts name the rows they cover."""
+    """True if there may be cells of other rows: the stored counts name the rows they cover."""
     return state.counted_rows != (state.identity.start, state.identity.end)
 
 
@@ -563,7 +563,7 @@ class _WalkOfVersions:
         return None
 
     def _has_expired(self, cell: bytes, commit: int) -> bool:
-        """Whether no snapshot at or above the safe point sees this value."""
+        """True if no snapshot at or above the safe point sees this value."""
         end = self._lifetimes.end_of(cell, commit)
         if end is None:
             return False

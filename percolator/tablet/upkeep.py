@@ -1,4 +1,4 @@
-"""What changes a tablet while it serves: it writes between two batches, when no cell is held."""
+"""Changes to a tablet while it serves, written between two batches, when no cell is held."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Upkeep:
         self._commit = commit
         self._columns = columns
         self._change_feed = change_feed
-        """What the current version of the schema says; the tablet has yet to follow it."""
+        """The current version of the schema; the tablet has yet to follow it."""
         self._tasks = Tasks()
         """What writes between two batches: torn there, it would let the next batch be judged while
         the disk is still at the write, and memory would never learn of what became durable."""

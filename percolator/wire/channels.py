@@ -310,7 +310,7 @@ async def left_at_once(call: grpc.aio.Call) -> AsyncIterator[AsyncIterator[Any]]
 
 
 def cancelled_by_caller() -> bool:
-    """Whether the call's own task was cancelled: gRPC raises the same error for a closed channel.
+    """True if the call's own task was cancelled: gRPC raises the same error for a closed channel.
 
     If a closed channel were mistaken for a cancellation, a task that was never cancelled would end
     silently, and if it serves a call, gRPC would send its caller no status at all.

@@ -307,7 +307,7 @@ class Attempt:
             result.missed.append(cell)
 
     def _is_ours(self, met: MetLock, write: Write) -> bool:
-        """Whether this attempt has locked the cell before, with the same value."""
+        """True if this attempt has locked the cell before, with the same value."""
         name = self._job.participant_of(met.lock.primary)
         if name is None or (name.attempt, name.task) != (self.start, self._task):
             return False
@@ -456,7 +456,7 @@ class Attempt:
 
 
 def _writes_the_same(lock: LockRecord, write: Write) -> bool:
-    """Whether the lock stands for the same write, as far as it can tell: a value that is stored
+    """True if the lock stands for the same write, as far as it can tell: a value that is stored
     apart is not compared."""
     kind, value = write
     if lock.kind == KIND_PUT_IN_DATA:

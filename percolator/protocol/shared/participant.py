@@ -137,7 +137,7 @@ class ParticipantName(NamedTuple):
 
 
 class ParticipantKey(NamedTuple):
-    """What the driver needs to know of a participant in order to commit it."""
+    """The facts that the driver needs of a participant in order to commit it."""
 
     start: int
     column: bytes
@@ -392,7 +392,7 @@ class Keeper:
 
 
 class Beating(Protocol):
-    """What has to be kept alive: the participants of an attempt, or all that have finished."""
+    """The things to be kept alive: the participants of an attempt, or all that have finished."""
 
     async def beat(self) -> None:
         """Raises its time to live. Raises only a `PercolatorError`, which is logged."""
