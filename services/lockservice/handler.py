@@ -265,13 +265,13 @@ class LockServiceHandler:
         )
 
     async def try_lock(self, request: pb.TryLockRequest) -> pb.TryLockResponse:
-        session = self._check_lock_request(request)
-        held = self.locks.try_lock(session, request.names, request.ttl_milliseconds)
+        session, milliseconds = self._check_lock_request(request)
+        held = self.locks.try_lock(session, request.names, milliseconds)
         return pb.TryLockResponse(held=held)
 
     async def renew_locks(self, request: pb.RenewLocksRequest) -> pb.RenewLocksResponse:
-        session = self._check_lock_request(request)
-        held = self.locks.renew(session, request.names, request.ttl_milliseconds)
+        session, milliseconds = self._check_lock_request(request)
+        held = self.locks.renew(session, request.names, milliseconds)
         return pb.RenewLocksResponse(held=held)
 
     async def unlock(self, request: pb.UnlockRequest) -> pb.UnlockResponse:
@@ -304,11 +304,19 @@ class LockServiceHandler:
             activity=activity,
         )
 
-    def _check_lock_request(self, request: pb.TryLockRequest | pb.RenewLocksRequest) -> Session:
+    def _check_lock_request(
+        self, request: pb.TryLockRequest | pb.RenewLocksRequest
+    ) -> tuple[Session, int]:
+        """The session, and how long it gets the locks.
+
+        A time above the limit is shortened, not refused: workers go on without locks that are
+        refused, so a low limit would have all of them do the same work.
+        """
         check_session_id("session_id", request.session_id)
         self._limits.check_names(request.names)
-        self._limits.check_ttl("ttl_milliseconds", request.ttl_milliseconds)
-        return self.sessions.find(request.session_id)
+        milliseconds = min(request.ttl_milliseconds, self._limits.ttl_milliseconds_max)
+        self._limits.check_ttl("ttl_milliseconds", milliseconds)
+        return self.sessions.find(request.session_id), milliseconds
 
     def describe(self, session: Session, *, activity: bool = False) -> pb.Session:
         stored = session.info.activity if activity else None

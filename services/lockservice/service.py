@@ -46,7 +46,8 @@ class LockServiceSettings(ServiceSettings):
     ttl_milliseconds_max: Annotated[int, Field(ge=500, le=3_600_000)] = (
         _DEFAULTS.ttl_milliseconds_max
     )
-    """The longest time to live. After a restart, no session is declared dead for this long."""
+    """The longest time to live; a lock that asks for more gets this. After a restart, no session is
+    declared dead for this long."""
 
     sessions_max: Annotated[int, Field(ge=1, le=10_000_000)] = _DEFAULTS.sessions_max
     """Sessions open at once, pins included. About 1 KiB each."""

@@ -28,7 +28,7 @@ from tests.simulation.rows import (
     ORACLES_REPLACED,
     WHOLLY_ON_ROWS,
 )
-from tests.simulation.run import IN_ONE_ROUND, Verdict, simulate
+from tests.simulation.run import IN_ONE_ROUND, LOCK_HELD, Verdict, simulate
 from tests.simulation.scenario import Kind, Scenario, harsh, needs_master, scenario_of
 from tests.simulation.sessions import JOINED
 from tests.simulation.workloads.drops import DROP_REPEATED, DROPPED, ENTRIES_STAY, RENEWED
@@ -102,6 +102,7 @@ EXPECTED = (
     HELD_UP,
     TORN,
     IN_ONE_ROUND,
+    LOCK_HELD,
     JOINED,
     ENTRIES_STAY,
     RENEWED,

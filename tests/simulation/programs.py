@@ -27,7 +27,7 @@ from percolator.services.chassis.host import Host
 from percolator.services.chassis.process import version
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import ServiceSettings
-from percolator.services.lockservice.handler import LockServiceHandler
+from percolator.services.lockservice.handler import LockCounts, LockServiceHandler
 from percolator.services.lockservice.sessions import LockServiceLimits
 from percolator.services.master.collection import CollectionTimes
 from percolator.services.master.handlers import ClusterHandler, MasterHandler
@@ -80,6 +80,8 @@ class StoreRoot:
         """Commit timestamps of transactions of which a record was collected, by start timestamp."""
         self.open_files: dict[str, SimulatedFiles] = {}
         """The files of the present incarnations, by address."""
+        self.lock_counts: list[LockCounts] = []
+        """Of each incarnation of the lock service."""
         self.answers = asyncio.Event()
         """While it is not set, the store stalls for all processes, also for those started now."""
         self.answers.set()
@@ -139,6 +141,7 @@ class Programs:
     async def lock_service(self, incarnation: Incarnation) -> None:
         world = incarnation.world
         handler = LockServiceHandler(world.clock, world.random, _LOCK_SERVICE_LIMITS)
+        self._root.lock_counts.append(handler.locks.counts)
         service = lockservice_pb2.DESCRIPTOR.services_by_name["LockService"]
         incarnation.listen([Exposed(service, handler)])
         kind = cluster_pb2.SERVICE_KIND_LOCK_SERVICE

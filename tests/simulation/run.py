@@ -57,6 +57,7 @@ from tests.simulation.workloads.workload import Ending, Rows
 # The last reading, once everything is at rest: every row in a transaction, every stored cell.
 
 IN_ONE_ROUND = "transaction committed in one round"
+LOCK_HELD = "advisory lock held by another worker"
 _RETRY_SECONDS = 0.3
 _CALL_SECONDS = 5.0
 _READINGS_MAX = 20
@@ -259,6 +260,7 @@ class _Run:
         )
         verdict.occurred += cluster.chronicle.occurred
         verdict.occurred[IN_ONE_ROUND] = cluster.chronicle.committed_in_one_round
+        verdict.occurred[LOCK_HELD] = sum(one.contended for one in cluster.root.lock_counts)
         if cluster.row_store is not None:
             verdict.occurred[COLLECTED_FROM_ROWS] = len(cluster.root.collected)
         verdict.messages = cluster.wire.messages

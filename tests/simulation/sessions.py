@@ -292,11 +292,12 @@ def left_to_run(
     run began after its timestamp: a commit takes that timestamp when it holds all its locks, so the
     run has seen the commit's outcome.
 
-    A notification at a timestamp at which its cell was not changed is a backfill's. A worker that
-    has lost its lock, but does not know it yet, writes it again when another worker has completed
-    the backfill. Nothing is left to do for it if a run began after the newest change of the cell.
+    A strong notification at a timestamp at which its cell was not changed is a backfill's. A worker
+    that has lost its lock, but does not know it yet, writes it again when another worker has
+    completed the backfill. Nothing is left to do for it if a run began after the newest change of
+    the cell.
     """
-    rewritten = {one.observer for one in observers if one.weak or on_rows}
+    weak = {one.observer for one in observers if one.weak}
     last_run: dict[tuple[str, CellKey], int] = {}
     for record in history:
         if record.trigger is not None and record.committed:
@@ -305,10 +306,10 @@ def left_to_run(
 
     def is_left(key: CellKey, name: str, timestamp: int) -> bool:
         began = last_run.get((name, key), 0)
-        if name in rewritten:
-            return began <= timestamp
         changes = [commit.commit_ts for commit in commits.get(key, ())]
-        return timestamp in changes or began <= max(changes, default=timestamp)
+        if name not in weak and timestamp not in changes:
+            return began <= max(changes, default=timestamp)
+        return began <= timestamp or not (name in weak or on_rows)
 
     return {
         name

@@ -167,12 +167,18 @@ def test_a_notification_of_a_change_is_always_left(start: int) -> None:
     assert _left(5, _run(start), weak=False) == {"tend"}
 
 
-def test_a_backfill_that_is_written_again_is_left_only_if_nobody_ran_since_the_change() -> None:
-    assert _left(9, weak=False) == {"tend"}
-    assert _left(9, _run(4), weak=False) == {"tend"}
-    assert _left(9, _run(6, Outcome.ABORTED), weak=False) == {"tend"}
-    assert _left(9, _run(6), weak=False) == set()
-    assert _left(9, _run(6), weak=False, changed_at=7) == {"tend"}
+@pytest.mark.parametrize("on_rows", [False, True])
+def test_a_backfill_that_is_written_again_is_left_only_if_nobody_ran_since_the_change(
+    on_rows: bool,
+) -> None:
+    def left(*runs: TransactionRecord, changed_at: int = 5) -> set[str]:
+        return _left(9, *runs, weak=False, on_rows=on_rows, changed_at=changed_at)
+
+    assert left() == {"tend"}
+    assert left(_run(4)) == {"tend"}
+    assert left(_run(6, Outcome.ABORTED)) == {"tend"}
+    assert left(_run(6)) == set()
+    assert left(_run(6), changed_at=7) == {"tend"}
 
 
 # A run of many seeds goes on while a kind of fault has not occurred, and fails if none ever does.

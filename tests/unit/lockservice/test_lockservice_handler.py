@@ -537,14 +537,30 @@ async def test_invalid_names_are_refused_and_nothing_changes(
     assert [session.locks for session in await listed(handler)] == [1]
 
 
-@pytest.mark.parametrize("ttl_milliseconds", [0, 499, 60_001, 2**32 - 1])
-async def test_the_life_of_a_lock_has_limits(
+@pytest.mark.parametrize("ttl_milliseconds", [0, 499])
+async def test_the_life_of_a_lock_has_a_lower_limit(
     handler: LockServiceHandler, ttl_milliseconds: int
 ) -> None:
     session_id = await opened(handler)
     with pytest.raises(InvalidArgument, match="ttl_milliseconds"):
         await locked(handler, session_id, b"a", ttl_milliseconds=ttl_milliseconds)
     assert len(handler.locks) == 0
+
+
+@pytest.mark.parametrize("ttl_milliseconds", [60_001, 2**32 - 1])
+async def test_a_lock_for_longer_than_is_allowed_is_held_as_long_as_is_allowed(
+    handler: LockServiceHandler, ttl_milliseconds: int
+) -> None:
+    about = info(ttl_milliseconds=60_000)
+    first = await opened(handler, about)
+    assert await locked(handler, first, b"a", ttl_milliseconds=ttl_milliseconds) == [True]
+    await asyncio.sleep(50)
+    await renewed(handler, first, about)
+    second = await opened(handler)
+    assert await locked(handler, second, b"a") == [False]
+    await asyncio.sleep(11)
+    second = await opened(handler)
+    assert await locked(handler, second, b"a") == [True]
 
 
 @pytest.mark.parametrize("session_id", [b"", b"short", b"x" * 17])
