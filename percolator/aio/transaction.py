@@ -603,6 +603,9 @@ class Transaction(Reads):
         Raises `ConflictError` if another transaction was first, and `OutcomeUnknown` if it cannot
         find out whether it committed. Raises `UsageError` if a call was not awaited that must be.
         """
+        return await self._commit_now(timeout)
+
+    async def _commit_now(self, timeout: float | None = None) -> Timestamp | None:
         reader, buffer = self._reader, self._buffer
         deadline = reader.deadline(timeout)
         if reader.late or self._unfinished() is not None:
@@ -750,9 +753,10 @@ class Transaction(Reads):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> Coroutine[None, None, object]:
-        """Not a coroutine itself: that would be one more to wake with every answer."""
+        """Not a coroutine itself: that would be one more to wake with every answer. The commit need
+        not be noted as a call that must be awaited: leaving the block awaits it."""
         if kind is None and not self._reader.ended:
-            return self.commit()
+            return self._commit_now() if self._waits is None else self.commit()
         return self._leave()
 
     async def _leave(self) -> None:

@@ -95,7 +95,6 @@ from percolator.routing.cells import (
     APPLIED,
     Answer,
     CellMutation,
-    CommitAnswer,
     NotInOneRound,
     NotSent,
     Refused,
@@ -244,8 +243,10 @@ class Commit:
                 self._heartbeats.discard(self._lock)
         # From here on, a caller who is cancelled must not be told that it was rolled back.
         self._end(State.COMMITTED)
+        if self.is_whole:
+            return commit  # nobody meets a lock of it
         env.verdicts.put(write.start, commit)
-        if len(write.cells) > 1 and not self.is_whole:
+        if len(write.cells) > 1:
             too_much = env.background_is_full
             rest = env.background.start(commit_secondaries(env, write, commit))
             if too_much:
@@ -266,8 +267,8 @@ class Commit:
         self._out_before, self._unanswered_before = self.is_out, self.is_unanswered
         self.is_out = self.is_unanswered = True
 
-    def _heard(self, answer: CommitAnswer) -> None:
-        """Notes what the answer to the one message says about it, and about copies of it."""
+    def _heard(self, answer: Refused | PercolatorError) -> None:
+        """Notes what a refusal of the one message says about it, and about copies of it."""
         if isinstance(answer, _NO_COPY_IS_READ):
             self.is_out = self._out_before
         elif isinstance(answer, _NO_COPY_IS_EXECUTED):
@@ -311,12 +312,13 @@ class Commit:
             self.state = State.ONE_ROUND
             self._sent()
             answer = await env.cells.commit(message, deadline)
+            if isinstance(answer, int):
+                self._statistics.round_trips += 1
+                self.is_whole = True
+                return answer
             self._heard(answer)
             if not isinstance(answer, _NO_COPY_IS_READ):
                 self._statistics.round_trips += 1
-            if isinstance(answer, int):
-                self.is_whole = True
-                return answer
             problem: PercolatorError | None = None
             if isinstance(answer, Refused):
                 found = answer.offender
