@@ -107,7 +107,7 @@ FIGURES = [
         "make bench-loads",
     ),
     Figure(
-        "read-write transactions, 1,000 in flight",
+        "read-write transactions of one row, 1,000 in flight",
         "transactions",
         "read-write, asyncio, 1,000 in flight, 1 tablet",
         "/s",

@@ -15,6 +15,9 @@ too: by then no lock is left to resolve, and the commit that such a rollback wou
 gone.
 
 The constants name the conditions by their place in each step.
+
+Prewrites and commits travel to tablets as parallel lists, from which a tablet makes these steps
+(percolator/tablet/requests.py; a test compares both). A row store is sent the steps themselves.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A batch is judged and written with one synced write; then the ownership of the tablet is checked,
 mirror and index are updated, and only then the answers of the batch leave. Then the next batch is
-judged. What each rule prevents:
+judged. (Transactions in one round, below, are judged earlier.) What each rule prevents:
 
 * Refusals leave with the batch, not before: a refusal may reveal a commit in the same batch, and
   after a power cut that commit would never have happened, although a client has acted on it.

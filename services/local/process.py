@@ -104,6 +104,8 @@ class ServiceProcess:
         self._ready_file = run / f"{name}.ready.json"
         self._process: subprocess.Popen[bytes] | None = None
         self._listen = ""
+        self._log_start = 0
+        """The size of the log at the last start."""
         self._ports: list[ReservedPort] = []
         """Kept for all of its lives: another process could take a port while it does not run."""
         self.ready: Ready | None = None
@@ -151,6 +153,7 @@ class ServiceProcess:
         # Last, because the last value of a flag wins.
         command += self._arguments
         with open(self.log, "ab", opener=private_opener) as log:
+            self._log_start = log.tell()
             # The pipe to stdin closes when this launcher dies, however it dies: no orphans.
             # In a separate process group, so that Ctrl-C in a terminal does not reach it: it would
             # be told to stop twice, by the terminal and by the launcher, and not drain.
@@ -255,10 +258,13 @@ class ServiceProcess:
             self._process.kill()
 
     def last_words(self) -> str:
-        """The last line of its log."""
+        """The last line that it has logged since it was last started: one of a process before would
+        say that it has stopped."""
         if not self.log.exists():
             return "it logged nothing"
-        lines = self.log.read_text(errors="replace").strip().splitlines()
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it logged nothing"
 
     def _announced(self) -> Ready | None:

@@ -124,6 +124,7 @@ def test_a_start_is_waited_for_while_the_process_works_and_no_longer(
     monkeypatch.setattr(process_module, "TELL_SECONDS", 0.05)
     arguments = ["--store", str(tmp_path / "store")]
     master = ServiceProcess("master", "master", arguments, logs=tmp_path, run=tmp_path)
+    master.log.write_text("what an earlier process logged\n")
     master.start()
     master.pause()
     said: list[str] = []
