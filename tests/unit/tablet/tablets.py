@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, Self, TypeVar
 
 import pytest
 
@@ -55,20 +55,35 @@ IDENTITY = TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=b"", end=b"")
 TARGET = pb.TabletTarget(tablet_id=1, epoch=2, schema_version=3)
 COLUMN = b"balance"
 
+T = TypeVar("T")
+
 
 class SlowDisk(DurableMemory):
     """Takes a second of virtual time for every write, and fails when told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 1.0) -> None:
         super().__init__()
+        self.seconds = seconds
         self.writes = 0
         self.failure: OSError | None = None
 
     async def sync(self) -> None:
         self.writes += 1
-        await asyncio.sleep(1)
+        await asyncio.sleep(self.seconds)
         if self.failure is not None:
             raise self.failure
+
+
+class BreakingDisk(DurableMemory):
+    """Fails after a number of writes."""
+
+    writes_left = 1_000
+
+    async def sync(self) -> None:
+        self.writes_left -= 1
+        await super().sync()
+        if self.writes_left < 1:
+            raise OSError("the disk failed")
 
 
 class Rig:
@@ -121,9 +136,14 @@ class Rig:
         self.owner_checks += 1
         return self.owner
 
-    async def open(self) -> Rig:
+    async def open(self) -> Self:
         await self.tablet.open()
         return self
+
+    async def reopened(self, **options: Any) -> Self:
+        """Closes the tablet, and opens one on its disk."""
+        await self.tablet.close()
+        return await type(self)(disk=self.disk, **options).open()
 
     async def mutate(
         self, *mutations: pb.Mutation, within_seconds: float = 3600.0
@@ -288,6 +308,13 @@ def written(row: bytes, start: int, end: int, value: bytes = b"") -> pb.Mutation
 
 def started(rig: Rig, *mutations: pb.Mutation) -> asyncio.Task[list[pb.MutationResult]]:
     return asyncio.ensure_future(rig.mutate(*mutations))
+
+
+async def under_way(work: Awaitable[T], *, seconds: float = 0.5) -> asyncio.Task[T]:
+    """A task of this work that has run for a while."""
+    task = asyncio.ensure_future(work)
+    await asyncio.sleep(seconds)
+    return task
 
 
 async def outcomes(task: asyncio.Task[list[pb.MutationResult]]) -> list[int]:

@@ -55,6 +55,7 @@ from tests.unit.tablet.tablets import (
     read_lock,
     roll_back,
     started,
+    under_way,
     write_record,
     written,
 )
@@ -561,8 +562,7 @@ async def _together(rig: Rig, *mutations: pb.Mutation, seconds: float = 3600.0) 
 
 
 async def _locked(*rows: bytes) -> Rig:
-    rig = Rig()
-    await rig.open()
+    rig = await Rig().open()
     await rig.apply(*(prewrite(row, 10) for row in rows))
     return rig
 
@@ -594,17 +594,13 @@ async def test_a_repeated_group_is_refused_by_its_own_commits() -> None:
 
 @pytest.mark.parametrize(("pushed_to", "outcome"), [(COMMIT, APPLIED), (COMMIT + 1, REFUSED)])
 async def test_a_lock_may_be_pushed_up_to_the_commit_and_not_above(
-    pushed_to: int, outcome: int
+    rig: Rig, pushed_to: int, outcome: int
 ) -> None:
-    rig = Rig()
-    await rig.open()
     await rig.apply(prewrite(b"a", 10, min_commit_timestamp=pushed_to))
     assert await _together(rig, _commit(b"a")) == [outcome]
 
 
-async def test_the_lock_of_another_transaction_is_not_enough() -> None:
-    rig = Rig()
-    await rig.open()
+async def test_the_lock_of_another_transaction_is_not_enough(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", 11))
     assert await _together(rig, _commit(b"a")) == [REFUSED]
 
@@ -641,8 +637,7 @@ async def test_what_cannot_be_judged_is_not_executed() -> None:
         await _together(rig)
     with pytest.raises(NotExecuted, match="deadline"):
         await _together(rig, _commit(b"a"), seconds=0.0)
-    writing = started(rig, prewrite(b"b", 10))
-    await asyncio.sleep(0.1)
+    writing = await under_way(rig.mutate(prewrite(b"b", 10)), seconds=0.1)
     begun = asyncio.get_running_loop().time()
     with pytest.raises(NotExecuted, match="deadline"):
         await _together(rig, _commit(b"a"), seconds=0.5)
@@ -656,8 +651,7 @@ async def test_what_cannot_be_judged_is_not_executed() -> None:
 
 async def test_a_cancelled_caller_does_not_tear_the_group() -> None:
     rig = await _locked(b"a", b"b")
-    calling = asyncio.ensure_future(_together(rig, _commit(b"a"), _commit(b"b")))
-    await asyncio.sleep(0.5)
+    calling = await under_way(_together(rig, _commit(b"a"), _commit(b"b")))
     calling.cancel()
     await asyncio.sleep(2.0)
     assert len(await rig.cells(WRITE)) == 2
@@ -665,10 +659,10 @@ async def test_a_cancelled_caller_does_not_tear_the_group() -> None:
 
 
 @pytest.mark.parametrize("reader_first", [False, True])
-async def test_a_cell_is_not_written_and_read_locked_in_one_group(reader_first: bool) -> None:
+async def test_a_cell_is_not_written_and_read_locked_in_one_group(
+    rig: Rig, reader_first: bool
+) -> None:
     """Each would be judged before the other is durable, and both would pass."""
-    rig = Rig()
-    await rig.open()
     steps_ = [prewrite(b"a", 10), read_lock(b"a", 12)]
     with pytest.raises(InvalidArgument, match="a cell is written and read-locked"):
         await _together(rig, *(reversed(steps_) if reader_first else steps_))

@@ -33,6 +33,7 @@ from tests.unit.tablet.tablets import (
     WRITE,
     OneRoundRig,
     Rig,
+    SlowDisk,
     collected,
     commit,
     delete,
@@ -40,6 +41,7 @@ from tests.unit.tablet.tablets import (
     only,
     prewrite,
     roll_back,
+    under_way,
     whole,
     written,
 )
@@ -67,6 +69,17 @@ def load(rows: list[bytes], run: int = START, value: bytes = b"v", **fields: Any
     return pb.LoadRequest(target=TARGET, rows=rows, values=[value] * len(rows), **given)
 
 
+async def begin_load(rig: Rig, rows: list[bytes], run: int = START, **fields: Any) -> None:
+    """Raises a fence, and loads rows behind it."""
+    await rig.tablet.fence(fence(RAISE, run))
+    await rig.tablet.load(load(rows, run, **fields))
+
+
+async def clear(rig: Rig, run: int = START) -> None:
+    while (await rig.tablet.fence(fence(CLEAR, run))).remains:
+        pass
+
+
 async def finish(rig: Rig, run: int = START) -> None:
     await rig.tablet.fence(fence(FINISH, run, commit_timestamp=run + 1))
     response = await rig.tablet.fence(fence(LIFT, run))
@@ -74,14 +87,12 @@ async def finish(rig: Rig, run: int = START) -> None:
 
 
 async def test_a_cancelled_caller_leaves_nothing_half_done(rig: Rig) -> None:
-    leaving = asyncio.ensure_future(rig.tablet.fence(fence(RAISE)))
-    await asyncio.sleep(0.5)
+    leaving = await under_way(rig.tablet.fence(fence(RAISE)))
     leaving.cancel()
     # What comes next waits for the write, and finds the fence.
     found = await rig.tablet.fence(fence(LOOK))
     assert found.fence.run == START
-    loading = asyncio.ensure_future(rig.tablet.load(load([b"b"])))
-    await asyncio.sleep(0.5)
+    loading = await under_way(rig.tablet.load(load([b"b"])))
     loading.cancel()
     await finish(rig)
     assert await rig.value(b"b", COMMIT) == b"v"
@@ -123,8 +134,7 @@ async def test_inside_the_fence_nothing_is_read_or_judged_and_around_it_everythi
     rig: Rig,
 ) -> None:
     await rig.apply(written(b"a", 5, 6, b"1"), written(b"m", 5, 6, b"2"))
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"]))
+    await begin_load(rig, [b"c"])
     for row in (b"b", b"c", b"lzz"):
         result = await rig.read(row, 99)
         (refused,) = result.refused
@@ -146,8 +156,7 @@ async def test_inside_the_fence_nothing_is_read_or_judged_and_around_it_everythi
 
 
 async def test_a_transaction_that_began_before_the_load_cannot_overwrite_it(rig: Rig) -> None:
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"]))
+    await begin_load(rig, [b"c"])
     await finish(rig)
     (answer,) = await rig.mutate(prewrite(b"c", 40))
     assert (answer.outcome, answer.cell.timestamp) == (REFUSED, COMMIT)
@@ -168,28 +177,22 @@ async def test_what_the_judge_remembers_of_a_cell_does_not_hide_the_load(rig: Ri
     assert answer.outcome == REFUSED
 
 
-async def test_a_fence_moves_with_the_tablet_and_so_does_what_the_judge_has_to_know() -> None:
-    disk = DurableMemory()
-    rig = await Rig(disk=disk).open()
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"]))
-    await rig.tablet.close()
-    moved = await Rig(disk=disk).open()
+async def test_a_fence_moves_with_the_tablet_and_so_does_what_the_judge_has_to_know(
+    rig: Rig,
+) -> None:
+    await begin_load(rig, [b"c"])
+    moved = await rig.reopened()
     assert len((await moved.read(b"c", 99)).refused) == 1
     await moved.tablet.load(load([b"d"]))
     await finish(moved)
-    await moved.tablet.close()
-    again = await Rig(disk=disk).open()
+    again = await moved.reopened()
     assert await again.value(b"d", 99) == b"v"
     (answer,) = await again.mutate(prewrite(b"d", 40))
     assert answer.outcome == REFUSED
 
 
-async def test_both_halves_of_a_split_tablet_have_the_fence() -> None:
-    disk = DurableMemory()
-    rig = await Rig(disk=disk).open()
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c", b"f"]))
+async def test_both_halves_of_a_split_tablet_have_the_fence(rig: Rig, disk: SlowDisk) -> None:
+    await begin_load(rig, [b"c", b"f"])
     await rig.tablet.close()
     lower = TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=b"", end=b"e")
     half = await Rig(disk=disk, identity=lower).open()
@@ -205,13 +208,11 @@ async def test_both_halves_of_a_split_tablet_have_the_fence() -> None:
 
 
 async def test_a_part_of_a_load_is_never_opened(rig: Rig) -> None:
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c", b"d"], value=b"x" * 2000, observed=_OBSERVED))
+    await begin_load(rig, [b"c", b"d"], value=b"x" * 2000, observed=_OBSERVED)
     response = await rig.tablet.fence(fence(LIFT))
     assert response.HasField("fence")
     assert response.obstacle.row == b"c"
-    while (await rig.tablet.fence(fence(CLEAR))).remains:
-        pass
+    await clear(rig)
     assert not (await rig.tablet.fence(fence(LIFT))).HasField("fence")
     for space in (WRITE, DATA, NOTIFY, LOCK):
         assert await rig.cells(space) == []
@@ -224,8 +225,7 @@ _OBSERVED = [pb.ObservedColumn(column=COLUMN, observers=[b"f", b"g"])]
 
 
 async def test_another_run_takes_over_and_the_former_one_is_locked_out(rig: Rig) -> None:
-    await rig.tablet.fence(fence(RAISE, START))
-    await rig.tablet.load(load([b"c"], START))
+    await begin_load(rig, [b"c"])
     response = await rig.tablet.fence(fence(RAISE, LATER))
     assert (response.fence.run, response.obstacle.row) == (LATER, b"c")
     for attempt in (
@@ -236,8 +236,7 @@ async def test_another_run_takes_over_and_the_former_one_is_locked_out(rig: Rig)
     ):
         with pytest.raises(InvalidArgument, match="another run has taken the load over"):
             await attempt
-    while (await rig.tablet.fence(fence(CLEAR, LATER))).remains:
-        pass
+    await clear(rig, LATER)
     await rig.tablet.load(load([b"d"], LATER))
     await finish(rig, LATER)
     assert await rig.value(b"c", 99) is None
@@ -245,8 +244,7 @@ async def test_another_run_takes_over_and_the_former_one_is_locked_out(rig: Rig)
 
 
 async def test_a_complete_load_can_only_be_opened(rig: Rig) -> None:
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"]))
+    await begin_load(rig, [b"c"])
     await rig.tablet.fence(fence(FINISH, commit_timestamp=COMMIT))
     for attempt in (rig.tablet.load(load([b"d"])), rig.tablet.fence(fence(CLEAR))):
         with pytest.raises(InvalidArgument, match="is complete"):
@@ -259,21 +257,16 @@ async def test_a_complete_load_can_only_be_opened(rig: Rig) -> None:
     assert await rig.value(b"c", 99) == b"v"
 
 
-async def test_late_requests_neither_delete_rows_nor_close_them() -> None:
-    disk = DurableMemory()
-    rig = await Rig(disk=disk).open()
+async def test_late_requests_neither_delete_rows_nor_close_them(rig: Rig) -> None:
     await rig.tablet.fence(fence(RAISE, START - 1))
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"]))
+    await begin_load(rig, [b"c"])
     for late in (fence(CLEAR, START - 1), fence(RAISE, START - 1), fence(LIFT, START - 1)):
         with pytest.raises(InvalidArgument, match="another run has taken the load over"):
             await rig.tablet.fence(late)
     assert len(await rig.cells(WRITE)) == 1
-    while (await rig.tablet.fence(fence(CLEAR))).remains:
-        pass
+    await clear(rig)
     await rig.tablet.fence(fence(LIFT))
-    await rig.tablet.close()
-    moved = await Rig(disk=disk).open()
+    moved = await rig.reopened()
     with pytest.raises(InvalidArgument, match="it was lifted"):
         await moved.tablet.fence(fence(RAISE))
     assert (await moved.tablet.fence(fence(RAISE, START + 1))).HasField("fence")
@@ -281,8 +274,7 @@ async def test_late_requests_neither_delete_rows_nor_close_them() -> None:
 
 async def test_loading_again_and_repeating_every_step_changes_nothing(rig: Rig) -> None:
     for _ in range(2):
-        await rig.tablet.fence(fence(RAISE))
-        await rig.tablet.load(load([b"c", b"d"]))
+        await begin_load(rig, [b"c", b"d"])
     await rig.tablet.fence(fence(FINISH, commit_timestamp=COMMIT))
     await finish(rig)
     await rig.tablet.fence(fence(LIFT))
@@ -290,8 +282,7 @@ async def test_loading_again_and_repeating_every_step_changes_nothing(rig: Rig) 
 
 
 async def test_notifications_of_a_load_are_found_once_it_is_open(rig: Rig) -> None:
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"], observed=_OBSERVED))
+    await begin_load(rig, [b"c"], observed=_OBSERVED)
     scan = pb.NotificationScan(target=TARGET)
     assert not (await rig.tablet.scan_notifications(scan)).notifications
     await finish(rig)
@@ -458,8 +449,7 @@ async def test_looking_changes_nothing_and_only_the_run_that_holds_the_fence_get
 ) -> None:
     with pytest.raises(InvalidArgument, match="no fence of run 50"):
         await rig.tablet.fence(fence(LOOK))
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"b"]))
+    await begin_load(rig, [b"b"])
     seen = await rig.tablet.fence(fence(LOOK))
     assert (seen.fence.run, seen.fence.commit_timestamp) == (START, 0)
     with pytest.raises(InvalidArgument, match="no fence of run 60"):
@@ -479,7 +469,6 @@ async def test_commits_of_other_rows_go_on_beside_any_number_of_loaders(
     one_round_rig: OneRoundRig, loaders: int
 ) -> None:
     """Each write takes a second, and at most one load comes before a batch."""
-    await one_round_rig.open()
     one_round_rig.oracle.seconds = 0.01
     await one_round_rig.tablet.fence(fence(RAISE))
     loop = asyncio.get_running_loop()
@@ -512,7 +501,6 @@ async def test_commits_of_other_rows_go_on_beside_any_number_of_loaders(
 
 
 async def test_a_stream_of_commits_does_not_keep_a_load_out(one_round_rig: OneRoundRig) -> None:
-    await one_round_rig.open()
     loop = asyncio.get_running_loop()
     ends = loop.time() + 60.0
     running: list[asyncio.Task[pb.TransactionBatchResult]] = []
@@ -522,8 +510,7 @@ async def test_a_stream_of_commits_does_not_keep_a_load_out(one_round_rig: OneRo
             running.append(one_round_rig.committing(whole(10, {b"z%d" % len(running): b"1"})))
             await asyncio.sleep(0.1)
 
-    committing = asyncio.ensure_future(commit_all_the_time())
-    await asyncio.sleep(5)
+    committing = await under_way(commit_all_the_time(), seconds=5)
     for action in (RAISE, LOOK, FINISH, LIFT):
         begun = loop.time()
         await one_round_rig.tablet.fence(fence(action, commit_timestamp=COMMIT))
@@ -540,9 +527,7 @@ async def test_a_range_is_not_closed_while_a_transaction_holds_cells(
     one_round_rig: OneRoundRig, row: bytes
 ) -> None:
     """Judged before the fence, it would be written after it: behind the fence, if it is there."""
-    await one_round_rig.open()
-    committing = one_round_rig.committing(whole(10, {row: b"1"}))
-    await asyncio.sleep(0.1)
+    committing = await under_way(one_round_rig.commit(whole(10, {row: b"1"})), seconds=0.1)
     closing = asyncio.ensure_future(one_round_rig.tablet.fence(fence(RAISE, run=150)))
     await asyncio.sleep(0.1)
     behind = one_round_rig.committing(whole(20, {b"d": b"2"}))
@@ -558,11 +543,9 @@ async def test_a_range_is_not_closed_while_a_transaction_holds_cells(
 async def test_a_transaction_on_other_rows_is_held_and_written_while_rows_are_loaded(
     one_round_rig: OneRoundRig,
 ) -> None:
-    await one_round_rig.open()
     one_round_rig.oracle.gate = asyncio.Event()
     await one_round_rig.tablet.fence(fence(RAISE))
-    committing = one_round_rig.committing(whole(10, {b"a": b"1"}))
-    await asyncio.sleep(0.1)
+    committing = await under_way(one_round_rig.commit(whole(10, {b"a": b"1"})), seconds=0.1)
     await one_round_rig.tablet.load(load([b"c"]))
     await finish(one_round_rig)
     one_round_rig.oracle.gate.set()
@@ -580,15 +563,12 @@ async def test_batches_come_between_the_writes_that_clear_a_range(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(bulk_load, "CLEARED_PER_WRITE", 1)
-    rig = OneRoundRig()
-    await rig.open()
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c%02d" % number for number in range(12)]))
+    rig = await OneRoundRig().open()
+    await begin_load(rig, [b"c%02d" % number for number in range(12)])
     loop = asyncio.get_running_loop()
     begun = loop.time()
     clearing = asyncio.ensure_future(rig.tablet.fence(fence(CLEAR)))
-    again = asyncio.ensure_future(rig.tablet.fence(fence(CLEAR)))
-    await asyncio.sleep(0.1)
+    again = await under_way(rig.tablet.fence(fence(CLEAR)), seconds=0.1)
     await rig.apply(written(b"z", 60, 61))
     assert list((await rig.commit(whole(70, {b"y": b"1"}))).commit_timestamps) == [100]
     assert loop.time() - begun < 8.0
@@ -600,14 +580,11 @@ async def test_batches_come_between_the_writes_that_clear_a_range(
 
 
 async def test_a_run_that_takes_over_between_two_writes_that_clear_a_range_loses_nothing(
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk_load, "CLEARED_PER_WRITE", 1)
-    rig = await Rig().open()
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c%02d" % number for number in range(4)]))
-    clearing = asyncio.ensure_future(rig.tablet.fence(fence(CLEAR)))
-    await asyncio.sleep(0.1)
+    await begin_load(rig, [b"c%02d" % number for number in range(4)])
+    clearing = await under_way(rig.tablet.fence(fence(CLEAR)), seconds=0.1)
     taken_over = await rig.tablet.fence(fence(RAISE, LATER))
     with pytest.raises(InvalidArgument, match="another run has taken the load over"):
         await clearing
@@ -617,14 +594,11 @@ async def test_a_run_that_takes_over_between_two_writes_that_clear_a_range_loses
 
 
 async def test_a_tablet_is_closed_between_two_writes_that_clear_a_range(
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bulk_load, "CLEARED_PER_WRITE", 1)
-    rig = await Rig().open()
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c%02d" % number for number in range(12)]))
-    clearing = asyncio.ensure_future(rig.tablet.fence(fence(CLEAR)))
-    await asyncio.sleep(0.1)
+    await begin_load(rig, [b"c%02d" % number for number in range(12)])
+    clearing = await under_way(rig.tablet.fence(fence(CLEAR)), seconds=0.1)
     begun = asyncio.get_running_loop().time()
     await rig.tablet.close()
     assert asyncio.get_running_loop().time() - begun < 4.0
@@ -641,8 +615,7 @@ def _many(count: int) -> list[bytes]:
 
 async def _closed_beside_batches() -> OneRoundRig:
     """A tablet with a closed range that has just written a batch of other rows."""
-    rig = OneRoundRig()
-    await rig.open()
+    rig = await OneRoundRig().open()
     await rig.tablet.fence(fence(RAISE))
     await rig.apply(written(b"z", 60, 61))
     return rig
@@ -651,7 +624,6 @@ async def _closed_beside_batches() -> OneRoundRig:
 async def test_a_load_that_has_the_tablet_to_itself_is_one_write_per_request(
     one_round_rig: OneRoundRig,
 ) -> None:
-    await one_round_rig.open()
     await one_round_rig.tablet.fence(fence(RAISE))
     before = one_round_rig.slow_disk.writes
     await one_round_rig.tablet.load(load(_many(3_000)))
@@ -666,8 +638,7 @@ async def test_beside_batches_a_load_is_many_short_writes(
 ) -> None:
     rig = await _closed_beside_batches()
     before = rig.slow_disk.writes
-    loading = asyncio.ensure_future(rig.tablet.load(load(_many(count), value=b"x" * size)))
-    await asyncio.sleep(0.5)
+    loading = await under_way(rig.tablet.load(load(_many(count), value=b"x" * size)))
     # So a batch comes between, and what follows knows that there are batches.
     batches = 0
     while not loading.done():
@@ -690,21 +661,18 @@ async def test_a_bad_cell_at_the_end_of_a_request_leaves_nothing_of_it() -> None
 
 async def test_a_run_that_takes_over_between_two_writes_of_a_load_keeps_the_rest_out() -> None:
     rig = await _closed_beside_batches()
-    loading = asyncio.ensure_future(rig.tablet.load(load(_many(5_000))))
-    await asyncio.sleep(0.5)
+    loading = await under_way(rig.tablet.load(load(_many(5_000))))
     assert (await rig.tablet.fence(fence(RAISE, LATER))).HasField("obstacle")
     with pytest.raises(InvalidArgument, match="another run has taken the load over"):
         await loading
-    while (await rig.tablet.fence(fence(CLEAR, LATER))).remains:
-        pass
+    await clear(rig, LATER)
     assert rig.tablet.statistics().cells == 1
 
 
 async def test_a_schema_that_changes_between_two_writes_of_a_load_refuses_the_rest() -> None:
     """Otherwise an observer that was registered with it would miss some of the cells."""
     rig = await _closed_beside_batches()
-    loading = asyncio.ensure_future(rig.tablet.load(load(_many(5_000))))
-    await asyncio.sleep(0.5)
+    loading = await under_way(rig.tablet.load(load(_many(5_000))))
     await rig.tablet.set_schema_version(4)
     with pytest.raises(SchemaChanged):
         await loading
@@ -712,8 +680,7 @@ async def test_a_schema_that_changes_between_two_writes_of_a_load_refuses_the_re
 
 async def test_a_tablet_that_is_closed_between_two_writes_of_a_load_ends_it() -> None:
     rig = await _closed_beside_batches()
-    loading = asyncio.ensure_future(rig.tablet.load(load(_many(9_000))))
-    await asyncio.sleep(0.5)
+    loading = await under_way(rig.tablet.load(load(_many(9_000))))
     begun = asyncio.get_running_loop().time()
     await rig.tablet.close()
     assert asyncio.get_running_loop().time() - begun < 4.0

@@ -31,6 +31,7 @@ from tests.unit.tablet.tablets import (
     CountingStorage,
     LingeringStorage,
     Rig,
+    SlowDisk,
     batch,
     before,
     changes,
@@ -46,17 +47,20 @@ from tests.unit.tablet.tablets import (
     record,
     roll_back,
     started,
+    under_way,
     write_record,
     written,
 )
-from tests.unit.tablet.test_bulk_load import CLEAR, FINISH, LIFT, RAISE, fence, finish, load
-
-
-@pytest.fixture
-@asynccontextmanager
-async def disk() -> AsyncIterator[DurableMemory]:
-    """A disk in memory that outlives its tablets."""
-    yield DurableMemory()
+from tests.unit.tablet.test_bulk_load import (
+    CLEAR,
+    FINISH,
+    LIFT,
+    RAISE,
+    begin_load,
+    fence,
+    finish,
+    load,
+)
 
 
 async def fed(**fields: object) -> Rig:
@@ -67,9 +71,9 @@ async def fed(**fields: object) -> Rig:
 
 @pytest.fixture
 @asynccontextmanager
-async def rig() -> AsyncIterator[Rig]:
+async def rig(disk: SlowDisk) -> AsyncIterator[Rig]:
     """A tablet with a change feed."""
-    yield await fed()
+    yield await fed(disk=disk)
 
 
 def put_of(at: int, row: bytes, value: bytes | None) -> Change:
@@ -147,8 +151,7 @@ async def test_a_deleted_write_record_leaves_the_feed(rig: Rig) -> None:
     assert [change.row for change in (await changes(rig, 0, 20)).changes] == [b"b"]
 
 
-async def test_the_entry_is_in_the_same_write_as_the_commit(disk: DurableMemory) -> None:
-    rig = await fed(disk=disk)
+async def test_the_entry_is_in_the_same_write_as_the_commit(rig: Rig, disk: SlowDisk) -> None:
     before_it = disk.durable.copy()
     await rig.apply(written(b"a", 5, 6, b"v"))
     added = {key[:1] for key in disk.durable.keys() - before_it.keys()}
@@ -259,8 +262,7 @@ async def test_a_commit_that_the_storage_shows_before_memory_knows_is_found() ->
     rig = await fed(storage=storage)
     await rig.apply(prewrite(b"a", 10))
     storage.lingering = True
-    committing = started(rig, commit(b"a", 10, 12, b"v"))
-    await asyncio.sleep(0.5)
+    committing = await under_way(rig.mutate(commit(b"a", 10, 12, b"v")))
     answer = await changes(rig, 0, 20)
     assert (answer.reached, answer.changes) == (20, [put_of(12, b"a", b"v")])
     await committing
@@ -294,7 +296,7 @@ async def test_the_highest_number_is_no_time_until_which_changes_can_be_scanned(
 # ---------------------------------------------------------------------------- on and off
 
 
-async def test_a_table_without_a_feed_has_format_1_and_refuses(disk: DurableMemory) -> None:
+async def test_a_table_without_a_feed_has_format_1_and_refuses(disk: SlowDisk) -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
     assert feed_keys(disk) == []
@@ -327,7 +329,7 @@ async def test_a_former_owner_that_hears_of_a_switch_refuses_no_reader_for_it(ri
 
 
 async def test_a_feed_that_is_switched_on_is_complete_from_the_newest_commit_on(
-    disk: DurableMemory,
+    disk: SlowDisk,
 ) -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
@@ -340,18 +342,16 @@ async def test_a_feed_that_is_switched_on_is_complete_from_the_newest_commit_on(
         with pytest.raises(SnapshotTooOld, match="complete only from 6"):
             await changes(rig, lower, 20)
     assert [change.commit for change in (await changes(rig, 6, 20)).changes] == [9]
-    await rig.tablet.close()
-    again = await Rig(disk=disk, schema_version=4, change_feed=True).open()
+    again = await rig.reopened(schema_version=4, change_feed=True)
     assert [change.commit for change in (await changes(again, 6, 20)).changes] == [9]
 
 
 async def test_a_tablet_that_is_opened_under_a_schema_with_a_feed_begins_one(
-    disk: DurableMemory,
+    disk: SlowDisk,
 ) -> None:
     rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
-    await rig.tablet.close()
-    rig = await Rig(disk=disk, schema_version=4, change_feed=True).open()
+    rig = await rig.reopened(schema_version=4, change_feed=True)
     with pytest.raises(SnapshotTooOld):
         await changes(rig, 5, 20)
     assert (await changes(rig, 6, 20)).changes == []
@@ -375,19 +375,17 @@ async def test_a_feed_that_was_off_for_a_while_lacks_what_came_before_it_was_on_
 
 
 async def test_an_order_of_an_older_schema_does_not_switch_the_feed_off(
-    disk: DurableMemory,
+    disk: SlowDisk,
 ) -> None:
     """It was sent before the feed was switched on, and comes late, to a new owner."""
     rig = await Rig(disk=disk).open()
     await rig.tablet.set_schema_version(4, change_feed=True)
-    await rig.tablet.close()
-    late = await Rig(disk=disk, schema_version=3, change_feed=False).open()
+    late = await rig.reopened(schema_version=3, change_feed=False)
     await late.apply(written(b"a", 5, 6, b"v"))
     assert [change.commit for change in (await changes(late, 0, 20)).changes] == [6]
 
 
-async def test_a_format_of_a_later_release_is_refused(disk: DurableMemory) -> None:
-    rig = await fed(disk=disk)
+async def test_a_format_of_a_later_release_is_refused(rig: Rig, disk: SlowDisk) -> None:
     await rig.tablet.close()
     disk.durable[FORMAT_KEY] = b"4"
     with pytest.raises(StoreUnusable, match="format b'4'"):
@@ -402,8 +400,9 @@ async def test_a_format_of_a_later_release_is_refused(disk: DurableMemory) -> No
 # ---------------------------------------------------------------------------- history
 
 
-async def test_what_is_below_the_safe_point_is_collected_and_refused(disk: DurableMemory) -> None:
-    rig = await fed(disk=disk)
+async def test_what_is_below_the_safe_point_is_collected_and_refused(
+    rig: Rig, disk: SlowDisk
+) -> None:
     await rig.apply(written(b"a", 5, 6, b"v"), written(b"b", 5, 7, b"v"))
     await rig.apply(written(b"a", 8, 9, b"w"))
     await collected(rig, 7)
@@ -444,9 +443,8 @@ async def test_a_scan_of_a_tablet_that_is_closed_between_two_pages_is_sent_elsew
 
 
 async def test_a_half_of_a_split_has_the_changes_of_its_rows_before_and_after_trimming(
-    disk: DurableMemory,
+    rig: Rig, disk: SlowDisk
 ) -> None:
-    rig = await fed(disk=disk)
     await rig.apply(*(written(row, 5, 6, row) for row in (b"a", b"m", b"z")))
     await rig.tablet.close()
     upper = TabletIdentity(7, 1, 2, b"m", b"")
@@ -608,10 +606,8 @@ def under_schema_4(rows: list[bytes]) -> pb.LoadRequest:
     return request
 
 
-async def test_its_rows_are_changes_at_its_commit_timestamp(disk: DurableMemory) -> None:
-    rig = await fed(disk=disk)
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"], value=b"short"))
+async def test_its_rows_are_changes_at_its_commit_timestamp(rig: Rig, disk: SlowDisk) -> None:
+    await begin_load(rig, [b"c"], value=b"short")
     await rig.tablet.load(load([b"d"], value=b"long" * 999))
     await finish(rig)
     answer = await changes(rig, 0, 60)
@@ -622,16 +618,14 @@ async def test_its_rows_are_changes_at_its_commit_timestamp(disk: DurableMemory)
 
 
 async def test_reserved_columns_of_a_load_are_not_in_the_feed(rig: Rig) -> None:
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c", b"d"], columns=[COLUMN, b"\0hidden"]))
+    await begin_load(rig, [b"c", b"d"], columns=[COLUMN, b"\0hidden"])
     await finish(rig)
     assert [change.row for change in (await changes(rig, 0, 60)).changes] == [b"c"]
 
 
 async def test_until_it_is_visible_the_feed_ends_below_it(rig: Rig) -> None:
     await rig.apply(written(b"a", 48, 49, b"v"))
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"]))
+    await begin_load(rig, [b"c"])
     await rig.apply(written(b"z", 52, 53, b"v"))
     for reached in (50, 50):
         answer = await changes(rig, 0, 60)
@@ -646,11 +640,9 @@ async def test_until_it_is_visible_the_feed_ends_below_it(rig: Rig) -> None:
 
 
 async def test_what_an_earlier_run_has_loaded_is_not_shown_and_goes_when_it_is_cleared(
-    disk: DurableMemory,
+    rig: Rig, disk: SlowDisk
 ) -> None:
-    rig = await fed(disk=disk)
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"]))
+    await begin_load(rig, [b"c"])
     await rig.tablet.fence(fence(RAISE, run=60))
     answer = await changes(rig, 0, 70)
     assert (answer.reached, answer.changes) == (60, [])
@@ -660,8 +652,7 @@ async def test_what_an_earlier_run_has_loaded_is_not_shown_and_goes_when_it_is_c
 
 async def test_rows_that_were_loaded_before_the_feed_was_on_are_not_promised() -> None:
     rig = await Rig().open()
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"]))
+    await begin_load(rig, [b"c"])
     await rig.tablet.set_schema_version(4, change_feed=True)
     await rig.tablet.load(under_schema_4([b"d"]))
     assert (await changes(rig, 0, 60)).reached == 50
@@ -683,8 +674,7 @@ async def test_a_load_that_began_after_the_feed_is_complete_in_it() -> None:
 
 
 async def test_a_load_that_is_cleared_while_the_feed_is_off_does_not_come_back(rig: Rig) -> None:
-    await rig.tablet.fence(fence(RAISE))
-    await rig.tablet.load(load([b"c"]))
+    await begin_load(rig, [b"c"])
     await rig.tablet.set_schema_version(4, change_feed=False)
     await rig.tablet.fence(fence(CLEAR))
     await rig.tablet.fence(fence(LIFT))

@@ -41,6 +41,7 @@ from tests.unit.tablet.tablets import (
     ROLLBACK,
     TARGET,
     WRITE,
+    BreakingDisk,
     Rig,
     SlowDisk,
     before,
@@ -58,6 +59,7 @@ from tests.unit.tablet.tablets import (
     record,
     roll_back,
     stored,
+    under_way,
     write_record,
     written,
 )
@@ -90,13 +92,11 @@ async def test_a_deletion_is_collected_with_everything_below_it(rig: Rig) -> Non
 
 
 async def test_a_crash_between_two_writes_never_brings_back_what_was_deleted(
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each write, the storage is checked as if the machine had stopped there."""
     monkeypatch.setattr("percolator.tablet.collection.DELETIONS_PER_WRITE", 1)
     monkeypatch.setattr("percolator.tablet.collection.SLICE_ENTRIES", 1)
-    disk = SlowDisk()
-    rig = await Rig(disk=disk).open()
     for row in (b"a", b"b"):
         await rig.apply(*(written(row, end - 1, end) for end in (5, 7, 9)))
         await rig.apply(record(row, 10, 11, DELETE))
@@ -193,9 +193,9 @@ async def test_records_of_ended_transactions_are_collected_before_the_history_ar
     assert [await rig.value(b"a", at) for at in (14, 31, 300)] == [b"old", b"new", b"new"]
 
 
-async def test_no_late_rollback_marks_a_transaction_whose_lock_only_commit_was_collected() -> None:
-    disk = SlowDisk()
-    rig = await Rig(disk=disk).open()
+async def test_no_late_rollback_marks_a_transaction_whose_lock_only_commit_was_collected(
+    rig: Rig, disk: SlowDisk
+) -> None:
     late = roll_back(b"a", 50)
     late.not_below = 0
     await rig.apply(record(b"a", 50, 51, LOCK_ONLY), record(b"a", 70, 71, LOCK_ONLY))
@@ -233,10 +233,10 @@ async def test_nothing_is_collected_above_the_safe_point(rig: Rig) -> None:
         await rig.tablet.collect(20, 31)
 
 
-async def test_a_late_rollback_cannot_mark_what_was_committed_and_collected() -> None:
+async def test_a_late_rollback_cannot_mark_what_was_committed_and_collected(
+    rig: Rig, disk: SlowDisk
+) -> None:
     """It was sent while the lock existed; now it finds neither the lock nor a commit."""
-    disk = SlowDisk()
-    rig = await Rig(disk=disk).open()
     late = roll_back(b"a", 5)
     late.not_below = 0  # sent by others, which resolve locks below the safe point before collection
     await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8), written(b"b", 11, 12))
@@ -266,7 +266,7 @@ async def test_wherever_collection_stops_no_later_owner_lets_a_late_rollback_mar
     half = TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=b"", end=b"c")
     left = set()
     for failing in range(1, 20):
-        disk = _BreakingDisk()
+        disk = BreakingDisk()
         rig = await Rig(disk=disk).open()
         for row in (b"a", b"b"):
             await rig.apply(*(written(row, end - 1, end) for end in (6, 8, 10)))
@@ -285,18 +285,6 @@ async def test_wherever_collection_stops_no_later_owner_lets_a_late_rollback_mar
         assert {one.outcome for one in results} <= {REFUSED, pb.OUTCOME_NOT_EXECUTED}
         assert not await stored(later, ROLLBACK)
     assert len(left) >= 4
-
-
-class _BreakingDisk(DurableMemory):
-    """Fails after a number of writes."""
-
-    writes_left = 1_000
-
-    async def sync(self) -> None:
-        self.writes_left -= 1
-        await super().sync()
-        if self.writes_left < 1:
-            raise OSError("the disk failed")
 
 
 async def test_what_another_owner_took_over_is_not_collected_here(rig: Rig) -> None:
@@ -318,9 +306,7 @@ async def test_a_cell_with_many_versions_above_the_safe_point_is_stepped_over(ri
     assert rig.tablet.statistics().cells == 97
 
 
-async def test_without_new_commits_a_second_pass_does_not_walk() -> None:
-    disk = SlowDisk()
-    rig = await Rig(disk=disk).open()
+async def test_without_new_commits_a_second_pass_does_not_walk(rig: Rig, disk: SlowDisk) -> None:
     await rig.apply(written(b"a", 5, 6), written(b"a", 7, 8))
     assert await collected(rig, 20) == 1
     writes = disk.writes
@@ -376,11 +362,10 @@ async def test_every_read_at_or_above_the_safe_point_is_answered_as_before(seed:
 
 
 async def test_what_was_deleted_is_compacted_once_it_is_as_much_as_is_stored_over_many_passes(
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("percolator.tablet.collection.HEAVY_DELETIONS", 20)
     compacted: list[tuple[bytes, bytes]] = []
-    rig = await Rig().open()
     storage = rig.tablet._state.storage
 
     async def compact(first: bytes, stop: bytes) -> None:
@@ -407,9 +392,7 @@ async def test_what_was_deleted_is_compacted_once_it_is_as_much_as_is_stored_ove
     assert not compacted
 
 
-async def test_a_pass_yields_after_each_256_entries_whatever_the_clock_says() -> None:
-    disk = SlowDisk()
-    rig = await Rig(disk=disk).open()
+async def test_a_pass_yields_after_each_256_entries_whatever_the_clock_says(rig: Rig) -> None:
     await rig.apply(*(written(b"%04d" % number, 10, 11) for number in range(1_000)))
     await rig.tablet.raise_safe_points(SafePoints(20, 20))
     breaths = 0
@@ -479,8 +462,7 @@ async def test_a_cell_rewritten_while_its_acknowledgement_waits_is_not_harmed(
     rig = await Rig(sweep_share=0.001).open()
     await rig.apply(noted(b"a", COLUMN, 12, Acknowledgement(11).encode()), written(b"b", 10, 11))
     await rig.tablet.raise_safe_points(SafePoints(20, 20))
-    collecting = asyncio.ensure_future(rig.tablet.collect(20))
-    await asyncio.sleep(0)
+    collecting = await under_way(rig.tablet.collect(20), seconds=0)
     await rig.apply(written(b"a", 24, 25, b"new"))
     await collecting
     assert await rig.value(b"a", 30) == b"new"
@@ -801,12 +783,10 @@ async def test_a_longer_time_to_live_waits_for_the_deletion_that_is_being_writte
     await aging.apply(in_data(b"a", ms(1), ms(2), b"long"))
     await aging.tablet.raise_safe_points(SafePoints(ms(150), ms(150)))
     writes = aging.disk.writes  # type: ignore[attr-defined]
-    collecting = asyncio.ensure_future(aging.tablet.collect(ms(150)))
-    await asyncio.sleep(1.5)
+    collecting = await under_way(aging.tablet.collect(ms(150)), seconds=1.5)
     assert aging.disk.writes == writes + 2  # type: ignore[attr-defined]
     # The safe point was first; the deletion is on its way.
-    altering = asyncio.ensure_future(aging.tablet.set_schema_version(4, ttls=()))
-    await asyncio.sleep(0.1)
+    altering = await under_way(aging.tablet.set_schema_version(4, ttls=()), seconds=0.1)
     assert not altering.done()
     assert aging.tablet.schema_version == 3
     assert await aging.value(b"a", ms(200)) is None

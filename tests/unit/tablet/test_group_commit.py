@@ -48,17 +48,10 @@ from tests.unit.tablet.tablets import (
     put,
     roll_back,
     started,
+    under_way,
     write_record,
     written,
 )
-
-
-@pytest.fixture
-@asynccontextmanager
-async def disk() -> AsyncIterator[SlowDisk]:
-    """A disk that takes a while for each write."""
-    yield SlowDisk()
-
 
 # ---------------------------------------------------------------- when answers leave
 
@@ -79,8 +72,7 @@ async def test_a_refusal_leaves_with_its_batch_and_not_before(rig: Rig) -> None:
 async def test_nothing_is_judged_against_what_is_not_durable(rig: Rig) -> None:
     """A late prewrite arrives while the rollback of its transaction is being written. If it were
     judged then, it would pass, and a transaction reported as rolled back would commit."""
-    rollback = started(rig, roll_back(b"a", 10))
-    await asyncio.sleep(0.5)
+    rollback = await under_way(rig.mutate(roll_back(b"a", 10)))
     late = started(rig, prewrite(b"a", 10))
     assert await outcomes(rollback) == [APPLIED]
     [result] = await late
@@ -93,8 +85,7 @@ async def test_readers_neither_see_nor_wait_for_what_is_not_durable(rig: Rig) ->
     """What a power cut can undo must not have been read, and an fsync must not stop reads."""
     await rig.apply(written(b"a", 5, 6, b"old"))
     started_at = asyncio.get_running_loop().time()
-    writing = started(rig, written(b"a", 10, 20, b"new"), prewrite(b"b", 11))
-    await asyncio.sleep(0.5)
+    writing = await under_way(rig.mutate(written(b"a", 10, 20, b"new"), prewrite(b"b", 11)))
     assert await rig.value(b"a", 30) == b"old"
     assert not (await rig.read(b"b", 30)).locks
     assert asyncio.get_running_loop().time() - started_at < 0.6
@@ -106,18 +97,17 @@ async def test_readers_neither_see_nor_wait_for_what_is_not_durable(rig: Rig) ->
 async def test_a_lock_stays_in_the_way_until_its_commit_is_durable(rig: Rig) -> None:
     """If memory dropped the lock earlier, a reader would find neither the lock nor the commit."""
     await rig.apply(prewrite(b"a", 10, b"value"))
-    committing = started(rig, commit(b"a", 10, 20, b"value"))
-    await asyncio.sleep(0.5)
+    committing = await under_way(rig.mutate(commit(b"a", 10, 20, b"value")))
     assert len((await rig.read(b"a", 30)).locks) == 1
     await committing
     assert await rig.value(b"a", 30) == b"value"
 
 
-async def test_one_synced_write_serves_all_requests_that_came_meanwhile(disk: SlowDisk) -> None:
-    rig = await Rig(disk=disk).open()
+async def test_one_synced_write_serves_all_requests_that_came_meanwhile(
+    rig: Rig, disk: SlowDisk
+) -> None:
     before = disk.writes
-    first = started(rig, written(b"first", 10, 20))
-    await asyncio.sleep(0.5)
+    first = await under_way(rig.mutate(written(b"first", 10, 20)))
     others = [started(rig, written(b"%d" % number, 10, 20)) for number in range(50)]
     await asyncio.gather(first, *others)
     assert disk.writes == before + 2
@@ -127,10 +117,9 @@ async def test_one_synced_write_serves_all_requests_that_came_meanwhile(disk: Sl
 
 
 async def test_the_second_mutation_of_a_cell_is_judged_after_the_first_is_durable(
-    disk: SlowDisk,
+    rig: Rig, disk: SlowDisk
 ) -> None:
     """Judged in the same batch, both prewrites would find the cell free."""
-    rig = await Rig(disk=disk).open()
     before = disk.writes
     first, second, third = await rig.mutate(
         prewrite(b"a", 10), prewrite(b"a", 11), prewrite(b"b", 12)
@@ -169,8 +158,7 @@ async def test_a_condition_after_a_change_in_the_same_request_sees_the_change(ri
 
 async def test_what_waited_beyond_its_deadline_is_dropped_and_says_so(rig: Rig) -> None:
     """If it were executed after its caller gave up, it would leave locks without an owner."""
-    first = started(rig, written(b"a", 10, 20))
-    await asyncio.sleep(0.1)
+    first = await under_way(rig.mutate(written(b"a", 10, 20)), seconds=0.1)
     late = asyncio.ensure_future(rig.mutate(written(b"b", 10, 20), within_seconds=0.5))
     await first
     [result] = await late
@@ -180,8 +168,7 @@ async def test_what_waited_beyond_its_deadline_is_dropped_and_says_so(rig: Rig) 
 
 
 async def test_what_was_given_up_while_waiting_is_not_executed(rig: Rig) -> None:
-    first = started(rig, written(b"a", 10, 20))
-    await asyncio.sleep(0.1)
+    first = await under_way(rig.mutate(written(b"a", 10, 20)), seconds=0.1)
     given_up = started(rig, written(b"b", 10, 20))
     await asyncio.sleep(0.1)
     given_up.cancel()
@@ -192,8 +179,7 @@ async def test_what_was_given_up_while_waiting_is_not_executed(rig: Rig) -> None
 
 async def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     rig = await Rig(queue_bytes_max=3000).open()
-    first = started(rig, written(b"a", 10, 20))
-    await asyncio.sleep(0.1)
+    first = await under_way(rig.mutate(written(b"a", 10, 20)), seconds=0.1)
     fits = started(rig, written(b"b", 10, 20, b"v" * 500))
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as caught:
@@ -223,12 +209,10 @@ async def test_large_values_end_a_batch(disk: SlowDisk) -> None:
 async def test_the_schema_version_counts_when_a_mutation_is_judged(rig: Rig) -> None:
     """If the schema were checked on arrival, a commit could wait while it changes, and then commit
     an observed cell without a notification."""
-    first = started(rig, written(b"a", 10, 20))
-    await asyncio.sleep(0.1)
+    first = await under_way(rig.mutate(written(b"a", 10, 20)), seconds=0.1)
     waiting = started(rig, written(b"b", 10, 20))
     await asyncio.sleep(0.1)
-    changed = asyncio.ensure_future(rig.tablet.set_schema_version(4))
-    await asyncio.sleep(0.1)
+    changed = await under_way(rig.tablet.set_schema_version(4), seconds=0.1)
     assert not changed.done()  # what was judged under version 3 is not durable yet
     await changed
     assert first.done()
@@ -254,17 +238,15 @@ async def test_the_schema_version_never_goes_back(rig: Rig) -> None:
 
 @pytest.mark.parametrize("kept", [False, True])
 async def test_after_a_failed_write_everything_in_its_batch_is_unknown(
-    disk: SlowDisk, kept: bool
+    rig: Rig, disk: SlowDisk, kept: bool
 ) -> None:
     """A failed fsync does not mean that nothing was written: if a transfer were reported as failed
     and the user repeated it, it would happen twice. And a refusal may reveal what is in doubt."""
-    rig = await Rig(disk=disk).open()
     await rig.apply(written(b"taken", 5, 6))
     disk.failure = OSError("the disk is on fire")
-    writing = started(
-        rig, written(b"a", 10, 20), mutation(b"taken", conditions=[condition(WRITE, ABSENT)])
+    writing = await under_way(
+        rig.mutate(written(b"a", 10, 20), mutation(b"taken", conditions=[condition(WRITE, ABSENT)]))
     )
-    await asyncio.sleep(0.5)
     waiting = started(rig, written(b"b", 10, 20))
     for result in await writing:
         assert result.outcome == UNKNOWN
@@ -314,12 +296,10 @@ async def test_a_bug_leaves_no_caller_waiting_for_an_answer() -> None:
 
 
 async def test_a_bug_after_the_write_stops_the_tablet_and_leaves_its_batch_unknown(
-    disk: SlowDisk,
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is durable but only half known to memory must be neither judged nor read: a lock that
     the mirror does not know would block no one."""
-    rig = await Rig(disk=disk).open()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: None)
 
     def broken(*_: object) -> None:
@@ -332,8 +312,7 @@ async def test_a_bug_after_the_write_stops_the_tablet_and_leaves_its_batch_unkno
     assert rig.closed
     with pytest.raises(PercolatorError):
         await rig.read(b"a", 30)
-    await rig.tablet.close()
-    reopened = await Rig(disk=disk).open()
+    reopened = await rig.reopened()
     assert len((await reopened.read(b"a", 30)).locks) == 1
 
 
@@ -343,10 +322,9 @@ async def test_a_bug_after_the_write_stops_the_tablet_and_leaves_its_batch_unkno
 async def test_an_owner_deposed_during_the_write_answers_unknown(rig: Rig) -> None:
     """The new owner may have cloned the directory before the write, or after it."""
     await rig.apply(written(b"taken", 5, 6))
-    writing = started(
-        rig, written(b"a", 10, 20), mutation(b"taken", conditions=[condition(WRITE, ABSENT)])
+    writing = await under_way(
+        rig.mutate(written(b"a", 10, 20), mutation(b"taken", conditions=[condition(WRITE, ABSENT)]))
     )
-    await asyncio.sleep(0.5)
     waiting = started(rig, written(b"b", 10, 20))
     rig.owner = False
     assert await outcomes(writing) == [UNKNOWN, UNKNOWN]
@@ -359,10 +337,9 @@ async def test_an_owner_deposed_during_the_write_answers_unknown(rig: Rig) -> No
 
 
 async def test_a_batch_of_refusals_writes_nothing_but_still_checks_the_ownership(
-    disk: SlowDisk,
+    rig: Rig, disk: SlowDisk
 ) -> None:
     """Otherwise, a deposed owner would answer "not committed" about its successor's commits."""
-    rig = await Rig(disk=disk).open()
     await rig.apply(written(b"taken", 5, 6))
     writes, checks = disk.writes, rig.owner_checks
     question = mutation(b"taken", conditions=[condition(WRITE, ABSENT)])
@@ -393,10 +370,10 @@ async def test_a_deposed_owner_answers_neither_reads_nor_pages(rig: Rig) -> None
 # ---------------------------------------------------------------- closing
 
 
-async def test_closing_lets_the_current_batch_finish_and_refuses_the_rest(disk: SlowDisk) -> None:
-    rig = await Rig(disk=disk).open()
-    first = started(rig, written(b"a", 10, 20))
-    await asyncio.sleep(0.1)
+async def test_closing_lets_the_current_batch_finish_and_refuses_the_rest(
+    rig: Rig, disk: SlowDisk
+) -> None:
+    first = await under_way(rig.mutate(written(b"a", 10, 20)), seconds=0.1)
     waiting = started(rig, written(b"b", 10, 20))
     closing = asyncio.ensure_future(rig.tablet.close())
     assert await outcomes(first) == [APPLIED]
@@ -413,9 +390,8 @@ async def test_closing_lets_the_current_batch_finish_and_refuses_the_rest(disk: 
 
 
 async def test_a_disk_failure_while_closing_is_reported_and_the_storage_is_closed(
-    disk: SlowDisk,
+    rig: Rig, disk: SlowDisk
 ) -> None:
-    rig = await Rig(disk=disk).open()
     disk.failure = OSError("the disk is on fire")
     with pytest.raises(StoreUnusable):
         await rig.tablet.close()
@@ -430,8 +406,7 @@ async def test_what_was_not_synced_at_a_crash_was_never_acknowledged(disk: SlowD
     storage = MemoryStorage(disk)
     rig = await Rig(disk=disk, storage=storage).open()
     await rig.apply(prewrite(b"a", 10, b"value"))
-    committing = started(rig, commit(b"a", 10, 20, b"value"))
-    await asyncio.sleep(0.5)
+    committing = await under_way(rig.mutate(commit(b"a", 10, 20, b"value")))
     storage.crash()
     disk.settle(kept=False)
     assert await outcomes(committing) == [UNKNOWN]
@@ -457,8 +432,7 @@ class ClosableStorage(MemoryStorage):
 async def test_what_waited_when_the_tablet_was_closed_leaves_its_storage_alone() -> None:
     storage = ClosableStorage(SlowDisk())
     rig = await Rig(storage=storage).open()
-    running = asyncio.ensure_future(rig.mutate(prewrite(b"a", 10)))
-    await asyncio.sleep(0.5)
+    running = await under_way(rig.mutate(prewrite(b"a", 10)))
     closing = asyncio.ensure_future(rig.tablet.close())
     await asyncio.sleep(0)
     waiting = asyncio.ensure_future(rig.mutate(prewrite(b"b", 10)))
@@ -508,6 +482,13 @@ class Server:
 
     async def tablet(self) -> Rig:
         return await Rig(clock=self.clock, guard=self.guard).open()
+
+
+@pytest.fixture
+@asynccontextmanager
+async def server() -> AsyncIterator[Server]:
+    """A server whose clock is right."""
+    yield Server()
 
 
 @pytest.mark.parametrize("clock_back", [-3 * YEAR, -2 * HOUR, 0, 2 * HOUR, 3 * YEAR])
@@ -569,17 +550,15 @@ async def test_a_bulk_load_from_the_future_is_refused(field: str) -> None:
     assert caught.value.field == f"fence.{field}"
 
 
-async def test_callers_cannot_creep_into_the_future_step_by_step() -> None:
+async def test_callers_cannot_creep_into_the_future_step_by_step(server: Server) -> None:
     """An admitted timestamp says nothing about the oracle's time."""
-    server = Server()
     tablet = await server.tablet()
     await tablet.apply(written(b"a", 5, NOW + HOUR))
     with pytest.raises(InvalidArgument):
         await tablet.mutate(written(b"a", 5, NOW + HOUR + HOUR // 2))
 
 
-async def test_while_the_oracle_does_not_answer_the_caller_is_told_to_retry() -> None:
-    server = Server()
+async def test_while_the_oracle_does_not_answer_the_caller_is_told_to_retry(server: Server) -> None:
     tablet = await server.tablet()
     server.oracle.is_cut_off = True
     handed_out = server.oracle.hand_out()
@@ -590,13 +569,13 @@ async def test_while_the_oracle_does_not_answer_the_caller_is_told_to_retry() ->
     await tablet.apply(written(b"a", 5, handed_out))
 
 
-async def test_the_masters_word_is_enough_where_the_oracle_cannot_be_reached() -> None:
-    server = Server()
+async def test_the_masters_word_is_enough_where_the_oracle_cannot_be_reached(
+    server: Server,
+) -> None:
     tablet = await server.tablet()
     server.oracle.is_cut_off = True
     handed_out = server.oracle.hand_out()
-    waiting = started(tablet, written(b"a", 5, handed_out))
-    await asyncio.sleep(0)
+    waiting = await under_way(tablet.mutate(written(b"a", 5, handed_out)), seconds=0)
     server.guard.heard(handed_out)
     assert [one.outcome for one in await waiting] == [pb.OUTCOME_APPLIED]
     asked = server.oracle.asked
@@ -604,10 +583,9 @@ async def test_the_masters_word_is_enough_where_the_oracle_cannot_be_reached() -
     assert server.oracle.asked == asked
 
 
-async def test_a_server_that_cannot_reach_the_oracle_keeps_serving_while_time_runs_steadily() -> (
-    None
-):
-    server = Server()
+async def test_a_server_that_cannot_reach_the_oracle_keeps_serving_while_time_runs_steadily(
+    server: Server,
+) -> None:
     tablet = await server.tablet()
     server.guard.heard(server.oracle.hand_out())
     server.oracle.is_cut_off = True
@@ -626,12 +604,12 @@ async def test_a_new_tablet_knows_what_its_server_knows_and_asks_nothing() -> No
     assert server.oracle.asked == 1
 
 
-async def test_a_tablet_that_is_closed_while_the_oracle_is_asked_executes_nothing() -> None:
-    server = Server()
+async def test_a_tablet_that_is_closed_while_the_oracle_is_asked_executes_nothing(
+    server: Server,
+) -> None:
     tablet = await server.tablet()
     waiting = started(tablet, written(b"a", 5, server.oracle.hand_out()))
-    reading = asyncio.ensure_future(tablet.read(b"a", server.oracle.hand_out()))
-    await asyncio.sleep(0)
+    reading = await under_way(tablet.read(b"a", server.oracle.hand_out()), seconds=0)
     await tablet.tablet.close()
     for task in (waiting, reading):
         with pytest.raises(TabletMoved):

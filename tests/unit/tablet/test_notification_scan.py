@@ -34,6 +34,7 @@ from tests.unit.tablet.tablets import (
     mutation,
     prewrite,
     put,
+    under_way,
     write_record,
 )
 
@@ -193,10 +194,11 @@ async def test_old_locks_on_the_named_columns_are_returned_with_their_records(ri
     assert not (await look(rig, locked_columns=[COLUMN])).locks
 
 
-async def test_a_look_at_a_million_locks_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_look_at_a_million_locks_ends_early(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Otherwise, one answer would stop the server for a second while a job holds them."""
     monkeypatch.setattr(notification_scan, "LOCKS_LOOKED_AT_MAX", 3)
-    rig = await Rig().open()
     await rig.apply(*(prewrite(b"%d" % row, 10) for row in range(8)), notify(b"4", 5))
     first = await look(rig, locked_columns=[b"other"], locks_before=99)
     assert first.rest.start == b"3"
@@ -328,8 +330,7 @@ def notified(row: bytes, at: int) -> Any:
 
 
 async def test_notifications_are_sent_when_they_are_durable_and_not_before() -> None:
-    rig = WatchedRig()
-    await rig.open()
+    rig = await WatchedRig().open()
     stream = await opened(rig.watch, b"f")
     told = asyncio.ensure_future(anext(stream))
     writing = asyncio.create_task(rig.mutate(notified(b"a", 5)))
@@ -343,8 +344,7 @@ async def test_notifications_are_sent_when_they_are_durable_and_not_before() -> 
 
 async def test_what_may_not_be_durable_is_never_reported() -> None:
     for losing in ("owner", "disk"):
-        rig = WatchedRig()
-        await rig.open()
+        rig = await WatchedRig().open()
         stream = await opened(rig.watch, b"f")
         if losing == "owner":
             rig.owner = False
@@ -427,8 +427,7 @@ async def test_a_reader_that_disconnected_is_forgotten() -> None:
 async def test_streams_end_at_the_drain_and_no_others_begin() -> None:
     watch = NotificationWatch()
     stream = await opened(watch, b"f")
-    waiting = asyncio.ensure_future(anext(stream, None))
-    await asyncio.sleep(0)
+    waiting = await under_way(anext(stream, None), seconds=0)
     watch.close()
     assert await waiting is None
     with pytest.raises(NotReady):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
@@ -20,6 +18,7 @@ from tests.unit.tablet.tablets import (
     REFUSED,
     WRITE,
     Rig,
+    SlowDisk,
     commit,
     mutation,
     prewrite,
@@ -30,22 +29,13 @@ from tests.unit.tablet.tablets import (
 )
 
 
-@pytest.fixture
-@asynccontextmanager
-async def disk() -> AsyncIterator[DurableMemory]:
-    """A disk in memory that outlives its tablets."""
-    yield DurableMemory()
-
-
 def of_rows(start: bytes, end: bytes) -> TabletIdentity:
     return TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=start, end=end)
 
 
-async def test_locks_and_notifications_are_found_again(disk: DurableMemory) -> None:
-    rig = await Rig(disk=disk).open()
+async def test_locks_and_notifications_are_found_again(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", 10), mutation(b"b", put(NOTIFY, b"", 5, b"f")))
-    await rig.tablet.close()
-    reopened = await Rig(disk=disk).open()
+    reopened = await rig.reopened()
     assert len((await reopened.read(b"a", 30)).locks) == 1
     assert [(c.row, c.timestamp, c.qualifier) for c in await reopened.cells(NOTIFY)] == [
         (b"b", 5, b"f")
@@ -54,18 +44,16 @@ async def test_locks_and_notifications_are_found_again(disk: DurableMemory) -> N
     assert (statistics.locks, statistics.notifications) == (1, 1)
 
 
-async def test_a_child_of_a_split_sees_nothing_outside_of_its_range(disk: DurableMemory) -> None:
+async def test_a_child_of_a_split_sees_nothing_outside_of_its_range(rig: Rig) -> None:
     """Its directory is a clone of its parent's and still holds the other half, whose data, locks
     and notifications now belong to another tablet."""
-    rig = await Rig(disk=disk).open()
     rows = [b"a", b"m", b"z"]
     await rig.apply(
         *(written(row, 5, 6, row) for row in rows),
         *(mutation(row, put(NOTIFY, b"", 5, b"f")) for row in rows),
     )
     await rig.apply(*(prewrite(row, 10) for row in rows))
-    await rig.tablet.close()
-    child = await Rig(disk=disk, identity=of_rows(b"m", b"z")).open()
+    child = await rig.reopened(identity=of_rows(b"m", b"z"))
     [page] = await child.scan(9)
     assert list(page.found.rows) == [b"m"]
     for space in (LOCK, WRITE, NOTIFY):
@@ -79,10 +67,9 @@ async def test_a_child_of_a_split_sees_nothing_outside_of_its_range(disk: Durabl
 
 
 async def test_a_transaction_from_before_the_reopening_is_judged_by_the_storage(
-    disk: DurableMemory,
+    rig: Rig, disk: SlowDisk
 ) -> None:
     """Memory has lost the recent commits and markers; the stored bounds make up for it."""
-    rig = await Rig(disk=disk).open()
     await rig.apply(prewrite(b"a", 10), roll_back(b"b", 11))
     await rig.apply(commit(b"a", 10, 20))
     reopened = await Rig(disk=disk).open()
@@ -97,10 +84,9 @@ async def test_a_transaction_from_before_the_reopening_is_judged_by_the_storage(
 
 
 async def test_safe_points_of_another_length_are_refused_and_never_mistaken_for_lower_ones(
-    disk: DurableMemory,
+    rig: Rig, disk: SlowDisk
 ) -> None:
     """A lower one would let a read through whose history is gone."""
-    rig = await Rig(disk=disk).open()
     await rig.tablet.raise_safe_points(SafePoints(20, 30))
     disk.durable[SAFE_POINT_KEY] = disk.durable[SAFE_POINT_KEY][:16]
     with pytest.raises(StoreUnusable, match="have 16 bytes, not 24") as refused:
@@ -109,10 +95,9 @@ async def test_safe_points_of_another_length_are_refused_and_never_mistaken_for_
 
 
 async def test_a_storage_of_another_format_is_refused_by_name_and_left_as_it_is(
-    disk: DurableMemory,
+    rig: Rig, disk: SlowDisk
 ) -> None:
     """The release that knows the format goes on with it, and with its counts."""
-    rig = await Rig(disk=disk).open()
     await rig.apply(written(b"a", 5, 6, b"v"))
     await rig.tablet.close()
     disk.durable[FORMAT_KEY] = b"4"
@@ -134,11 +119,9 @@ async def test_a_storage_that_holds_something_else_is_refused(disk: DurableMemor
 
 
 async def test_other_tablets_are_served_while_one_takes_in_its_locks(
-    disk: DurableMemory,
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One job may have left ten million of them, and read locks are found among all others."""
-    rig = await Rig(disk=disk).open()
     starts = range(100, 120)
     await rig.apply(*(prewrite(b"%d" % start, start) for start in starts))
     await rig.apply(*(read_lock(b"other", start) for start in starts))
@@ -172,9 +155,8 @@ async def test_a_storage_that_cannot_be_read_is_unusable() -> None:
 
 
 async def test_counts_outlive_a_clean_close_and_are_shared_out_after_a_split(
-    disk: DurableMemory,
+    rig: Rig, disk: SlowDisk
 ) -> None:
-    rig = await Rig(disk=disk).open()
     await rig.apply(*(written(b"%03d" % number, 5, 6, b"v" * 50) for number in range(100)))
     await rig.tablet.close()
     counted = rig.tablet.statistics()

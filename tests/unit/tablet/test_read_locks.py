@@ -31,6 +31,7 @@ from tests.unit.tablet.tablets import (
     WRITE,
     OneRoundRig,
     Rig,
+    SlowDisk,
     commit,
     commit_read_lock,
     condition,
@@ -44,6 +45,7 @@ from tests.unit.tablet.tablets import (
     roll_back,
     roll_back_read_lock,
     started,
+    under_way,
     whole,
     whole_read_lock,
     written,
@@ -126,7 +128,6 @@ async def test_a_writer_that_knows_nothing_of_read_locks_is_kept_away_too(rig: R
 
 
 async def test_both_ways_to_commit_exclude_each_other(one_round_rig: OneRoundRig) -> None:
-    await one_round_rig.open()
     await one_round_rig.apply(read_lock(ROW, 10))
     assert only(await one_round_rig.commit(whole(12, {ROW: b"v"}))).failed_condition == LOCKED
     await one_round_rig.apply(roll_back_read_lock(ROW, 10))
@@ -164,11 +165,9 @@ async def test_read_locks_of_one_cell_share_a_batch(rig: Rig) -> None:
 async def test_a_writer_waits_for_read_locks_that_are_held_and_the_other_way_round(
     one_round_rig: OneRoundRig,
 ) -> None:
-    await one_round_rig.open()
     readers = [one_round_rig.committing(whole_read_lock(start, ROW)) for start in (10, 11)]
     await asyncio.sleep(0.5)
-    writing = started(one_round_rig, prewrite(ROW, 12))
-    await asyncio.sleep(0.1)
+    writing = await under_way(one_round_rig.mutate(prewrite(ROW, 12)), seconds=0.1)
     late = one_round_rig.committing(whole_read_lock(13, ROW))
     for reader in readers:
         assert (await reader).commit_timestamps[0] >= 100
@@ -179,12 +178,9 @@ async def test_a_writer_waits_for_read_locks_that_are_held_and_the_other_way_rou
 async def test_a_read_lock_waits_for_a_writer_that_holds_the_cell(
     one_round_rig: OneRoundRig,
 ) -> None:
-    await one_round_rig.open()
-    writing = one_round_rig.committing(whole(10, {ROW: b"v"}))
-    await asyncio.sleep(0.5)
+    writing = await under_way(one_round_rig.commit(whole(10, {ROW: b"v"})))
     reading = started(one_round_rig, read_lock(ROW, 12))
-    late = one_round_rig.committing(whole_read_lock(13, ROW))
-    await asyncio.sleep(0.1)
+    late = await under_way(one_round_rig.commit(whole_read_lock(13, ROW)), seconds=0.1)
     assert not reading.done()
     assert list((await writing).commit_timestamps) == [100]
     assert await outcomes(reading) == [REFUSED]
@@ -194,9 +190,7 @@ async def test_a_read_lock_waits_for_a_writer_that_holds_the_cell(
 # ------------------------------------------------------------------ what is stored
 
 
-async def test_the_format_is_marked_once_there_is_a_read_lock() -> None:
-    disk = DurableMemory()
-    rig = await Rig(disk=disk).open()
+async def test_the_format_is_marked_once_there_is_a_read_lock(rig: Rig, disk: SlowDisk) -> None:
     await rig.apply(prewrite(ROW, 5))
     await rig.apply(commit(ROW, 5, 6))
     assert disk.durable[FORMAT_KEY] == b"1"
@@ -204,20 +198,15 @@ async def test_the_format_is_marked_once_there_is_a_read_lock() -> None:
     assert disk.durable[FORMAT_KEY] == b"3"
 
 
-async def test_a_change_feed_does_not_lower_the_format() -> None:
-    disk = DurableMemory()
-    rig = await Rig(disk=disk).open()
+async def test_a_change_feed_does_not_lower_the_format(rig: Rig, disk: SlowDisk) -> None:
     await rig.apply(read_lock(ROW, 10))
     await rig.tablet.set_schema_version(4, change_feed=True)
     assert disk.durable[FORMAT_KEY] == b"3"
-    await rig.tablet.close()
-    again = await Rig(disk=disk, schema_version=4, change_feed=True).open()
+    again = await rig.reopened(schema_version=4, change_feed=True)
     assert again.tablet._state.feed.on
 
 
-async def test_nor_does_the_end_of_a_load_that_began_before_the_feed() -> None:
-    disk = DurableMemory()
-    rig = await Rig(disk=disk).open()
+async def test_nor_does_the_end_of_a_load_that_began_before_the_feed(rig: Rig) -> None:
     await rig.apply(read_lock(ROW, 10))
     load = pb.LoadFence(name="load", run=20, range=RowRange(start=b"x"))
     await _fence(rig, pb.FenceRequest.ACTION_RAISE, load)
@@ -226,8 +215,7 @@ async def test_nor_does_the_end_of_a_load_that_began_before_the_feed() -> None:
     await _fence(rig, pb.FenceRequest.ACTION_FINISH, load)
     await _fence(rig, pb.FenceRequest.ACTION_LIFT, load)
     assert rig.tablet._state.feed.complete_from == 21
-    await rig.tablet.close()
-    again = await Rig(disk=disk, change_feed=True).open()
+    again = await rig.reopened(change_feed=True)
     assert await _refusal(again, prewrite(ROW, 25)) == (LOCKED, hidden(10), 0)
 
 
@@ -235,13 +223,10 @@ async def _fence(rig: Rig, action: pb.FenceRequest.Action, load: pb.LoadFence) -
     await rig.tablet.fence(pb.FenceRequest(target=TARGET, action=action, fence=load))
 
 
-async def test_a_new_owner_knows_the_read_locks_and_their_commits() -> None:
-    disk = DurableMemory()
-    rig = await Rig(disk=disk).open()
+async def test_a_new_owner_knows_the_read_locks_and_their_commits(rig: Rig) -> None:
     await rig.apply(read_lock(ROW, 10), read_lock(ROW, 11), written(b"other", 18, 30))
     await rig.apply(commit_read_lock(ROW, 11, 20))
-    await rig.tablet.close()
-    again = await Rig(disk=disk).open()
+    again = await rig.reopened()
     assert await _refusal(again, prewrite(ROW, 25)) == (LOCKED, hidden(10), 0)
     await again.apply(roll_back_read_lock(ROW, 10))
     assert await _refusal(again, prewrite(ROW, 12)) == (NEWER, hidden(11), 20)
@@ -249,17 +234,14 @@ async def test_a_new_owner_knows_the_read_locks_and_their_commits() -> None:
 
 
 async def test_an_old_transaction_comes_back_when_there_are_too_many_to_look_at(
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(judge, "LOOKED_AT_MAX", 3)
-    disk = DurableMemory()
-    rig = await Rig(disk=disk).open()
     for start in range(10, 18, 2):
         await rig.apply(read_lock(ROW, start))
         await rig.apply(commit_read_lock(ROW, start, start + 1))
     await rig.apply(written(b"other", 30, 40))
-    await rig.tablet.close()
-    again = await Rig(disk=disk).open()
+    again = await rig.reopened()
     assert await _refusal(again, prewrite(ROW, 17)) == (NEWER, hidden(16), 17)
     (result,) = await again.mutate(prewrite(ROW, 25))
     assert result.outcome == NOT_EXECUTED
@@ -267,10 +249,10 @@ async def test_an_old_transaction_comes_back_when_there_are_too_many_to_look_at(
     await again.apply(prewrite(ROW, 41))
 
 
-async def test_their_records_are_collected_before_the_history_around_them() -> None:
+async def test_their_records_are_collected_before_the_history_around_them(
+    rig: Rig, disk: SlowDisk
+) -> None:
     """However long the table keeps snapshots: they carry nothing that a snapshot shows."""
-    disk = DurableMemory()
-    rig = await Rig(disk=disk).open()
     await rig.apply(written(ROW, 6, 7, b"old"), written(b"hut", 6, 7, b"old"))
     await rig.apply(*(read_lock(ROW, start) for start in (10, 20, 30)))
     await rig.apply(*(commit_read_lock(ROW, start, start + 1) for start in (10, 20, 30)))
@@ -295,7 +277,6 @@ async def test_a_repeated_prewrite_finds_its_own_lock_commit_and_marker(rig: Rig
 
 
 async def test_a_kind_that_is_only_for_write_sets_is_refused(one_round_rig: OneRoundRig) -> None:
-    await one_round_rig.open()
     with pytest.raises(InvalidArgument, match=r"kinds\[0\]: 5 is not a kind"):
         await one_round_rig.commit(whole(10, {ROW: b""}, KIND_READ_LOCK, hidden(10)))
 
@@ -303,7 +284,6 @@ async def test_a_kind_that_is_only_for_write_sets_is_refused(one_round_rig: OneR
 async def test_a_transaction_does_not_write_a_cell_and_read_lock_it(
     one_round_rig: OneRoundRig,
 ) -> None:
-    await one_round_rig.open()
     both = whole(10, {ROW: b"v"})
     both.MergeFrom(whole_read_lock(10, ROW))
     del both.start_timestamps[1:], both.cells[:]
@@ -322,9 +302,7 @@ async def test_what_waits_for_several_cells_is_not_overtaken_on_any_of_them(
     one_round_rig: OneRoundRig,
 ) -> None:
     """It would wait forever where the others never leave all of them free at once."""
-    await one_round_rig.open()
-    first = one_round_rig.committing(whole(10, {b"a": b"1"}))
-    await asyncio.sleep(0.5)
+    first = await under_way(one_round_rig.commit(whole(10, {b"a": b"1"})))
     both = one_round_rig.committing(whole(150, {b"a": b"2", b"b": b"2"}))
     await asyncio.sleep(0.1)
     later = one_round_rig.committing(whole(160, {b"b": b"3"}))
@@ -336,11 +314,9 @@ async def test_what_waits_for_several_cells_is_not_overtaken_on_any_of_them(
 async def test_a_crowd_of_mutations_does_not_keep_a_transaction_waiting(
     one_round_rig: OneRoundRig,
 ) -> None:
-    await one_round_rig.open()
     crowd = [started(one_round_rig, written(b"a", 1, 2)) for _ in range(3)]
     await asyncio.sleep(0.5)
-    committing = one_round_rig.committing(whole(10, {b"a": b"1"}))
-    await asyncio.sleep(0.1)
+    committing = await under_way(one_round_rig.commit(whole(10, {b"a": b"1"})), seconds=0.1)
     crowd += [started(one_round_rig, written(b"a", 1, 2)) for _ in range(20)]
     await committing
     assert sum(task.done() for task in crowd) == 3
@@ -349,11 +325,9 @@ async def test_a_crowd_of_mutations_does_not_keep_a_transaction_waiting(
 
 async def test_a_mutation_never_overtakes_an_earlier_one_of_its_cell() -> None:
     """Not even if the cell becomes free between the looks at the two."""
-    rig = OneRoundRig(slice_rows=1)
-    await rig.open()
+    rig = await OneRoundRig(slice_rows=1).open()
     rig.oracle.failure, rig.oracle.gate = Unavailable("silent"), asyncio.Event()
-    committing = rig.committing(whole(10, {b"a": b"1"}))
-    await asyncio.sleep(0.1)
+    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})), seconds=0.1)
     others = [written(b"%d" % number, 1, 2) for number in range(200)]
     question = mutation(b"a", conditions=[condition(WRITE, ABSENT)])
     asked = started(rig, written(b"a", 1, 2), *others, question)
@@ -369,7 +343,6 @@ async def test_a_mutation_never_overtakes_an_earlier_one_of_its_cell() -> None:
 async def test_while_the_oracle_is_silent_those_that_wait_do_not_wait_one_after_the_other(
     one_round_rig: OneRoundRig,
 ) -> None:
-    await one_round_rig.open()
     one_round_rig.oracle.failure = Unavailable("silent")
     crowd = []
     for start in range(10, 20):
@@ -387,10 +360,10 @@ async def test_while_the_oracle_is_silent_those_that_wait_do_not_wait_one_after_
 
 
 async def test_a_request_that_ends_in_line_is_not_judged_any_further_in_the_queue() -> None:
-    rig = OneRoundRig(commit_mutations_max=2)
-    await rig.open()
-    committing = rig.committing(whole(10, {b"a": b"1", b"c": b"1", b"d": b"1"}))
-    await asyncio.sleep(0.1)
+    rig = await OneRoundRig(commit_mutations_max=2).open()
+    committing = await under_way(
+        rig.commit(whole(10, {b"a": b"1", b"c": b"1", b"d": b"1"})), seconds=0.1
+    )
     others = started(rig, roll_back(b"c", 5), roll_back(b"d", 5))
     asked = [roll_back(b"a", 5), *(written(b"%d" % row, 1, 2) for row in range(9))]
     late = asyncio.ensure_future(rig.mutate(*asked, within_seconds=1.5))
@@ -405,11 +378,9 @@ async def test_a_request_that_ends_in_line_is_not_judged_any_further_in_the_queu
 
 
 async def test_mutations_behind_a_held_cell_leave_room_for_others() -> None:
-    rig = OneRoundRig(commit_mutations_max=4)
-    await rig.open()
+    rig = await OneRoundRig(commit_mutations_max=4).open()
     rig.oracle.seconds = 60.0
-    committing = rig.committing(whole(10, {b"a": b"1"}))
-    await asyncio.sleep(0.5)
+    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
     behind = [started(rig, roll_back(b"a", start)) for start in range(20, 40)]
     await asyncio.sleep(0.1)
     await rig.apply(*(written(b"b%d" % number, 1, 2) for number in range(8)))
@@ -422,7 +393,6 @@ async def test_mutations_behind_a_held_cell_leave_room_for_others() -> None:
 async def test_a_transaction_that_waits_is_judged_once(
     one_round_rig: OneRoundRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await one_round_rig.open()
     looks = counted(monkeypatch, HeldTransactions, "_obstacle")
     crowd = []
     for start in range(10, 110):
@@ -439,10 +409,8 @@ async def test_a_mutation_that_waits_is_looked_at_twice(
     one_round_rig: OneRoundRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When it arrives, and when it is the first in line and the cell is free."""
-    await one_round_rig.open()
     one_round_rig.oracle.seconds = 60.0
-    committing = one_round_rig.committing(whole(10, {b"a": b"1"}))
-    await asyncio.sleep(0.5)
+    committing = await under_way(one_round_rig.commit(whole(10, {b"a": b"1"})))
     looks = counted(monkeypatch, MutationWork, "refusal")
     behind = [started(one_round_rig, roll_back(b"a", 10)) for _ in range(50)]
     for row in range(20):
@@ -588,8 +556,7 @@ def test_of_what_comes_at_the_same_time_no_writer_overlaps_anybody(seed: int) ->
 
 async def _crowd(random: Random) -> None:
     """Writers and read locks of one cell, in both ways, all on their way at once."""
-    rig = OneRoundRig()
-    await rig.open()
+    rig = await OneRoundRig().open()
     cell = _Cell()
 
     async def one(start: int) -> None:

@@ -50,6 +50,7 @@ from tests.unit.tablet.tablets import (
     mutation,
     prewrite,
     put,
+    under_way,
     write_record,
     written,
 )
@@ -61,8 +62,7 @@ async def lingering_rig(*mutations: pb.Mutation) -> tuple[Rig, asyncio.Task[Any]
     rig = await Rig(storage=storage).open()
     await rig.apply(written(b"a", 5, 6, b"old"), prewrite(b"b", 10, b"new"))
     storage.lingering = True
-    writing = asyncio.ensure_future(rig.mutate(*mutations))
-    await asyncio.sleep(0.5)
+    writing = await under_way(rig.mutate(*mutations))
     return rig, writing
 
 
@@ -106,9 +106,7 @@ async def test_a_lock_that_was_never_acknowledged_is_not_in_the_way() -> None:
 # ---------------------------------------------------------------- below the safe point
 
 
-async def test_below_the_safe_point_nothing_is_read_or_judged() -> None:
-    disk = SlowDisk()
-    rig = await Rig(disk=disk).open()
+async def test_below_the_safe_point_nothing_is_read_or_judged(rig: Rig, disk: SlowDisk) -> None:
     await rig.apply(written(b"a", 5, 6, b"old"), written(b"b", 15, 16, b"new"))
     await rig.tablet.raise_safe_points(SafePoints(20, 20))
     await rig.tablet.raise_safe_points(SafePoints(10, 10))
@@ -158,8 +156,7 @@ async def test_a_safe_point_raised_while_a_page_is_read_stops_the_page() -> None
     rig = await Rig(slice_entries=2).open()
     await rig.apply(*(written(b"%d" % number, 5, 6) for number in range(10)))
     pages = rig.tablet.scan(pb.ScanRequest(target=TARGET, all_columns=True, timestamp=10))
-    reading = asyncio.ensure_future(anext(pages))
-    await asyncio.sleep(0)
+    reading = await under_way(anext(pages), seconds=0)
     raising = asyncio.ensure_future(rig.tablet.raise_safe_points(SafePoints(20, 20)))
     with pytest.raises(SnapshotTooOld):
         await reading
@@ -474,10 +471,9 @@ async def test_the_rest_of_a_page_continues_the_scan_exactly(rig: Rig, reverse: 
 
 
 async def test_columns_that_a_walk_does_not_remember_are_read_as_the_others(
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(visible_cells, "COLUMNS_MET_MAX", 2)
-    rig = await Rig().open()
     columns = [b"a", b"b", b"c\0", b"d"]
     for row in (b"1", b"2\0"):
         changes = [put(WRITE, write_record(5, row + column), 6) for column in columns]
@@ -537,11 +533,10 @@ async def test_entries_that_a_slice_left_unread_do_not_count_towards_the_end_of_
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("versions", [1, 4])
 async def test_by_default_a_page_looks_at_a_hundred_thousand_entries_and_ends(
-    reverse: bool, versions: int
+    disk: SlowDisk, reverse: bool, versions: int
 ) -> None:
     """100,000 is not a multiple of a slice. And the number of rows, each of which may have many
     versions, says nothing about how long a page takes."""
-    disk = DurableMemory()
     await (await Rig(disk=disk).open()).tablet.close()
     gone = write_record(5, b"", RecordKind.DELETE)
     for number in range(130_000 // versions):
@@ -575,8 +570,7 @@ async def test_stored_cells_continue_after_cells_that_are_gone_but_still_in_memo
         await rig.apply(*(mutation(row, put(NOTIFY, b"", 10, b"o")) for row in rows))
         gone = [mutation(row, delete(NOTIFY, 10, b"o")) for row in rows[:removed]]
     storage.lingering = True
-    writing = asyncio.ensure_future(rig.mutate(*gone))
-    await asyncio.sleep(0.5)
+    writing = await under_way(rig.mutate(*gone))
     assert not writing.done()
     found = {cell.row for cell in await rig.cells(space)}
     assert found >= set(rows[removed:])
@@ -657,10 +651,9 @@ async def test_pages_of_stored_cells_say_what_remains(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-async def test_a_stream_ends_early_after_a_page_full_of_locks(reverse: bool) -> None:
+async def test_a_stream_ends_early_after_a_page_full_of_locks(rig: Rig, reverse: bool) -> None:
     """Nobody wants what would be read in advance: the locks are resolved before that."""
     rows = [b"%04d" % number for number in range(2 * CROWDED)]
-    rig = await Rig().open()
     await rig.apply(*(prewrite(row, 7) for row in rows), written(b"z", 5, 6, b"value"))
     few = await rig.scan(30, reverse=reverse, page_rows_max=CROWDED - 1)
     assert sum(len(page.locks) for page in few) == len(rows), "pages with fewer are followed"

@@ -20,7 +20,7 @@ from percolator.tablet import rolling_forward
 from percolator.tablet.cells import STEPS_MAX
 from percolator.tablet.rolling_forward import AHEAD_SECONDS_MAX
 from percolator.tablet.state import SafePoints, TabletIdentity
-from percolator.testing.memory_storage import DurableMemory, MemoryStorage
+from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
 from tests.unit.tablet.tablets import (
     COLUMN,
@@ -35,6 +35,7 @@ from tests.unit.tablet.tablets import (
     CountingStorage,
     LingeringStorage,
     Rig,
+    SlowDisk,
     changes,
     commit,
     delete,
@@ -44,10 +45,11 @@ from tests.unit.tablet.tablets import (
     prewrite,
     put,
     roll_back,
-    started,
+    under_way,
     write_record,
     written,
 )
+from tests.unit.tablet.test_bulk_load import begin_load, finish
 
 START, COMMIT, LATER = 10, 20, 30
 OBSERVED = pb.ObservedColumn(column=COLUMN, observers=[b"index"])
@@ -79,6 +81,12 @@ async def _done(rig: Rig) -> None:
     await asyncio.gather(*rig.tablet._rolling._tasks._tasks)
 
 
+async def _rolled_forward(rig: Rig, commits: dict[int, int] | None = None, **fields: Any) -> None:
+    """Tells the tablet, and waits until it has done so."""
+    await _told(rig, commits, **fields)
+    await _done(rig)
+
+
 def _rows(count: int) -> list[bytes]:
     return [b"row%04d" % number for number in range(count)]
 
@@ -100,8 +108,7 @@ async def test_every_kind_of_lock_becomes_the_commit_that_its_owner_would_have_w
         mutation(b"d", put(LOCK, with_session)),
         mutation(b"e", put(LOCK, apart), put(DATA, b"e", START)),
     )
-    await _told(rig)
-    await _done(rig)
+    await _rolled_forward(rig)
     assert await _locked(rig) == []
     stored = {cell.row: (cell.timestamp, cell.value) for cell in await rig.cells(WRITE)}
     below = (0).to_bytes(8, "big")  # what the tablet adds to a lock-only record: nothing is there
@@ -118,8 +125,7 @@ async def test_every_kind_of_lock_becomes_the_commit_that_its_owner_would_have_w
 
 async def test_only_the_locks_of_the_named_transactions_go_each_to_its_own_commit(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", 10, b"1"), prewrite(b"b", 11, b"2"), prewrite(b"c", 12, b"3"))
-    await _told(rig, {10: 20, 12: 25})
-    await _done(rig)
+    await _rolled_forward(rig, {10: 20, 12: 25})
     assert await _locked(rig) == [b"b"]
     stored = {cell.row: cell.timestamp for cell in await rig.cells(WRITE)}
     assert stored == {b"a": 20, b"c": 25}
@@ -132,8 +138,7 @@ async def test_locks_stay_if_their_primary_does_not_say_what_the_caller_says(
 ) -> None:
     """A driver that took another one's commit for its own had its cells committed."""
     await rig.apply(prewrite(b"a", START, b"1"), prewrite(b"b", 11, b"2"), prewrite(b"c", START))
-    await _told(rig, {START: COMMIT, 11: 21}, primaries_say={11: 21, **committed})
-    await _done(rig)
+    await _rolled_forward(rig, {START: COMMIT, 11: 21}, primaries_say={11: 21, **committed})
     assert await _locked(rig) == [b"a", b"c"]
     assert [cell.row for cell in await rig.cells(WRITE)] == [b"b"]
     await _told(rig)  # by a caller that knows better
@@ -146,8 +151,7 @@ async def test_each_primary_is_asked_once_and_only_for_transactions_with_a_lock_
     first, second = CellAddress(9, b"job", b"1"), CellAddress(9, b"job", b"2")
     await rig.apply(*(prewrite(row, START, primary=first) for row in _rows(20)))
     await rig.apply(prewrite(b"z1", 11, primary=second), prewrite(b"z2", 11, primary=second))
-    await _told(rig, {START: COMMIT, 11: 21, 12: 22})
-    await _done(rig)
+    await _rolled_forward(rig, {START: COMMIT, 11: 21, 12: 22})
     assert await _locked(rig) == []
     assert rig.asked == [[(first, START)], [(second, 11)]]
 
@@ -159,16 +163,14 @@ async def test_a_lock_that_names_another_primary_than_the_first_one_stays(rig: R
         prewrite(b"b", START, primary=other),
         prewrite(b"c", START, primary=job),
     )
-    await _told(rig)
-    await _done(rig)
+    await _rolled_forward(rig)
     assert await _locked(rig) == [b"b"]
 
 
 async def test_a_tablet_that_can_ask_nobody_leaves_all_locks(rig: Rig) -> None:
     rig.tablet._state.commits = None
     await rig.apply(prewrite(b"a", START))
-    await _told(rig)
-    await _done(rig)
+    await _rolled_forward(rig)
     assert await _locked(rig) == [b"a"]
 
 
@@ -176,8 +178,7 @@ async def test_many_locks_go_in_synced_batches() -> None:
     rig = await Rig(slice_rows=4, commit_mutations_max=8).open()
     await rig.apply(*(prewrite(row, START, row) for row in _rows(50)))
     writes = rig.disk.writes  # type: ignore[attr-defined]
-    await _told(rig)
-    await _done(rig)
+    await _rolled_forward(rig)
     assert await _locked(rig) == []
     assert [cell.row for cell in await rig.cells(WRITE)] == _rows(50)
     assert rig.disk.writes - writes == 7  # type: ignore[attr-defined]
@@ -198,8 +199,7 @@ async def test_rows_outside_of_the_tablet_are_no_place_to_begin() -> None:
         identity = TabletIdentity(table_id=7, tablet_id=1, epoch=2, start=b"m", end=b"s")
         rig = await Rig(identity=identity).open()
         await rig.apply(*(prewrite(row, START) for row in _rows(4)))
-        await _told(rig, row=row)
-        await _done(rig)
+        await _rolled_forward(rig, row=row)
         assert await _locked(rig) == []
 
 
@@ -209,8 +209,7 @@ async def test_observers_are_notified_of_changes_and_of_nothing_else(rig: Rig) -
         prewrite(b"b", START, kind=RecordKind.LOCK_ONLY),
         mutation(b"c", put(LOCK, lock_record(START)), column=b"other"),
     )
-    await _told(rig, observed=[OBSERVED])
-    await _done(rig)
+    await _rolled_forward(rig, observed=[OBSERVED])
     notified = [(cell.row, cell.timestamp, cell.qualifier) for cell in await rig.cells(NOTIFY)]
     assert notified == [(b"a", COMMIT, b"index")]
 
@@ -218,8 +217,7 @@ async def test_observers_are_notified_of_changes_and_of_nothing_else(rig: Rig) -
 async def test_the_change_feed_has_the_commits() -> None:
     rig = await Rig(change_feed=True).open()
     await rig.apply(prewrite(b"a", START, b"new"), prewrite(b"b", START, kind=RecordKind.DELETE))
-    await _told(rig)
-    await _done(rig)
+    await _rolled_forward(rig)
     answer = await changes(rig, START, LATER)
     assert answer.changes == [
         Change(COMMIT, b"a", COLUMN, b"new"),
@@ -230,8 +228,7 @@ async def test_the_change_feed_has_the_commits() -> None:
 async def test_a_lock_that_goes_meanwhile_is_not_committed(rig: Rig) -> None:
     await rig.apply(prewrite(b"a", START), prewrite(b"b", START))
     # The tablet has looked at the locks, and its steps wait behind this batch.
-    before = started(rig, roll_back(b"a", START))
-    await asyncio.sleep(0.5)
+    before = await under_way(rig.mutate(roll_back(b"a", START)))
     await _told(rig)
     await asyncio.sleep(0.1)
     assert await outcomes(before)
@@ -250,8 +247,7 @@ async def test_under_another_schema_the_rest_is_left() -> None:
     assert len(rig.tablet._state.mirror) == 8
     with pytest.raises(SchemaChanged):
         await _told(rig)
-    await _told(rig, target=_version(4))
-    await _done(rig)
+    await _rolled_forward(rig, target=_version(4))
     assert len(rig.tablet._state.mirror) == 0
 
 
@@ -299,15 +295,12 @@ async def test_an_order_does_not_compare_all_its_transactions_with_all_that_are_
 
 
 async def test_a_closed_tablet_forgets_the_rest_and_the_next_one_can_be_told() -> None:
-    disk = DurableMemory()
-    rig = await Rig(storage=MemoryStorage(disk), slice_rows=4, commit_mutations_max=4).open()
+    rig = await Rig(slice_rows=4, commit_mutations_max=4).open()
     await rig.apply(*(prewrite(row, START) for row in _rows(12)))
     await _told(rig)
-    await rig.tablet.close()
-    later = await Rig(storage=MemoryStorage(disk)).open()
+    later = await rig.reopened()
     assert await _locked(later)
-    await _told(later)
-    await _done(later)
+    await _rolled_forward(later)
     assert await _locked(later) == []
 
 
@@ -336,7 +329,7 @@ def test_where_a_value_begins() -> None:
 
 
 async def test_a_caller_on_its_way_may_wait_until_the_tablet_is_ahead() -> None:
-    rig = await Rig(disk=_Disk(0.1), slice_rows=4, commit_mutations_max=4).open()
+    rig = await Rig(disk=SlowDisk(0.1), slice_rows=4, commit_mutations_max=4).open()
     await rig.apply(*(prewrite(row, START) for row in _rows(12)))
     await _told(rig, await_cells=6)  # in two batches
     assert await _locked(rig) == _rows(12)[8:]
@@ -346,27 +339,15 @@ async def test_a_caller_on_its_way_may_wait_until_the_tablet_is_ahead() -> None:
 
 
 async def test_a_caller_waits_no_longer_than_a_while() -> None:
-    rig = await Rig(disk=_Disk(10.0)).open()
+    rig = await Rig(disk=SlowDisk(10.0)).open()
     await rig.apply(prewrite(b"a", START))
     began = rig.clock.monotonic_seconds()
     await _told(rig, await_cells=1)
     assert rig.clock.monotonic_seconds() - began == AHEAD_SECONDS_MAX
     assert await _locked(rig) == [b"a"]
-    waiting = asyncio.ensure_future(_told(rig, await_cells=1))
-    await asyncio.sleep(0.1)
+    waiting = await under_way(_told(rig, await_cells=1), seconds=0.1)
     await rig.tablet.close()
     await waiting
-
-
-class _Disk(DurableMemory):
-    """Takes this long for every write."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__()
-        self._seconds = seconds
-
-    async def sync(self) -> None:
-        await asyncio.sleep(self._seconds)
 
 
 # Lock-only records cost readers nothing: each names the change below it.
@@ -392,11 +373,13 @@ async def named(rig: Rig) -> list[int | None]:
     return [one.last_change for one in records if one.kind is RecordKind.LOCK_ONLY]
 
 
-async def without_names(disk: DurableMemory) -> None:
-    """Makes all lock-only records name nothing."""
-    for key, value in disk.durable.items():
+async def without_names(rig: Rig, **options: Any) -> Rig:
+    """Makes all lock-only records name nothing, and opens the tablet again."""
+    await rig.tablet.close()
+    for key, value in rig.disk.durable.items():
         if key.startswith(b"W") and value[8] == RecordKind.LOCK_ONLY:
-            disk.durable[key] = value[:9]
+            rig.disk.durable[key] = value[:9]
+    return await Rig(disk=rig.disk, **options).open()
 
 
 async def reopened(rig: Rig) -> tuple[Rig, Counter[str]]:
@@ -526,27 +509,12 @@ async def test_a_change_cannot_be_committed_under_a_lock_that_names_an_older_one
 
 
 async def test_a_bulk_load_of_a_cell_that_was_locked_once_is_read(rig: Rig) -> None:
-    await rig.apply(locked(b"a", 11))
-    assert await rig.value(b"a", 15) is None
-    await rig.apply(mutation(b"a", delete(WRITE, 11)))
-    fence = pb.LoadFence(name="load", run=20)
-    raise_ = pb.FenceRequest(target=TARGET, action=pb.FenceRequest.ACTION_RAISE, fence=fence)
-    await rig.tablet.fence(raise_)
-    await rig.tablet.load(
-        pb.LoadRequest(
-            target=TARGET,
-            name="load",
-            start_timestamp=20,
-            commit_timestamp=21,
-            rows=[b"a"],
-            columns=[COLUMN],
-            values=[b"loaded"],
-        )
-    )
-    fence.commit_timestamp = 21
-    for action in (pb.FenceRequest.ACTION_FINISH, pb.FenceRequest.ACTION_LIFT):
-        await rig.tablet.fence(pb.FenceRequest(target=TARGET, action=action, fence=fence))
-    assert await rig.value(b"a", 30) == b"loaded"
+    await rig.apply(locked(b"c", 11))
+    assert await rig.value(b"c", 15) is None
+    await rig.apply(mutation(b"c", delete(WRITE, 11)))
+    await begin_load(rig, [b"c"], 20, value=b"loaded")
+    await finish(rig, 20)
+    assert await rig.value(b"c", 30) == b"loaded"
 
 
 # ------------------------------------------------------------------- records that name nothing
@@ -555,9 +523,7 @@ async def test_a_bulk_load_of_a_cell_that_was_locked_once_is_read(rig: Rig) -> N
 async def test_records_that_name_nothing_are_stepped_over_in_slices(rig: Rig) -> None:
     await rig.apply(written(b"a", 10, 11, b"value"))
     end = await lock_many(rig, 100)
-    await rig.tablet.close()
-    await without_names(rig.disk)
-    rig = await Rig(storage=MemoryStorage(rig.disk), slice_entries=50).open()
+    rig = await without_names(rig, slice_entries=50)
     turns = 0
 
     async def count_turns() -> None:
@@ -577,11 +543,8 @@ async def test_a_tablet_that_is_closed_while_a_read_steps_over_records_answers_n
     rig: Rig,
 ) -> None:
     end = await lock_many(rig, 100)
-    await rig.tablet.close()
-    await without_names(rig.disk)
-    rig = await Rig(storage=MemoryStorage(rig.disk), slice_entries=50).open()
-    reading = asyncio.ensure_future(rig.value(b"a", end))
-    await asyncio.sleep(0)
+    rig = await without_names(rig, slice_entries=50)
+    reading = await under_way(rig.value(b"a", end), seconds=0)
     await rig.tablet.close()
     with pytest.raises(TabletMoved):
         await reading
@@ -592,11 +555,8 @@ async def test_a_commit_during_such_a_read_does_not_leave_a_stale_memory_of_the_
 ) -> None:
     await rig.apply(written(b"a", 10, 11, b"old"))
     end = await lock_many(rig, 100)
-    await rig.tablet.close()
-    await without_names(rig.disk)
-    rig = await Rig(storage=MemoryStorage(rig.disk), slice_entries=10).open()
-    reading = asyncio.ensure_future(rig.value(b"a", end))
-    await asyncio.sleep(0)
+    rig = await without_names(rig, slice_entries=10)
+    reading = await under_way(rig.value(b"a", end), seconds=0)
     await rig.apply(prewrite(b"a", end + 1, b"new"))
     await rig.apply(commit(b"a", end + 1, end + 2, b"new"))
     assert await reading == b"old"
@@ -609,9 +569,7 @@ async def test_a_new_lock_finds_the_change_below_a_few_records_that_name_nothing
 ) -> None:
     await rig.apply(written(b"a", 10, 11, b"value"))
     end = await lock_many(rig, 100, older)
-    await rig.tablet.close()
-    await without_names(rig.disk)
-    rig = await Rig(storage=MemoryStorage(rig.disk)).open()
+    rig = await without_names(rig)
     await rig.apply(locked(b"a", end))
     assert (await named(rig))[0] == expected
     assert await rig.value(b"a", end) == b"value"
@@ -628,7 +586,7 @@ async def test_two_commits_of_a_cell_in_one_mutation_name_no_change(rig: Rig) ->
     assert await rig.value(b"a", 20) == b"value"
 
 
-async def lingering_commit() -> tuple[Rig, LingeringStorage, asyncio.Task[object]]:
+async def lingering_commit() -> tuple[Rig, asyncio.Task[list[pb.MutationResult]]]:
     """A cell whose change below a lock is remembered, and a commit that the storage shows but
     memory has not heard of."""
     storage = LingeringStorage(DurableMemory())
@@ -638,20 +596,18 @@ async def lingering_commit() -> tuple[Rig, LingeringStorage, asyncio.Task[object
     assert await rig.value(b"a", 25) == b"old"
     await rig.apply(prewrite(b"a", 30, b"new"))
     storage.lingering = True
-    committing = asyncio.ensure_future(rig.mutate(commit(b"a", 30, 40, b"new")))
-    await asyncio.sleep(0.5)
-    return rig, storage, committing
+    return rig, await under_way(rig.mutate(commit(b"a", 30, 40, b"new")))
 
 
 async def test_a_commit_is_read_as_soon_as_its_lock_is_gone_whatever_memory_remembers() -> None:
-    rig, _, committing = await lingering_commit()
+    rig, committing = await lingering_commit()
     assert await rig.value(b"a", 50) == b"new"
     await committing
     assert await rig.value(b"a", 50) == b"new"
 
 
 async def test_a_read_below_a_commit_on_its_way_teaches_memory_nothing_about_its_cell() -> None:
-    rig, _, committing = await lingering_commit()
+    rig, committing = await lingering_commit()
     assert await rig.value(b"a", 25) == b"old"
     assert await rig.value(b"a", 50) == b"new"
     await committing

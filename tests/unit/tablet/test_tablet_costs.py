@@ -171,8 +171,7 @@ async def test_deleting_what_does_not_exist_leaves_no_tombstone() -> None:
 # ---------------------------------------------------------------- split points
 
 
-async def test_a_split_halves_a_tablet_by_size() -> None:
-    rig = await Rig().open()
+async def test_a_split_halves_a_tablet_by_size(rig: Rig) -> None:
     assert await rig.tablet.propose_split() is None
     await rig.apply(written(b"a", 5, 6))
     assert await rig.tablet.propose_split() is None
@@ -186,12 +185,11 @@ async def test_a_split_halves_a_tablet_by_size() -> None:
 
 @pytest.mark.parametrize("length", [10, 36, 300])
 async def test_rows_with_a_long_common_prefix_are_halved_although_others_are_around_them(
-    length: int, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As those of a tenant whose rows begin with its UUID."""
     monkeypatch.setattr(scans, "ESTIMATE_TRUSTED_BYTES", 1)
     prefix = b"t" * length
-    rig = await Rig().open()
     rows = [b"a", *(prefix + b"%03d" % number for number in range(400)), b"z"]
     await rig.apply(*(written(row, 5, 6, b"v" * 100) for row in rows))
     row = await rig.tablet.propose_split()
@@ -203,10 +201,9 @@ async def test_rows_with_a_long_common_prefix_are_halved_although_others_are_aro
 
 
 async def test_a_first_row_with_most_of_the_bytes_is_split_off(
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scans, "ESTIMATE_TRUSTED_BYTES", 1)
-    rig = await Rig().open()
     await rig.apply(written(b"", 5, 6, b"v" * 100_000))
     assert await rig.tablet.propose_split() is None
     await rig.apply(*(written(b"%03d" % number, 5, 6, b"v" * 100) for number in range(100)))

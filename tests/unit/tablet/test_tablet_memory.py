@@ -135,9 +135,8 @@ async def test_notifications_that_overflow_the_index_while_it_is_filled_are_foun
         assert [cell.row for cell in await rig.cells(NOTIFY)] == [b"c", b"t", b"u"]
 
 
-async def test_counters_of_all_that_was_ever_written_never_shrink() -> None:
+async def test_counters_of_all_that_was_ever_written_never_shrink(rig: Rig) -> None:
     """`percolator wait` compares them: an equal count means that nothing came and went."""
-    rig = await Rig().open()
     await rig.apply(mutation(b"a", put(NOTIFY, b"", 5, b"f")), prewrite(b"b", 10))
     await rig.apply(mutation(b"a", delete(NOTIFY, 5, b"f")), roll_back(b"b", 10))
     statistics = rig.tablet.statistics()

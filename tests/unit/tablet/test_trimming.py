@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from percolator.errors import StoreUnusable, TabletMoved
@@ -16,7 +19,9 @@ from tests.unit.tablet.tablets import (
     NOTIFY,
     ROLLBACK,
     WRITE,
+    BreakingDisk,
     Rig,
+    SlowDisk,
     commit,
     mutation,
     prewrite,
@@ -43,6 +48,14 @@ async def parent(disk: DurableMemory) -> None:
         await rig.apply(prewrite(row + b"4", 10, b"w"))
         await rig.apply(commit(row + b"4", 10, 11))
     await rig.tablet.close()
+
+
+@pytest.fixture
+@asynccontextmanager
+async def child(disk: SlowDisk) -> AsyncIterator[Rig]:
+    """The lower half of a tablet that was split, before it is trimmed."""
+    await parent(disk)
+    yield await Rig(disk=disk, identity=LOWER).open()
 
 
 def is_due(rig: Rig) -> bool:
@@ -76,9 +89,8 @@ def counts(disk: DurableMemory) -> tuple[int, int]:
 
 @pytest.mark.parametrize("identity", [LOWER, UPPER, MIDDLE], ids=["lower", "upper", "middle"])
 async def test_exactly_the_cells_outside_are_removed_and_the_counts_become_true(
-    identity: TabletIdentity,
+    disk: SlowDisk, identity: TabletIdentity
 ) -> None:
-    disk = DurableMemory()
     await parent(disk)
     kept = {key: value for key, value in stored(disk).items() if is_inside(key, identity)}
     assert {decode(key).space for key in kept} == {LOCK, WRITE, DATA, ROLLBACK, NOTIFY}
@@ -92,40 +104,23 @@ async def test_exactly_the_cells_outside_are_removed_and_the_counts_become_true(
     assert after == before
     statistics = child.tablet.statistics()
     assert (statistics.cells, statistics.bytes) == counts(disk)
-    await child.tablet.close()
-    again = await Rig(disk=disk, identity=identity).open()
+    again = await child.reopened(identity=identity)
     assert not again.tablet.needs_trimming
     assert (again.tablet.statistics().cells, again.tablet.statistics().bytes) == counts(disk)
 
 
 async def test_a_tablet_that_was_never_split_needs_no_trimming() -> None:
-    disk = DurableMemory()
-    rig = await Rig(disk=disk, identity=LOWER).open()
+    rig = await Rig(identity=LOWER).open()
     assert not rig.tablet.needs_trimming
-    await rig.tablet.close()
-    assert not (await Rig(disk=disk, identity=LOWER).open()).tablet.needs_trimming
+    assert not (await rig.reopened(identity=LOWER)).tablet.needs_trimming
 
 
-async def test_while_it_is_trimmed_a_child_does_not_pretend_to_be_as_large_as_the_whole() -> None:
+async def test_while_it_is_trimmed_a_child_does_not_pretend_to_be_as_large_as_the_whole(
+    child: Rig, disk: SlowDisk
+) -> None:
     """The master would split it again at once."""
-    disk = DurableMemory()
-    await parent(disk)
     whole, _ = counts(disk)
-    child = await Rig(disk=disk, identity=LOWER).open()
     assert child.tablet.statistics().cells < 0.7 * whole
-
-
-class FailingDisk(DurableMemory):
-    """Accepts a number of writes and then fails, as if the process had died."""
-
-    def __init__(self, writes: int) -> None:
-        super().__init__()
-        self.left = writes
-
-    async def sync(self) -> None:
-        if not self.left:
-            raise OSError("the end")
-        self.left -= 1
 
 
 async def test_wherever_trimming_stops_the_next_owner_completes_it_with_true_counts(
@@ -136,9 +131,10 @@ async def test_wherever_trimming_stops_the_next_owner_completes_it_with_true_cou
     whole = DurableMemory()
     await parent(whole)
     for writes in range(40):
-        disk = FailingDisk(writes)
+        disk = BreakingDisk()
         disk.durable = dict(whole.durable)
         child = await Rig(disk=disk, identity=MIDDLE).open()
+        disk.writes_left = writes + 1
         try:
             await child.tablet.trim()
         except StoreUnusable:
@@ -154,43 +150,34 @@ async def test_wherever_trimming_stops_the_next_owner_completes_it_with_true_cou
     assert writes > 10, "otherwise, nothing was interrupted"
 
 
-async def test_a_half_trimmed_tablet_that_is_split_again_is_trimmed_to_its_own_rows() -> None:
-    disk = DurableMemory()
-    await parent(disk)
-    child = await Rig(disk=disk, identity=LOWER).open()
-    await child.tablet.close()
-    grandchild = await Rig(disk=disk, identity=TabletIdentity(7, 1, 2, b"c", b"f")).open()
+async def test_a_half_trimmed_tablet_that_is_split_again_is_trimmed_to_its_own_rows(
+    child: Rig, disk: SlowDisk
+) -> None:
+    grandchild = await child.reopened(identity=TabletIdentity(7, 1, 2, b"c", b"f"))
     await grandchild.tablet.trim()
     assert {decode(key).row[:1] for key in stored(disk)} == {b"c", b"d", b"e"}
     assert grandchild.tablet.statistics().cells == counts(disk)[0]
 
 
-async def test_what_is_written_meanwhile_is_counted_and_stays() -> None:
-    disk = DurableMemory()
-    await parent(disk)
-    child = await Rig(disk=disk, identity=LOWER).open()
+async def test_what_is_written_meanwhile_is_counted_and_stays(child: Rig, disk: SlowDisk) -> None:
     await child.apply(written(b"a9", 20, 21, b"new"))
     await child.tablet.trim()
     assert await child.value(b"a9", 30) == b"new"
     assert child.tablet.statistics().cells == counts(disk)[0]
 
 
-async def test_an_owner_that_was_deposed_trims_no_further() -> None:
-    disk = DurableMemory()
-    await parent(disk)
-    child = await Rig(disk=disk, identity=LOWER).open()
+async def test_an_owner_that_was_deposed_trims_no_further(child: Rig) -> None:
     child.owner = False
     with pytest.raises(TabletMoved):
         await child.tablet.trim()
 
 
 async def test_a_time_to_live_that_changes_meanwhile_does_not_stop_it(
+    child: Rig,
+    disk: SlowDisk,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Nobody reads what is outside, and it would stay until the tablet is opened again."""
-    disk = DurableMemory()
-    await parent(disk)
-    child = await Rig(disk=disk, identity=LOWER).open()
     write = Sweep.write
 
     async def late(self: Sweep) -> None:
