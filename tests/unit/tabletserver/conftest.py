@@ -15,3 +15,12 @@ from tests.unit.tabletserver.memory_store import Machine
 async def machine() -> AsyncIterator[Machine]:
     """A tablet server on a store in memory."""
     yield Machine()
+
+
+@pytest.fixture
+@asynccontextmanager
+async def serving() -> AsyncIterator[Machine]:
+    """A tablet server that serves tablet 1."""
+    machine = Machine()
+    await machine.open(1)
+    yield machine

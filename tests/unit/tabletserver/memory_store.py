@@ -175,6 +175,17 @@ class Machine:
     async def mutate(self, *batches: pb.MutationBatch) -> list[pb.MutationBatchResult]:
         return list((await self.handler.mutate(pb.MutateRequest(batches=batches))).batches)
 
+    async def disk_has(self, free_bytes: int) -> None:
+        """The server finds so much of its disk free."""
+        self.free_bytes = free_bytes
+        await self.disk.check()
+
+    async def lose_disk(self) -> None:
+        """A write of tablet 1 fails, and then the disk is too full to open the tablet again."""
+        self.store.disks[1].failures = 1
+        self.store.open_fails = disk_full()
+        await self.mutate(put(1, b"row"))
+
     async def value(self, tablet: int, row: bytes, epoch: int = 1) -> bytes | None:
         read = pb.RowRead(row=row, columns=[COLUMN], timestamp=COMMIT)
         batch = pb.ReadBatch(target=target(tablet, epoch), reads=[read])

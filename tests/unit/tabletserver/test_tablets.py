@@ -26,6 +26,7 @@ from percolator.testing.memory_storage import MemoryStorage
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.wire.status import from_detail, to_detail
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
+from tests.unit.tablet.tablets import under_way
 from tests.unit.tabletserver.memory_store import (
     Machine,
     MemoryOwnership,
@@ -47,15 +48,14 @@ async def test_an_opened_tablet_serves_and_opening_it_again_changes_nothing(
     assert await machine.value(1, b"row") == b"v"
 
 
-async def test_a_higher_epoch_closes_the_lower_one_and_inherits_its_rows(machine: Machine) -> None:
-    await machine.open(1, epoch=1)
-    await machine.mutate(put(1, b"row"))
-    await machine.open(1, epoch=2)
-    assert await machine.value(1, b"row", epoch=2) == b"v"
-    (stale,) = await machine.mutate(put(1, b"row", epoch=1))
+async def test_a_higher_epoch_closes_the_lower_one_and_inherits_its_rows(serving: Machine) -> None:
+    await serving.mutate(put(1, b"row"))
+    await serving.open(1, epoch=2)
+    assert await serving.value(1, b"row", epoch=2) == b"v"
+    (stale,) = await serving.mutate(put(1, b"row", epoch=1))
     assert stale.error.HasField("tablet_moved")
     with pytest.raises(TabletMoved):
-        await machine.open(1, epoch=1)
+        await serving.open(1, epoch=1)
 
 
 async def test_nothing_is_kept_of_tablets_that_have_left(machine: Machine) -> None:
@@ -93,22 +93,20 @@ async def test_an_impossible_order_names_its_field(
 
 
 async def test_a_newer_schema_version_comes_with_opening_again_and_never_goes_back(
-    machine: Machine,
+    serving: Machine,
 ) -> None:
-    await machine.open(1, schema=1)
-    await machine.open(1, schema=3)
-    assert (await machine.open(1, schema=2)).schema_version == 3
-    (refused,) = await machine.mutate(put(1, b"row"))
+    await serving.open(1, schema=3)
+    assert (await serving.open(1, schema=2)).schema_version == 3
+    (refused,) = await serving.mutate(put(1, b"row"))
     assert refused.error.schema_changed.schema_version == 3
 
 
 async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judged_under(
-    machine: Machine,
+    serving: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Acknowledged but not judged under, observed cells would change without a notification."""
-    await machine.open(1, schema=1)
-    (served,) = machine.tablets.all()
+    (served,) = serving.tablets.all()
     loading, go_on, load = asyncio.Event(), asyncio.Event(), opening.load
 
     async def slow(state: TabletState) -> None:
@@ -117,11 +115,10 @@ async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judg
         await load(state)
 
     monkeypatch.setattr(opening, "load", slow)
-    machine.store.disks[1].failures = 1
-    await machine.mutate(put(1, b"row"))
+    serving.store.disks[1].failures = 1
+    await serving.mutate(put(1, b"row"))
     await loading.wait()
-    order = asyncio.create_task(machine.open(1, schema=2))
-    await asyncio.sleep(0.01)
+    order = await under_way(serving.open(1, schema=2), seconds=0.01)
     assert served.report().schema_version == 1
     assert served.describe().schema_version == 1
     go_on.set()
@@ -131,15 +128,13 @@ async def test_a_schema_version_ordered_while_the_tablet_is_opened_again_is_judg
 
 
 async def test_a_schema_version_is_reported_once_the_batch_under_the_older_one_is_answered(
-    machine: Machine,
+    serving: Machine,
 ) -> None:
     """The master takes a report as an acknowledgement, so everything before must be finished."""
-    await machine.open(1, schema=1)
-    (served,) = machine.tablets.all()
-    gate = machine.store.disks[1].gate = asyncio.Event()
-    writing = asyncio.create_task(machine.mutate(put(1, b"row")))
-    await asyncio.sleep(0.01)
-    order = asyncio.create_task(machine.open(1, schema=2))
+    (served,) = serving.tablets.all()
+    gate = serving.store.disks[1].gate = asyncio.Event()
+    writing = await under_way(serving.mutate(put(1, b"row")), seconds=0.01)
+    order = asyncio.create_task(serving.open(1, schema=2))
     await asyncio.sleep(0.01)
     assert not writing.done()
     assert served.report().schema_version == 1
@@ -151,18 +146,15 @@ async def test_a_schema_version_is_reported_once_the_batch_under_the_older_one_i
 
 
 async def test_a_schema_version_that_could_not_be_installed_is_not_acknowledged(
-    machine: Machine,
+    serving: Machine,
 ) -> None:
-    await machine.open(1, schema=1)
-    (served,) = machine.tablets.all()
-    machine.store.disks[1].failures = 1
-    machine.store.open_fails = disk_full()
-    await machine.mutate(put(1, b"row"))
+    (served,) = serving.tablets.all()
+    await serving.lose_disk()
     with pytest.raises(StoreUnusable):
-        await machine.open(1, schema=2)
+        await serving.open(1, schema=2)
     assert served.report().schema_version == 1
-    machine.store.open_fails = None
-    await machine.clock.sleep(2 * REOPEN_SECONDS_MAX)
+    serving.store.open_fails = None
+    await serving.clock.sleep(2 * REOPEN_SECONDS_MAX)
     assert served.report().schema_version == (await served.serving()).schema_version == 2
 
 
@@ -216,8 +208,7 @@ async def test_a_tablet_that_is_still_being_opened_has_moved_once_another_owner_
         await asyncio.Event().wait()
 
     monkeypatch.setattr(opening, "load", hangs)
-    order = asyncio.create_task(machine.open(1))
-    await asyncio.sleep(0.01)
+    order = await under_way(machine.open(1), seconds=0.01)
     (result,) = await machine.mutate(put(1, b"row"))
     assert result.error.HasField("not_ready")
     machine.store.owners[1].lost = True
@@ -229,33 +220,31 @@ async def test_a_tablet_that_is_still_being_opened_has_moved_once_another_owner_
 
 
 async def test_a_failed_write_is_unknown_and_the_tablet_opens_again_by_itself(
-    machine: Machine,
+    serving: Machine,
 ) -> None:
-    await machine.open(1)
-    await machine.open(2)
-    machine.store.disks[1].failures = 1
-    failed, other = await machine.mutate(put(1, b"row"), put(2, b"row"))
+    await serving.open(2)
+    serving.store.disks[1].failures = 1
+    failed, other = await serving.mutate(put(1, b"row"), put(2, b"row"))
     assert outcomes(failed) == ["UNKNOWN"]
     assert outcomes(other) == ["APPLIED"]
-    await machine.clock.sleep(1)
-    assert await machine.value(1, b"row") == b"v"
-    assert machine.tablets.events.reopened == 1
+    await serving.clock.sleep(1)
+    assert await serving.value(1, b"row") == b"v"
+    assert serving.tablets.events.reopened == 1
 
 
-async def test_a_full_disk_at_reopening_is_tried_until_there_is_room(machine: Machine) -> None:
-    await machine.open(1)
-    machine.store.disks[1].failures = 1
-    machine.store.open_fails = disk_full()
+async def test_a_full_disk_at_reopening_is_tried_until_it_is_not_full(serving: Machine) -> None:
+    serving.store.disks[1].failures = 1
+    serving.store.open_fails = disk_full()
     with structlog.testing.capture_logs() as log:
-        await machine.mutate(put(1, b"row"))
-        await machine.clock.sleep(60)
+        await serving.mutate(put(1, b"row"))
+        await serving.clock.sleep(60)
     assert [one["event"] for one in log].count("tablet cannot be opened yet") == 1
-    (described,) = machine.tablets.describe([])
+    (described,) = serving.tablets.describe([])
     assert described.error.HasField("store_unusable")
-    machine.store.open_fails = None
-    await machine.clock.sleep(2 * REOPEN_SECONDS_MAX)
-    assert await machine.value(1, b"row") == b"v"
-    (described,) = machine.tablets.describe([])
+    serving.store.open_fails = None
+    await serving.clock.sleep(2 * REOPEN_SECONDS_MAX)
+    assert await serving.value(1, b"row") == b"v"
+    (described,) = serving.tablets.describe([])
     assert not described.HasField("error")
 
 
@@ -300,34 +289,31 @@ async def test_a_damaged_tablet_stays_closed_and_is_reported_while_others_serve(
 
 
 async def test_a_tablet_that_another_server_owns_now_is_released_without_an_answer(
-    machine: Machine,
+    serving: Machine,
 ) -> None:
-    await machine.open(1)
-    machine.store.owners[1].lost = True
-    (result,) = await machine.mutate(put(1, b"row"))
+    serving.store.owners[1].lost = True
+    (result,) = await serving.mutate(put(1, b"row"))
     assert outcomes(result) == ["UNKNOWN"]
-    await machine.clock.sleep(1)
-    assert machine.tablets.all() == []
-    assert machine.tablets.events.lost == 1
-    (refused,) = await machine.mutate(put(1, b"row"))
+    await serving.clock.sleep(1)
+    assert serving.tablets.all() == []
+    assert serving.tablets.events.lost == 1
+    (refused,) = await serving.mutate(put(1, b"row"))
     assert refused.error.HasField("tablet_moved")
 
 
-async def test_closing_waits_for_the_running_batch_and_is_repeatable(machine: Machine) -> None:
-    await machine.open(1)
-    gate = machine.store.disks[1].gate = asyncio.Event()
-    writing = asyncio.create_task(machine.mutate(put(1, b"row")))
-    await asyncio.sleep(0.01)
-    closing = asyncio.create_task(machine.tablets.close(1, 1))
+async def test_closing_waits_for_the_running_batch_and_is_repeatable(serving: Machine) -> None:
+    gate = serving.store.disks[1].gate = asyncio.Event()
+    writing = await under_way(serving.mutate(put(1, b"row")), seconds=0.01)
+    closing = asyncio.create_task(serving.tablets.close(1, 1))
     await asyncio.sleep(0.01)
     assert not closing.done()
     gate.set()
     await closing
     assert outcomes((await writing)[0]) == ["APPLIED"]
-    await machine.tablets.close(1, 1)
-    machine.store.disks[1].gate = None
-    await machine.open(1, epoch=2)
-    assert await machine.value(1, b"row", epoch=2) == b"v"
+    await serving.tablets.close(1, 1)
+    serving.store.disks[1].gate = None
+    await serving.open(1, epoch=2)
+    assert await serving.value(1, b"row", epoch=2) == b"v"
 
 
 async def test_an_order_to_close_an_older_epoch_is_refused(machine: Machine) -> None:
@@ -337,23 +323,19 @@ async def test_an_order_to_close_an_older_epoch_is_refused(machine: Machine) -> 
     assert len(machine.tablets.all()) == 1
 
 
-async def test_closing_ends_the_attempts_to_open_again(machine: Machine) -> None:
-    await machine.open(1)
-    machine.store.disks[1].failures = 1
-    machine.store.open_fails = disk_full()
-    await machine.mutate(put(1, b"row"))
-    await machine.clock.sleep(1)
-    await machine.tablets.close_all()
-    machine.store.open_fails = None
-    await machine.clock.sleep(60)
-    assert machine.store.opened == 1
-    assert machine.tablets.all() == []
+async def test_closing_ends_the_attempts_to_open_again(serving: Machine) -> None:
+    await serving.lose_disk()
+    await serving.clock.sleep(1)
+    await serving.tablets.close_all()
+    serving.store.open_fails = None
+    await serving.clock.sleep(60)
+    assert serving.store.opened == 1
+    assert serving.tablets.all() == []
 
 
-async def test_what_former_owners_left_is_cleared_up_after_opening(machine: Machine) -> None:
-    await machine.open(1)
-    await machine.clock.sleep(1)
-    assert machine.store.cleared == [1]
+async def test_what_former_owners_left_is_cleared_up_after_opening(serving: Machine) -> None:
+    await serving.clock.sleep(1)
+    assert serving.store.cleared == [1]
 
 
 async def test_former_owners_are_cleared_up_even_if_the_first_order_to_open_fails(
@@ -429,21 +411,18 @@ def _is_closed(storage: MemoryStorage) -> bool:
 
 @pytest.mark.parametrize("fault", [StoreFault.DISK_FULL, StoreFault.DAMAGED])
 async def test_a_tablet_is_not_opened_again_where_another_owner_has_taken_it_over(
-    machine: Machine,
+    serving: Machine,
     fault: StoreFault,
 ) -> None:
     """Its directory is gone for good, and an order to close it may never come."""
-    await machine.open(1)
-    machine.store.disks[1].failures = 1
-    machine.store.open_fails = disk_full()
-    await machine.mutate(put(1, b"row"))
-    await machine.clock.sleep(1)
-    machine.store.owners[1].lost = True
-    machine.store.open_fails = StoreUnusable("not there", fault=fault)
-    await machine.clock.sleep(2 * REOPEN_SECONDS_MAX)
-    assert machine.tablets.all() == []
-    assert machine.tablets.events.lost == 1
-    assert all(task.done() for task in machine.tasks)
+    await serving.lose_disk()
+    await serving.clock.sleep(1)
+    serving.store.owners[1].lost = True
+    serving.store.open_fails = StoreUnusable("not there", fault=fault)
+    await serving.clock.sleep(2 * REOPEN_SECONDS_MAX)
+    assert serving.tablets.all() == []
+    assert serving.tablets.events.lost == 1
+    assert all(task.done() for task in serving.tasks)
 
 
 @pytest.mark.parametrize("order", ["close", "open"])
@@ -491,12 +470,10 @@ async def test_another_master_that_orders_the_same_waits_for_what_the_former_one
     """The former order serves the tablet then: two would open one directory twice."""
     machine = Machine(store=(store := _StoreOfOne()))
     go_on = _loading_waits(monkeypatch)
-    former = asyncio.create_task(machine.open(1))
-    await asyncio.sleep(0.01)
+    former = await under_way(machine.open(1), seconds=0.01)
     former.cancel()
     orders = [asyncio.create_task(machine.open(1, epoch=epoch)) for epoch in (1, 2, 1)]
-    closing = asyncio.create_task(machine.tablets.close(1, 1))
-    await asyncio.sleep(0.01)
+    closing = await under_way(machine.tablets.close(1, 1), seconds=0.01)
     assert not any(task.done() for task in (*orders, closing))
     go_on.set()
     same, higher, late = await asyncio.gather(*orders, return_exceptions=True)
@@ -515,8 +492,7 @@ async def test_an_order_to_close_what_is_still_being_opened_closes_it_afterwards
 ) -> None:
     machine = Machine(store=(store := _StoreOfOne()))
     go_on = _loading_waits(monkeypatch)
-    order = asyncio.create_task(machine.open(1))
-    await asyncio.sleep(0.01)
+    order = await under_way(machine.open(1), seconds=0.01)
     closing = asyncio.create_task(machine.tablets.close(1, 1))
     await asyncio.sleep(0.01)
     closing.cancel()
@@ -561,8 +537,7 @@ async def test_what_is_being_closed_when_the_process_ends_is_closed_before_it_do
         ordered = asyncio.create_task(machine.open(1, epoch=2))
     await asyncio.sleep(0.01)
     assert machine.tablets.all() == []
-    ending = asyncio.create_task(machine.tablets.close_all())
-    await asyncio.sleep(0.01)
+    ending = await under_way(machine.tablets.close_all(), seconds=0.01)
     assert not ending.done()
     gate.set()
     await ending
@@ -621,11 +596,22 @@ ROOT = Path("/store")
 TABLET = Path("/store/1/7")
 
 
+def made(*directories: Path) -> MemoryFiles:
+    """A store in memory with these directories."""
+    disk = MemoryDisk()
+    for directory in directories:
+        disk.make_durable_directory(directory)
+    return MemoryFiles(disk)
+
+
+async def write(files: MemoryFiles, path: Path) -> None:
+    async with await files.create(path) as file:
+        await file.append(path.name.encode())
+
+
 async def served_at_2() -> MemoryFiles:
     """Owned at epoch 1, and then at epoch 2, which acknowledged more."""
-    disk = MemoryDisk()
-    disk.make_durable_directory(TABLET)
-    files = MemoryFiles(disk)
+    files = made(TABLET)
     await take_over(files, TABLET, 1, clone_leveldb)
     await add(files, "CURRENT")
     await take_over(files, TABLET, 2, clone_leveldb)
@@ -635,8 +621,7 @@ async def served_at_2() -> MemoryFiles:
 
 async def add(files: MemoryFiles, name: str) -> None:
     live = max(one for one in await files.list(TABLET) if one in ("e1", "e2"))
-    async with await files.create(TABLET / live / name) as file:
-        await file.append(b"content")
+    await write(files, TABLET / live / name)
 
 
 async def owned(files: MemoryFiles, epoch: int, served_epoch: int) -> list[str]:
@@ -690,9 +675,7 @@ async def test_epochs_that_were_used_and_never_served_are_not_missed(served_epoc
 
 async def refusal(epoch: int, *names: str) -> TabletMoved:
     """What a claimant at `epoch` is told where these directories are."""
-    disk = MemoryDisk()
-    disk.make_durable_directory(TABLET)
-    files = MemoryFiles(disk)
+    files = made(TABLET)
     for name in names:
         await files.make_directory(TABLET / name)
     with pytest.raises(TabletMoved) as refused:
@@ -725,17 +708,9 @@ async def test_a_server_that_serves_a_higher_epoch_tells_it(machine: Machine) ->
 CHILD = Path("/store/1/8")
 
 
-async def write(files: MemoryFiles, path: Path) -> None:
-    async with await files.create(path) as file:
-        await file.append(path.name.encode())
-
-
 async def haunted() -> MemoryFiles:
     """Owned at epoch 1 and sealed by a claimant that died; then `e1` was created again."""
-    disk = MemoryDisk()
-    for directory in (TABLET, CHILD):
-        disk.make_durable_directory(directory)
-    files = MemoryFiles(disk)
+    files = made(TABLET, CHILD)
     owner = await take_over(files, TABLET, 1, clone_leveldb)
     for name in ("CURRENT", "000003.log"):
         await write(files, owner.path / name)
@@ -814,20 +789,13 @@ async def test_a_deposed_owner_leaves_no_directory_behind_when_it_opens(tmp_path
 # What LevelDB's own repair leaves in a tablet's directory does not stay there forever.
 
 
-async def add_file(files: MemoryFiles, path: Path) -> None:
-    async with await files.create(path) as file:
-        await file.append(b"content")
-
-
 async def test_a_repaired_epoch_is_removed_as_any_other() -> None:
     """A repair moves what it has replaced into `lost`. Later epochs would have stayed, too."""
-    disk = MemoryDisk()
-    disk.make_durable_directory(TABLET)
-    files = MemoryFiles(disk)
+    files = made(TABLET)
     damaged = (await take_over(files, TABLET, 1, clone_leveldb)).path
-    disk.make_durable_directory(damaged / "lost")
+    await files.make_directory(damaged / "lost")
     for name in ("CURRENT", "MANIFEST-000001", "000004.ldb", "lost/000003.log"):
-        await add_file(files, damaged / name)
+        await write(files, damaged / name)
     for epoch in (2, 3, 4):
         await take_over(files, TABLET, epoch, clone_leveldb)
     assert await files.list(TABLET / "e4") == ["000004.ldb", "CURRENT", "MANIFEST-000001"]

@@ -33,7 +33,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import RETRY_SAFETY_SAFE
 from percolator.v1.errors_pb2 import StoreUnusable as StoreUnusableDetail
 from tests.simulation.virtual_time import VirtualClock
-from tests.unit.tablet.tablets import results_of
+from tests.unit.tablet.tablets import results_of, under_way
 from tests.unit.tabletserver.memory_store import (
     COLUMN,
     COMMIT,
@@ -139,8 +139,7 @@ async def test_a_tablet_that_is_closed_while_its_read_waits_for_others_refuses_i
         await machine.open(number)
         await machine.mutate(wide(number, cells=100))
         batches.append(pb.ReadBatch(target=target(number), reads=[whole_row(number)]))
-    reading = asyncio.ensure_future(machine.handler.read(pb.ReadRequest(batches=batches)))
-    await asyncio.sleep(0)
+    reading = await under_way(machine.handler.read(pb.ReadRequest(batches=batches)), seconds=0)
     await machine.handler.close_tablet(pb.CloseTabletRequest(tablet_id=2, epoch=1))
     assert not reading.done()
     first, second = (await reading).batches
@@ -173,51 +172,44 @@ async def test_a_scan_of_a_tablet_that_is_not_here_ends_with_its_error(machine: 
     assert cell_page.error.HasField("tablet_moved")
 
 
-async def test_a_scan_gives_the_rows_of_its_tablet(machine: Machine) -> None:
-    await machine.open(1)
-    await machine.mutate(put(1, b"a", b"b"))
+async def test_a_scan_gives_the_rows_of_its_tablet(serving: Machine) -> None:
+    await serving.mutate(put(1, b"a", b"b"))
     scan = pb.ScanRequest(target=target(1), all_columns=True, timestamp=COMMIT)
-    pages = [page async for page in machine.handler.scan(scan)]
+    pages = [page async for page in serving.handler.scan(scan)]
     assert [row for page in pages for row in page.found.rows] == [b"a", b"b"]
-    assert machine.handler.counts.pages == len(pages)
+    assert serving.handler.counts.pages == len(pages)
 
 
 async def test_a_full_disk_refuses_changes_and_answers_questions_and_reads(
-    machine: Machine,
+    serving: Machine,
 ) -> None:
-    await machine.open(1)
-    await machine.mutate(put(1, b"row"))
-    machine.free_bytes = 999
-    await machine.disk.check()
+    await serving.mutate(put(1, b"row"))
+    await serving.disk_has(999)
     question = pb.MutationBatch(target=target(1), mutations=[pb.Mutation(row=b"row", column=b"c")])
-    refused, answered = await machine.mutate(put(1, b"row"), question)
+    refused, answered = await serving.mutate(put(1, b"row"), question)
     assert refused.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
     assert refused.error.retry == RETRY_SAFETY_SAFE
     assert outcomes(answered) == ["APPLIED"]
-    assert await machine.value(1, b"row") == b"v"
-    machine.free_bytes = 1000
-    await machine.disk.check()
-    assert outcomes((await machine.mutate(put(1, b"row")))[0]) == ["APPLIED"]
+    assert await serving.value(1, b"row") == b"v"
+    await serving.disk_has(1000)
+    assert outcomes((await serving.mutate(put(1, b"row")))[0]) == ["APPLIED"]
 
 
 async def test_the_master_is_told_that_writes_are_refused_and_why(machine: Machine) -> None:
     await machine.disk.check()
     assert not (await machine.handler.report(pb.ReportRequest())).HasField("writes_refused")
-    machine.free_bytes = 999
-    await machine.disk.check()
+    await machine.disk_has(999)
     refused = (await machine.handler.report(pb.ReportRequest())).writes_refused
     assert refused.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
     assert "kept in reserve" in refused.message
-    machine.free_bytes = 1000
-    await machine.disk.check()
+    await machine.disk_has(1000)
     assert not (await machine.handler.report(pb.ReportRequest())).HasField("writes_refused")
     machine.store_trouble = "the store hangs"
     refused = (await machine.handler.report(pb.ReportRequest())).writes_refused
     assert refused.message == "the store hangs"
 
 
-async def test_half_of_the_reserve_is_for_roll_backs(machine: Machine) -> None:
-    await machine.open(1)
+async def test_half_of_the_reserve_is_for_roll_backs(serving: Machine) -> None:
     rolled_back = pb.MutationBatch(target=target(1), mutations=[steps.roll_back(b"x", b"c", START)])
     stuffed = pb.MutationBatch()
     stuffed.CopyFrom(rolled_back)
@@ -225,16 +217,14 @@ async def test_half_of_the_reserve_is_for_roll_backs(machine: Machine) -> None:
     mixed = put(1, b"row")
     mixed.mutations.extend(rolled_back.mutations)
     mixed.mutations.extend(put(1, b"other").mutations)
-    machine.free_bytes = 500
-    await machine.disk.check()
-    both, lone, too_much = await machine.mutate(mixed, rolled_back, stuffed)
+    await serving.disk_has(500)
+    both, lone, too_much = await serving.mutate(mixed, rolled_back, stuffed)
     assert outcomes(both) == ["NOT_EXECUTED", "APPLIED", "NOT_EXECUTED"]
     assert results_of(both)[0].error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
     assert outcomes(lone) == ["APPLIED"]
     assert too_much.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
-    machine.free_bytes = 499
-    await machine.disk.check()
-    (refused,) = await machine.mutate(rolled_back)
+    await serving.disk_has(499)
+    (refused,) = await serving.mutate(rolled_back)
     assert refused.error.store_unusable.reason == StoreUnusableDetail.REASON_DISK_FULL
 
 
@@ -243,8 +233,7 @@ async def test_above_the_limit_of_the_process_a_mutation_is_told_when_to_come_ba
     await machine.open(1)
     await machine.open(2)
     gate = machine.store.disks[1].gate = asyncio.Event()
-    waiting = asyncio.create_task(machine.mutate(put(1, b"row", value=b"x" * 4_000)))
-    await asyncio.sleep(0.01)
+    waiting = await under_way(machine.mutate(put(1, b"row", value=b"x" * 4_000)), seconds=0.01)
     (refused,) = await machine.mutate(put(2, b"row", value=b"x" * 2_000))
     assert refused.error.overloaded.retry_after_milliseconds > 0
     assert outcomes((await machine.mutate(put(2, b"row")))[0]) == ["APPLIED"]
@@ -291,21 +280,19 @@ async def test_batches_of_nothing_are_counted_too() -> None:
 
 
 async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
-    machine: Machine,
+    serving: Machine,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await machine.open(1)
-    gate = machine.store.disks[1].gate = asyncio.Event()
-    first = asyncio.create_task(machine.mutate(put(1, b"first")))
-    await asyncio.sleep(0.01)
+    gate = serving.store.disks[1].gate = asyncio.Event()
+    first = await under_way(serving.mutate(put(1, b"first")), seconds=0.01)
     monkeypatch.setattr("percolator.services.tabletserver.tablets.remaining_seconds", lambda: 2.0)
-    late = asyncio.create_task(machine.mutate(put(1, b"late")))
-    await machine.clock.sleep(5)
+    late = asyncio.create_task(serving.mutate(put(1, b"late")))
+    await serving.clock.sleep(5)
     gate.set()
     assert outcomes((await first)[0]) == ["APPLIED"]
     (result,) = await late
     assert outcomes(result) == ["NOT_EXECUTED"]
-    assert await machine.value(1, b"late") is None
+    assert await serving.value(1, b"late") is None
 
 
 @pytest.mark.parametrize(
@@ -313,16 +300,14 @@ async def test_work_whose_deadline_passed_in_the_queue_is_definitely_not_done(
     [(5.0, 0, 4.5), (2.0, 0, 1.8), (5.0, 800, 0.8), (2.0, 10_000, 1.8), (None, 700, 0.7)],
 )
 async def test_a_transaction_that_waits_is_answered_while_its_caller_still_waits(
-    machine: Machine,
+    serving: Machine,
     remaining: float | None,
     milliseconds: int,
     seconds: float,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    await machine.open(1)
-    gate = machine.store.disks[1].gate = asyncio.Event()
-    writing = asyncio.create_task(machine.mutate(put(1, b"row")))
-    await asyncio.sleep(0.01)
+    gate = serving.store.disks[1].gate = asyncio.Event()
+    writing = await under_way(serving.mutate(put(1, b"row")), seconds=0.01)
     monkeypatch.setattr(
         "percolator.services.tabletserver.tablets.remaining_seconds", lambda: remaining
     )
@@ -336,9 +321,9 @@ async def test_a_transaction_that_waits_is_answered_while_its_caller_still_waits
         values=[b"v"],
     )
     request = pb.CommitTransactionsRequest(batches=[batch], wait_milliseconds=milliseconds)
-    begun = machine.clock.monotonic_seconds()
-    response = await machine.handler.commit_transactions(request)
-    assert machine.clock.monotonic_seconds() - begun == pytest.approx(seconds)
+    begun = serving.clock.monotonic_seconds()
+    response = await serving.handler.commit_transactions(request)
+    assert serving.clock.monotonic_seconds() - begun == pytest.approx(seconds)
     (uncommitted,) = response.batches[0].uncommitted
     assert uncommitted.result.outcome == pb.OUTCOME_NOT_EXECUTED
     assert uncommitted.result.error.retry == RETRY_SAFETY_SAFE
@@ -348,18 +333,16 @@ async def test_a_transaction_that_waits_is_answered_while_its_caller_still_waits
 
 
 async def test_a_caller_that_gives_up_neither_undoes_its_write_nor_stops_the_tablet(
-    machine: Machine,
+    serving: Machine,
 ) -> None:
-    await machine.open(1)
-    gate = machine.store.disks[1].gate = asyncio.Event()
-    abandoned = asyncio.create_task(machine.mutate(put(1, b"row"), put(1, b"other")))
-    await asyncio.sleep(0.01)
+    gate = serving.store.disks[1].gate = asyncio.Event()
+    abandoned = await under_way(serving.mutate(put(1, b"row"), put(1, b"other")), seconds=0.01)
     abandoned.cancel()
     await asyncio.gather(abandoned, return_exceptions=True)
     gate.set()
-    assert outcomes((await machine.mutate(put(1, b"next")))[0]) == ["APPLIED"]
-    assert await machine.value(1, b"row") == b"v"
-    assert machine.handler.counts.queue_bytes == 0
+    assert outcomes((await serving.mutate(put(1, b"next")))[0]) == ["APPLIED"]
+    assert await serving.value(1, b"row") == b"v"
+    assert serving.handler.counts.queue_bytes == 0
 
 
 async def test_a_slow_request_is_counted() -> None:
@@ -373,21 +356,19 @@ async def test_a_slow_request_is_counted() -> None:
     assert machine.handler.counts.slow == 1
 
 
-async def test_a_split_is_proposed_between_two_rows_and_not_within_one(machine: Machine) -> None:
-    await machine.open(1)
+async def test_a_split_is_proposed_between_two_rows_and_not_within_one(serving: Machine) -> None:
     request = pb.ProposeSplitRequest(target=target(1))
-    assert not (await machine.handler.propose_split(request)).HasField("row")
-    await machine.mutate(put(1, *(b"%03d" % n for n in range(100)), value=b"x" * 100))
-    proposed = await machine.handler.propose_split(request)
+    assert not (await serving.handler.propose_split(request)).HasField("row")
+    await serving.mutate(put(1, *(b"%03d" % n for n in range(100)), value=b"x" * 100))
+    proposed = await serving.handler.propose_split(request)
     assert b"000" < proposed.row <= b"099"
 
 
-async def test_a_split_of_another_epoch_or_schema_is_not_proposed(machine: Machine) -> None:
-    await machine.open(1)
+async def test_a_split_of_another_epoch_or_schema_is_not_proposed(serving: Machine) -> None:
     with pytest.raises(TabletMoved):
-        await machine.handler.propose_split(pb.ProposeSplitRequest(target=target(1, epoch=2)))
+        await serving.handler.propose_split(pb.ProposeSplitRequest(target=target(1, epoch=2)))
     with pytest.raises(SchemaChanged):
-        await machine.handler.propose_split(pb.ProposeSplitRequest(target=target(1, schema=2)))
+        await serving.handler.propose_split(pb.ProposeSplitRequest(target=target(1, schema=2)))
 
 
 async def test_a_report_names_this_process_and_what_fails_here(machine: Machine) -> None:
@@ -403,15 +384,14 @@ async def test_a_report_names_this_process_and_what_fails_here(machine: Machine)
     assert failed.error.HasField("store_unusable")
 
 
-async def test_a_report_tells_the_tablets_what_time_it_is(machine: Machine) -> None:
-    await machine.open(1)
+async def test_a_report_tells_the_tablets_what_time_it_is(serving: Machine) -> None:
     ahead = COMMIT + (1 << 60)
     read = pb.RowRead(row=b"row", columns=[COLUMN], timestamp=ahead)
     request = pb.ReadRequest(batches=[pb.ReadBatch(target=target(1), reads=[read])])
-    [refused] = (await machine.handler.read(request)).batches
+    [refused] = (await serving.handler.read(request)).batches
     assert refused.error.invalid_argument.field == "batches[0].reads[0].timestamp"
-    await machine.handler.report(pb.ReportRequest(newest_timestamp=ahead))
-    [answered] = (await machine.handler.read(request)).batches
+    await serving.handler.report(pb.ReportRequest(newest_timestamp=ahead))
+    [answered] = (await serving.handler.read(request)).batches
     assert not answered.HasField("error")
 
 
@@ -432,33 +412,31 @@ def locked(commit: int) -> pb.MutationBatch:
 
 
 async def test_lock_only_records_of_ended_transactions_go_although_history_is_kept(
-    machine: Machine,
+    serving: Machine,
 ) -> None:
-    await machine.open(1)
     for batch in (put(1, b"a"), locked(COMMIT + 10), locked(COMMIT + 20), locked(COMMIT + 30)):
-        await machine.mutate(batch)
+        await serving.mutate(batch)
     order = pb.SafePoint(
         tablet_id=1, epoch=1, reads=START - 5, transactions=COMMIT + 25, collect_below=START - 5
     )
     request = pb.RaiseSafePointsRequest(safe_points=[order])
-    (raised,) = (await machine.handler.raise_safe_points(request)).safe_points
+    (raised,) = (await serving.handler.raise_safe_points(request)).safe_points
     assert not raised.HasField("error"), raised.error
-    await asyncio.gather(*machine.tasks)
-    assert machine.collecting.cells == 2
-    assert await machine.value(1, b"a") == b"v"
+    await asyncio.gather(*serving.tasks)
+    assert serving.collecting.cells == 2
+    assert await serving.value(1, b"a") == b"v"
 
 
 async def test_an_order_that_names_a_tablet_twice_is_refused_and_raises_nothing(
-    machine: Machine,
+    serving: Machine,
 ) -> None:
     """Each naming is a durable write, so that thousands of them would hold the server up."""
-    await machine.open(1)
     twice = [pb.SafePoint(tablet_id=1, epoch=1, reads=at) for at in (START, START + 1)]
     with pytest.raises(InvalidArgument) as caught:
-        await machine.handler.raise_safe_points(pb.RaiseSafePointsRequest(safe_points=twice))
+        await serving.handler.raise_safe_points(pb.RaiseSafePointsRequest(safe_points=twice))
     assert caught.value.field == "safe_points[1].tablet_id"
     once = pb.RaiseSafePointsRequest(safe_points=[pb.SafePoint(tablet_id=1, epoch=1)])
-    (still,) = (await machine.handler.raise_safe_points(once)).safe_points
+    (still,) = (await serving.handler.raise_safe_points(once)).safe_points
     assert still.reads == 0
 
 
@@ -478,17 +456,16 @@ def with_schema(batch: pb.MutationBatch, schema: int) -> pb.MutationBatch:
     return batch
 
 
-async def test_an_order_switches_the_feed_of_an_open_tablet(machine: Machine) -> None:
-    await machine.open(1)
-    assert (await scanned(machine, 1)).error.invalid_argument.field == "target"
-    await machine.open(1, schema=2, change_feed=True)
-    await machine.mutate(with_schema(put(1, b"a"), 2))
-    assert list((await scanned(machine, 1)).found.rows) == [b"a"]
+async def test_an_order_switches_the_feed_of_an_open_tablet(serving: Machine) -> None:
+    assert (await scanned(serving, 1)).error.invalid_argument.field == "target"
+    await serving.open(1, schema=2, change_feed=True)
+    await serving.mutate(with_schema(put(1, b"a"), 2))
+    assert list((await scanned(serving, 1)).found.rows) == [b"a"]
     # An order that was sent earlier and comes late.
-    await machine.open(1, schema=1, change_feed=False)
-    assert list((await scanned(machine, 1)).found.rows) == [b"a"]
-    await machine.open(1, schema=3, change_feed=False)
-    assert (await scanned(machine, 1)).error.invalid_argument.field == "target"
+    await serving.open(1, schema=1, change_feed=False)
+    assert list((await scanned(serving, 1)).found.rows) == [b"a"]
+    await serving.open(1, schema=3, change_feed=False)
+    assert (await scanned(serving, 1)).error.invalid_argument.field == "target"
 
 
 async def test_a_tablet_that_has_failed_is_opened_again_with_its_feed(machine: Machine) -> None:
@@ -593,15 +570,14 @@ async def test_a_watcher_hears_of_every_tablet_of_its_tables_also_of_those_that_
     assert heard == [b"a", b"z"]
 
 
-async def test_the_count_of_notifications_never_shrinks_within_an_epoch(machine: Machine) -> None:
+async def test_the_count_of_notifications_never_shrinks_within_an_epoch(serving: Machine) -> None:
     """`percolator wait` compares two counts: one that was reset could hide what came between."""
-    await machine.open(1)
-    await machine.mutate(notified(1, b"a", b"b"))
-    machine.store.disks[1].failures = 1
-    (failed,) = await machine.mutate(notified(1, b"c"))
+    await serving.mutate(notified(1, b"a", b"b"))
+    serving.store.disks[1].failures = 1
+    (failed,) = await serving.mutate(notified(1, b"c"))
     assert outcomes(failed) == ["UNKNOWN"]
     await asyncio.sleep(1)
-    (result,) = await scan(machine, of(1))
+    (result,) = await scan(serving, of(1))
     assert result.notifications_written > 2
 
 
@@ -667,18 +643,17 @@ def garbage() -> Iterator[list[str]]:
         gc.enable()
 
 
-async def test_mutations_reads_and_scans_are_freed_at_once(machine: Machine) -> None:
+async def test_mutations_reads_and_scans_are_freed_at_once(serving: Machine) -> None:
     """Each page that waited for the collector held a MiB, a hundred pages held a hundred."""
-    await machine.open(1)
     rows = [b"%04d" % number for number in range(50)]
     with garbage() as left:
-        await machine.mutate(put(1, *rows), put(2, b"refused"))
-        await machine.value(1, rows[0])
+        await serving.mutate(put(1, *rows), put(2, b"refused"))
+        await serving.value(1, rows[0])
         for reverse in (False, True):
             scan = pb.ScanRequest(
                 target=target(1), all_columns=True, timestamp=COMMIT, reverse=reverse
             )
-            pages = [page async for page in machine.handler.scan(scan)]
+            pages = [page async for page in serving.handler.scan(scan)]
             assert sum(len(page.found.rows) for page in pages) == len(rows)
     assert left == []
 
@@ -717,8 +692,7 @@ async def test_the_figures_follow_what_happened(machine: Machine) -> None:
     machine.store.open_fails = disk_full()
     with pytest.raises(StoreUnusable):
         await machine.open(2)
-    machine.free_bytes = 10
-    await machine.disk.check()
+    await machine.disk_has(10)
     assert figure("tablets") == 2
     assert figure("tablets_failed") == 1
     assert figure("tablets_reopened_total") == 1

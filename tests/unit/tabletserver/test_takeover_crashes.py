@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 
@@ -37,8 +38,9 @@ FORMER = {
 }
 
 
-async def owned_before(disk: MemoryDisk) -> None:
-    """The tablet as an owner at epoch 1 left it, all durable."""
+async def owned_before() -> MemoryDisk:
+    """A disk with the tablet as an owner at epoch 1 left it, all durable."""
+    disk = MemoryDisk()
     disk.make_durable_directory(ROOT)
     files = MemoryFiles(disk)
     await make_tablet_directory(files, ROOT, 1, 7)
@@ -48,6 +50,14 @@ async def owned_before(disk: MemoryDisk) -> None:
             await file.append(content)
             await file.fsync()
     await files.fsync_directory(owner.path)
+    return disk
+
+
+@pytest.fixture
+@asynccontextmanager
+async def left() -> AsyncIterator[MemoryFiles]:
+    """The files that the owner at epoch 1 has left."""
+    yield MemoryFiles(await owned_before())
 
 
 async def content(disk: MemoryDisk, directory: EpochDirectory) -> dict[str, bytes]:
@@ -57,9 +67,7 @@ async def content(disk: MemoryDisk, directory: EpochDirectory) -> dict[str, byte
 
 
 async def system_calls_of_a_takeover() -> int:
-    disk = MemoryDisk()
-    await owned_before(disk)
-    files = MemoryFiles(disk)
+    files = MemoryFiles(await owned_before())
     await take_over(files, TABLET, 2, clone_leveldb)
     return files.faults.calls
 
@@ -78,8 +86,7 @@ async def run_until_killed(files: MemoryFiles, epoch: int, clone: Clone = clone_
 async def test_after_a_claimant_died_anywhere_the_next_one_has_everything(power: str) -> None:
     random = Random(11)
     for call in range(await system_calls_of_a_takeover() + 1):
-        disk = MemoryDisk()
-        await owned_before(disk)
+        disk = await owned_before()
         dying = MemoryFiles(disk)
         dying.faults.kill_at(call)
         await run_until_killed(dying, 2)
@@ -99,8 +106,7 @@ async def test_an_epoch_that_was_withdrawn_is_no_source_after_a_power_cut() -> N
     withdrawn = 0
     for call in range(60):
         for seed in range(8):
-            disk = MemoryDisk()
-            await owned_before(disk)
+            disk = await owned_before()
             dying = MemoryFiles(disk)
             dying.faults.kill_at(call)
             with contextlib.suppress(TabletMoved):
@@ -117,8 +123,7 @@ async def test_a_claimant_whose_disk_fails_anywhere_leaves_the_tablet_to_the_nex
     operations = ("make_directory", "rename", "link", "create", "append", "fsync", "list", "read")
     for operation in (*operations, "fsync_directory"):
         for nth in range(1, 12):
-            disk = MemoryDisk()
-            await owned_before(disk)
+            disk = await owned_before()
             failing = MemoryFiles(disk)
             failing.faults.fail(operation, nth=nth, number=errno.ENOSPC)
             with contextlib.suppress(OSError):
@@ -127,19 +132,15 @@ async def test_a_claimant_whose_disk_fails_anywhere_leaves_the_tablet_to_the_nex
             assert await content(disk, owner) == FORMER, f"{operation} {nth}"
 
 
-async def test_a_full_disk_is_not_kept_full_by_half_a_clone() -> None:
-    disk = MemoryDisk()
-    await owned_before(disk)
-    files = MemoryFiles(disk)
-    files.faults.fail("append", nth=3, number=errno.ENOSPC)
+async def test_a_full_disk_is_not_kept_full_by_half_a_clone(left: MemoryFiles) -> None:
+    left.faults.fail("append", nth=3, number=errno.ENOSPC)
     with pytest.raises(OSError, match="No space left"):
-        await take_over(files, TABLET, 2, clone_leveldb)
-    assert await files.list(TABLET) == ["e1.sealed"]
+        await take_over(left, TABLET, 2, clone_leveldb)
+    assert await left.list(TABLET) == ["e1.sealed"]
 
 
 async def test_a_published_epoch_survives_a_power_cut() -> None:
-    disk = MemoryDisk()
-    await owned_before(disk)
+    disk = await owned_before()
     owner = await take_over(MemoryFiles(disk), TABLET, 2, clone_leveldb)
     disk.cut_power()
     assert await MemoryFiles(disk).list(TABLET) == ["e1.sealed", "e2"]
@@ -148,8 +149,7 @@ async def test_a_published_epoch_survives_a_power_cut() -> None:
 
 async def test_a_used_epoch_is_refused_in_whatever_state_it_is() -> None:
     for name in ("e5", "e5.sealed", "e5.tmp", "e5.withdrawn", "e6"):
-        disk = MemoryDisk()
-        await owned_before(disk)
+        disk = await owned_before()
         files = MemoryFiles(disk)
         await files.make_directory(TABLET / name)
         with pytest.raises(TabletMoved):
@@ -158,44 +158,36 @@ async def test_a_used_epoch_is_refused_in_whatever_state_it_is() -> None:
 
 
 async def test_epoch_zero_is_no_epoch() -> None:
-    disk = MemoryDisk()
-    await owned_before(disk)
+    disk = await owned_before()
     with pytest.raises(InvalidArgument, match="epoch"):
         await take_over(MemoryFiles(disk), TABLET, 0, clone_leveldb)
 
 
-async def test_an_owner_knows_another_directory_of_the_same_name() -> None:
-    disk = MemoryDisk()
-    await owned_before(disk)
-    files = MemoryFiles(disk)
-    owner = await take_over(files, TABLET, 2, clone_leveldb)
+async def test_an_owner_knows_another_directory_of_the_same_name(left: MemoryFiles) -> None:
+    owner = await take_over(left, TABLET, 2, clone_leveldb)
     assert await owner.stands()
-    await files.rename(TABLET / "e2", TABLET / "e2.sealed")
+    await left.rename(TABLET / "e2", TABLET / "e2.sealed")
     assert not await owner.stands()
-    await files.make_directory(TABLET / "e2")
+    await left.make_directory(TABLET / "e2")
     assert not await owner.stands()
 
 
-async def test_an_owner_whose_disk_cannot_tell_does_not_say_that_it_still_owns() -> None:
-    disk = MemoryDisk()
-    await owned_before(disk)
-    files = MemoryFiles(disk)
-    owner = await take_over(files, TABLET, 2, clone_leveldb)
-    files.faults.fail("stat", number=errno.EIO)
+async def test_an_owner_whose_disk_cannot_tell_does_not_say_that_it_still_owns(
+    left: MemoryFiles,
+) -> None:
+    owner = await take_over(left, TABLET, 2, clone_leveldb)
+    left.faults.fail("stat", number=errno.EIO)
     assert not await owner.stands()
     assert await owner.stands()
 
 
-async def test_clearing_up_keeps_the_newest_sealed_epoch_and_strangers() -> None:
-    disk = MemoryDisk()
-    await owned_before(disk)
-    files = MemoryFiles(disk)
+async def test_clearing_up_keeps_the_newest_sealed_epoch_and_strangers(left: MemoryFiles) -> None:
     for epoch in (2, 4):
-        await take_over(files, TABLET, epoch, clone_leveldb)
+        await take_over(left, TABLET, epoch, clone_leveldb)
     for name in ("e3.tmp", "e3.withdrawn", "notes", "e9.tmp"):
-        await files.make_directory(TABLET / name)
-    await remove_superseded(files, TABLET, 4)
-    assert await files.list(TABLET) == ["e2.sealed", "e4", "e9.tmp", "notes"]
+        await left.make_directory(TABLET / name)
+    await remove_superseded(left, TABLET, 4)
+    assert await left.list(TABLET) == ["e2.sealed", "e4", "e9.tmp", "notes"]
 
 
 # Takeovers of one tablet, with their system calls in every order.
