@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
 from hashlib import sha256
@@ -112,6 +112,12 @@ def _exported(
     return directory, asyncio.run(make())
 
 
+@pytest.fixture
+def at() -> AbstractAsyncContextManager[Loading]:
+    """A row store that tables are imported into."""
+    return loading()
+
+
 async def test_tables_go_there_and_on(exported: tuple[Path, str], tmp_path: Path) -> None:
     directory, expected = exported
     form = export_files.read_manifest(directory).form
@@ -138,14 +144,13 @@ REFUSED = "tables: 'shop.items' cannot be made as it was exported: "
 
 
 async def test_a_row_store_that_refuses_an_option_names_the_table(
-    exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    at: Loading, exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with loading() as at:
-        monkeypatch.setattr(at.cluster.loads, "_retention_min", 10_000_000)
-        with pytest.raises(InvalidArgument, match=f"{REFUSED}retention_milliseconds: is 7200000"):
-            await importer.import_tables(at.database, exported[0])
-        assert await at.database.tables() == []
-        assert not (exported[0] / "import.log").exists()
+    monkeypatch.setattr(at.cluster.loads, "_retention_min", 10_000_000)
+    with pytest.raises(InvalidArgument, match=f"{REFUSED}retention_milliseconds: is 7200000"):
+        await importer.import_tables(at.database, exported[0])
+    assert await at.database.tables() == []
+    assert not (exported[0] / "import.log").exists()
 
 
 async def test_so_does_an_import_into_tablets_which_says_what_to_do(
@@ -183,110 +188,104 @@ async def interrupt(at: Loading, directory: Path, monkeypatch: pytest.MonkeyPatc
 
 
 async def test_an_interrupted_import_shows_nothing_and_is_resumed(
-    exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    at: Loading, exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, expected = exported
-    async with loading() as at:
-        done = await interrupt(at, directory, monkeypatch)
-        assert done
-        assert await at.database.tables() == []
-        loaded: list[int] = []
-        correct = RowLoad.load
+    done = await interrupt(at, directory, monkeypatch)
+    assert done
+    assert await at.database.tables() == []
+    loaded: list[int] = []
+    correct = RowLoad.load
 
-        async def load(
-            self: RowLoad, cells: Sequence[LoadedCell], timestamps: LoadTimestamps
-        ) -> None:
-            loaded.append(len(cells))
-            await correct(self, cells, timestamps)
+    async def load(self: RowLoad, cells: Sequence[LoadedCell], timestamps: LoadTimestamps) -> None:
+        loaded.append(len(cells))
+        await correct(self, cells, timestamps)
 
-        monkeypatch.setattr(RowLoad, "load", load)
-        made = await importer.import_tables(at.database, directory)
-        of_parts = {part.file: part.cells for part in made.parts}
-        assert sum(loaded) == made.cells - sum(of_parts[file] for file in done)
-        assert await contents(at.database) == expected
-        assert not (directory / importer.NAME).exists()
+    monkeypatch.setattr(RowLoad, "load", load)
+    made = await importer.import_tables(at.database, directory)
+    of_parts = {part.file: part.cells for part in made.parts}
+    assert sum(loaded) == made.cells - sum(of_parts[file] for file in done)
+    assert await contents(at.database) == expected
+    assert not (directory / importer.NAME).exists()
 
 
 async def test_an_abandoned_import_leaves_nothing(
-    exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    at: Loading, exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, expected = exported
-    async with loading() as at:
-        await interrupt(at, directory, monkeypatch)
-        assert await importer.abandon(at.database, directory) == []
-        await at.cluster.remove_dropped()
-        assert not at.cluster.kept.current.tables
-        await importer.import_tables(at.database, directory)
-        assert await contents(at.database) == expected
-        assert await importer.abandon(at.database, directory) == ["empty", "shop.items"]
-        assert await contents(at.database) == expected
+    await interrupt(at, directory, monkeypatch)
+    assert await importer.abandon(at.database, directory) == []
+    await at.cluster.remove_dropped()
+    assert not at.cluster.kept.current.tables
+    await importer.import_tables(at.database, directory)
+    assert await contents(at.database) == expected
+    assert await importer.abandon(at.database, directory) == ["empty", "shop.items"]
+    assert await contents(at.database) == expected
 
 
 async def test_an_import_that_has_published_its_tables_is_resumed(
-    exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    at: Loading, exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its process ended before it could delete its log, and before it had its answer."""
     directory, expected = exported
-    async with loading() as at:
-        correct = at.cluster.publish_loads
+    correct = at.cluster.publish_loads
 
-        async def publish_loads(request: master_pb2.PublishLoadsRequest) -> None:
-            await correct(request)
-            raise PercolatorError("the process ended")
+    async def publish_loads(request: master_pb2.PublishLoadsRequest) -> None:
+        await correct(request)
+        raise PercolatorError("the process ended")
 
-        monkeypatch.setattr(at.cluster, "publish_loads", publish_loads)
-        with pytest.raises(PercolatorError, match="the process ended"):
-            await importer.import_tables(at.database, directory)
-        monkeypatch.setattr(at.cluster, "publish_loads", correct)
-        assert (directory / importer.NAME).exists()
+    monkeypatch.setattr(at.cluster, "publish_loads", publish_loads)
+    with pytest.raises(PercolatorError, match="the process ended"):
         await importer.import_tables(at.database, directory)
-        assert await contents(at.database) == expected
-        assert not (directory / importer.NAME).exists()
+    monkeypatch.setattr(at.cluster, "publish_loads", correct)
+    assert (directory / importer.NAME).exists()
+    await importer.import_tables(at.database, directory)
+    assert await contents(at.database) == expected
+    assert not (directory / importer.NAME).exists()
 
 
 async def test_one_table_that_exists_keeps_all_from_being_imported(
-    exported: tuple[Path, str],
+    at: Loading, exported: tuple[Path, str]
 ) -> None:
     directory, _ = exported
-    async with loading() as at:
-        await at.database.create_table(ITEMS)
-        with pytest.raises(PercolatorError, match=r"table 'shop\.items' exists: in a row store"):
-            await importer.import_tables(at.database, directory)
-        assert await at.database.tables() == ["shop.items"]
-        assert not (directory / importer.NAME).exists()
+    await at.database.create_table(ITEMS)
+    with pytest.raises(PercolatorError, match=r"table 'shop\.items' exists: in a row store"):
+        await importer.import_tables(at.database, directory)
+    assert await at.database.tables() == ["shop.items"]
+    assert not (directory / importer.NAME).exists()
 
 
 @pytest.mark.parametrize("what", ["feed", "ttl"])
-async def test_what_a_row_store_does_not_have_is_refused(what: str, tmp_path: Path) -> None:
+async def test_what_a_row_store_does_not_have_is_refused(
+    at: Loading, what: str, tmp_path: Path
+) -> None:
     async with percolator.testing.connect_async() as database:
         ttl = {PRICE: timedelta(hours=1)} if what == "ttl" else None
         await database.create_table(ITEMS, change_feed=what == "feed", ttl=ttl)
         await export(database, tmp_path / "out")
-    async with loading() as at:
-        with pytest.raises(InvalidArgument, match=f"{REFUSED}(change_feed: tables|ttls: no value)"):
-            await importer.import_tables(at.database, tmp_path / "out")
-        assert not at.cluster.kept.current.tables
-        with pytest.raises(SchemaError):
-            await contents(at.database)
+    with pytest.raises(InvalidArgument, match=f"{REFUSED}(change_feed: tables|ttls: no value)"):
+        await importer.import_tables(at.database, tmp_path / "out")
+    assert not at.cluster.kept.current.tables
+    with pytest.raises(SchemaError):
+        await contents(at.database)
 
 
 async def test_a_store_that_does_not_answer_leaves_the_import_to_be_resumed(
-    exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+    at: Loading, exported: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     directory, expected = exported
-    async with loading() as at:
 
-        async def fail(*_: object) -> None:
-            raise Unavailable("gone")
+    async def fail(*_: object) -> None:
+        raise Unavailable("gone")
 
-        with monkeypatch.context() as patch:
-            patch.setattr("percolator.aio.row_load.PATIENCE_SECONDS", 0.01)
-            patch.setattr(at.store, "write", fail)
-            with pytest.raises(PercolatorError, match="gone"):
-                await importer.import_tables(at.database, directory)
-        assert await at.database.tables() == []
-        await importer.import_tables(at.database, directory)
-        assert await contents(at.database) == expected
+    with monkeypatch.context() as patch:
+        patch.setattr("percolator.aio.row_load.PATIENCE_SECONDS", 0.01)
+        patch.setattr(at.store, "write", fail)
+        with pytest.raises(PercolatorError, match="gone"):
+            await importer.import_tables(at.database, directory)
+    assert await at.database.tables() == []
+    await importer.import_tables(at.database, directory)
+    assert await contents(at.database) == expected
 
 
 AT = 5
@@ -555,33 +554,39 @@ async def connected() -> AsyncIterator[aio.Database]:
             yield database
 
 
-async def test_a_younger_table_needs_no_history_from_before_it_was_created(tmp_path: Path) -> None:
-    async with connected() as database:
-        await database.create_table(GOODS)
-        then = await database.timestamp()
-        await database.create_table(SCRATCH, retention=timedelta(minutes=1))
-        made = await exporter.export(database, tmp_path / "out", at=then, form=ExportFormat.JSONL)
-        assert [table.name for table in made.tables] == [GOODS.name]
-        with pytest.raises(SnapshotTooOld):
-            await exporter.export(database, tmp_path / "named", at=then, tables=[SCRATCH.name])
+@pytest.fixture
+def database() -> AbstractAsyncContextManager[Database]:
+    """A database in memory whose tables can be exported."""
+    return connected()
+
+
+async def test_a_younger_table_needs_no_history_from_before_it_was_created(
+    database: Database, tmp_path: Path
+) -> None:
+    await database.create_table(GOODS)
+    then = await database.timestamp()
+    await database.create_table(SCRATCH, retention=timedelta(minutes=1))
+    made = await exporter.export(database, tmp_path / "out", at=then, form=ExportFormat.JSONL)
+    assert [table.name for table in made.tables] == [GOODS.name]
+    with pytest.raises(SnapshotTooOld):
+        await exporter.export(database, tmp_path / "named", at=then, tables=[SCRATCH.name])
 
 
 async def test_a_table_that_was_dropped_meanwhile_is_not_to_be_created_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a new table of this name, the export could not be finished either."""
     said = "'goods' was dropped since the export started, so it cannot .* another directory"
-    async with connected() as database:
-        await database.create_table(GOODS)
+    await database.create_table(GOODS)
 
-        async def run(one: exporter._Exporter) -> Export:
-            await database.drop_table(GOODS)
-            return one._planned
+    async def run(one: exporter._Exporter) -> Export:
+        await database.drop_table(GOODS)
+        return one._planned
 
-        monkeypatch.setattr(exporter._Exporter, "run", run)
-        for _ in ("at the end", "when it is resumed"):
-            with pytest.raises(SchemaError, match=said):
-                await exporter.export(database, tmp_path, form=ExportFormat.JSONL)
+    monkeypatch.setattr(exporter._Exporter, "run", run)
+    for _ in ("at the end", "when it is resumed"):
+        with pytest.raises(SchemaError, match=said):
+            await exporter.export(database, tmp_path, form=ExportFormat.JSONL)
 
 
 async def test_an_export_of_one_cluster_is_not_resumed_at_another(

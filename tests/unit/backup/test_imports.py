@@ -11,7 +11,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,6 +106,18 @@ TABLES = (A, B)
 ROWS = 10
 
 
+@pytest.fixture
+def at() -> AbstractAsyncContextManager[Loaded]:
+    """Tablets that tables are imported into."""
+    return loaded_tablets()
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """The directory of an export."""
+    return tmp_path / "out"
+
+
 class Interrupted(Exception):
     """Stands in for anything that ends a process."""
 
@@ -162,22 +174,20 @@ async def interrupt_loading(at: Loaded, directory: Path) -> None:
 
 
 async def test_a_refused_import_opens_what_an_earlier_run_has_left_closed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    at: Loaded, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Also complete tables that the refused run has not come to: else they would be closed, and
     nothing would say so, since the log is deleted."""
-    directory = tmp_path / "out"
-    async with loaded_tablets() as at:
-        await exported(at.database, directory, *TABLES)
-        await interrupt_opening(at, directory)
-        async with at.database.transaction() as tx:
-            await tx.set("000", A.column("v", codecs.integer), 99)
-        with pytest.raises(NotEmpty, match="'a' is not empty"):
-            await importer.import_tables(at.database, directory)
-        assert await at.closed() == []
-        assert "table 'b' was already complete, and is open" in caplog.text
-        assert await rows_of(at.database, B) == ROWS
-        assert not (directory / importer.NAME).exists()
+    await exported(at.database, directory, *TABLES)
+    await interrupt_opening(at, directory)
+    async with at.database.transaction() as tx:
+        await tx.set("000", A.column("v", codecs.integer), 99)
+    with pytest.raises(NotEmpty, match="'a' is not empty"):
+        await importer.import_tables(at.database, directory)
+    assert await at.closed() == []
+    assert "table 'b' was already complete, and is open" in caplog.text
+    assert await rows_of(at.database, B) == ROWS
+    assert not (directory / importer.NAME).exists()
 
 
 def watch(directory: Path) -> None:
@@ -196,47 +206,41 @@ async def register(database: Database, column: str) -> None:
 
 
 async def test_observers_that_have_waited_for_an_imported_table_are_owed_its_cells(
-    tmp_path: Path,
+    at: Loaded, directory: Path
 ) -> None:
     """But not those that came with the export: they have handled the cells before."""
-    directory = tmp_path / "out"
-    async with loaded_tablets() as at:
-        engine = at.database.internal.engine
-        await exported(at.database, directory, *TABLES)
-        watch(directory)
-        names = {"watcher": True, "new": True, "only what is new": False}
-        waiting = [
-            Observer(name=name, columns=[b"v"], backfill=backfill)
-            for name, backfill in names.items()
-        ]
-        request = ChangeObserversRequest(table=A.name, add=waiting, awaited=True)
-        assert not await engine.catalog.await_table(request, engine.now() + 10)
+    engine = at.database.internal.engine
+    await exported(at.database, directory, *TABLES)
+    watch(directory)
+    names = {"watcher": True, "new": True, "only what is new": False}
+    waiting = [
+        Observer(name=name, columns=[b"v"], backfill=backfill) for name, backfill in names.items()
+    ]
+    request = ChangeObserversRequest(table=A.name, add=waiting, awaited=True)
+    assert not await engine.catalog.await_table(request, engine.now() + 10)
+    await importer.import_tables(at.database, directory)
+    found = (await engine.catalog.describe(A.name, engine.now() + 10)).observers
+    owed = {one.name: list(one.owed.columns) for one in found}
+    assert owed == {"watcher": [], "new": [b"v"], "only what is new": []}
+
+
+async def test_so_does_one_that_is_refused_for_its_observers(at: Loaded, directory: Path) -> None:
+    await exported(at.database, directory, *TABLES)
+    await interrupt_loading(at, directory)
+
+    watch(directory)
+    await register(at.database, "label")
+    with pytest.raises(InvalidArgument, match="observers"):
         await importer.import_tables(at.database, directory)
-        found = (await engine.catalog.describe(A.name, engine.now() + 10)).observers
-        owed = {one.name: list(one.owed.columns) for one in found}
-        assert owed == {"watcher": [], "new": [b"v"], "only what is new": []}
-
-
-async def test_so_does_one_that_is_refused_for_its_observers(tmp_path: Path) -> None:
-    directory = tmp_path / "out"
-    async with loaded_tablets() as at:
-        await exported(at.database, directory, *TABLES)
-        await interrupt_loading(at, directory)
-
-        watch(directory)
-        await register(at.database, "label")
-        with pytest.raises(InvalidArgument, match="observers"):
-            await importer.import_tables(at.database, directory)
-        assert await at.closed() == []
-        assert await rows_of(at.database, A) == await rows_of(at.database, B) == 0
+    assert await at.closed() == []
+    assert await rows_of(at.database, A) == await rows_of(at.database, B) == 0
 
 
 @pytest.mark.parametrize("cluster", [loaded_tablets, loading])
 async def test_complete_tables_get_their_observers_once_nothing_is_in_the_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Any
+    directory: Path, monkeypatch: pytest.MonkeyPatch, cluster: Any
 ) -> None:
     """However often the import is refused until then, since another observer has the name."""
-    directory = tmp_path / "out"
     async with cluster() as at:
         await exported(at.database, directory, *TABLES)
         watch(directory)
@@ -266,102 +270,97 @@ async def test_complete_tables_get_their_observers_once_nothing_is_in_the_way(
 
 
 async def test_the_import_of_one_table_leaves_the_progress_of_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at: Loaded, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    directory = tmp_path / "out"
-    async with loaded_tablets() as at:
-        await exported(at.database, directory, *TABLES)
-        await interrupt_loading(at, directory)
-        await importer.import_tables(at.database, directory, tables=[A.name])
-        assert await at.closed() == [B.name]
-        with importer.open_log(directory) as log:
-            begun = log.tables[B.name].timestamps
-        runs: list[LoadTimestamps] = []
-        correct = BulkLoad.open
+    await exported(at.database, directory, *TABLES)
+    await interrupt_loading(at, directory)
+    await importer.import_tables(at.database, directory, tables=[A.name])
+    assert await at.closed() == [B.name]
+    with importer.open_log(directory) as log:
+        begun = log.tables[B.name].timestamps
+    runs: list[LoadTimestamps] = []
+    correct = BulkLoad.open
 
-        async def opened(load: BulkLoad, timestamps: LoadTimestamps) -> None:
-            runs.append(timestamps)
-            await correct(load, timestamps)
+    async def opened(load: BulkLoad, timestamps: LoadTimestamps) -> None:
+        runs.append(timestamps)
+        await correct(load, timestamps)
 
-        monkeypatch.setattr(BulkLoad, "open", opened)
-        await importer.import_tables(at.database, directory)
-        assert runs == [begun]
-        assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
-        assert not (directory / importer.NAME).exists()
+    monkeypatch.setattr(BulkLoad, "open", opened)
+    await importer.import_tables(at.database, directory)
+    assert runs == [begun]
+    assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
+    assert not (directory / importer.NAME).exists()
 
 
 async def test_an_import_that_is_interrupted_at_the_end_says_how_to_open_the_rest(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    at: Loaded, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    directory = tmp_path / "out"
-    async with loaded_tablets() as at:
-        await exported(at.database, directory, *TABLES)
-        await interrupt_opening(at, directory)
-        assert "run the same import again" in caplog.text
-        await importer.import_tables(at.database, directory)
-        assert await at.closed() == []
-        assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
+    await exported(at.database, directory, *TABLES)
+    await interrupt_opening(at, directory)
+    assert "run the same import again" in caplog.text
+    await importer.import_tables(at.database, directory)
+    assert await at.closed() == []
+    assert await rows_of(at.database, A) == await rows_of(at.database, B) == ROWS
 
 
 async def test_a_log_that_cannot_be_deleted_does_not_fail_the_import(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    at: Loaded, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """As where the file system has become read-only meanwhile."""
-    directory = tmp_path / "out"
-    async with loaded_tablets() as at:
-        await exported(at.database, directory, *TABLES)
+    await exported(at.database, directory, *TABLES)
 
-        def refuse(*_: object, **__: object) -> None:
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "unlink", refuse)
-            await importer.import_tables(at.database, directory)
-        assert "import.log, which is not needed any more, cannot be deleted" in caplog.text
-        assert await rows_of(at.database, B) == ROWS
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", refuse)
+        await importer.import_tables(at.database, directory)
+    assert "import.log, which is not needed any more, cannot be deleted" in caplog.text
+    assert await rows_of(at.database, B) == ROWS
 
 
-async def test_a_table_that_another_import_has_left_closed_is_named(tmp_path: Path) -> None:
-    async with loaded_tablets() as at:
-        await exported(at.database, tmp_path / "one", *TABLES)
-        await exported(at.database, tmp_path / "other", B)
-        await interrupt_loading(at, tmp_path / "one")
-        said = r"table: 'b' cannot be closed: .* another load, 'import-\d+': complete or abandon"
-        for work in (importer.import_tables, importer.abandon):
-            with pytest.raises(InvalidArgument, match=said):
-                await work(at.database, tmp_path / "other")
-        assert await at.closed() == [A.name, B.name]
-
-
-async def test_only_what_the_other_load_has_closed_stays_closed(tmp_path: Path) -> None:
-    """The other one needs only some rows of the table, and the import comes to them last."""
-    async with loaded_tablets() as at:
-        await exported(at.database, tmp_path / "out", A)
-        await at.database.create_table(A, splits=["m"])
-        other = BulkLoad(at.database, LoadPlan(A.name, "other", b"m", b"", notify=False))
-        timestamps = await other.begin()
-        with pytest.raises(InvalidArgument, match="another load, 'other'"):
-            await importer.import_tables(at.database, tmp_path / "out")
-        tablets = at.cluster.tablets.values()
-        assert [one.identity.start for one in tablets if list(one._state.load_fences)] == [b"m"]
-        await other.finish(timestamps)
-        await importer.import_tables(at.database, tmp_path / "out")
-        assert await rows_of(at.database, A) == ROWS
-
-
-async def test_a_table_that_exists_without_a_feed_is_to_be_given_one(tmp_path: Path) -> None:
-    """It cannot be created with other options: it exists."""
-    async with loaded_tablets() as at:
-        await exported(at.database, tmp_path / "out", A)
-        whole = export_files.read_manifest(tmp_path / "out")
-        tables = (replace(whole.tables[0], change_feed=True),)
-        export_files.write_export(
-            tmp_path / "out" / export_files.MANIFEST, replace(whole, tables=tables)
-        )
-        await at.database.create_table(A)
-        said = r"'a' cannot be made as it was exported: change_feed: .* tables change-feed\)$"
+async def test_a_table_that_another_import_has_left_closed_is_named(
+    at: Loaded, tmp_path: Path
+) -> None:
+    await exported(at.database, tmp_path / "one", *TABLES)
+    await exported(at.database, tmp_path / "other", B)
+    await interrupt_loading(at, tmp_path / "one")
+    said = r"table: 'b' cannot be closed: .* another load, 'import-\d+': complete or abandon"
+    for work in (importer.import_tables, importer.abandon):
         with pytest.raises(InvalidArgument, match=said):
-            await importer.import_tables(at.database, tmp_path / "out")
+            await work(at.database, tmp_path / "other")
+    assert await at.closed() == [A.name, B.name]
+
+
+async def test_only_what_the_other_load_has_closed_stays_closed(at: Loaded, tmp_path: Path) -> None:
+    """The other one needs only some rows of the table, and the import comes to them last."""
+    await exported(at.database, tmp_path / "out", A)
+    await at.database.create_table(A, splits=["m"])
+    other = BulkLoad(at.database, LoadPlan(A.name, "other", b"m", b"", notify=False))
+    timestamps = await other.begin()
+    with pytest.raises(InvalidArgument, match="another load, 'other'"):
+        await importer.import_tables(at.database, tmp_path / "out")
+    tablets = at.cluster.tablets.values()
+    assert [one.identity.start for one in tablets if list(one._state.load_fences)] == [b"m"]
+    await other.finish(timestamps)
+    await importer.import_tables(at.database, tmp_path / "out")
+    assert await rows_of(at.database, A) == ROWS
+
+
+async def test_a_table_that_exists_without_a_feed_is_to_be_given_one(
+    at: Loaded, tmp_path: Path
+) -> None:
+    """It cannot be created with other options: it exists."""
+    await exported(at.database, tmp_path / "out", A)
+    whole = export_files.read_manifest(tmp_path / "out")
+    tables = (replace(whole.tables[0], change_feed=True),)
+    export_files.write_export(
+        tmp_path / "out" / export_files.MANIFEST, replace(whole, tables=tables)
+    )
+    await at.database.create_table(A)
+    said = r"'a' cannot be made as it was exported: change_feed: .* tables change-feed\)$"
+    with pytest.raises(InvalidArgument, match=said):
+        await importer.import_tables(at.database, tmp_path / "out")
 
 
 NOTED = LoadTimestamps(3, 4)
