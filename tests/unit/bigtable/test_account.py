@@ -68,8 +68,9 @@ def clock() -> Clock:
     return Clock()
 
 
+@pytest.fixture
 @asynccontextmanager
-async def tokens_of(source: Source, clock: Clock) -> AsyncIterator[Tokens]:
+async def tokens(source: Source, clock: Clock) -> AsyncIterator[Tokens]:
     made = Tokens(source, clock)
     yield made
     source.may_go_on.set()
@@ -83,136 +84,123 @@ async def _until(condition: Callable[[], object]) -> None:
 
 
 async def test_many_callers_share_one_fetch_outside_the_event_loop(
-    source: Source, clock: Clock
+    tokens: Tokens, source: Source
 ) -> None:
-    async with tokens_of(source, clock) as tokens:
-        source.may_go_on.clear()
-        waiting = [asyncio.create_task(tokens.metadata(10)) for _ in range(50)]
-        await _until(lambda: source.count)
-        await asyncio.sleep(0)  # the loop goes on while the fetch is blocked
-        source.may_go_on.set()
-        found = await asyncio.gather(*waiting)
-        assert set(found) == {
-            (("authorization", "Bearer token-1"), ("x-goog-user-project", "quota"))
-        }
-        assert source.count == 1
-        assert threading.get_ident() not in source.threads
+    source.may_go_on.clear()
+    waiting = [asyncio.create_task(tokens.metadata(10)) for _ in range(50)]
+    await _until(lambda: source.count)
+    await asyncio.sleep(0)  # the loop goes on while the fetch is blocked
+    source.may_go_on.set()
+    found = await asyncio.gather(*waiting)
+    assert set(found) == {(("authorization", "Bearer token-1"), ("x-goog-user-project", "quota"))}
+    assert source.count == 1
+    assert threading.get_ident() not in source.threads
 
 
 async def test_a_token_is_replaced_before_it_expires_while_calls_still_use_it(
-    source: Source, clock: Clock
+    tokens: Tokens, source: Source, clock: Clock
 ) -> None:
-    async with tokens_of(source, clock) as tokens:
-        first = await tokens.metadata(10)
-        clock.now = HOUR - 301
-        assert tokens.current() is first
-        assert source.count == 1
-        clock.now = HOUR - 299
-        source.may_go_on.clear()
-        assert tokens.current() is first
-        assert tokens.current() is first
-        await _until(lambda: source.count == 2)
-        source.may_go_on.set()
-        await _until(lambda: tokens.current() is not first)
-        assert source.count == 2
+    first = await tokens.metadata(10)
+    clock.now = HOUR - 301
+    assert tokens.current() is first
+    assert source.count == 1
+    clock.now = HOUR - 299
+    source.may_go_on.clear()
+    assert tokens.current() is first
+    assert tokens.current() is first
+    await _until(lambda: source.count == 2)
+    source.may_go_on.set()
+    await _until(lambda: tokens.current() is not first)
+    assert source.count == 2
 
 
 async def test_no_call_waits_for_a_failing_account_while_its_token_is_valid(
-    source: Source, clock: Clock, caplog: pytest.LogCaptureFixture
+    tokens: Tokens, source: Source, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with tokens_of(source, clock) as tokens:
-        first = await tokens.metadata(10)
-        source.error = NotReady("the network is down")
-        clock.now = HOUR - 200
-        with caplog.at_level(logging.WARNING, "percolator.bigtable"):
-            assert await tokens.metadata(10) is first
-            await _until(lambda: caplog.messages)
-        assert "the network is down" in caplog.text
-        assert tokens.current() is first
-        assert source.count == 2, "it is asked again after a pause only"
-        clock.now += 11
-        tokens.current()
-        await _until(lambda: source.count == 3)
-        clock.now = HOUR - 5  # too late for a call to arrive
-        assert tokens.current() is None
-        with pytest.raises(NotReady) as caught:
-            await tokens.metadata(10)
-        assert caught.value.retry is Retry.SAFE
+    first = await tokens.metadata(10)
+    source.error = NotReady("the network is down")
+    clock.now = HOUR - 200
+    with caplog.at_level(logging.WARNING, "percolator.bigtable"):
+        assert await tokens.metadata(10) is first
+        await _until(lambda: caplog.messages)
+    assert "the network is down" in caplog.text
+    assert tokens.current() is first
+    assert source.count == 2, "it is asked again after a pause only"
+    clock.now += 11
+    tokens.current()
+    await _until(lambda: source.count == 3)
+    clock.now = HOUR - 5  # too late for a call to arrive
+    assert tokens.current() is None
+    with pytest.raises(NotReady) as caught:
+        await tokens.metadata(10)
+    assert caught.value.retry is Retry.SAFE
 
 
 async def test_every_waiting_call_gets_the_error_and_the_next_call_fetches_again(
-    source: Source, clock: Clock
+    tokens: Tokens, source: Source
 ) -> None:
-    async with tokens_of(source, clock) as tokens:
-        source.error = Unauthenticated("there are no usable Google credentials")
-        found = await asyncio.gather(
-            *(tokens.metadata(10) for _ in range(3)), return_exceptions=True
-        )
-        assert [str(error) for error in found] == ["there are no usable Google credentials"] * 3
-        assert len(set(map(id, found))) == 3
-        source.error = None
-        assert (await tokens.metadata(10))[0] == ("authorization", "Bearer token-2")
+    source.error = Unauthenticated("there are no usable Google credentials")
+    found = await asyncio.gather(*(tokens.metadata(10) for _ in range(3)), return_exceptions=True)
+    assert [str(error) for error in found] == ["there are no usable Google credentials"] * 3
+    assert len(set(map(id, found))) == 3
+    source.error = None
+    assert (await tokens.metadata(10))[0] == ("authorization", "Bearer token-2")
 
 
 async def test_a_call_that_waits_too_long_for_a_token_is_not_made(
-    source: Source, clock: Clock
+    tokens: Tokens, source: Source
 ) -> None:
-    async with tokens_of(source, clock) as tokens:
-        source.may_go_on.clear()
-        with pytest.raises(NotReady, match=r"no access token within 0\.01 s") as caught:
-            await tokens.metadata(0.01)
-        assert caught.value.retry is Retry.SAFE
+    source.may_go_on.clear()
+    with pytest.raises(NotReady, match=r"no access token within 0\.01 s") as caught:
+        await tokens.metadata(0.01)
+    assert caught.value.retry is Retry.SAFE
 
 
 async def test_a_refused_token_is_replaced_and_a_later_refusal_of_it_changes_nothing(
-    source: Source, clock: Clock
+    tokens: Tokens,
 ) -> None:
-    async with tokens_of(source, clock) as tokens:
-        first = await tokens.metadata(10)
-        tokens.refused(first)
-        assert tokens.current() is None
-        second = await tokens.metadata(10)
-        tokens.refused(first)
-        assert tokens.current() is second
+    first = await tokens.metadata(10)
+    tokens.refused(first)
+    assert tokens.current() is None
+    second = await tokens.metadata(10)
+    tokens.refused(first)
+    assert tokens.current() is second
 
 
 async def test_a_short_lived_token_is_replaced_halfway_through_its_life(
-    source: Source, clock: Clock
+    tokens: Tokens, source: Source, clock: Clock
 ) -> None:
-    async with tokens_of(source, clock) as tokens:
-        source.seconds = 20.0
-        first = await tokens.metadata(10)
-        clock.now = 9.0
-        assert tokens.current() is first
-        assert source.count == 1
-        clock.now = 11.0
-        assert tokens.current() is first
-        await _until(lambda: source.count == 2)
+    source.seconds = 20.0
+    first = await tokens.metadata(10)
+    clock.now = 9.0
+    assert tokens.current() is first
+    assert source.count == 1
+    clock.now = 11.0
+    assert tokens.current() is first
+    await _until(lambda: source.count == 2)
 
 
-async def test_closing_does_not_wait_for_a_fetch(source: Source, clock: Clock) -> None:
-    async with tokens_of(source, clock) as tokens:
-        source.may_go_on.clear()
-        waiting = asyncio.create_task(tokens.metadata(10))
-        await _until(lambda: source.count)
-        async with asyncio.timeout(5):
-            await tokens.close()
-        with pytest.raises(UsageError, match="closed"):
-            await waiting
+async def test_closing_does_not_wait_for_a_fetch(tokens: Tokens, source: Source) -> None:
+    source.may_go_on.clear()
+    waiting = asyncio.create_task(tokens.metadata(10))
+    await _until(lambda: source.count)
+    async with asyncio.timeout(5):
+        await tokens.close()
+    with pytest.raises(UsageError, match="closed"):
+        await waiting
 
 
 async def test_after_closing_the_token_stays_usable_and_no_other_is_fetched(
-    source: Source, clock: Clock
+    tokens: Tokens, source: Source, clock: Clock
 ) -> None:
-    async with tokens_of(source, clock) as tokens:
-        first = await tokens.metadata(10)
-        await tokens.close()
-        clock.now = HOUR - 200.0  # it would be replaced by now
-        assert await tokens.metadata(10) is first
-        clock.now = HOUR
-        with pytest.raises(UsageError, match="the network of this client is closed"):
-            await tokens.metadata(10)
-        assert source.count == 1
+    first = await tokens.metadata(10)
+    await tokens.close()
+    clock.now = HOUR - 200.0  # it would be replaced by now
+    assert await tokens.metadata(10) is first
+    clock.now = HOUR
+    with pytest.raises(UsageError, match="the network of this client is closed"):
+        await tokens.metadata(10)
+    assert source.count == 1
 
 
 GIVEN = "GOOGLE_APPLICATION_CREDENTIALS"
