@@ -95,23 +95,19 @@ class CountedStore:
         rows.cells._mutations._store = rows.cells._reads._store = rows.cells._store = self
 
     async def check_and_mutate(self, *arguments: Any) -> bool:
-        self.calls.append("mutate")
-        self._fail()
+        self._called("mutate")
         return await self._store.check_and_mutate(*arguments)
 
     async def write(self, *arguments: Any) -> None:
-        self.calls.append("write")
-        self._fail()
+        self._called("write")
         await self._store.write(*arguments)
 
     async def read(self, *arguments: Any) -> list[StoredRow]:
-        self.calls.append("read")
-        self._fail()
+        self._called("read")
         return await self._store.read(*arguments)
 
     async def sample(self, *arguments: Any) -> list[Sample]:
-        self.calls.append("sample")
-        self._fail()
+        self._called("sample")
         return await self._store.sample(*arguments)
 
     async def scan(self, *arguments: Any, **options: Any) -> Any:
@@ -119,6 +115,10 @@ class CountedStore:
         async for row in self._store.scan(*arguments, **options):
             yield row
             self._fail()
+
+    def _called(self, method: str) -> None:
+        self.calls.append(method)
+        self._fail()
 
     def _fail(self) -> None:
         if self._failures:
@@ -620,14 +620,18 @@ def _row(key: bytes, value: bytes = b"") -> RowChange:
     return RowChange(key, (SetCell(WRITES, b"c", TIME_UNIT, value),))
 
 
-async def test_those_who_write_at_the_same_time_share_a_call() -> None:
-    store = _Store()
+@pytest.fixture
+def store() -> _Store:
+    """A store without failures."""
+    return _Store()
+
+
+async def test_those_who_write_at_the_same_time_share_a_call(store: _Store) -> None:
     await asyncio.gather(store.write(b"a", b"b"), store.write(b"c"), store.write(b"a"))
     assert store.calls == [[b"a", b"b", b"c"]]
 
 
-async def test_nobody_joins_a_call_that_was_sent() -> None:
-    store = _Store()
+async def test_nobody_joins_a_call_that_was_sent(store: _Store) -> None:
     first = asyncio.create_task(store.write(b"a"))
     await asyncio.sleep(0.5)
     await store.write(b"b")
@@ -651,8 +655,7 @@ async def test_who_fails_a_second_time_is_told() -> None:
 
 
 @pytest.mark.parametrize("cancelled", [0, 1])
-async def test_a_cancelled_write_cancels_no_other(cancelled: int) -> None:
-    store = _Store()
+async def test_a_cancelled_write_cancels_no_other(store: _Store, cancelled: int) -> None:
     works = [asyncio.create_task(store.write(key)) for key in (b"a", b"b")]
     await asyncio.sleep(0.5)
     works[cancelled].cancel()
@@ -661,20 +664,17 @@ async def test_a_cancelled_write_cancels_no_other(cancelled: int) -> None:
         await works[cancelled]
 
 
-async def test_no_write_waits_for_a_call_with_a_later_deadline() -> None:
-    store = _Store()
+async def test_no_write_waits_for_a_call_with_a_later_deadline(store: _Store) -> None:
     await asyncio.gather(store.write(b"a"), store.write(b"b", deadline=DEADLINE - 1.0))
     assert store.calls == [[b"a"], [b"b"]]
 
 
-async def test_a_row_that_is_to_become_two_things_is_not_shared() -> None:
-    store = _Store()
+async def test_a_row_that_is_to_become_two_things_is_not_shared(store: _Store) -> None:
     await asyncio.gather(store.write(b"a"), store.write(b"a", value=b"another"))
     assert store.calls == [[b"a"], [b"a"]]
 
 
-async def test_a_call_writes_a_limited_number_of_rows() -> None:
-    store = _Store()
+async def test_a_call_writes_a_limited_number_of_rows(store: _Store) -> None:
     await asyncio.gather(*(store.write(b"%d" % number) for number in range(INTENTS_MAX + 1)))
     assert [len(keys) for keys in store.calls] == [INTENTS_MAX, 1]
 

@@ -395,6 +395,13 @@ async def with_intents(rows: ModelStore) -> ModelStore:
     return rows
 
 
+@pytest.fixture
+@asynccontextmanager
+async def rows() -> AsyncIterator[ModelStore]:
+    """A row store with intents."""
+    yield await with_intents(await ModelStore().opened())
+
+
 def notifications_of(rows: ModelStore, intents: Intents) -> IntentNotifications:
     env = cast("Any", SimpleNamespace(limits=rows.limits))
     return IntentNotifications(rows.world, env, cast("Any", None), intents)
@@ -418,10 +425,10 @@ async def surveyed(notifications: IntentNotifications, *, locks_before: int = 0)
 
 
 async def test_a_late_copy_of_a_change_of_the_mark_brings_no_earlier_mark_back(
+    rows: ModelStore,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two surveys would take it for unchanged, although intents were deleted between them."""
-    rows = await with_intents(ModelStore())
     write, sent = rows.store.write, []
 
     async def unanswered(table: int, changes: Sequence[RowChange], seconds: float) -> None:
@@ -441,9 +448,8 @@ async def test_a_late_copy_of_a_change_of_the_mark_brings_no_earlier_mark_back(
     assert await rows.intents.mark(rows.deadline) != seen
 
 
-async def test_the_mark_is_changed_before_handled_intents_are_deleted() -> None:
+async def test_the_mark_is_changed_before_handled_intents_are_deleted(rows: ModelStore) -> None:
     """Otherwise, two surveys might find nothing while work moves behind them."""
-    rows = await with_intents(ModelStore())
     intents = WatchedIntents(rows)
     notifications = notifications_of(rows, intents)
     found = await surveyed(notifications)
@@ -460,26 +466,25 @@ async def test_the_mark_is_changed_before_handled_intents_are_deleted() -> None:
     assert await surveyed(notifications) == []
 
 
-async def test_nothing_is_deleted_if_the_mark_could_not_be_changed() -> None:
-    rows = await with_intents(ModelStore())
+async def test_nothing_is_deleted_if_the_mark_could_not_be_changed(rows: ModelStore) -> None:
     notifications = notifications_of(rows, LostMarks(rows))
     found = await surveyed(notifications)
     assert isinstance(await notifications.forget(found, rows.deadline), ExecutionUnknown)
     assert await surveyed(notifications) == found
 
 
-async def test_only_what_was_handled_is_deleted() -> None:
+async def test_only_what_was_handled_is_deleted(rows: ModelStore) -> None:
     """A later change of the same cell still waits for its observer."""
-    rows = await with_intents(ModelStore())
     notifications = notifications_of(rows, rows.intents)
     first, second = await surveyed(notifications)
     assert await notifications.forget([first._replace(timestamps=(at(0),))], rows.deadline) is None
     assert await surveyed(notifications) == [first._replace(timestamps=(at(1),)), second]
 
 
-async def test_intents_of_locked_cells_are_sent_in_the_same_order_in_every_process() -> None:
+async def test_intents_of_locked_cells_are_sent_in_the_same_order_in_every_process(
+    rows: ModelStore,
+) -> None:
     """Whoever knows the observers has them in a set, whose order is another in each process."""
-    rows = await with_intents(await ModelStore().opened())
     await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
     sent: list[list[bytes]] = []
 
@@ -494,9 +499,8 @@ async def test_intents_of_locked_cells_are_sent_in_the_same_order_in_every_proce
     assert sent == [[b"x", b"y"], [b"x", b"y"]]
 
 
-async def test_where_nothing_is_locked_nothing_is_announced() -> None:
+async def test_where_nothing_is_locked_nothing_is_announced(rows: ModelStore) -> None:
     """An observer may be new of a column that a shared transaction does not write."""
-    rows = await with_intents(await ModelStore().opened())
     await rows.cells.mutate(prewrites(at(5), b"a", [b"0"]), rows.deadline)
     await rows.intents.announce_locked(TABLE, [(b"1", b"late")], [at(5)], rows.deadline)
     assert await rows.intents.page(b"", b"", [exactly(TABLE, b"late")], rows.deadline) == ([], b"")
@@ -519,9 +523,10 @@ class PrewrittenMeanwhile:
         return await self._rows.cells.mutate(asked, deadline)
 
 
-async def test_a_cell_that_was_locked_since_the_worker_looked_keeps_its_lock() -> None:
+async def test_a_cell_that_was_locked_since_the_worker_looked_keeps_its_lock(
+    rows: ModelStore,
+) -> None:
     """Its transaction may have committed since: without the lock, half of it would be lost."""
-    rows = await (await with_intents(ModelStore())).opened()
     intent = INTENTS[2]
     prewrite = steps.prewrite(intent.row, intent.column, intent.timestamp, lock_of(intent), None)
     cells = PrewrittenMeanwhile(rows, CellMutation(TABLE, prewrite))
@@ -549,9 +554,8 @@ class Silent:
         return [ExecutionUnknown("no answer") for _ in asked]
 
 
-async def test_a_survey_that_cannot_look_into_a_cell_fails() -> None:
+async def test_a_survey_that_cannot_look_into_a_cell_fails(rows: ModelStore) -> None:
     """Otherwise, `wait_for_observers` would return while the cell's change waits."""
-    rows = await with_intents(ModelStore())
     env = SimpleNamespace(limits=rows.limits, cells=Silent(), now=rows.clock.monotonic_seconds)
     notifications = IntentNotifications(
         rows.world, cast("Any", env), cast("Any", None), rows.intents
@@ -560,8 +564,9 @@ async def test_a_survey_that_cannot_look_into_a_cell_fails() -> None:
         await surveyed(notifications, locks_before=at(9))
 
 
-async def test_a_page_for_more_observers_than_a_filter_may_name_has_only_theirs() -> None:
-    rows = await with_intents(ModelStore())
+async def test_a_page_for_more_observers_than_a_filter_may_name_has_only_theirs(
+    rows: ModelStore,
+) -> None:
     names = [b"observer %0100d" % number for number in range(300)]
     theirs = [
         Intent(TABLE, b"c", b"column", one, at(number + 9), is_certain=False)
@@ -576,8 +581,7 @@ async def test_a_page_for_more_observers_than_a_filter_may_name_has_only_theirs(
     assert sorted(found) == sorted(theirs)
 
 
-async def test_locks_in_more_columns_than_a_filter_may_name_are_announced() -> None:
-    rows = await with_intents(await ModelStore().opened())
+async def test_locks_in_more_columns_than_a_filter_may_name_are_announced(rows: ModelStore) -> None:
     names = [b"column %0100d" % number for number in range(300)]
     await rows.cells.mutate(prewrites(at(9), b"d", [names[7], b"other"]), rows.deadline)
     observed = [(one, b"observer") for one in names]
