@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Self, TypeVar
 
 import pytest
@@ -315,6 +324,25 @@ async def under_way(work: Awaitable[T], *, seconds: float = 0.5) -> asyncio.Task
     task = asyncio.ensure_future(work)
     await asyncio.sleep(seconds)
     return task
+
+
+class Turns:
+    """How often another task has run."""
+
+    count = 0
+
+    async def run(self) -> None:
+        while True:
+            self.count += 1
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def counted_turns() -> AsyncIterator[Turns]:
+    turns = Turns()
+    running = asyncio.ensure_future(turns.run())
+    yield turns
+    running.cancel()
 
 
 async def outcomes(task: asyncio.Task[list[pb.MutationResult]]) -> list[int]:

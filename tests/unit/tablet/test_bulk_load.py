@@ -36,6 +36,7 @@ from tests.unit.tablet.tablets import (
     SlowDisk,
     collected,
     commit,
+    counted_turns,
     delete,
     mutation,
     only,
@@ -385,20 +386,11 @@ async def test_clearing_keeps_no_large_values_in_memory_and_lets_others_have_the
     for number in range(40):
         await rig.tablet.load(load([b"c%d" % number], value=b"x" * megabyte))
     storage.most = storage.kept = 0
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    task = asyncio.ensure_future(others())
-    assert (await rig.tablet.fence(fence(CLEAR))).remains
-    assert not (await rig.tablet.fence(fence(CLEAR))).remains
-    task.cancel()
+    async with counted_turns() as turns:
+        assert (await rig.tablet.fence(fence(CLEAR))).remains
+        assert not (await rig.tablet.fence(fence(CLEAR))).remains
     assert storage.most <= 3
-    assert turns >= 20
+    assert turns.count >= 20
     assert rig.tablet.statistics().cells == 0
 
 

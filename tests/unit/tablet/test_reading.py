@@ -45,6 +45,7 @@ from tests.unit.tablet.tablets import (
     ValueCountingStorage,
     commit,
     condition,
+    counted_turns,
     delete,
     lock_record,
     mutation,
@@ -283,20 +284,11 @@ async def test_a_slice_of_a_walk_ends_by_its_bytes(monkeypatch: pytest.MonkeyPat
 async def test_a_large_batch_of_reads_lets_others_run() -> None:
     rig = await Rig(slice_rows=10).open()
     await rig.apply(written(b"a", 5, 6, b"value"))
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    running = asyncio.ensure_future(others())
     read = pb.RowRead(row=b"a", columns=[COLUMN], timestamp=30)
-    result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read] * 95))
+    async with counted_turns() as turns:
+        result = await rig.tablet.read(pb.ReadBatch(target=TARGET, reads=[read] * 95))
     assert list(result.found.values) == [b"value"] * 95
-    assert turns >= 9
-    running.cancel()
+    assert turns.count >= 9
 
 
 async def test_a_tablet_that_stops_during_a_read_says_so() -> None:

@@ -38,6 +38,7 @@ from tests.unit.tablet.tablets import (
     SlowDisk,
     changes,
     commit,
+    counted_turns,
     delete,
     lock_record,
     mutation,
@@ -281,7 +282,7 @@ async def test_an_order_does_not_compare_all_its_transactions_with_all_that_are_
     rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A shared transaction may have 8,000 parts: that would stop the server for a second."""
+    """A shared transaction may have 8,000 tasks: that would stop the server for a second."""
     await rig.apply(prewrite(b"a", START))
     monkeypatch.setattr(
         rolling_forward, "timestamp_bytes", lambda start: _Start(timestamp_bytes(start))
@@ -524,18 +525,9 @@ async def test_records_that_name_nothing_are_stepped_over_in_slices(rig: Rig) ->
     await rig.apply(written(b"a", 10, 11, b"value"))
     end = await lock_many(rig, 100)
     rig = await without_names(rig, slice_entries=50)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            await asyncio.sleep(0)
-            turns += 1
-
-    counting = asyncio.ensure_future(count_turns())
-    assert await rig.value(b"a", end) == b"value"
-    counting.cancel()
-    assert turns >= LOCKS // 50 - 2
+    async with counted_turns() as turns:
+        assert await rig.value(b"a", end) == b"value"
+    assert turns.count >= LOCKS // 50 - 1
     assert rig.tablet.statistics().versions_skipped == LOCKS
 
 
