@@ -49,9 +49,8 @@ from percolator.wire.roles import REQUIRED, Role
 from percolator.wire.through import ThroughNetwork
 from percolator.wire.tls import CLUSTER_NAME, Tls
 from percolator.world import Network, StreamMethod, UnaryMethod
+from tests.integration.networks import grpc_network
 from tests.unfinished import Unfinished
-
-pytestmark = pytest.mark.integration
 
 PROCESS_OF = {
     "ClusterService": "master",
@@ -107,12 +106,10 @@ def shown_by(process: ServiceProcess) -> list[str]:
 
 
 @pytest.fixture(scope="module", name="running")
-def _running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    root = tmp_path_factory.mktemp("access")
-    make_all(root / "certificates")
-    certificates = root / "certificates"
+def _running(certificates: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    directory = tmp_path_factory.mktemp("access")
     with LocalCluster(
-        root / "data", tablet_servers=1, gateways=1, certificates=certificates
+        directory, tablet_servers=1, gateways=1, certificates=certificates
     ) as cluster:
         yield Running(cluster, certificates)
 
@@ -131,14 +128,11 @@ async def outcome(network: Network, address: str, method: Method) -> PercolatorE
 
 
 async def outcomes(running: Running, credentials: Credentials) -> dict[str, PercolatorError | None]:
-    network = GrpcNetwork(credentials)
-    try:
+    async with grpc_network(credentials) as network:
         return {
             method.path: await outcome(network, running.address_of(method), method)
             for method in METHODS
         }
-    finally:
-        await network.close()
 
 
 def kinds(found: dict[str, PercolatorError | None]) -> dict[str, type[PercolatorError] | None]:
@@ -242,11 +236,10 @@ async def test_a_client_refuses_a_server_of_another_name(running: Running, tmp_p
         "127.0.0.1:0", grpc.ssl_server_credentials([(own.key, own.certificate)])
     )
     await server.start()
-    network = GrpcNetwork(running.credentials(token=running.token("admin")))
     try:
-        error = await outcome(network, f"127.0.0.1:{port}", methods.DESCRIBE)
+        async with grpc_network(running.credentials(token=running.token("admin"))) as network:
+            error = await outcome(network, f"127.0.0.1:{port}", methods.DESCRIBE)
     finally:
-        await network.close()
         await server.stop(None)
     assert isinstance(error, Unavailable)
     assert "CERTIFICATE_VERIFY_FAILED" in error.message
@@ -254,16 +247,13 @@ async def test_a_client_refuses_a_server_of_another_name(running: Running, tmp_p
 
 async def through(running: Running, credentials: Credentials) -> dict[str, PercolatorError | None]:
     """The same calls as `outcomes`, through the gateway."""
-    network = GrpcNetwork(credentials)
     gateway = running.cluster.processes["gateway"].address
-    behind = ThroughNetwork(network, [gateway])
-    try:
+    async with grpc_network(credentials) as network:
+        behind = ThroughNetwork(network, [gateway])
         return {
             method.path: await outcome(behind, running.address_of(method), method)
             for method in METHODS
         }
-    finally:
-        await network.close()
 
 
 @pytest.mark.parametrize("role", [None, Role.CLIENT, Role.ADMIN])
@@ -387,14 +377,11 @@ async def test_idle_streams_of_one_client_leave_the_gateway_to_others(running: R
         assert {type(error) for error in refused} == {Overloaded}
         assert "500 watches here at once: 50% (client_quota_percent)" in refused[0].message
         for role in ("client", "admin"):
-            others = GrpcNetwork(running.credentials(token=running.token(role)))
-            assert await outcome(others, gateway, methods.BEGIN) is None
-            await others.close()
-        cluster = running.credentials("cluster")
-        servers = GrpcNetwork(cluster)
-        async for _ in servers.stream(server, methods.WATCH_NOTIFICATIONS)(request, SECONDS):
-            break
-        await servers.close()
+            async with grpc_network(running.credentials(token=running.token(role))) as others:
+                assert await outcome(others, gateway, methods.BEGIN) is None
+        async with grpc_network(running.credentials("cluster")) as servers:
+            async for _ in servers.stream(server, methods.WATCH_NOTIFICATIONS)(request, SECONDS):
+                break
         assert len(refused) == 20
     finally:
         for one in watching:
@@ -591,13 +578,6 @@ PATHS = {
     "tabletserver-1": methods.MUTATE.path,
     "gateway": methods.GET.path,
 }
-
-
-@pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("certificates")
-    make_all(made)
-    return made
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ from prometheus_client import CollectorRegistry
 from percolator.errors import InvalidArgument, NotReady, PercolatorError, WrongCluster
 from percolator.services.chassis.rpc import Exposed, Gate, RpcEdge, RpcMetrics
 from percolator.services.chassis.server import Server
-from percolator.services.local.authority import files_in, make_all
+from percolator.services.local.authority import files_in
 from percolator.services.local.cluster import LocalCluster
 from percolator.services.local.process import Ready, ServiceProcess
 from percolator.v1 import cluster_pb2
@@ -44,8 +44,6 @@ from percolator.wire.credentials import TLS_VARIABLES
 from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.world import MachineClock
 from tests.integration.chassis_service import STUCK, WaiterSettings
-
-pytestmark = pytest.mark.integration
 
 ORACLE = "percolator.v1.OracleService"
 LONG = 600_000
@@ -671,13 +669,6 @@ NOT_SERVING = int(health_pb2.HealthCheckResponse.NOT_SERVING)
 
 
 # What a container's health check finds, with and without TLS.
-
-
-@pytest.fixture(scope="module", name="certificates")
-def _certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("certificates")
-    make_all(directory)
-    return directory
 
 
 @pytest.fixture(scope="module", name="cluster")

@@ -32,8 +32,6 @@ from percolator.errors import UsageError
 from percolator.services.local.cluster import LocalCluster
 from percolator.services.local.directory import Ownership, running
 
-pytestmark = pytest.mark.integration
-
 ROOT = Path(__file__).parents[2]
 
 

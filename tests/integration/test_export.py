@@ -28,8 +28,6 @@ from tests.integration.command_line import CommandLine
 
 __all__ = ["source_cluster", "target_cluster", "whole_export"]
 
-pytestmark = pytest.mark.integration
-
 
 async def test_an_export_during_writes_shows_one_moment_and_is_imported_unchanged(
     cluster: LocalCluster, target: LocalCluster, tmp_path: Path

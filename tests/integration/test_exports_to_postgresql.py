@@ -20,8 +20,6 @@ __all__ = ["percolator_db"]
 
 psycopg = pytest.importorskip("psycopg", reason="make setup installs it")
 
-pytestmark = pytest.mark.integration
-
 out = ExportQueue("out", key=codecs.text, value=codecs.integer, buckets=3)
 once = ExportedOnce(out)
 

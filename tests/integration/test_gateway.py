@@ -51,9 +51,8 @@ from percolator.wire.tls import Tls, TlsMaterial
 from percolator.world import RequestT, ResponseT, UnaryMethod
 from tests.documents.commands import blocks
 from tests.integration.command_line import CommandLine
+from tests.integration.networks import grpc_network
 from tests.unit.wire.certificates import Certificates, made
-
-pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 TABLE = "bank"
@@ -156,10 +155,10 @@ async def total(network: GrpcNetwork, address: str) -> int:
 @pytest.mark.chaos
 @pytest.mark.timeout(10 * PATIENCE_SECONDS)
 async def test_whatever_is_killed_no_commit_is_lost_and_another_gateway_knows_the_outcome(
+    network: GrpcNetwork,
     cluster: LocalCluster,
 ) -> None:
     addresses = cluster.gateway_address.split(",")
-    network = GrpcNetwork()
     opening = Teller(network, addresses, 0)
     await network.unary(addresses[0], methods.CREATE_TABLE)(
         CreateTableRequest(name=TABLE, splits=[account(ACCOUNTS // 2)]), CALL_SECONDS
@@ -196,7 +195,6 @@ async def test_whatever_is_killed_no_commit_is_lost_and_another_gateway_knows_th
                 again = await network.unary(address, methods.COMMIT)(request, CALL_SECONDS)
                 assert again.commit_timestamp == commit
     assert await total(network, addresses[1]) == ACCOUNTS * OPENING_BALANCE
-    await network.close()
 
 
 async def _until_all_commit(tellers: list[Teller]) -> None:
@@ -231,12 +229,9 @@ def test_describing_the_cluster_lists_its_gateways_and_the_route_through_them(
     cluster: LocalCluster,
 ) -> None:
     async def described(address: str) -> cluster_pb2.DescribeResponse:
-        network = GrpcNetwork()
-        try:
+        async with grpc_network() as network:
             call = network.unary(address, methods.DESCRIBE)
             return await call(DescribeRequest(), CALL_SECONDS)
-        finally:
-            await network.close()
 
     near, far = (
         asyncio.run(described(address))
@@ -393,12 +388,11 @@ async def _lie_in_a_stream(raw: bytes, context: grpc.aio.ServicerContext) -> Asy
     yield GARBAGE
 
 
-async def test_a_response_that_cannot_be_decoded_is_an_error() -> None:
+async def test_a_response_that_cannot_be_decoded_is_an_error(network: GrpcNetwork) -> None:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((_Liar(),))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
-    network = GrpcNetwork()
     try:
         with pytest.raises(ExecutionUnknown, match="not a message of its type"):
             await network.unary(address, GET_TIMESTAMPS)(GetTimestampsRequest(count=1), 10.0)
@@ -406,12 +400,10 @@ async def test_a_response_that_cannot_be_decoded_is_an_error() -> None:
             async for _ in network.stream(address, SCAN)(ScanRequest(), 10.0):
                 pass
     finally:
-        await network.close()
         await server.stop(0)
 
 
-async def test_a_call_on_a_closed_network_raises_a_typed_error() -> None:
-    network = GrpcNetwork()
+async def test_a_call_on_a_closed_network_raises_a_typed_error(network: GrpcNetwork) -> None:
     unary = network.unary("127.0.0.1:1", GET_TIMESTAMPS)
     stream = network.stream("127.0.0.1:1", SCAN)
     await network.close()
@@ -431,12 +423,9 @@ def untried(files: Tls) -> Credentials:
 
 
 async def met(address: str, credentials: Credentials) -> PercolatorError:
-    network = GrpcNetwork(credentials)
-    try:
+    async with grpc_network(credentials) as network:
         with pytest.raises(PercolatorError) as caught:
             await network.unary(address, GET_TIMESTAMPS)(GetTimestampsRequest(count=1), 10.0)
-    finally:
-        await network.close()
     return caught.value
 
 

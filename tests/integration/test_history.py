@@ -42,8 +42,6 @@ from percolator.services.local.process import ServiceProcess
 from percolator.timestamps import SEQUENCE_BITS
 from tests.integration.command_line import CommandLine
 
-pytestmark = pytest.mark.integration
-
 SETTINGS = {
     # After a start, the lock service's grace period is as long as its longest time to live.
     "PERCOLATOR_LOCKSERVICE_TTL_MILLISECONDS_MAX": "4000",

@@ -35,8 +35,6 @@ from percolator.wire.channels import GrpcNetwork
 from tests.integration.command_line import CommandLine
 from tests.unit.percolator.test_private_files import wider_than_private
 
-pytestmark = pytest.mark.integration
-
 
 @dataclass(frozen=True)
 class Stopped:
@@ -260,32 +258,28 @@ async def kinds_at(cluster: LocalCluster, network: GrpcNetwork, address: str) ->
 
 
 async def test_no_kind_is_listed_at_the_address_of_another_that_answers_there(
-    cluster: LocalCluster,
+    network: GrpcNetwork, cluster: LocalCluster
 ) -> None:
-    network = GrpcNetwork()
-    try:
-        describe = network.unary(cluster.address, methods.DESCRIBE)
-        servers = (await describe(pb.DescribeRequest(), SECONDS)).servers
-        assert len(servers) == 5
-        register = network.unary(cluster.address, methods.REGISTER)
-        for one in servers:
-            for name in pb.ServiceKind.keys():  # noqa: SIM118 (it is no dict)
-                if pb.ServiceKind.Value(name) in (one.kind, pb.SERVICE_KIND_UNSPECIFIED):
-                    continue
-                false = pb.Server()
-                false.CopyFrom(one)
-                false.MergeFrom(pb.Server(kind=name, server_id="another"))
-                is_master = pb.ServiceKind.Value(name) == pb.SERVICE_KIND_MASTER
-                why = "masters do not register" if is_master else ".* answers as a "
-                with pytest.raises(InvalidArgument, match=rf"server\.kind: {why}"):
-                    await register(pb.RegisterRequest(server=false), SECONDS)
-            assert await kinds_at(cluster, network, one.address) == [one.kind]
-    finally:
-        await network.close()
+    describe = network.unary(cluster.address, methods.DESCRIBE)
+    servers = (await describe(pb.DescribeRequest(), SECONDS)).servers
+    assert len(servers) == 5
+    register = network.unary(cluster.address, methods.REGISTER)
+    for one in servers:
+        for name in pb.ServiceKind.keys():  # noqa: SIM118 (it is no dict)
+            if pb.ServiceKind.Value(name) in (one.kind, pb.SERVICE_KIND_UNSPECIFIED):
+                continue
+            false = pb.Server()
+            false.CopyFrom(one)
+            false.MergeFrom(pb.Server(kind=name, server_id="another"))
+            is_master = pb.ServiceKind.Value(name) == pb.SERVICE_KIND_MASTER
+            why = "masters do not register" if is_master else ".* answers as a "
+            with pytest.raises(InvalidArgument, match=rf"server\.kind: {why}"):
+                await register(pb.RegisterRequest(server=false), SECONDS)
+        assert await kinds_at(cluster, network, one.address) == [one.kind]
 
 
 async def test_a_port_may_be_given_to_another_kind_of_server_at_once(
-    cluster: LocalCluster, tmp_path: Path
+    network: GrpcNetwork, cluster: LocalCluster, tmp_path: Path
 ) -> None:
     gateway = cluster.processes["gateway"]
     address = gateway.address
@@ -298,13 +292,11 @@ async def test_a_port_may_be_given_to_another_kind_of_server_at_once(
         run=tmp_path,
     )
     successor.listen_on(address)
-    network = GrpcNetwork()
     try:
         successor.start()
         successor.wait_ready(SECONDS)
         assert await kinds_at(cluster, network, address) == [pb.SERVICE_KIND_LOCK_SERVICE]
     finally:
-        await network.close()
         successor.ask_to_stop()
         successor.wait_stopped()
 

@@ -46,9 +46,8 @@ from percolator.wire.methods import GET_TIMESTAMPS
 from percolator.wire.sessions import Sessions, SessionSettings
 from percolator.wire.timestamp_source import TimestampSource
 from percolator.world import MachineClock, RequestT, ResponseT, UnaryMethod, World, machine_random
+from tests.integration.networks import grpc_network
 from tests.integration.oracle_with_clock_ahead import AHEAD_MILLISECONDS
-
-pytestmark = pytest.mark.integration
 
 START_SECONDS = 20.0
 
@@ -71,15 +70,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start_one
     for process in reversed(started):
         process.ask_to_stop()
-        assert process.wait_stopped() == 0
+        assert process.wait_stopped() == 0, "it did not stop cleanly"
 
 
 async def described(address: str) -> pb.DescribeResponse:
-    network = GrpcNetwork()
-    try:
+    async with grpc_network() as network:
         return await network.unary(address, methods.DESCRIBE)(pb.DescribeRequest(), 5)
-    finally:
-        await network.close()
 
 
 async def test_the_cluster_keeps_its_id_and_its_servers_through_kill_9(
@@ -100,10 +96,9 @@ async def test_the_cluster_keeps_its_id_and_its_servers_through_kill_9(
 
 
 async def test_a_server_of_another_cluster_or_release_is_refused(
-    start: Start, tmp_path: Path
+    network: GrpcNetwork, start: Start, tmp_path: Path
 ) -> None:
     process = start("master", "--store", str(tmp_path / "store"))
-    network = GrpcNetwork()
     register = network.unary(process.address, methods.REGISTER)
     stranger = pb.Server(
         kind=pb.SERVICE_KIND_ORACLE, server_id="x", address="host:1", version="9.0.0"
@@ -112,7 +107,6 @@ async def test_a_server_of_another_cluster_or_release_is_refused(
         await register(pb.RegisterRequest(cluster_id="another", server=stranger), 5)
     with pytest.raises(WrongCluster, match=r"9\.0\.0"):
         await register(pb.RegisterRequest(server=stranger), 5)
-    await network.close()
 
 
 def of_another_user(store: Path) -> None:
@@ -503,13 +497,12 @@ def refused_start(directory: Path) -> str:
 
 @asynccontextmanager
 async def source_at(address: str) -> AsyncIterator[TimestampSource]:
-    network = GrpcNetwork()
-    source = TimestampSource(World(MachineClock(), network, machine_random()), [address])
-    try:
-        yield source
-    finally:
-        await source.close()
-        await network.close()
+    async with grpc_network() as network:
+        source = TimestampSource(World(MachineClock(), network, machine_random()), [address])
+        try:
+            yield source
+        finally:
+            await source.close()
 
 
 class Load:
@@ -602,10 +595,10 @@ def two_oracles(directory: Path) -> Iterator[tuple[ServiceProcess, ServiceProces
 
 
 async def test_a_standby_replaces_a_paused_oracle_then_a_killed_one_and_continues_above_both(
+    network: GrpcNetwork,
     tmp_path: Path,
 ) -> None:
     with two_oracles(tmp_path) as (first, second):
-        network = GrpcNetwork()
         world = World(MachineClock(), network, machine_random())
         source = TimestampSource(world, [first.address, second.address])
         ask_first = network.unary(first.address, GET_TIMESTAMPS)
@@ -627,17 +620,17 @@ async def test_a_standby_replaces_a_paused_oracle_then_a_killed_one_and_continue
         await load.stop()
         assert len(set(load.received)) == len(load.received)
         await source.close()
-        await network.close()
         second.start()
         second.wait_ready(READY_SECONDS)
 
 
-async def test_on_a_full_disk_it_refuses_instead_of_reusing_and_recovers(tmp_path: Path) -> None:
+async def test_on_a_full_disk_it_refuses_instead_of_reusing_and_recovers(
+    network: GrpcNetwork, tmp_path: Path
+) -> None:
     """Linux's /dev/full stands in for the disk: each write to it fails with ENOSPC."""
     mark_path = tmp_path / "store" / "coordinator" / "oracle" / "e1" / "mark"
     full = mark_path.with_name("mark.new")
     with oracle_running(oracle_process(tmp_path, "--window-seconds", "0.5")) as oracle:
-        network = GrpcNetwork()
         ask = network.unary(oracle.address, GET_TIMESTAMPS)
         received = [(await ask(GetTimestampsRequest(count=1), 10)).first]
         while not full.is_symlink():
@@ -663,15 +656,15 @@ async def test_on_a_full_disk_it_refuses_instead_of_reusing_and_recovers(tmp_pat
         async with source_at(oracle.address) as source:
             received.append(await source.get())
         assert received == sorted(set(received))
-        await network.close()
 
 
-async def test_bad_requests_and_garbage_on_the_port_are_survived(tmp_path: Path) -> None:
+async def test_bad_requests_and_garbage_on_the_port_are_survived(
+    network: GrpcNetwork, tmp_path: Path
+) -> None:
     with oracle_running(oracle_process(tmp_path)) as oracle:
         host, _, port = oracle.address.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=10) as garbage:
             garbage.sendall(os.urandom(100_000))
-        network = GrpcNetwork()
         ask = network.unary(oracle.address, GET_TIMESTAMPS)
         for count in (0, 1_000_001, 2**32 - 1):
             with pytest.raises(errors.InvalidArgument) as refused:
@@ -680,7 +673,6 @@ async def test_bad_requests_and_garbage_on_the_port_are_survived(tmp_path: Path)
         first = await ask(GetTimestampsRequest(count=1_000_000), 10)
         second = await ask(GetTimestampsRequest(count=1), 10)
         assert second.first >= first.first + 1_000_000
-        await network.close()
 
 
 def test_state_that_cannot_be_trusted_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -727,29 +719,23 @@ def longest_ttl_seconds() -> float:
 
 
 @pytest.fixture
-def service(tmp_path: Path, longest_ttl_seconds: float) -> Iterator[ServiceProcess]:
-    arguments = ["--ttl-milliseconds-max", str(round(longest_ttl_seconds * 1000))]
-    process = ServiceProcess("lockservice", "lockservice", arguments, logs=tmp_path, run=tmp_path)
-    process.start()
-    process.wait_ready(START_SECONDS)
-    yield process
-    process.ask_to_stop()
-    assert process.wait_stopped() == 0, "it did not stop cleanly"
+def service(start: Start, longest_ttl_seconds: float) -> ServiceProcess:
+    longest_ttl_milliseconds = round(longest_ttl_seconds * 1000)
+    return start("lockservice", "--ttl-milliseconds-max", str(longest_ttl_milliseconds))
 
 
 @asynccontextmanager
 async def client(
     service: ServiceProcess, lost: list[bytes], ttl_seconds: float = TTL_SECONDS
 ) -> AsyncIterator[Sessions]:
-    network = GrpcNetwork()
-    world = World(MachineClock(), network, machine_random())
     settings = SessionSettings(description="a test", ttl_seconds=ttl_seconds)
-    sessions = Sessions(world, [service.address], settings, on_expired=lost.append)
-    try:
-        yield sessions
-    finally:
-        await sessions.close()
-        await network.close()
+    async with grpc_network() as network:
+        world = World(MachineClock(), network, machine_random())
+        sessions = Sessions(world, [service.address], settings, on_expired=lost.append)
+        try:
+            yield sessions
+        finally:
+            await sessions.close()
 
 
 async def until(sessions: Sessions, session_id: bytes, expected: Liveness) -> float:
@@ -769,12 +755,9 @@ async def becomes_true(fact: Callable[[], bool]) -> None:
 
 
 async def try_lock(service: ServiceProcess, session_id: bytes, *names: bytes) -> list[bool]:
-    network = GrpcNetwork()
-    try:
+    async with grpc_network() as network:
         request = locks.TryLockRequest(session_id=session_id, names=names, ttl_milliseconds=2_000)
         return list((await network.unary(service.address, methods.TRY_LOCK)(request, 5)).held)
-    finally:
-        await network.close()
 
 
 async def test_after_kill_9_and_restart_a_client_continues_under_its_id(
@@ -822,12 +805,12 @@ async def test_a_client_that_died_with_the_service_is_dead_only_after_the_longes
 
 
 async def test_a_client_that_stops_renewing_dies_and_one_that_renews_does_not(
+    network: GrpcNetwork,
     service: ServiceProcess,
 ) -> None:
     async with client(service, []) as renewing:
         living = await renewing.current()
         assert living is not None
-        network = GrpcNetwork()
         opened = await network.unary(service.address, methods.OPEN_SESSION)(
             locks.OpenSessionRequest(info=locks.SessionInfo(ttl_milliseconds=1_000)), 5
         )
@@ -837,7 +820,6 @@ async def test_a_client_that_stops_renewing_dies_and_one_that_renews_does_not(
             Liveness.ALIVE,
             Liveness.DEAD,
         ]
-        await network.close()
 
 
 async def test_a_service_paused_for_longer_than_its_sessions_live_declares_none_of_them_dead(

@@ -24,15 +24,13 @@ from prometheus_client.parser import text_string_to_metric_families
 import percolator
 from percolator.services.chassis.metrics import served
 from percolator.services.chassis.server import ServerTls
-from percolator.services.local.authority import files_in, make_all
+from percolator.services.local.authority import files_in
 from percolator.services.local.cluster import LocalCluster
 from percolator.wire.addresses import HostPort
 from percolator.wire.tls import Tls
 from tests.integration.observed_orders import orders
 from tests.unit.repository.monitored import alerts, metrics_in, panels
 from tests.unit.wire.certificates import Certificates, made
-
-pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 NOT_OURS = ("process_", "python_")
@@ -41,23 +39,23 @@ SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 @pytest.fixture(scope="module", name="told")
-def _told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
+def _told(
+    certificates: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[str, str]]:
     """The type and help text of each metric, by name, from all services of a cluster with TLS."""
-    root = tmp_path_factory.mktemp("metrics")
-    make_all(root / "certificates")
-    client = root / "certificates" / "client"
+    client = certificates / "client"
     files = files_in(client)
     context = ssl.create_default_context(cafile=files.ca)
     context.load_cert_chain(files.certificate, files.key)
     context.check_hostname = False
     found: dict[str, tuple[str, str]] = {}
     with LocalCluster(
-        root / "cluster",
+        tmp_path_factory.mktemp("metrics"),
         tablet_servers=1,
         gateways=1,
         workers=1,
         observers=["tests.integration.observed_orders:observers"],
-        certificates=root / "certificates",
+        certificates=certificates,
     ) as cluster:
         token = (client / "admin.token").read_text().strip()
         with percolator.connect(cluster.address, tls=files, token=token) as database:

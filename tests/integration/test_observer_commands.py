@@ -26,8 +26,6 @@ from percolator.v1.master_pb2 import ChangeObserversRequest, Observer
 from tests.integration.command_line import CommandLine
 from tests.integration.observed_orders import by_city, city, people
 
-pytestmark = pytest.mark.integration
-
 pages = Table("pages")
 body = pages.column("body", codecs.text)
 size = pages.column("size", codecs.integer)

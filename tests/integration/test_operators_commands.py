@@ -39,8 +39,6 @@ from tests.command_line import CliRunner
 from tests.integration.command_line import CommandLine
 from tests.integration.oracle_with_clock_ahead import AHEAD_MILLISECONDS
 
-pytestmark = pytest.mark.integration
-
 SECONDS = 10.0
 
 
@@ -392,9 +390,8 @@ def command(output_cluster: LocalCluster) -> CommandLine:
 
 
 async def test_sessions_and_pins_are_listed_with_their_descriptions(
-    output_cluster: LocalCluster, command: CommandLine
+    network: GrpcNetwork, output_cluster: LocalCluster, command: CommandLine
 ) -> None:
-    network = GrpcNetwork()
     world = World(MachineClock(), network, machine_random())
     addresses = [output_cluster.processes["lockservice"].address]
     wanted = [
@@ -409,7 +406,6 @@ async def test_sessions_and_pins_are_listed_with_their_descriptions(
     finally:
         for sessions in opened:
             await sessions.close()
-        await network.close()
 
     assert [session["session_id"] for session in as_data] == [i.hex() for i in ids if i]
     assert [session["pin"] for session in as_data] == [False, True]

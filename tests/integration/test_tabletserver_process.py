@@ -29,8 +29,6 @@ from percolator.wire import methods
 from percolator.wire.channels import GrpcNetwork
 from tests.mounted_file_system import MAY_MOUNT, FileSystem
 
-pytestmark = pytest.mark.integration
-
 TABLET = 7
 UNLIMITED = (psutil.RLIM_INFINITY, psutil.RLIM_INFINITY)
 
@@ -39,8 +37,7 @@ async def test_after_an_input_output_error_the_log_decides_and_the_tablet_serves
     tmp_path: Path,
 ) -> None:
     async with tablet_server(tmp_path) as server:
-        await server.open(TABLET, 1)
-        await server.put(TABLET, 1, {b"before": b"1"})
+        await server.serve(TABLET, 1, {b"before": b"1"})
         limited = psutil.Process(server.process.pid)
         log_bytes = max((tmp_path / "store" / "3" / "7" / "e1").glob("*.log")).stat().st_size
         limited.rlimit(psutil.RLIMIT_FSIZE, (log_bytes + 20, psutil.RLIM_INFINITY))
@@ -60,8 +57,7 @@ async def test_after_an_input_output_error_the_log_decides_and_the_tablet_serves
 
 async def test_a_full_disk_refuses_writes_of_every_tablet_and_serves_reads(tmp_path: Path) -> None:
     async with tablet_server(tmp_path) as server:
-        await server.open(TABLET, 1)
-        await server.put(TABLET, 1, {b"row": b"value"})
+        await server.serve(TABLET, 1, {b"row": b"value"})
     reserve = str(1 << 49)
     async with tablet_server(tmp_path, "--disk-reserve-bytes", reserve) as server:
         await server.open(TABLET, 2)
@@ -89,8 +85,7 @@ async def test_dump_refuses_an_open_tablet_and_shows_a_closed_one_unchanged(
 ) -> None:
     tablet = tmp_path / "store" / "3" / str(TABLET)
     async with tablet_server(tmp_path) as server:
-        await server.open(TABLET, 1)
-        await server.put(TABLET, 1, {b"row\x00": b'say "hi"'})
+        await server.serve(TABLET, 1, {b"row\x00": b'say "hi"'})
         refused = dump(tablet)
         assert refused.returncode == 2
         assert "is open" in refused.stderr
@@ -112,8 +107,7 @@ async def test_dump_refuses_an_open_tablet_and_shows_a_closed_one_unchanged(
 
 async def test_a_drained_server_exits_with_0_and_leaves_no_log_to_replay(tmp_path: Path) -> None:
     async with tablet_server(tmp_path) as server:
-        await server.open(TABLET, 1)
-        await server.put(TABLET, 1, {b"row": b"value"})
+        await server.serve(TABLET, 1, {b"row": b"value"})
         assert await server.stop() == 0
     logs = (tmp_path / "store" / "3" / str(TABLET) / "e1").glob("*.log")
     assert sum(log.stat().st_size for log in logs) == 0
@@ -219,8 +213,7 @@ async def test_a_log_torn_behind_what_was_acknowledged_opens_with_all_of_it(
     async with tablet_server(tmp_path) as server:
         complete = {}
         for tablet in torn:
-            await server.open(tablet, 1)
-            await server.put(tablet, 1, early)
+            await server.serve(tablet, 1, early)
             complete[tablet] = newest_log(server.store, tablet).stat().st_size
             await server.put(tablet, 1, late)
         server.kill()
@@ -239,8 +232,7 @@ async def test_a_log_torn_behind_what_was_acknowledged_opens_with_all_of_it(
 async def test_a_damaged_tablet_is_reported_and_the_others_serve(tmp_path: Path) -> None:
     async with tablet_server(tmp_path) as server:
         for tablet in (1, 2):
-            await server.open(tablet, 1)
-            await server.put(tablet, 1, {b"row": b"value"})
+            await server.serve(tablet, 1, {b"row": b"value"})
     (tmp_path / "store" / "3" / "1" / "e1" / "CURRENT").write_text("MANIFEST-999999\n")
     async with tablet_server(tmp_path) as server:
         with pytest.raises(StoreUnusable) as refusal:
@@ -323,8 +315,7 @@ async def test_a_tablet_moves_with_a_close_and_its_epoch_is_never_used_again(
     tmp_path: Path,
 ) -> None:
     async with tablet_server(tmp_path) as server:
-        await server.open(TABLET, 5)
-        await server.put(TABLET, 5, {b"row": b"value"})
+        await server.serve(TABLET, 5, {b"row": b"value"})
         # A repeated request to open a tablet that is open changes nothing.
         await server.open(TABLET, 5)
         with pytest.raises(TabletMoved):
@@ -416,6 +407,11 @@ class TabletServer:
         """Commits the rows; fails unless every one is acknowledged."""
         (result,) = await self.mutate(puts(tablet, epoch, rows))
         assert acknowledged(result) == len(rows), result
+
+    async def serve(self, tablet: int, epoch: int, rows: dict[bytes, bytes]) -> None:
+        """Opens the tablet, and commits the rows."""
+        await self.open(tablet, epoch)
+        await self.put(tablet, epoch, rows)
 
     async def rows(self, tablet: int, epoch: int) -> dict[bytes, bytes]:
         """All rows of the tablet, with their values."""
@@ -558,8 +554,7 @@ async def test_it_waits_while_its_store_stalls_and_ends_when_its_program_dies(
 ) -> None:
     store = file_system.point / "store"
     async with tablet_server(tmp_path, PERMITTED, store=store) as server:
-        await server.open(TABLET, 1)
-        await server.put(TABLET, 1, {b"before": b"1"})
+        await server.serve(TABLET, 1, {b"before": b"1"})
         file_system.signal(signal.SIGSTOP)
         try:
             writing = asyncio.ensure_future(server.mutate(puts(TABLET, 1, {b"during": b"2"})))
@@ -593,8 +588,7 @@ async def test_it_ends_when_its_store_is_unmounted_though_its_files_are_still_op
 ) -> None:
     store = file_system.point / "store"
     async with tablet_server(tmp_path, PERMITTED, store=store) as server:
-        await server.open(TABLET, 1)
-        await server.put(TABLET, 1, {b"before": b"1"})
+        await server.serve(TABLET, 1, {b"before": b"1"})
         file_system.unmount()
         assert await asyncio.to_thread(server.process.wait_stopped) == 1
         await said(server, "the store is gone")
@@ -644,8 +638,7 @@ async def test_it_waits_while_its_store_hangs_and_ends_when_the_store_is_gone(
 ) -> None:
     store = dying_file_system.point / "store"
     async with tablet_server(tmp_path, store=store) as server:
-        await server.open(TABLET, 1)
-        await server.put(TABLET, 1, {b"before": b"1"})
+        await server.serve(TABLET, 1, {b"before": b"1"})
         dying_file_system.freeze()
         try:
             writing = asyncio.ensure_future(server.mutate(puts(TABLET, 1, {b"during": b"2"})))

@@ -29,8 +29,6 @@ from tests.integration.command_line import CommandLine
 from tests.integration.observed_orders import disputed, orders, packed, placed, shipped
 from tests.integration.recipes_at_work import FILE_VARIABLE, mirror, mirrors, out, sums
 
-pytestmark = pytest.mark.integration
-
 ROWS = 400
 WAIT_SECONDS = 50.0
 
