@@ -116,6 +116,11 @@ class Query:
         self.progress.committed(kept.planned[number])
         return True
 
+    async def until_idle(self) -> None:
+        """Triggers until there is nothing to do."""
+        while await self.trigger():
+            pass
+
     async def read(self, batch: Batch) -> list[Cell]:
         if batch is None:
             return []

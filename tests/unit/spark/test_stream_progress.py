@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator import Limits, RetryPolicy
+from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.errors import InvalidArgument, SnapshotTooOld
 from percolator.protocol.change_reader import ChangeReader
@@ -35,45 +37,53 @@ from tests.unit.spark.streams import (
 )
 
 
-async def test_it_begins_with_a_snapshot_and_goes_on_with_what_is_committed_afterwards() -> None:
-    async with shop() as db:
-        await put(db, a=1, k=2, z=3)
-        kept = Checkpoint()
-        query = Query(db, kept)
-        assert await query.trigger()
-        assert kept.planned[0].snapshot
-        at = kept.planned[0].timestamp
-        assert kept.sink[0] == await snapshot_cells(db, at)
-        assert not await query.trigger()
-        await put(db, a=4, z=None)
-        assert await query.trigger()
-        assert kept.sink[1] == await all_changes(db, at)
-        assert not await query.trigger()
+@pytest.fixture
+def db() -> AbstractAsyncContextManager[Database]:
+    """A database with a table of orders and its change feed."""
+    return shop()
 
 
-async def test_now_means_when_the_first_batch_was_planned_also_after_a_restart() -> None:
-    async with shop() as db:
-        await put(db, a=1)
-        kept = Checkpoint()
-        await Query(db, kept, starting_from="now").trigger(killed_at=3)
-        await put(db, b=2)
-        restarted = Query(db, kept, starting_from="now")
-        while await restarted.trigger():
-            pass
-        assert [row for _, row, _, _ in kept.rows()] == [b"b"]
+@pytest.fixture
+def kept() -> Checkpoint:
+    """The checkpoint of a new query."""
+    return Checkpoint()
 
 
-async def test_it_begins_at_an_instant() -> None:
-    async with shop() as db:
-        await put(db, a=1)
-        await db.internal.engine.world.clock.sleep(1.0)
-        since = await db.timestamp()
-        await put(db, b=2)
-        kept = Checkpoint()
-        query = Query(db, kept, starting_from=since)
-        while await query.trigger():
-            pass
-        assert [row for _, row, _, _ in kept.rows()] == [b"b"]
+async def test_it_begins_with_a_snapshot_and_goes_on_with_what_is_committed_afterwards(
+    db: Database, kept: Checkpoint
+) -> None:
+    await put(db, a=1, k=2, z=3)
+    query = Query(db, kept)
+    assert await query.trigger()
+    assert kept.planned[0].snapshot
+    at = kept.planned[0].timestamp
+    assert kept.sink[0] == await snapshot_cells(db, at)
+    assert not await query.trigger()
+    await put(db, a=4, z=None)
+    assert await query.trigger()
+    assert kept.sink[1] == await all_changes(db, at)
+    assert not await query.trigger()
+
+
+async def test_now_means_when_the_first_batch_was_planned_also_after_a_restart(
+    db: Database, kept: Checkpoint
+) -> None:
+    await put(db, a=1)
+    await Query(db, kept, starting_from="now").trigger(killed_at=3)
+    await put(db, b=2)
+    restarted = Query(db, kept, starting_from="now")
+    await restarted.until_idle()
+    assert [row for _, row, _, _ in kept.rows()] == [b"b"]
+
+
+async def test_it_begins_at_an_instant(db: Database, kept: Checkpoint) -> None:
+    await put(db, a=1)
+    await db.internal.engine.world.clock.sleep(1.0)
+    since = await db.timestamp()
+    await put(db, b=2)
+    query = Query(db, kept, starting_from=since)
+    await query.until_idle()
+    assert [row for _, row, _, _ in kept.rows()] == [b"b"]
 
 
 @pytest.mark.parametrize(
@@ -81,257 +91,243 @@ async def test_it_begins_at_an_instant() -> None:
     [(1 << 62, "in the future"), (1, "before table 'orders' was created")],
 )
 async def test_an_instant_that_is_not_in_the_history_of_the_table_is_refused(
-    given: int, reason: str
+    db: Database, given: int, reason: str
 ) -> None:
-    async with shop() as db:
-        with pytest.raises(InvalidArgument, match=reason) as raised:
-            await Query(db, Checkpoint(), starting_from=Timestamp(given)).trigger()
-        assert raised.value.field == "starting_from"
+    with pytest.raises(InvalidArgument, match=reason) as raised:
+        await Query(db, Checkpoint(), starting_from=Timestamp(given)).trigger()
+    assert raised.value.field == "starting_from"
 
 
 @pytest.mark.parametrize("rows_max", [1, 2, 3, 7])
-async def test_limits_are_kept_without_cutting_a_commit(rows_max: int) -> None:
-    async with shop() as db:
-        start = await db.timestamp()
-        for number in range(6):
-            await put(db, **{f"{letter}{number}": number for letter in "akz"[: 1 + number % 3]})
-        kept = Checkpoint()
-        query = Query(db, kept, rows_max, starting_from=start)
-        while await query.trigger():
-            pass
-        assert kept.rows() == await all_changes(db, start)
-        last: set[int] = set()
-        for number, rows in kept.sink.items():
-            commits = {commit for commit, _, _, _ in rows}
-            assert not commits & last, "a commit is in one batch"
-            last = commits
-            assert len(rows) <= rows_max or len(commits) == 1
-            following = kept.sink.get(number + 1)
-            if following:
-                first = [row for row in following if row[0] == following[0][0]]
-                assert len(rows) + len(first) > rows_max, "a batch is not smaller than it must be"
+async def test_limits_are_kept_without_cutting_a_commit(
+    db: Database, kept: Checkpoint, rows_max: int
+) -> None:
+    start = await db.timestamp()
+    for number in range(6):
+        await put(db, **{f"{letter}{number}": number for letter in "akz"[: 1 + number % 3]})
+    query = Query(db, kept, rows_max, starting_from=start)
+    await query.until_idle()
+    assert kept.rows() == await all_changes(db, start)
+    last: set[int] = set()
+    for number, rows in kept.sink.items():
+        commits = {commit for commit, _, _, _ in rows}
+        assert not commits & last, "a commit is in one batch"
+        last = commits
+        assert len(rows) <= rows_max or len(commits) == 1
+        following = kept.sink.get(number + 1)
+        if following:
+            first = [row for row in following if row[0] == following[0][0]]
+            assert len(rows) + len(first) > rows_max, "a batch is not smaller than it must be"
 
 
-async def test_a_limit_counts_rows_of_the_stream() -> None:
+async def test_a_limit_counts_rows_of_the_stream(db: Database) -> None:
     """With a catalogue, a row of which a commit changes two cells is one row."""
-    async with shop() as db:
-        start = await db.timestamp()
-        for row in "abcd":
-            async with db.transaction() as tx:
-                await tx.set(row, price, 1)
-                await tx.set(row, state, "new")
-        for columns, batches in ((None, 4), ((b"price", b"state"), 2), ((b"price",), 2), ((), 1)):
-            kept = Checkpoint()
-            chosen = None if columns is None else frozenset(columns)
-            query = Query(db, kept, 2, starting_from=start, columns=chosen)
-            while await query.trigger():
-                pass
-            assert len(kept.sink) == batches
-            assert kept.rows() == await all_changes(db, start)
-        only = Checkpoint()
-        query = Query(db, only, 2, starting_from=start, rows=RowRanges([RowsBetween.only(b"b")]))
-        assert await query.trigger()
-        assert not await query.trigger(), "rows that are not wanted do not count"
-
-
-async def test_available_now_ends_with_what_was_committed_when_it_began() -> None:
-    async with shop() as db:
-        start = await db.timestamp()
-        for number in range(5):
-            await put(db, a=number, z=number)
+    start = await db.timestamp()
+    for row in "abcd":
+        async with db.transaction() as tx:
+            await tx.set(row, price, 1)
+            await tx.set(row, state, "new")
+    for columns, batches in ((None, 4), ((b"price", b"state"), 2), ((b"price",), 2), ((), 1)):
         kept = Checkpoint()
-        expected = await all_changes(db, start)
-        query = Query(db, kept, 4, starting_from=start)
-        await query.progress.end_here()
-        triggers = 0
-        while await query.trigger():
-            triggers += 1
-            await put(db, k=99)
-        assert triggers == 3
-        assert kept.rows() == expected
-        following = Query(db, kept)
-        await following.progress.end_here()
-        while await following.trigger():
-            pass
+        chosen = None if columns is None else frozenset(columns)
+        query = Query(db, kept, 2, starting_from=start, columns=chosen)
+        await query.until_idle()
+        assert len(kept.sink) == batches
         assert kept.rows() == await all_changes(db, start)
+    only = Checkpoint()
+    query = Query(db, only, 2, starting_from=start, rows=RowRanges([RowsBetween.only(b"b")]))
+    assert await query.trigger()
+    assert not await query.trigger(), "rows that are not wanted do not count"
 
 
-async def test_available_now_with_a_snapshot_is_one_batch() -> None:
-    async with shop() as db:
-        await put(db, a=1)
-        kept = Checkpoint()
-        query = Query(db, kept)
-        await query.progress.end_here()
-        await put(db, b=1)
-        assert await query.trigger()
-        assert not await query.trigger()
-        assert [row for _, row, _, _ in kept.rows()] == [b"a"]
+async def test_available_now_ends_with_what_was_committed_when_it_began(
+    db: Database, kept: Checkpoint
+) -> None:
+    start = await db.timestamp()
+    for number in range(5):
+        await put(db, a=number, z=number)
+    expected = await all_changes(db, start)
+    query = Query(db, kept, 4, starting_from=start)
+    await query.progress.end_here()
+    triggers = 0
+    while await query.trigger():
+        triggers += 1
+        await put(db, k=99)
+    assert triggers == 3
+    assert kept.rows() == expected
+    following = Query(db, kept)
+    await following.progress.end_here()
+    await following.until_idle()
+    assert kept.rows() == await all_changes(db, start)
 
 
-async def test_a_batch_ends_where_everything_is_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_available_now_with_a_snapshot_is_one_batch(db: Database, kept: Checkpoint) -> None:
+    await put(db, a=1)
+    query = Query(db, kept)
+    await query.progress.end_here()
+    await put(db, b=1)
+    assert await query.trigger()
+    assert not await query.trigger()
+    assert [row for _, row, _, _ in kept.rows()] == [b"a"]
+
+
+async def test_a_batch_ends_where_everything_is_settled(
+    db: Database, kept: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One tablet has newer changes than another one, which has a lock, is settled up to."""
     settled = ChangeReader.settled
 
-    async with shop() as db:
-        start = await db.timestamp()
-        await put(db, a=1)
-        reached = await db.timestamp()
-        await put(db, k=2)
+    start = await db.timestamp()
+    await put(db, a=1)
+    reached = await db.timestamp()
+    await put(db, k=2)
 
-        async def locked(reader: ChangeReader, until: int, seconds: float) -> ChangesSeen:
-            seen = await settled(reader, until, seconds)
-            return seen._replace(reached=min(seen.reached, reached))
+    async def locked(reader: ChangeReader, until: int, seconds: float) -> ChangesSeen:
+        seen = await settled(reader, until, seconds)
+        return seen._replace(reached=min(seen.reached, reached))
 
-        kept = Checkpoint()
-        query = Query(db, kept, starting_from=start)
-        with monkeypatch.context() as patched:
-            patched.setattr(ChangeReader, "settled", locked)
-            assert await query.trigger()
-            assert [row for _, row, _, _ in kept.rows()] == [b"a"]
-            assert not await query.trigger()
+    query = Query(db, kept, starting_from=start)
+    with monkeypatch.context() as patched:
+        patched.setattr(ChangeReader, "settled", locked)
         assert await query.trigger()
-        assert kept.rows() == await all_changes(db, start)
+        assert [row for _, row, _, _ in kept.rows()] == [b"a"]
+        assert not await query.trigger()
+    assert await query.trigger()
+    assert kept.rows() == await all_changes(db, start)
 
 
-async def test_an_idle_stream_asks_seldom() -> None:
+async def test_an_idle_stream_asks_seldom(db: Database, kept: Checkpoint) -> None:
     """Spark asks again as soon as it has an answer."""
-    async with shop() as db:
-        kept = Checkpoint()
-        query = Query(db, kept)
-        await query.trigger()
-        clock = db.internal.engine.world.clock
-        began = clock.monotonic_seconds()
-        for _ in range(100):
-            assert not await query.trigger()
-        assert clock.monotonic_seconds() - began >= 98 * IDLE_SECONDS
+    query = Query(db, kept)
+    await query.trigger()
+    clock = db.internal.engine.world.clock
+    began = clock.monotonic_seconds()
+    for _ in range(100):
+        assert not await query.trigger()
+    assert clock.monotonic_seconds() - began >= 98 * IDLE_SECONDS
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_a_query_that_is_killed_at_any_step_loses_and_doubles_nothing(seed: int) -> None:
+async def test_a_query_that_is_killed_at_any_step_loses_and_doubles_nothing(
+    db: Database, kept: Checkpoint, seed: int
+) -> None:
     chance = random.Random(seed)
-    async with shop() as db:
-        numbers = itertools.count(1)
-        begin = await db.timestamp()
-        rows_max = chance.choice([1, 3, 50])
-        kept = Checkpoint()
-        query = Query(db, kept, rows_max, starting_from=begin)
-        for _ in range(40):
-            for _ in range(chance.randrange(3)):
-                rows = chance.sample("abhkpz", chance.randrange(1, 4))
-                await put(db, **{row: chance.choice([None, next(numbers)]) for row in rows})
-            step = chance.choice([99, 1, 2, 3, 4, 5, 6])
-            await query.trigger(killed_at=step)
-            if step != 99:
-                query = Query(db, kept, rows_max, starting_from=begin)
-        while await query.trigger():
-            pass
-        assert kept.rows() == await all_changes(db, begin)
-        assert len(kept.rows()) > 20
+    numbers = itertools.count(1)
+    begin = await db.timestamp()
+    rows_max = chance.choice([1, 3, 50])
+    query = Query(db, kept, rows_max, starting_from=begin)
+    for _ in range(40):
+        for _ in range(chance.randrange(3)):
+            rows = chance.sample("abhkpz", chance.randrange(1, 4))
+            await put(db, **{row: chance.choice([None, next(numbers)]) for row in rows})
+        step = chance.choice([99, 1, 2, 3, 4, 5, 6])
+        await query.trigger(killed_at=step)
+        if step != 99:
+            query = Query(db, kept, rows_max, starting_from=begin)
+    await query.until_idle()
+    assert kept.rows() == await all_changes(db, begin)
+    assert len(kept.rows()) > 20
 
 
 @pytest.mark.parametrize("planned", [False, True])
-async def test_to_be_away_for_too_long_fails_loudly(planned: bool) -> None:
-    async with shop() as db:
-        await put(db, a=1)
-        kept = Checkpoint()
-        query = Query(db, kept)
-        await query.trigger()
-        await put(db, b=2)
-        if planned:
-            await query.trigger(killed_at=2)
-        # Without its feed for a moment, the table has no history from which a stream can continue.
-        await db.set_change_feed(orders, on=False)
-        await put(db, c=3)
-        await db.set_change_feed(orders, on=True)
-        await put(db, d=4)
-        with pytest.raises(SnapshotTooOld, match="failOnDataLoss=false"):
-            await Query(db, kept).trigger()
-
-        tolerant = Query(db, kept, fail_on_data_loss=False)
-        while await tolerant.trigger():
-            pass
-        await put(db, a=None)
-        while await tolerant.trigger():
-            pass
-        copy = {row: value for _, row, _, value in kept.rows()}
-        held = await snapshot_cells(db, await db.timestamp())
-        assert {row: value for row, value in copy.items() if value is not None} == {
-            row: value for _, row, _, value in held
-        }
-
-
-async def test_another_table_of_the_same_name_is_not_taken_for_the_old_one() -> None:
-    async with shop() as db:
-        await put(db, a=1)
-        kept = Checkpoint()
+async def test_to_be_away_for_too_long_fails_loudly(
+    db: Database, kept: Checkpoint, planned: bool
+) -> None:
+    await put(db, a=1)
+    query = Query(db, kept)
+    await query.trigger()
+    await put(db, b=2)
+    if planned:
+        await query.trigger(killed_at=2)
+    # Without its feed for a moment, the table has no history from which a stream can continue.
+    await db.set_change_feed(orders, on=False)
+    await put(db, c=3)
+    await db.set_change_feed(orders, on=True)
+    await put(db, d=4)
+    with pytest.raises(SnapshotTooOld, match="failOnDataLoss=false"):
         await Query(db, kept).trigger()
-        await db.drop_table(orders)
-        await db.create_table(orders, change_feed=True)
-        await put(db, b=2)
-        with pytest.raises(SnapshotTooOld, match="start a new checkpoint"):
-            await Query(db, kept).trigger()
-        tolerant = Query(db, kept, fail_on_data_loss=False)
-        await tolerant.trigger()
-        assert kept.planned[-1].snapshot
-        assert [row for _, row, _, _ in kept.sink[1]] == [b"b"]
+
+    tolerant = Query(db, kept, fail_on_data_loss=False)
+    await tolerant.until_idle()
+    await put(db, a=None)
+    await tolerant.until_idle()
+    copy = {row: value for _, row, _, value in kept.rows()}
+    held = await snapshot_cells(db, await db.timestamp())
+    assert {row: value for row, value in copy.items() if value is not None} == {
+        row: value for _, row, _, value in held
+    }
 
 
-async def test_a_query_that_runs_while_its_table_is_replaced_begins_again_if_it_may() -> None:
+async def test_another_table_of_the_same_name_is_not_taken_for_the_old_one(
+    db: Database, kept: Checkpoint
+) -> None:
+    await put(db, a=1)
+    await Query(db, kept).trigger()
+    await db.drop_table(orders)
+    await db.create_table(orders, change_feed=True)
+    await put(db, b=2)
+    with pytest.raises(SnapshotTooOld, match="start a new checkpoint"):
+        await Query(db, kept).trigger()
+    tolerant = Query(db, kept, fail_on_data_loss=False)
+    await tolerant.trigger()
+    assert kept.planned[-1].snapshot
+    assert [row for _, row, _, _ in kept.sink[1]] == [b"b"]
+
+
+async def test_a_query_that_runs_while_its_table_is_replaced_begins_again_if_it_may(
+    db: Database,
+) -> None:
     """It remembers the old table, of which no master knows any more."""
-    async with shop() as db:
-        world = db.internal.engine.world
-        async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as other:
-            kept = Checkpoint()
-            query = Query(db, kept, fail_on_data_loss=False)
-            await query.trigger()
-            await other.drop_table(orders)
-            await other.create_table(orders, change_feed=True)
-            await put(other, b=2)
-            while await query.trigger():
-                pass
-            assert kept.planned[1].snapshot
-            assert [row for _, row, _, _ in kept.rows()] == [b"b"]
-
-
-async def test_a_query_that_must_not_lose_anything_says_that_its_table_was_replaced() -> None:
-    async with shop() as db:
-        world = db.internal.engine.world
-        async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as other:
-            query = Query(db, Checkpoint())
-            await query.trigger()
-            await other.drop_table(orders)
-            await other.create_table(orders, change_feed=True)
-            with pytest.raises(SnapshotTooOld, match="start a new checkpoint"):
-                await query.trigger()
-
-
-async def test_a_query_that_ends_with_what_was_there_begins_again_with_a_table_made_later() -> None:
-    async with shop() as db:
-        world = db.internal.engine.world
-        async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as other:
-            kept = Checkpoint()
-            query = Query(db, kept, fail_on_data_loss=False)
-            await query.trigger()
-            await query.progress.end_here()
-            await other.drop_table(orders)
-            await other.create_table(orders, change_feed=True)
-            await put(other, b=2)
-            while await query.trigger():
-                pass
-            following = Query(db, kept, fail_on_data_loss=False)
-            while await following.trigger():
-                pass
-            assert [row for _, row, _, _ in kept.rows()] == [b"b"]
-
-
-async def test_a_table_without_a_feed_is_refused() -> None:
-    async with shop() as db:
-        await db.set_change_feed(orders, on=False)
+    world = db.internal.engine.world
+    async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as other:
         kept = Checkpoint()
-        query = Query(db, kept, starting_from=str(int(await db.timestamp())))
-        await put(db, a=1)
-        with pytest.raises(InvalidArgument, match="no change feed"):
+        query = Query(db, kept, fail_on_data_loss=False)
+        await query.trigger()
+        await other.drop_table(orders)
+        await other.create_table(orders, change_feed=True)
+        await put(other, b=2)
+        await query.until_idle()
+        assert kept.planned[1].snapshot
+        assert [row for _, row, _, _ in kept.rows()] == [b"b"]
+
+
+async def test_a_query_that_must_not_lose_anything_says_that_its_table_was_replaced(
+    db: Database,
+) -> None:
+    world = db.internal.engine.world
+    async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as other:
+        query = Query(db, Checkpoint())
+        await query.trigger()
+        await other.drop_table(orders)
+        await other.create_table(orders, change_feed=True)
+        with pytest.raises(SnapshotTooOld, match="start a new checkpoint"):
             await query.trigger()
+
+
+async def test_a_query_that_ends_with_what_was_there_begins_again_with_a_table_made_later(
+    db: Database,
+) -> None:
+    world = db.internal.engine.world
+    async with await connect_to(world, [ADDRESS], Limits(), RetryPolicy()) as other:
+        kept = Checkpoint()
+        query = Query(db, kept, fail_on_data_loss=False)
+        await query.trigger()
+        await query.progress.end_here()
+        await other.drop_table(orders)
+        await other.create_table(orders, change_feed=True)
+        await put(other, b=2)
+        await query.until_idle()
+        following = Query(db, kept, fail_on_data_loss=False)
+        await following.until_idle()
+        assert [row for _, row, _, _ in kept.rows()] == [b"b"]
+
+
+async def test_a_table_without_a_feed_is_refused(db: Database, kept: Checkpoint) -> None:
+    await db.set_change_feed(orders, on=False)
+    query = Query(db, kept, starting_from=str(int(await db.timestamp())))
+    await put(db, a=1)
+    with pytest.raises(InvalidArgument, match="no change feed"):
+        await query.trigger()
 
 
 @pytest.mark.parametrize(
