@@ -15,6 +15,7 @@ import percolator.spark
 from percolator.services.local.cluster import LocalCluster
 from tests.spark.gates import GATES, Gates
 from tests.spark.sessions import local_session
+from tests.spark.tables import CATALOG, Pages, Read
 
 LONGEST = (
     "test_faults.py",
@@ -63,7 +64,19 @@ def db(cluster: LocalCluster) -> Iterator[percolator.Database]:
 
 
 @pytest.fixture
-def read(spark: SparkSession, cluster: LocalCluster) -> Callable[..., DataFrameReader]:
+def pages(db: percolator.Database) -> Pages:
+    """An empty table."""
+    return Pages(db)
+
+
+@pytest.fixture
+def given(cluster: LocalCluster, pages: Pages) -> dict[str, str]:
+    """The options of a job that reads or writes `pages`."""
+    return {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
+
+
+@pytest.fixture
+def read(spark: SparkSession, cluster: LocalCluster) -> Read:
     def reading(table: str, **options: Any) -> DataFrameReader:
         given = {"address": cluster.address, "table": table, **options}
         return spark.read.format("percolator").options(**given)

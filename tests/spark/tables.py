@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+from pyspark.sql import DataFrameReader, SparkSession
 
 import percolator
 from percolator import Table, codecs
@@ -23,6 +25,8 @@ CATALOG = json.dumps(
         },
     }
 )
+Read = Callable[..., DataFrameReader]
+"""Reads the table of this name, with these options."""
 Rows = dict[str, tuple[Any, Any]]
 """Title and visits by URL."""
 PAGES = "url string, title string, visits bigint"
@@ -138,6 +142,17 @@ class Followed(Pages):
 
 def keys(rows: int) -> list[str]:
     return [f"{letter}{number:05}" for letter in "abcd" for number in range(rows // 4)]
+
+
+def rows_of(rows: int) -> Rows:
+    """The table with so many rows, as `Pages.fill` puts them."""
+    return {key: (f"title of {key}", number) for number, key in enumerate(keys(rows))}
+
+
+def frame_of(spark: SparkSession, rows: int) -> Any:
+    """The rows of `rows_of`, in two partitions."""
+    found = [(key, title, visits) for key, (title, visits) in rows_of(rows).items()]
+    return spark.createDataFrame(found, PAGES).repartitionByRange(2, "url")
 
 
 def failing(frame: Any, marker: Path, attempts: int, after: Path | None = None) -> Any:

@@ -20,7 +20,7 @@ from percolator.spark.options import WriteOptions
 from percolator.v1 import master_pb2
 from percolator.v1.tabletserver_pb2 import FenceRequest
 from percolator.wire import methods
-from tests.spark.tables import CATALOG, PAGES, Pages, keys
+from tests.spark.tables import CATALOG, PAGES, Pages, rows_of
 
 pytestmark = [
     pytest.mark.spark,
@@ -31,16 +31,12 @@ pytestmark = [
 ROWS = 4_000
 
 
-def _rows(count: int = ROWS) -> list[tuple[str, str, int]]:
-    return [(key, f"title of {key}", number) for number, key in enumerate(keys(count))]
+def _rows() -> list[tuple[str, str, int]]:
+    return [(key, title, visits) for key, (title, visits) in rows_of(ROWS).items()]
 
 
 def _frame(spark: SparkSession) -> Any:
     return spark.createDataFrame(_rows(), PAGES)
-
-
-def _expected() -> dict[str, tuple[str, int]]:
-    return {key: (title, number) for key, title, number in _rows()}
 
 
 def _options(cluster: LocalCluster, pages: Pages, **more: object) -> dict[str, Any]:
@@ -70,12 +66,11 @@ def _left_behind(
 
 
 def test_all_rows_appear_at_one_timestamp(
-    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+    pages: Pages, db: percolator.Database, cluster: LocalCluster, spark: SparkSession
 ) -> None:
-    pages = Pages(db)
     before = db.timestamp()
     bulk_load(_frame(spark), **_options(cluster, pages))
-    assert pages.stored() == _expected()
+    assert pages.stored() == rows_of(ROWS)
     read = spark.read.format("percolator").options(address=cluster.address, table=pages.name)
     commits = read.load().select("commit_timestamp").distinct().collect()
     assert len(commits) == 1
@@ -85,10 +80,8 @@ def test_all_rows_appear_at_one_timestamp(
 
 
 def test_frames_that_are_not_arranged_and_tasks_that_fail_load_the_same_rows(
-    write: Any, db: percolator.Database, spark: SparkSession, tmp_path: Path
+    write: Any, pages: Pages, spark: SparkSession, tmp_path: Path
 ) -> None:
-    pages = Pages(db)
-
     def some(rows: Iterator[Any]) -> Iterator[Any]:
         from pyspark import TaskContext
 
@@ -103,13 +96,12 @@ def test_frames_that_are_not_arranged_and_tasks_that_fail_load_the_same_rows(
     failing = spark.createDataFrame(frame.rdd.mapPartitions(some), frame.schema)
     write(failing, pages.name, catalog=CATALOG, operation="bulk_load").save()
     assert (tmp_path / "failed").exists()
-    assert pages.stored() == _expected()
+    assert pages.stored() == rows_of(ROWS)
 
 
 def test_a_job_that_fails_leaves_nothing_and_the_table_open(
-    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+    pages: Pages, cluster: LocalCluster, spark: SparkSession
 ) -> None:
-    pages = Pages(db)
     twice = _frame(spark).unionAll(_frame(spark).limit(1))
     with pytest.raises(Exception, match="row 'a00000' appears twice in the frame"):
         bulk_load(twice, **_options(cluster, pages))
@@ -119,9 +111,8 @@ def test_a_job_that_fails_leaves_nothing_and_the_table_open(
 
 
 def test_a_row_that_ends_one_batch_and_begins_the_next_is_a_repeated_row(
-    db: percolator.Database, cluster: LocalCluster
+    pages: Pages, cluster: LocalCluster
 ) -> None:
-    pages = Pages(db)
     writer = _writer(cluster, pages, "twice")
     batches = [pa.record_batch({"url": urls, "title": urls}) for urls in (["a", "b"], ["b", "c"])]
     with pytest.raises(errors.SchemaError, match="row 'b' appears twice in the frame"):
@@ -145,9 +136,8 @@ def test_a_row_that_ends_one_batch_and_begins_the_next_is_a_repeated_row(
 
 
 def test_a_run_that_fails_after_another_took_over_does_not_undo_it(
-    db: percolator.Database, cluster: LocalCluster
+    pages: Pages, cluster: LocalCluster
 ) -> None:
-    pages = Pages(db)
     former, later = (_writer(cluster, pages, "crawl") for _ in range(2))
     batch = pa.record_batch({"url": ["a"], "title": ["later"], "visits": [1]})
     done = later.write(iter([batch]))
@@ -159,15 +149,14 @@ def test_a_run_that_fails_after_another_took_over_does_not_undo_it(
 
 
 def test_bulk_load_refuses_another_operation(
-    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+    pages: Pages, cluster: LocalCluster, spark: SparkSession
 ) -> None:
-    pages = Pages(db)
     with pytest.raises(
         errors.InvalidArgument, match="operation: expected 'bulk_load', found 'delete'"
     ):
         bulk_load(_frame(spark), **_options(cluster, pages, operation="delete"))
     bulk_load(_frame(spark), **_options(cluster, pages, load_name=None, notify=None))
-    assert pages.stored() == _expected()
+    assert pages.stored() == rows_of(ROWS)
 
 
 def test_a_table_with_rows_or_living_locks_is_refused_and_stays_open(
@@ -185,9 +174,8 @@ def test_a_table_with_rows_or_living_locks_is_refused_and_stays_open(
 
 
 def test_the_same_load_takes_over_from_a_driver_that_died(
-    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+    pages: Pages, db: percolator.Database, cluster: LocalCluster, spark: SparkSession
 ) -> None:
-    pages = Pages(db)
     former, timestamps = _left_behind(db, pages, "crawl")
     with pytest.raises(errors.DeadlineExceeded, match="closed for the bulk load 'crawl'"):
         db.snapshot().get("a00000", pages.title, timeout=0.5)
@@ -199,9 +187,8 @@ def test_the_same_load_takes_over_from_a_driver_that_died(
 
 
 def test_abandoning_a_load_deletes_its_rows_unless_it_was_complete(
-    db: percolator.Database, cluster: LocalCluster
+    pages: Pages, db: percolator.Database, cluster: LocalCluster
 ) -> None:
-    pages = Pages(db)
     _left_behind(db, pages, "crawl")
     where = {"address": cluster.address, "table": pages.name, "load_name": "crawl"}
     assert not abandon_load(**where)
@@ -215,9 +202,8 @@ def test_abandoning_a_load_deletes_its_rows_unless_it_was_complete(
 
 
 def test_tablets_may_split_and_move_under_a_load(
-    db: percolator.Database, cluster: LocalCluster
+    pages: Pages, db: percolator.Database, cluster: LocalCluster
 ) -> None:
-    pages = Pages(db)
     load, timestamps = _left_behind(db, pages, "moving")
     engine = db._asynchronous.internal.engine
 
@@ -242,9 +228,8 @@ def test_tablets_may_split_and_move_under_a_load(
 
 
 def test_names_of_fields_may_have_dots_and_another_case(
-    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+    pages: Pages, cluster: LocalCluster, spark: SparkSession
 ) -> None:
-    pages = Pages(db)
     dotted = CATALOG.replace('"url"', '"page.url"').replace('"title":', '"page.`title`":')
     frame = _frame(spark).limit(40).toDF("Page.URL", "page.`title`", "visits")
     spark.conf.set("spark.sql.caseSensitive", "true")
@@ -256,9 +241,8 @@ def test_names_of_fields_may_have_dots_and_another_case(
 
 
 def test_observers_are_notified_on_request(
-    db: percolator.Database, cluster: LocalCluster, spark: SparkSession
+    pages: Pages, cluster: LocalCluster, spark: SparkSession
 ) -> None:
-    pages = Pages(db)
     pages.observe(cluster.address)
     bulk_load(_frame(spark).limit(40), **_options(cluster, pages, notify="true"))
     assert pages.notifications() == 40

@@ -27,7 +27,19 @@ from percolator.wire import methods
 from tests.spark.driver_program import start_stream, write_batch
 from tests.spark.drivers import Driver, killed
 from tests.spark.gates import Gates
-from tests.spark.tables import CATALOG, PAGES, Followed, Pages, Rows, failing, halting, keys
+from tests.spark.tables import (
+    CATALOG,
+    PAGES,
+    Followed,
+    Pages,
+    Read,
+    Rows,
+    failing,
+    frame_of,
+    halting,
+    keys,
+    rows_of,
+)
 
 pytestmark = [
     pytest.mark.spark,
@@ -35,33 +47,21 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-Read = Callable[..., DataFrameReader]
 ROWS = 4_000
 
 
-def _frame(spark: SparkSession, rows: int = ROWS) -> Any:
-    found = [(key, f"title of {key}", number) for number, key in enumerate(keys(rows))]
-    return spark.createDataFrame(found, PAGES).repartitionByRange(2, "url")
-
-
-def _expected(rows: int = ROWS) -> dict[str, tuple[str, int]]:
-    return {key: (f"title of {key}", number) for number, key in enumerate(keys(rows))}
-
-
 def test_the_rows_are_right_after_a_task_failed_at_its_end_and_ran_again(
-    write: Any, db: percolator.Database, spark: SparkSession, tmp_path: Path
+    write: Any, pages: Pages, spark: SparkSession, tmp_path: Path
 ) -> None:
-    pages = Pages(db)
-    frame = failing(_frame(spark), tmp_path / "failed", attempts=1)
+    frame = failing(frame_of(spark, ROWS), tmp_path / "failed", attempts=1)
     write(frame, pages.name, catalog=CATALOG, transaction_rows=100).save()
     assert (tmp_path / "failed").exists()
-    assert pages.stored() == _expected()
+    assert pages.stored() == rows_of(ROWS)
 
 
 def test_a_job_that_fails_leaves_whole_transactions_and_can_be_run_again(
-    write: Any, db: percolator.Database, spark: SparkSession, tmp_path: Path
+    write: Any, pages: Pages, spark: SparkSession, tmp_path: Path
 ) -> None:
-    pages = Pages(db)
     some_written = tmp_path / "written"
 
     def look() -> None:
@@ -71,15 +71,15 @@ def test_a_job_that_fails_leaves_whole_transactions_and_can_be_run_again(
 
     looking = threading.Thread(target=look)
     looking.start()
-    frame = failing(_frame(spark), tmp_path / "failed", attempts=3, after=some_written)
+    frame = failing(frame_of(spark, ROWS), tmp_path / "failed", attempts=3, after=some_written)
     with pytest.raises(Exception, match="the task fails after all its rows"):
         write(frame, pages.name, catalog=CATALOG, transaction_rows=100).save()
     looking.join(60)
-    expected = _expected()
+    expected = rows_of(ROWS)
     left = pages.stored()
     assert left
     assert all(expected[url] == cells for url, cells in left.items())
-    write(_frame(spark), pages.name, catalog=CATALOG).save()
+    write(frame_of(spark, ROWS), pages.name, catalog=CATALOG).save()
     assert pages.stored() == expected
 
 
@@ -141,13 +141,12 @@ def test_reads_follow_tablets_that_split_or_moved_after_planning(
 
     pages.split(cluster.address, b"b00500")
     loop_thread.shared().call(move)
-    assert {row.url: (row.title, row.visits) for row in frame.collect()} == _expected()
+    assert {row.url: (row.title, row.visits) for row in frame.collect()} == rows_of(ROWS)
 
 
 def test_a_tablet_server_dies_while_spark_writes_and_no_row_is_lost(
-    write: Any, db: percolator.Database, spark: SparkSession, cluster: LocalCluster, tmp_path: Path
+    write: Any, pages: Pages, spark: SparkSession, cluster: LocalCluster, tmp_path: Path
 ) -> None:
-    pages = Pages(db)
     server_is_dead = tmp_path / "dead"
     failed: list[BaseException] = []
 
@@ -156,7 +155,7 @@ def test_a_tablet_server_dies_while_spark_writes_and_no_row_is_lost(
             options = {"catalog": CATALOG, "transaction_rows": 20, "transactions_in_flight": 1}
             # Spark passes rows on in batches of this size; the first ones are written meanwhile.
             spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 500)
-            frame = halting(_frame(spark, 4 * ROWS), 6_000, server_is_dead)
+            frame = halting(frame_of(spark, 4 * ROWS), 6_000, server_is_dead)
             write(frame, pages.name, **options).save()
         except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
             failed.append(error)
@@ -174,7 +173,7 @@ def test_a_tablet_server_dies_while_spark_writes_and_no_row_is_lost(
     cluster.restart("tabletserver-1")
     assert failed == []
     assert under_way
-    assert pages.stored() == _expected(4 * ROWS)
+    assert pages.stored() == rows_of(4 * ROWS)
 
 
 def test_an_atomic_job_is_whole_though_its_tablets_move_and_a_server_dies(
@@ -193,7 +192,7 @@ def test_an_atomic_job_is_whole_though_its_tablets_move_and_a_server_dies(
 
     def run() -> None:
         try:
-            writer = _frame(spark).write.format("gated").options(**given, atomic="true")
+            writer = frame_of(spark, ROWS).write.format("gated").options(**given, atomic="true")
             writer.mode("overwrite").save()
         except BaseException as error:  # noqa: BLE001 - raised in the test's own thread
             failed.append(error)
@@ -213,7 +212,7 @@ def test_an_atomic_job_is_whole_though_its_tablets_move_and_a_server_dies(
     cluster.restart("tabletserver-1")
     assert failed == []
     assert set(old) == set(keys(8))
-    assert pages.stored() == _expected()
+    assert pages.stored() == rows_of(ROWS)
     cells = read(pages.name).load().select("commit_timestamp").collect()
     assert len({cell.commit_timestamp for cell in cells}) == 1
 

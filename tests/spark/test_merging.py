@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrameReader, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -20,7 +20,7 @@ from percolator.spark import merge, timestamp_of
 from percolator.spark.options import WriteOptions
 from percolator.spark.transaction_writer import Transactions
 from percolator.spark.writers import writer_of
-from tests.spark.tables import CATALOG, Pages
+from tests.spark.tables import CATALOG, Pages, Read
 
 pytestmark = [
     pytest.mark.spark,
@@ -28,8 +28,13 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-Read = Callable[..., DataFrameReader]
 FIELDS = [StructField("url", StringType()), StructField("visits", LongType())]
+
+
+@pytest.fixture
+def pages(db: percolator.Database) -> Pages:
+    """A table of eight rows."""
+    return Pages(db, 8)
 
 
 def _write(cluster: Any, pages: Pages, rows: Mapping[str, int | None], **options: Any) -> Any:
@@ -45,9 +50,8 @@ def _write(cluster: Any, pages: Pages, rows: Mapping[str, int | None], **options
 
 
 def test_a_lost_update_is_refused(
-    read: Read, write: Any, db: percolator.Database, spark: SparkSession
+    read: Read, write: Any, pages: Pages, db: percolator.Database, spark: SparkSession
 ) -> None:
-    pages = Pages(db, 8)
     frame = read(pages.name, catalog=CATALOG).load()
     raised = frame.selectExpr("url", "visits + 100 AS visits")
     since = timestamp_of(frame)
@@ -64,9 +68,8 @@ def test_a_lost_update_is_refused(
 
 
 def test_what_was_created_or_deleted_or_written_in_another_column_is_refused(
-    cluster: Any, db: percolator.Database
+    cluster: Any, pages: Pages, db: percolator.Database
 ) -> None:
-    pages = Pages(db, 8)
     since = int(db.timestamp())
     with db.transaction() as tx:
         tx.set("a-new", pages.visits, 1)
@@ -82,10 +85,9 @@ def test_what_was_created_or_deleted_or_written_in_another_column_is_refused(
 
 
 def test_a_row_is_refused_that_changes_between_the_look_and_the_commit(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, pages: Pages, db: percolator.Database
 ) -> None:
     """Even in a column that the frame does not have."""
-    pages = Pages(db, 8)
     since = int(db.timestamp())
     reviewed = Transactions._reviewed
     raced: list[bool] = []
@@ -105,11 +107,9 @@ def test_a_row_is_refused_that_changes_between_the_look_and_the_commit(
 
 
 def test_a_later_attempt_leaves_what_the_first_one_has_written(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], pages: Pages, db: percolator.Database
 ) -> None:
-    pages = Pages(db, 8)
     since = int(db.timestamp())
-    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
     options = WriteOptions.parse(given | {"if_unchanged_since": str(since)})
     writer: Any = writer_of(options, StructType(FIELDS))
     batches = [pa.record_batch({"url": [url], "visits": [9]}) for url in ("a00000", "b00000")]
@@ -132,9 +132,13 @@ def test_a_later_attempt_leaves_what_the_first_one_has_written(
     ids=["equal cells", "deletions of nothing"],
 )
 def test_a_later_attempt_knows_the_first_one_without_what_that_has_left_out(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database, more: Any, row: Any
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: Any,
+    pages: Pages,
+    db: percolator.Database,
+    more: Any,
+    row: Any,
 ) -> None:
-    pages = Pages(db, 8)
     with db.transaction() as tx:
         if "gone" in row:
             tx.delete("a00000", pages.title)
@@ -149,9 +153,8 @@ def test_a_later_attempt_knows_the_first_one_without_what_that_has_left_out(
 
 
 def test_an_unknown_outcome_is_not_taken_for_the_write_of_another(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, pages: Pages, db: percolator.Database
 ) -> None:
-    pages = Pages(db, 8)
     commit = aio.Transaction.commit
     answers: list[Any] = []
 
@@ -171,10 +174,9 @@ def test_an_unknown_outcome_is_not_taken_for_the_write_of_another(
 
 
 def test_history_that_is_gone_is_not_taken_for_unchanged(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, pages: Pages, db: percolator.Database
 ) -> None:
     """A cell that is not there may have been deleted, and its deletion collected."""
-    pages = Pages(db, 8)
 
     async def gone(*_: Any, **__: Any) -> Any:
         raise SnapshotTooOld("the history is gone")
@@ -193,12 +195,10 @@ CHANGES = "url string, op string, visits bigint"
 
 
 def test_changes_are_merged_by_key(
-    cluster: Any, db: percolator.Database, spark: SparkSession
+    given: dict[str, str], pages: Pages, spark: SparkSession
 ) -> None:
-    pages = Pages(db, 8)
     changes = [("a00000", "U", 50), ("b00000", "D", None), ("e", "I", 5), ("f", "D", None)]
     frame = spark.createDataFrame(changes, CHANGES)
-    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
     stored: dict[str, Any] = {}
     for _ in range(2):  # a merge may be repeated
         merge(frame, **given, delete_where="op = 'D'")
@@ -214,8 +214,7 @@ def test_changes_are_merged_by_key(
     assert pages.stored() == stored
 
 
-def test_a_merge_inserts_only_or_updates_only(cluster: Any, db: percolator.Database) -> None:
-    pages = Pages(db, 8)
+def test_a_merge_inserts_only_or_updates_only(cluster: Any, pages: Pages) -> None:
     rows = {"a00000": 5, "new": 5}
     _write(cluster, pages, rows, operation="merge", matched="skip", nulls="skip")
     assert (pages.stored()["a00000"][1], pages.stored()["new"][1]) == (0, 5)
@@ -226,9 +225,8 @@ def test_a_merge_inserts_only_or_updates_only(cluster: Any, db: percolator.Datab
 
 
 def test_a_merge_that_only_inserts_leaves_rows_alone_of_which_it_has_nulls(
-    cluster: Any, db: percolator.Database
+    cluster: Any, pages: Pages
 ) -> None:
-    pages = Pages(db, 8)
     before = pages.stored()
     rows = {"a00000": None, "new": None, "newer": 5}
     _write(cluster, pages, rows, operation="merge", matched="skip", nulls="delete")
@@ -299,9 +297,8 @@ def test_all_cells_that_may_be_locked_count_for_the_size_of_a_transaction(
 
 
 def test_equal_values_that_expire_are_written_again_with_skip_equal(
-    cluster: Any, db: percolator.Database
+    cluster: Any, pages: Pages, db: percolator.Database
 ) -> None:
-    pages = Pages(db, 8)
     rows = {"a00000": 0, "new": 1}
     assert _write(cluster, pages, rows, skip_equal="true").cells == 1
     db.set_ttl(pages.visits, timedelta(days=1))

@@ -171,14 +171,12 @@ def test_a_job_appears_as_a_whole_and_its_observers_run(
 
 
 def test_a_stream_is_written_batch_by_batch(
-    db: percolator.Database, spark: SparkSession, cluster: LocalCluster, tmp_path: Path
+    given: dict[str, str], pages: Pages, spark: SparkSession, tmp_path: Path
 ) -> None:
-    pages = Pages(db)
     (tmp_path / "files").mkdir()
     for number in (1, 2):
         row = {"url": f"in {number}", "title": "t", "visits": number}
         (tmp_path / "files" / f"{number}.json").write_text(json.dumps(row))
-    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
     files = spark.readStream.schema(PAGES).option("maxFilesPerTrigger", 1)
     writing = files.json(str(tmp_path / "files")).writeStream.format("percolator")
     writing = writing.options(**given, checkpointLocation=str(tmp_path / "checkpoint"))
@@ -187,10 +185,8 @@ def test_a_stream_is_written_batch_by_batch(
 
 
 def test_what_a_row_store_does_not_have_is_refused_before_any_task(
-    db: percolator.Database, spark: SparkSession, cluster: LocalCluster
+    given: dict[str, str], pages: Pages, spark: SparkSession
 ) -> None:
-    pages = Pages(db)
-    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
     frame = spark.createDataFrame([("a", "t", 1)], PAGES)
     with pytest.raises(InvalidArgument, match="in a row store, where Spark cannot load in bulk"):
         bulk_load(frame, **given)

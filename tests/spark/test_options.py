@@ -539,7 +539,8 @@ def test_key_options_are_for_reads_and_load_options_have_the_same_syntax() -> No
 
 
 @pytest.fixture(scope="module")
-def pages(db: percolator.Database) -> Pages:
+def filled(db: percolator.Database) -> Pages:
+    """A table with a row in each tablet."""
     return Pages(db, 4)
 
 
@@ -567,10 +568,10 @@ def pages(db: percolator.Database) -> Pages:
     ],
 )
 def test_a_read_that_cannot_work(
-    spark: SparkSession, cluster: Any, pages: Pages, options: dict[str, str],
+    spark: SparkSession, cluster: Any, filled: Pages, options: dict[str, str],
     schema: str | None, message: str,
 ) -> None:  # fmt: skip
-    given = {"address": cluster.address, "table": pages.name, **options}
+    given = {"address": cluster.address, "table": filled.name, **options}
     reader = spark.read.format("percolator").options(**given)
     before = _jobs(spark)
     with pytest.raises(AnalysisException, match=message) as raised:
@@ -594,10 +595,10 @@ def test_a_read_that_cannot_work(
     ],
 )
 def test_a_write_that_cannot_work(
-    spark: SparkSession, cluster: Any, pages: Pages, options: dict[str, str],
+    spark: SparkSession, cluster: Any, filled: Pages, options: dict[str, str],
     schema: str, message: str,
 ) -> None:  # fmt: skip
-    given = {"address": cluster.address, "table": pages.name, "catalog": PAGES_CATALOG, **options}
+    given = {"address": cluster.address, "table": filled.name, "catalog": PAGES_CATALOG, **options}
     frame = spark.createDataFrame([], schema)
     before = _jobs(spark)
     with pytest.raises(AnalysisException, match=message):
@@ -622,15 +623,15 @@ def test_a_write_that_cannot_work(
     ],
 )
 def test_a_mode_that_cannot_work(
-    spark: SparkSession, cluster: Any, pages: Pages, mode: str, options: dict[str, str],
+    spark: SparkSession, cluster: Any, filled: Pages, mode: str, options: dict[str, str],
     message: str,
 ) -> None:  # fmt: skip
-    given = {"address": cluster.address, "table": pages.name, "catalog": PAGES_CATALOG, **options}
+    given = {"address": cluster.address, "table": filled.name, "catalog": PAGES_CATALOG, **options}
     frame = spark.createDataFrame([("a", "b", 1)], PAGES)
-    before = pages.stored()
+    before = filled.stored()
     with pytest.raises(AnalysisException, match=message):
         frame.write.format("percolator").options(**given).mode(mode).save()
-    assert pages.stored() == before
+    assert filled.stored() == before
 
 
 def _jobs(spark: SparkSession) -> int:
@@ -694,9 +695,8 @@ def test_a_read_as_another_type_than_the_columns_codec_is_refused(
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @pytest.mark.parametrize(("row", "option"), [("a", "load_from"), ("c", "load_to")])
 def test_a_row_outside_of_the_range_of_a_bulk_load_is_refused_by_name(
-    spark: SparkSession, cluster: LocalCluster, db: percolator.Database, row: str, option: str
+    spark: SparkSession, cluster: LocalCluster, pages: Pages, row: str, option: str
 ) -> None:
-    pages = Pages(db)
     frame = spark.createDataFrame([(row, "t", 1), ("b", "t", 1)], PAGES)
     given = {"address": cluster.address, "table": pages.name, "catalog": PAGES_CATALOG}
     with pytest.raises(PythonException, match=f"{option}: row '{row}' of the frame is"):
@@ -770,9 +770,8 @@ def test_helpers_name_the_argument_of_another_type(
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_row_that_is_twice_in_a_conditional_frame_is_refused(
-    write: Any, spark: SparkSession, db: percolator.Database
+    write: Any, spark: SparkSession, pages: Pages, db: percolator.Database
 ) -> None:
-    pages = Pages(db)
     frame = spark.createDataFrame([("a", "t", 1), ("a", "t", 2)], PAGES).coalesce(1)
     writer = write(frame, pages.name, catalog=PAGES_CATALOG, if_unchanged_since=int(db.timestamp()))
     with pytest.raises(PythonException, match=r"appears twice in the frame, .*: row 'a'"):

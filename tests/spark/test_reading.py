@@ -28,15 +28,13 @@ from percolator.spark.connections import CATALOGUES
 from percolator.spark.reader import SHARED_SECONDS
 from percolator.timestamps import seconds_between
 from percolator.v1.cells_pb2 import Cell
-from tests.spark.tables import CATALOG, Pages, keys
+from tests.spark.tables import CATALOG, Pages, Read, keys
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-
-Read = Callable[..., DataFrameReader]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, DataFrameReader, DataFrameWriter, SparkSession
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql import functions as spark_sql
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import (
@@ -42,7 +42,7 @@ from percolator.spark.stream_reader import ChangeStreamReader, SnapshotRows
 from percolator.spark.writers import Sink, sink_of
 from percolator.v1.lockservice_pb2 import ListSessionsRequest
 from percolator.wire.sessions import Sessions
-from tests.spark.tables import CATALOG, PAGES, Followed, Pages, keys
+from tests.spark.tables import CATALOG, PAGES, Followed, Pages, Read, keys
 
 pytestmark = [
     pytest.mark.spark,
@@ -325,8 +325,7 @@ def _pins(db: percolator.Database) -> list[str]:
     return loop_thread.shared().call(listed)
 
 
-def test_mistakes_are_reported_at_load(stream: Any, db: percolator.Database) -> None:
-    pages = Pages(db)
+def test_mistakes_are_reported_at_load(stream: Any, pages: Pages) -> None:
     with pytest.raises(Exception, match=r"(?s)has no change feed.*change-feed .* --on"):
         stream(pages.name, starting_from="now")
     with pytest.raises(Exception, match="there is no table 'nowhere'"):
@@ -361,7 +360,6 @@ def test_a_stream_with_a_schema_is_checked_when_it_begins(
 # A query that was killed after a batch was committed, and before its checkpoint said so, is one
 # that is started again with a checkpoint that lacks the entry of that batch.
 
-Read = Callable[..., DataFrameReader]
 Run = Callable[[Pages], None]
 
 
@@ -397,9 +395,8 @@ def _commits(read: Read, pages: Pages) -> dict[str, set[int]]:
 
 
 def test_a_batch_that_is_repeated_after_a_restart_writes_nothing(
-    run: Run, read: Read, db: percolator.Database, tmp_path: Path
+    run: Run, read: Read, pages: Pages, db: percolator.Database, tmp_path: Path
 ) -> None:
-    pages = Pages(db)
     _file(tmp_path, 1, "a", "b", "c")
     run(pages)
     commits = _commits(read, pages)
@@ -434,12 +431,11 @@ def _batch(visits: int, *urls: str) -> Iterator[pa.RecordBatch]:
 
 
 def test_of_two_drivers_that_write_the_same_batch_one_commits_it(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, pages: Pages
 ) -> None:
     """The first one had looked which batches are committed when the second one took over. They have
     other rows, so only the number of the batch tells."""
     monkeypatch.setattr(writers, "_query", lambda: "two-drivers")
-    pages = Pages(db)
     before = _sink(cluster, pages)
     before.commit([before.write(_batch(0, "a"))], 0)
     first, second = _sink(cluster, pages), _sink(cluster, pages)
@@ -460,10 +456,9 @@ def test_of_two_drivers_that_write_the_same_batch_one_commits_it(
 
 
 def test_a_batch_that_failed_is_written_when_it_is_repeated(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, pages: Pages
 ) -> None:
     monkeypatch.setattr(writers, "_query", lambda: "failed-once")
-    pages = Pages(db)
     first = _sink(cluster, pages)
     first.abort([first.write(_batch(1, "a", "b")), None], 0)
     assert pages.stored() == {}
@@ -490,10 +485,9 @@ def test_a_copy_of_a_checkpoint_writes_into_another_table(
 
 
 def test_a_batch_that_is_older_than_the_newest_one_is_refused_and_not_lost_in_silence(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, pages: Pages
 ) -> None:
     monkeypatch.setattr(writers, "_query", lambda: "taken-back")
-    pages = Pages(db)
     for number in range(2):
         made = _sink(cluster, pages)
         made.commit([made.write(_batch(number, f"a{number}"))], number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import accumulate
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.errors import AnalysisException, PythonException
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
@@ -34,7 +33,7 @@ from percolator.spark.shapes import TypedRows, shape_of
 from percolator.spark.values import decoded, decoded_nested, encoded, encoded_nested, of_bytes
 from percolator.tablet.scans import join_cells
 from percolator.v1.tabletserver_pb2 import JoinedCells
-from tests.spark.tables import CATALOG, PAGES, Pages
+from tests.spark.tables import CATALOG, PAGES, Pages, Read
 
 pytestmark = pytest.mark.spark
 
@@ -587,9 +586,8 @@ def test_a_row_whose_key_is_not_utf_8_is_not_looked_for() -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_read_of_nulls_that_were_declared_not_null_is_refused(
-    read: Any, write: Any, spark: SparkSession, db: percolator.Database
+    read: Any, write: Any, spark: SparkSession, pages: Pages
 ) -> None:
-    pages = Pages(db)
     write(spark.createDataFrame([("a", "t")], "url string, title string"), pages.name,
           catalog=CATALOG).save()  # fmt: skip
     reader = read(pages.name, catalog=CATALOG)
@@ -602,9 +600,8 @@ def test_a_read_of_nulls_that_were_declared_not_null_is_refused(
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 def test_a_row_key_that_is_too_long_leaves_no_lock_in_the_way_of_others(
-    write: Any, spark: SparkSession, db: percolator.Database
+    write: Any, spark: SparkSession, pages: Pages
 ) -> None:
-    pages = Pages(db)
     # In several tablets, with the key that is too long as the first: it would be the primary.
     rows = [("b" * TOO_LONG, "t", 1), ("c1", "t", 2), ("d1", "t", 3)]
     frame = spark.createDataFrame(rows, PAGES).coalesce(1)
@@ -615,7 +612,6 @@ def test_a_row_key_that_is_too_long_leaves_no_lock_in_the_way_of_others(
 
 # Every type of the catalogue makes the way from a DataFrame to the client and back.
 
-Read = Callable[..., DataFrameReader]
 TYPES_PLACE = "struct<lat:double,seen:timestamp,tags:array<string>,sizes:map<string,int>>"
 ORDERS = Table("orders-of-types")
 TYPES_MOMENT = datetime(2026, 3, 4, 5, 6, 7, 89, tzinfo=UTC)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, DataFrameReader, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import percolator
@@ -27,7 +27,7 @@ from percolator.spark.bulk_load import bulk_load
 from percolator.spark.options import WriteOptions
 from percolator.spark.transaction_writer import Transactions, Written, total
 from percolator.spark.writers import writer_of
-from tests.spark.tables import CATALOG, PAGES, Pages, failing, keys
+from tests.spark.tables import CATALOG, PAGES, Pages, Read, failing, frame_of, keys, rows_of
 
 pytestmark = [
     pytest.mark.spark,
@@ -35,20 +35,31 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
 
-Read = Callable[..., DataFrameReader]
+
+@pytest.fixture
+def filled(db: percolator.Database) -> Pages:
+    """A table of forty rows."""
+    return Pages(db, 40)
 
 
 def _rows(count: int, visits: int = 0) -> list[tuple[str, str, int]]:
     return [(key, f"title of {key}", visits + n) for n, key in enumerate(keys(count))]
 
 
+def _writer(cluster: Any, pages: Pages, *, overwrite: bool = False, **more: str) -> Any:
+    """A writer as a task gets it: pickled."""
+    options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG, **more}
+    fields = [StructField("url", StringType()), StructField("visits", LongType())]
+    parsed = WriteOptions.parse(options, overwrite=overwrite)
+    return pickle.loads(pickle.dumps(writer_of(parsed, StructType(fields))))
+
+
 def test_an_append_replaces_rows_with_the_same_key(
-    write: Any, db: percolator.Database, spark: SparkSession
+    write: Any, filled: Pages, spark: SparkSession
 ) -> None:
-    pages = Pages(db, 40)
     frame = spark.createDataFrame(_rows(80, visits=500), PAGES).repartition(3)
-    write(frame, pages.name, catalog=CATALOG, transaction_rows=7).save()
-    assert pages.stored() == {key: (title, visits) for key, title, visits in _rows(80, 500)}
+    write(frame, filled.name, catalog=CATALOG, transaction_rows=7).save()
+    assert filled.stored() == {key: (title, visits) for key, title, visits in _rows(80, 500)}
 
 
 def test_fields_that_the_frame_does_not_have_stay_as_they_are(
@@ -76,18 +87,17 @@ def test_a_null_is_skipped_or_deleted_or_refused_as_the_option_says(
 
 
 def test_rows_and_single_fields_and_raw_cells_are_deleted(
-    write: Any, read: Read, db: percolator.Database, spark: SparkSession
+    write: Any, read: Read, filled: Pages, spark: SparkSession
 ) -> None:
-    pages = Pages(db, 40)
-    some = read(pages.name, catalog=CATALOG).schema("url string").load()
-    write(some.where("url < 'b'"), pages.name, catalog=CATALOG, operation="delete").save()
-    assert sorted(pages.stored()) == keys(40)[10:]
+    some = read(filled.name, catalog=CATALOG).schema("url string").load()
+    write(some.where("url < 'b'"), filled.name, catalog=CATALOG, operation="delete").save()
+    assert sorted(filled.stored()) == keys(40)[10:]
     fields = {"operation": "delete", "columns": "title"}
-    write(some.where("url like 'b%'"), pages.name, catalog=CATALOG, **fields).save()
-    assert pages.stored()["b00000"] == (None, 10)
-    raw = read(pages.name).load().where("row = X'643030303030' and column = X'766973697473'")
-    write(raw, pages.name, operation="delete").save()
-    assert pages.stored()["d00000"] == ("title of d00000", None)
+    write(some.where("url like 'b%'"), filled.name, catalog=CATALOG, **fields).save()
+    assert filled.stored()["b00000"] == (None, 10)
+    raw = read(filled.name).load().where("row = X'643030303030' and column = X'766973697473'")
+    write(raw, filled.name, operation="delete").save()
+    assert filled.stored()["d00000"] == ("title of d00000", None)
 
 
 def test_raw_cells_can_be_copied_as_they_are(
@@ -99,15 +109,14 @@ def test_raw_cells_can_be_copied_as_they_are(
 
 
 def test_equal_values_are_not_written_again_on_request(
-    write: Any, read: Read, db: percolator.Database, spark: SparkSession
+    write: Any, read: Read, filled: Pages, spark: SparkSession
 ) -> None:
-    pages = Pages(db, 40)
-    before = {bytes(r.row + r.column): r.commit_timestamp for r in _raw(read, pages)}
+    before = {bytes(r.row + r.column): r.commit_timestamp for r in _raw(read, filled)}
     rows = _rows(40)
     rows[3] = (rows[3][0], "another title", rows[3][2])
     frame = spark.createDataFrame(rows, PAGES)
-    write(frame, pages.name, catalog=CATALOG, skip_equal="true").save()
-    after = {bytes(r.row + r.column): r.commit_timestamp for r in _raw(read, pages)}
+    write(frame, filled.name, catalog=CATALOG, skip_equal="true").save()
+    after = {bytes(r.row + r.column): r.commit_timestamp for r in _raw(read, filled)}
     assert [cell for cell in after if after[cell] != before[cell]] == [b"a00003meta:title"]
 
 
@@ -115,14 +124,8 @@ def _raw(read: Read, pages: Pages) -> list[Any]:
     return read(pages.name).load().collect()
 
 
-def test_two_concurrent_attempts_of_a_task_both_succeed(
-    cluster: Any, db: percolator.Database
-) -> None:
-    pages = Pages(db)
-    options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
-    options |= {"transaction_rows": "100", "transactions_in_flight": "2"}
-    fields = [StructField("url", StringType()), StructField("visits", LongType())]
-    writer: Any = writer_of(WriteOptions.parse(options), StructType(fields))
+def test_two_concurrent_attempts_of_a_task_both_succeed(cluster: Any, pages: Pages) -> None:
+    writer = _writer(cluster, pages, transaction_rows="100", transactions_in_flight="2")
     batches = [
         pa.record_batch({"url": part, "visits": list(range(len(part)))})
         for part in (keys(4000)[start::4] for start in range(4))
@@ -147,12 +150,9 @@ def test_two_concurrent_attempts_of_a_task_both_succeed(
 
 
 def test_the_last_row_of_a_key_in_a_task_wins_even_if_an_earlier_commit_is_slow(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, pages: Pages
 ) -> None:
-    pages = Pages(db)
-    options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
-    fields = [StructField("url", StringType()), StructField("visits", LongType())]
-    writer: Any = writer_of(WriteOptions.parse(options), StructType(fields))
+    writer = _writer(cluster, pages)
     batches = [pa.record_batch({"url": ["a"], "visits": [number]}) for number in range(3)]
     commit, wait = Transactions._commit, Transactions._wait
     go_on = threading.Event()
@@ -181,16 +181,9 @@ def test_the_last_row_of_a_key_in_a_task_wins_even_if_an_earlier_commit_is_slow(
     assert pages.stored() == {"a": (None, 2)}
 
 
-def _writer(cluster: Any, pages: Pages, **more: str) -> Any:
-    options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG, **more}
-    fields = [StructField("url", StringType()), StructField("visits", LongType())]
-    return writer_of(WriteOptions.parse(options), StructType(fields))
-
-
 def test_a_task_that_fails_says_what_it_has_committed(
-    cluster: Any, db: percolator.Database, caplog: pytest.LogCaptureFixture
+    cluster: Any, pages: Pages, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pages = Pages(db)
     good = pa.record_batch({"url": keys(40), "visits": list(range(40))})
     bad = pa.record_batch({"url": ["z"], "visits": pa.array([None], pa.int64())})
     writer = _writer(cluster, pages, transaction_rows="10")
@@ -204,10 +197,8 @@ def test_a_task_that_fails_says_what_it_has_committed(
 
 
 def test_giving_up_names_the_option_the_attempts_and_the_time(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, cluster: Any, pages: Pages
 ) -> None:
-    pages = Pages(db)
-
     async def lose(*_: object, **__: object) -> int:
         raise percolator.ConflictError("another transaction has written the row")
 
@@ -223,19 +214,22 @@ def test_giving_up_names_the_option_the_attempts_and_the_time(
 
 
 def test_observed_columns_notify_when_spark_writes_them(
-    write: Any, db: percolator.Database, cluster: Any, spark: SparkSession
+    write: Any, pages: Pages, cluster: Any, spark: SparkSession
 ) -> None:
-    pages = Pages(db)
     pages.observe(cluster.address)
     write(spark.createDataFrame(_rows(40), PAGES), pages.name, catalog=CATALOG).save()
     assert pages.notifications() == 40
 
 
 def test_a_table_that_was_dropped_and_created_again_is_a_new_one(
-    write: Any, read: Any, db: percolator.Database, spark: SparkSession, cluster: LocalCluster
+    write: Any,
+    read: Any,
+    pages: Pages,
+    db: percolator.Database,
+    spark: SparkSession,
+    cluster: LocalCluster,
 ) -> None:
     """Spark reuses its Python processes, and these remember the first table."""
-    pages = Pages(db)
     frame = spark.createDataFrame([("a", "b", 1), ("d", "e", 2)], PAGES)
     options = {"catalog": CATALOG}
     write(frame, pages.name, **options).save()
@@ -252,23 +246,16 @@ def test_a_table_that_was_dropped_and_created_again_is_a_new_one(
 ROWS = 400
 
 
-def _frame(spark: SparkSession, rows: int = ROWS) -> Any:
-    found = [(key, f"title of {key}", number) for number, key in enumerate(keys(rows))]
-    return spark.createDataFrame(found, PAGES).repartitionByRange(2, "url")
-
-
-def _expected(rows: int = ROWS) -> dict[str, tuple[str, int]]:
-    return {key: (f"title of {key}", number) for number, key in enumerate(keys(rows))}
-
-
-def _atomic_writer(cluster: Any, pages: Pages, **more: str) -> AtomicWriter:
-    """A writer as a task gets it: pickled."""
-    options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG, **more}
-    fields = [StructField("url", StringType()), StructField("visits", LongType())]
-    parsed = WriteOptions.parse({**options, "atomic": "true"})
-    made = pickle.loads(pickle.dumps(writer_of(parsed, StructType(fields))))
+def _atomic_writer(cluster: Any, pages: Pages, **more: Any) -> AtomicWriter:
+    made = _writer(cluster, pages, atomic="true", **more)
     assert isinstance(made, AtomicWriter)
     return made
+
+
+@pytest.fixture
+def writer(cluster: Any, pages: Pages) -> AtomicWriter:
+    """The writer of an atomic job into `pages`."""
+    return _atomic_writer(cluster, pages)
 
 
 def _batch(visits: int, urls: list[str] | None = None) -> pa.RecordBatch:
@@ -281,42 +268,38 @@ def _visits(pages: Pages) -> dict[str, int]:
 
 
 def test_a_task_that_failed_and_ran_again_leaves_every_row_at_one_timestamp(
-    write: Any, read: Read, db: percolator.Database, spark: SparkSession, tmp_path: Path
+    write: Any, read: Read, pages: Pages, spark: SparkSession, tmp_path: Path
 ) -> None:
-    pages = Pages(db)
-    frame = failing(_frame(spark), tmp_path / "failed", attempts=1)
+    frame = failing(frame_of(spark, ROWS), tmp_path / "failed", attempts=1)
     write(frame, pages.name, catalog=CATALOG, atomic="true").save()
     assert (tmp_path / "failed").exists()
-    assert pages.stored() == _expected()
+    assert pages.stored() == rows_of(ROWS)
     cells = read(pages.name).load().select("commit_timestamp").collect()
     assert len(cells) == 2 * ROWS
     assert len({cell.commit_timestamp for cell in cells}) == 1
 
 
 def test_a_job_that_fails_leaves_nothing_that_is_in_the_way(
-    write: Any, db: percolator.Database, spark: SparkSession, tmp_path: Path
+    write: Any, pages: Pages, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Not even for a moment, although its locks could live for an hour."""
-    pages = Pages(db)
-    frame = failing(_frame(spark), tmp_path / "failed", attempts=3)
+    """Not even briefly, although its locks could live for an hour."""
+    frame = failing(frame_of(spark, ROWS), tmp_path / "failed", attempts=3)
     with pytest.raises(Exception, match="the task fails after all its rows"):
         write(frame, pages.name, catalog=CATALOG, atomic="true", keep_seconds="3600").save()
     assert pages.stored() == {}
     pages.fill(40)
-    assert pages.stored() == _expected(40)
+    assert pages.stored() == rows_of(40)
 
 
-def test_an_atomic_job_deletes(write: Any, db: percolator.Database, spark: SparkSession) -> None:
-    pages = Pages(db, 40)
+def test_an_atomic_job_deletes(write: Any, filled: Pages, spark: SparkSession) -> None:
     frame = spark.createDataFrame([(key,) for key in keys(40)[:15]], "url string")
-    write(frame, pages.name, catalog=CATALOG, atomic="true", operation="delete").save()
-    assert sorted(pages.stored()) == sorted(keys(40)[15:])
+    write(frame, filled.name, catalog=CATALOG, atomic="true", operation="delete").save()
+    assert sorted(filled.stored()) == sorted(keys(40)[15:])
 
 
 def test_a_key_in_two_tasks_fails_the_job_and_nothing_is_written(
-    write: Any, db: percolator.Database, spark: SparkSession
+    write: Any, pages: Pages, spark: SparkSession
 ) -> None:
-    pages = Pages(db)
     frame = spark.createDataFrame([("a", "t", 1), ("a", "u", 2)], PAGES).repartition(2, "visits")
     with pytest.raises(Exception, match=r"tasks '.' and '.' both write|twice"):
         write(frame, pages.name, catalog=CATALOG, atomic="true").save()
@@ -324,10 +307,8 @@ def test_a_key_in_two_tasks_fails_the_job_and_nothing_is_written(
 
 
 def test_a_key_that_a_task_has_twice_is_refused_unless_its_rows_are_equal(
-    cluster: Any, db: percolator.Database
+    cluster: Any, writer: AtomicWriter, pages: Pages
 ) -> None:
-    pages = Pages(db)
-    writer = _atomic_writer(cluster, pages)
     writer.commit([writer.write(iter([_batch(1, ["a", "a"]), _batch(1, ["a"])]))])
     assert _visits(pages) == {"a": 1}
     with pytest.raises(percolator.WrittenTwice, match="task '0' writes"):
@@ -336,12 +317,10 @@ def test_a_key_that_a_task_has_twice_is_refused_unless_its_rows_are_equal(
 
 
 def test_an_attempt_that_another_one_has_overtaken_fails_and_the_other_counts_alone(
-    monkeypatch: pytest.MonkeyPatch, cluster: Any, db: percolator.Database
+    monkeypatch: pytest.MonkeyPatch, writer: AtomicWriter, pages: Pages
 ) -> None:
     """As with speculation. They write other values, to tell them apart."""
     monkeypatch.setattr(atomic_writer, "FLUSH_CELLS", 10)
-    pages = Pages(db)
-    writer = _atomic_writer(cluster, pages)
     later: list[Locked] = []
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -356,10 +335,8 @@ def test_an_attempt_that_another_one_has_overtaken_fails_and_the_other_counts_al
 
 
 def test_an_attempt_that_writes_after_the_commit_is_refused(
-    cluster: Any, db: percolator.Database
+    writer: AtomicWriter, pages: Pages
 ) -> None:
-    pages = Pages(db)
-    writer = _atomic_writer(cluster, pages)
     writer.commit([writer.write(iter([_batch(1)]))])
     for urls in (["y", "z"], keys(40)):
         with pytest.raises(percolator.UsageError, match="was committed while task '0' was writing"):
@@ -368,32 +345,27 @@ def test_an_attempt_that_writes_after_the_commit_is_refused(
 
 
 def test_a_task_that_goes_on_after_its_job_has_failed_is_refused_and_locks_nothing(
-    cluster: Any, db: percolator.Database
+    cluster: Any, pages: Pages
 ) -> None:
     """Spark kills tasks later than it gives up their job."""
-    pages = Pages(db)
     writer = _atomic_writer(cluster, pages, keep_seconds="3600")
     writer.abort([None])
     with pytest.raises(percolator.ConflictError, match="comes too late"):
         writer.write(iter([_batch(1)]))
     pages.fill(40)
-    assert pages.stored() == _expected(40)
+    assert pages.stored() == rows_of(40)
 
 
 def test_a_driver_that_is_gone_before_the_commit_leaves_no_row(
-    cluster: Any, db: percolator.Database
+    writer: AtomicWriter, pages: Pages
 ) -> None:
-    pages = Pages(db)
-    writer = _atomic_writer(cluster, pages)
     writer.write(iter([_batch(1)]))
     assert _visits(pages) == {}
 
 
 def test_a_job_that_is_given_up_can_be_run_again_at_once(
-    cluster: Any, db: percolator.Database
+    cluster: Any, writer: AtomicWriter, pages: Pages
 ) -> None:
-    pages = Pages(db)
-    writer = _atomic_writer(cluster, pages)
     writer.abort([writer.write(iter([_batch(1)])), None])
     again = _atomic_writer(cluster, pages)
     again.commit([again.write(iter([_batch(2)]))])
@@ -401,9 +373,8 @@ def test_a_job_that_is_given_up_can_be_run_again_at_once(
 
 
 def test_what_was_given_up_cannot_be_committed_and_what_was_committed_not_given_up(
-    cluster: Any, db: percolator.Database, caplog: pytest.LogCaptureFixture
+    cluster: Any, pages: Pages, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pages = Pages(db)
     writer = _atomic_writer(cluster, pages)
     locked = writer.write(iter([_batch(1)]))
     writer.abort([locked])
@@ -418,10 +389,8 @@ def test_what_was_given_up_cannot_be_committed_and_what_was_committed_not_given_
 
 
 def test_a_commit_without_the_message_of_a_task_is_refused(
-    cluster: Any, db: percolator.Database
+    writer: AtomicWriter, pages: Pages
 ) -> None:
-    pages = Pages(db)
-    writer = _atomic_writer(cluster, pages)
     with pytest.raises(percolator.UsageError, match="only 1 of 2 tasks"):
         writer.commit([writer.write(iter([_batch(1)])), None])
     assert _visits(pages) == {}
@@ -431,11 +400,7 @@ def test_a_commit_without_the_message_of_a_task_is_refused(
 
 
 def _overwriting_writer(cluster: Any, pages: Pages) -> AtomicWriter:
-    """A writer as a task gets it: pickled."""
-    options = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
-    fields = [StructField("url", StringType()), StructField("visits", LongType())]
-    parsed = WriteOptions.parse(options, overwrite=True)
-    made = pickle.loads(pickle.dumps(writer_of(parsed, StructType(fields))))
+    made = _writer(cluster, pages, overwrite=True)
     assert isinstance(made, AtomicWriter)
     return made
 
@@ -466,15 +431,14 @@ def test_observers_are_notified_of_all_cells_or_of_those_that_change(
 
 
 def test_an_atomic_append_of_what_is_there_notifies_nobody(
-    write: Any, db: percolator.Database, spark: SparkSession, cluster: Any
+    write: Any, filled: Pages, spark: SparkSession, cluster: Any
 ) -> None:
-    pages = Pages(db, 40)
-    pages.observe(cluster.address)
-    same = [(url, *values) for url, values in pages.stored().items()]
+    filled.observe(cluster.address)
+    same = [(url, *values) for url, values in filled.stored().items()]
     frame = spark.createDataFrame([*same, ("z", "new", 1)], PAGES)
-    write(frame, pages.name, catalog=CATALOG, atomic="true", notify="changed").save()
-    assert len(pages.stored()) == 41
-    _notified(pages, 1)
+    write(frame, filled.name, catalog=CATALOG, atomic="true", notify="changed").save()
+    assert len(filled.stored()) == 41
+    _notified(filled, 1)
 
 
 def _notified(pages: Pages, count: int) -> None:
@@ -483,10 +447,6 @@ def _notified(pages: Pages, count: int) -> None:
     while pages.notifications() < count and time.monotonic() < until:
         time.sleep(0.1)
     assert pages.notifications() == count
-
-
-def _overwriting_batch(visits: int, *urls: str) -> pa.RecordBatch:
-    return pa.record_batch({"url": urls, "visits": pa.array([visits] * len(urls), pa.int64())})
 
 
 def test_the_table_has_exactly_the_rows_of_the_frame_from_one_moment_on(
@@ -518,82 +478,74 @@ def test_the_table_has_exactly_the_rows_of_the_frame_from_one_moment_on(
 
 
 def test_a_table_can_be_overwritten_again_and_with_nothing(
-    write: Any, db: percolator.Database, spark: SparkSession
+    write: Any, filled: Pages, spark: SparkSession
 ) -> None:
-    pages = Pages(db, 40)
     for visits in (1, 2):
         frame = spark.createDataFrame([("a", "t", visits), (f"b{visits}", "t", visits)], PAGES)
-        write(frame, pages.name, catalog=CATALOG).mode("overwrite").save()
-        assert pages.stored() == {"a": ("t", visits), f"b{visits}": ("t", visits)}
+        write(frame, filled.name, catalog=CATALOG).mode("overwrite").save()
+        assert filled.stored() == {"a": ("t", visits), f"b{visits}": ("t", visits)}
     nothing = spark.createDataFrame([], PAGES)
-    write(nothing, pages.name, catalog=CATALOG).mode("overwrite").save()
-    assert pages.stored() == {}
+    write(nothing, filled.name, catalog=CATALOG).mode("overwrite").save()
+    assert filled.stored() == {}
 
 
 def test_a_table_that_was_dropped_and_created_again_is_overwritten(
-    write: Any, db: percolator.Database, spark: SparkSession
+    write: Any, filled: Pages, db: percolator.Database, spark: SparkSession
 ) -> None:
     """Spark uses the process again that has committed, and this remembers the first table."""
-    pages = Pages(db, 40)
     frame = spark.createDataFrame([("a", "t", 1), ("d", "t", 2)], PAGES)
     for _ in range(2):
-        write(frame, pages.name, catalog=CATALOG).mode("overwrite").save()
-        assert pages.stored() == {"a": ("t", 1), "d": ("t", 2)}
-        db.drop_table(pages.table)
-        db.create_table(pages.table, ["b"])
-        db.set_many([("old", {pages.title: "old"})])
+        write(frame, filled.name, catalog=CATALOG).mode("overwrite").save()
+        assert filled.stored() == {"a": ("t", 1), "d": ("t", 2)}
+        db.drop_table(filled.table)
+        db.create_table(filled.table, ["b"])
+        db.set_many([("old", {filled.title: "old"})])
 
 
-def test_raw_cells_replace_all_cells(
-    write: Any, db: percolator.Database, spark: SparkSession
-) -> None:
-    pages = Pages(db, 40)
+def test_raw_cells_replace_all_cells(write: Any, filled: Pages, spark: SparkSession) -> None:
     schema = "row binary, column binary, value binary"
     frame = spark.createDataFrame([(b"a", b"meta:title", b"new")], schema)
-    write(frame, pages.name).mode("overwrite").save()
-    assert pages.stored() == {"a": ("new", None)}
+    write(frame, filled.name).mode("overwrite").save()
+    assert filled.stored() == {"a": ("new", None)}
 
 
 def test_a_job_that_fails_leaves_the_old_rows(
-    write: Any, db: percolator.Database, spark: SparkSession, tmp_path: Path
+    write: Any, filled: Pages, spark: SparkSession, tmp_path: Path
 ) -> None:
-    pages = Pages(db, 40)
-    old = pages.stored()
+    old = filled.stored()
     frame = spark.createDataFrame([(key, "new", 1) for key in keys(80)], PAGES).repartition(2)
     frame = failing(frame, tmp_path / "failed", attempts=3)
-    writer = write(frame, pages.name, catalog=CATALOG, keep_seconds="3600").mode("overwrite")
+    writer = write(frame, filled.name, catalog=CATALOG, keep_seconds="3600").mode("overwrite")
     with pytest.raises(Exception, match="the task fails after all its rows"):
         writer.save()
-    assert pages.stored() == old
-    pages.fill(80)  # and nothing is in the way
+    assert filled.stored() == old
+    filled.fill(80)  # and nothing is in the way
 
 
 def test_a_driver_that_is_gone_before_the_swap_leaves_the_old_rows_and_after_it_the_new(
-    cluster: Any, db: percolator.Database
+    cluster: Any, filled: Pages
 ) -> None:
-    pages = Pages(db, 40)
-    old = pages.stored()
-    writer = _overwriting_writer(cluster, pages)
-    writer.write(iter([_overwriting_batch(1, "a00001", "z")]))
-    assert pages.stored() == old
-    again = _overwriting_writer(cluster, pages)
+    old = filled.stored()
+    writer = _overwriting_writer(cluster, filled)
+    writer.write(iter([_batch(1, ["a00001", "z"])]))
+    assert filled.stored() == old
+    again = _overwriting_writer(cluster, filled)
     writer.abort([None])  # without it, what is locked expires
-    locked = again.write(iter([_overwriting_batch(2, "a00002", "z")]))
+    locked = again.write(iter([_batch(2, ["a00002", "z"])]))
     again.commit([locked])
     again.abort([locked])
-    assert pages.stored() == {"a00002": (None, 2), "z": (None, 2)}
+    assert filled.stored() == {"a00002": (None, 2), "z": (None, 2)}
 
 
 def test_of_two_jobs_that_overwrite_one_table_the_later_one_replaces_what_the_first_has_written(
-    cluster: Any, db: percolator.Database
+    cluster: Any, filled: Pages
 ) -> None:
-    pages = Pages(db, 40)
-    first, second = _overwriting_writer(cluster, pages), _overwriting_writer(cluster, pages)
-    locked = second.write(iter([_overwriting_batch(2, "z")]))
-    first.commit([first.write(iter([_overwriting_batch(1, "a00001", "y")]))])
-    assert pages.stored() == {"a00001": (None, 1), "y": (None, 1)}
+    first, second = _overwriting_writer(cluster, filled), _overwriting_writer(cluster, filled)
+    locked = second.write(iter([_batch(2, ["z"])]))
+    first.commit([first.write(iter([_batch(1, ["a00001", "y"])]))])
+    assert filled.stored() == {"a00001": (None, 1), "y": (None, 1)}
     second.commit([locked])
-    assert pages.stored() == {"z": (None, 2)}
+    assert filled.stored() == {"z": (None, 2)}
 
 
 # Several writes as one job: all of their rows appear at one moment, or none of them.
@@ -625,20 +577,19 @@ def test_tables_are_replaced_and_appended_to_at_one_moment(
 
 
 def test_an_error_in_the_block_gives_up_all_writes(
-    db: percolator.Database, spark: SparkSession, cluster: Any
+    filled: Pages, spark: SparkSession, cluster: Any
 ) -> None:
-    pages = Pages(db, 40)
-    old = pages.stored()
+    old = filled.stored()
 
     def run() -> None:
         with percolator.spark.together(address=cluster.address, keep_seconds=3600) as job:
-            _save(job, _together_frame(spark, 1, "a00001"), pages, "overwrite")
+            _save(job, _together_frame(spark, 1, "a00001"), filled, "overwrite")
             raise ValueError("of the program")
 
     with pytest.raises(ValueError, match="of the program"):
         run()
-    assert pages.stored() == old
-    pages.fill(40)  # nothing is in the way
+    assert filled.stored() == old
+    filled.fill(40)  # nothing is in the way
 
 
 def test_a_job_of_which_a_write_has_failed_cannot_commit(
@@ -659,9 +610,8 @@ def test_a_job_of_which_a_write_has_failed_cannot_commit(
 
 
 def test_a_write_after_the_end_of_its_job_is_refused(
-    db: percolator.Database, spark: SparkSession, cluster: Any
+    pages: Pages, spark: SparkSession, cluster: Any
 ) -> None:
-    pages = Pages(db)
     with percolator.spark.together(address=cluster.address) as job:
         given = {**job.options, "table": pages.name, "catalog": CATALOG}
     frame = _together_frame(spark, 1, "a")
@@ -708,12 +658,10 @@ def _load(frame: DataFrame, options: dict[str, str]) -> None:
 @pytest.mark.parametrize("create", [_save_as_table, _create, _load])
 def test_a_table_in_sparks_catalog_is_refused_and_nothing_written(
     spark: SparkSession,
-    cluster: Any,
-    db: percolator.Database,
+    given: dict[str, str],
+    pages: Pages,
     create: Callable[[DataFrame, dict[str, str]], None],
 ) -> None:
-    pages = Pages(db)
-    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
     frame = spark.createDataFrame(CREATED_ROWS, PAGES)
     with pytest.raises(Exception, match="nothing was written: saveAsTable and create"):
         create(frame, given)
@@ -738,11 +686,9 @@ def test_a_table_that_was_declared_says_why_it_cannot_be_read(
 
 
 def test_batches_of_a_stream_are_saved(
-    spark: SparkSession, cluster: Any, db: percolator.Database, tmp_path: Path
+    spark: SparkSession, given: dict[str, str], pages: Pages, tmp_path: Path
 ) -> None:
     """They run inside the execution of their query, as the write of `saveAsTable` does."""
-    pages = Pages(db)
-    given = {"address": cluster.address, "table": pages.name, "catalog": CATALOG}
     spark.createDataFrame(CREATED_ROWS, PAGES).write.json(str(tmp_path / "rows"))
 
     def save(batch: DataFrame, _: int) -> None:
