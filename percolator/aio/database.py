@@ -494,6 +494,8 @@ class Database:
                                 function(transaction, *arguments, **(keywords or {}))
                             )
                 except PercolatorError as error:
+                    if transaction.outcome is not Outcome.ABORTED:
+                        raise  # the function has committed before it failed
                     if not await attempts.again(error):
                         final = attempts.exhausted(error)
                         if final is None:
@@ -628,6 +630,8 @@ class Database:
         >>> await db.backfill(index)
         """
         self.internal.deadline(None)
+        if not isinstance(observer, Observer):
+            raise InvalidArgument("observer", f"expected an Observer, got {observer!r:.80}")
         require_bool(again, "again")
         context = worker_context(self._engine)
         done = await backfill(context, observer.table.name, observer.name, again=again)

@@ -896,6 +896,8 @@ class Database(Wrapper[aio.Database]):
                     with attempts.inside(), transaction:
                         return finished(function(transaction, *arguments, **(keywords or {})))
                 except PercolatorError as error:
+                    if transaction.outcome is not Outcome.ABORTED:
+                        raise  # the function has committed before it failed
                     if not self._loop_thread.call(partial(attempts.again, error)):
                         final = attempts.exhausted(error)
                         if final is None:

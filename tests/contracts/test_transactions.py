@@ -204,6 +204,24 @@ def test_a_transactional_function_joins_the_transaction_that_it_is_called_with(
         assert [row.key for row in snapshot.scan(accounts.table)] == ["b", "c"]
 
 
+def test_a_function_that_has_committed_is_not_run_again(db: Database, accounts: Accounts) -> None:
+    def commit_and_lose(tx: Transaction) -> None:
+        tx.increment("bob", accounts.balance)
+        tx.commit()
+        raise ConflictError("of another transaction, after the commit")
+
+    async def commit_and_lose_under_asyncio(tx: aio.Transaction) -> None:
+        await tx.increment("bob", accounts.balance)
+        await tx.commit()
+        raise ConflictError("of another transaction, after the commit")
+
+    with pytest.raises(ConflictError, match=r"^of another"):
+        db.run(commit_and_lose)
+    with pytest.raises(ConflictError, match=r"^of another"):
+        db._loop_thread.call(lambda: db._asynchronous.run(commit_and_lose_under_asyncio))
+    assert db.get("bob", accounts.balance) == 2
+
+
 def test_an_error_of_the_program_is_not_run_again(db: Database, accounts: Accounts) -> None:
     runs = 0
 
