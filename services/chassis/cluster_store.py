@@ -221,18 +221,20 @@ def require_same_cluster(found: ClusterIdentity, store: str, cluster_id: str) ->
 
 
 async def refuse_other_cluster(files: Files, root: Path, cluster_id: str) -> None:
-    """Refuses a root whose identity names another cluster or an unknown format.
+    """Refuses a root of another cluster or an unknown format, and one of no cluster if there is a
+    cluster: an oracle on a mistyped root would lead there, beside the one that leads on the store.
 
-    For a service that may have its own disk, where no master ever wrote an identity.
+    Without masters, the cluster's id is empty. Then the root may be a private disk, where no master
+    ever wrote an identity.
     """
+    if cluster_id:
+        await check_identity(files, root, cluster_id)
+        return
     try:
         await files.stat(root / FILE_NAME)
     except FileNotFoundError:
         return
-    if cluster_id:
-        await check_identity(files, root, cluster_id)
-    else:
-        await read_identity(files, root)
+    await read_identity(files, root)
 
 
 async def _write(files: Files, path: Path, content: dict[str, object]) -> None:

@@ -236,16 +236,28 @@ async def test_an_identity_that_no_master_wrote_is_reported_as_damage(
         await read_identity(files, ROOT)
 
 
-async def test_a_private_disk_is_refused_only_if_it_belongs_to_another_cluster(
+async def test_without_masters_a_private_disk_is_accepted(
     disk: MemoryDisk,
 ) -> None:
     files = MemoryFiles(disk)
-    await refuse_other_cluster(files, ROOT, "another")
+    await refuse_other_cluster(files, ROOT, "")
     disk.make_durable_directory(ROOT)
-    await refuse_other_cluster(files, ROOT, "another")
+    await refuse_other_cluster(files, ROOT, "")
     identity = await establish(disk, 1)
     for cluster_id in (identity.cluster_id, ""):
         await refuse_other_cluster(files, ROOT, cluster_id)
+
+
+async def test_a_root_of_no_cluster_or_of_another_one_is_refused_beside_masters(
+    disk: MemoryDisk,
+) -> None:
+    files = MemoryFiles(disk)
+    with pytest.raises(InvalidArgument, match="belongs to no cluster"):
+        await refuse_other_cluster(files, ROOT, "another")
+    disk.make_durable_directory(ROOT)
+    with pytest.raises(InvalidArgument, match="belongs to no cluster"):
+        await refuse_other_cluster(files, ROOT, "another")
+    await establish(disk, 1)
     with pytest.raises(WrongCluster):
         await refuse_other_cluster(files, ROOT, "another")
 
