@@ -9,7 +9,7 @@ released and refused.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import Any
@@ -52,6 +52,10 @@ class Pin:
     ) -> None:
         self._engine = engine
         self._wanted = None if at is None else as_timestamp(at, "at")
+        if not isinstance(tables, Iterable):
+            raise InvalidArgument(
+                "tables", f"expected a list of tables, got {type(tables).__name__}"
+            )
         self._tables = {_name(table) for table in tables}
         require_text(description, "description")
         self._description = description

@@ -201,9 +201,10 @@ def decimal(digits: int, places: int) -> Codec[Decimal]:
 
     `decimal(10, 2)` stores them as text with all places, such as `-12.50`.
     """
-    if not 1 <= digits <= DECIMAL_DIGITS_MAX or not 0 <= places <= digits:
+    are_numbers = type(digits) is type(places) is int
+    if not are_numbers or not 1 <= digits <= DECIMAL_DIGITS_MAX or not 0 <= places <= digits:
         raise SchemaError(
-            f"decimal({digits}, {places}): expected 1 to {DECIMAL_DIGITS_MAX} digits, "
+            f"decimal({digits!r}, {places!r}): expected 1 to {DECIMAL_DIGITS_MAX} digits, "
             "and no more places than digits"
         )
     step = Decimal(1).scaleb(-places)
@@ -254,6 +255,9 @@ def decode_json(data: bytes) -> Any:  # noqa: ANN401 - anything that JSON can ex
 
 def message(kind: type[MessageT]) -> Codec[MessageT]:
     """A codec for Protobuf messages of one type."""
+    given: object = kind
+    if not (isinstance(given, type) and issubclass(given, Message)):
+        raise SchemaError(f"message({kind!r:.80}): expected a class of Protobuf messages")
 
     def encode(value: MessageT) -> bytes:
         if not isinstance(value, kind):

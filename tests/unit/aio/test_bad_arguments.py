@@ -59,6 +59,8 @@ def test_a_time_out_is_a_positive_number(
 
 
 WRONG: dict[str, tuple[type[PercolatorError], Call]] = {
+    "observer: expected an Observer": (InvalidArgument, lambda db, tx: db.backfill("count")),
+    "tables: expected a list": (InvalidArgument, lambda db, tx: db.pin(tables=accounts)),
     "rows": (InvalidArgument, lambda db, tx: tx.get_many(accounts, None)),
     "row keys": (InvalidArgument, lambda db, tx: tx.get_many(accounts, "ab")),
     "at once": (

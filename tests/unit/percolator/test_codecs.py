@@ -107,10 +107,18 @@ def test_the_largest_decimals_fit_whatever_the_context_of_the_program(text: str)
         assert codec.decode(codec.encode(Decimal(text))).as_tuple() == Decimal(text).as_tuple()
 
 
-@pytest.mark.parametrize(("digits", "places"), [(0, 0), (39, 2), (5, 6), (5, -1)])
-def test_impossible_decimals_are_refused(digits: int, places: int) -> None:
+@pytest.mark.parametrize(
+    ("digits", "places"), [(0, 0), (39, 2), (5, 6), (5, -1), ("5", 1), (5, None), (5, 1.0)]
+)
+def test_impossible_decimals_are_refused(digits: Any, places: Any) -> None:
     with pytest.raises(SchemaError, match="expected 1 to 38 digits"):
         codecs.decimal(digits, places)
+
+
+@pytest.mark.parametrize("kind", [None, "Cell", int, Cell()])
+def test_a_codec_for_what_is_no_class_of_messages_is_refused(kind: Any) -> None:
+    with pytest.raises(SchemaError, match="expected a class of Protobuf messages"):
+        codecs.message(kind)
 
 
 def test_messages_are_decoded_unchanged_and_other_types_refused() -> None:
