@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from percolator.arguments import require_seconds, require_whole
+from percolator.arguments import require_drain_seconds, require_seconds, require_whole
 from percolator.errors import (
     ExecutionUnknown,
     InvalidArgument,
@@ -157,6 +157,8 @@ class Worker:
         Returns whether all have finished. Nothing is lost either way: another worker, or the next
         one, finds what was not finished.
         """
+        if drain_seconds is not None:
+            require_drain_seconds(drain_seconds)
         parts = self._parts
         if parts is None or self._stopped is None:
             self._is_unwanted = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any, cast
 from unittest.mock import Mock, patch
 
@@ -441,6 +442,17 @@ async def test_a_worker_that_is_stopped_finishes_its_runs_and_starts_no_more() -
         await worker.wait()
         assert [await world.get("a"), await world.get("b")].count(1) == 1
         assert len(await world.waiting()) == 1
+
+
+@pytest.mark.parametrize("seconds", [-1, math.nan, "1", True])
+async def test_stopping_refuses_what_is_no_time_and_stops_nothing(
+    world: Observed, seconds: Any
+) -> None:
+    async with world.db.run_observers([copying]) as worker:
+        with pytest.raises(InvalidArgument, match="drain_seconds: expected a"):
+            await worker.stop(drain_seconds=seconds)
+        await world.put("a", 1)
+        await world.until_copied("a", 1)
 
 
 async def test_a_run_that_does_not_end_in_time_is_given_up_and_left_to_the_next_worker() -> None:
