@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from percolator.errors import (
     DeadlineExceeded,
@@ -222,15 +222,37 @@ _OTHER_BYTES = 24
 """The size of a request besides row and column."""
 
 
-class PendingCell:
-    """One cell to read: both a request (`PendingRequest`) and its only row (`PendingRow`)."""
+class _OnlyRow:
+    """A request (`PendingRequest`) that is also its only row (`PendingRow`)."""
+
+    __slots__ = ("future",)
+
+    index = 0
+    message: Any = None
+
+    future: asyncio.Future[Any]
+
+    @property
+    def pending(self) -> Self:
+        """This object; as an attribute, it would be a reference cycle."""
+        return self
+
+    def is_answered(self, index: int) -> bool:
+        return self.future.done()
+
+    def answer(self, index: int, answer: Any) -> None:  # noqa: ANN401 - for any kind of row
+        if not self.future.done():
+            self.future.set_result(answer)
+
+
+class PendingCell(_OnlyRow):
+    """One cell to read."""
 
     __slots__ = (
         "alone",
         "attempts",
         "column",
         "deadline",
-        "future",
         "last_problem",
         "location",
         "row",
@@ -240,10 +262,8 @@ class PendingCell:
         "timestamp",
     )
 
-    index = 0
     rows = 1
     is_read = True
-    message: Any = None
     schema_version = 0
 
     def __init__(
@@ -268,18 +288,6 @@ class PendingCell:
         self.alone = False
         self.last_problem: PercolatorError | None = None
 
-    @property
-    def pending(self) -> PendingCell:
-        """This object; as an attribute, it would be a reference cycle."""
-        return self
-
-    def is_answered(self, index: int) -> bool:
-        return self.future.done()
-
-    def answer(self, index: int, answer: Any) -> None:  # noqa: ANN401 - for any kind of row
-        if not self.future.done():
-            self.future.set_result(answer)
-
     def fail(self, index: int, error: PercolatorError) -> None:
         if not self.future.done():
             self.future.set_exception(copy(error))
@@ -297,15 +305,14 @@ class PendingCell:
 # answered.
 
 
-class PendingCommit:
-    """One transaction in the queue of a server: both a request and its only row, as for a cell."""
+class PendingCommit(_OnlyRow):
+    """One transaction in the queue of a server."""
 
     __slots__ = (
         "alone",
         "attempts",
         "commit",
         "deadline",
-        "future",
         "last_problem",
         "location",
         "row",
@@ -316,9 +323,7 @@ class PendingCommit:
         "table_id",
     )
 
-    index = 0
     is_read = False
-    message: Any = None
 
     def __init__(
         self, future: asyncio.Future[CommitAnswer], commit: WholeCommit, deadline: float
@@ -343,18 +348,6 @@ class PendingCommit:
         self.sent = False
         self.alone = False
         self.last_problem: PercolatorError | None = None
-
-    @property
-    def pending(self) -> PendingCommit:
-        """This object; as an attribute, it would be a reference cycle."""
-        return self
-
-    def is_answered(self, index: int) -> bool:
-        return self.future.done()
-
-    def answer(self, index: int, answer: Any) -> None:  # noqa: ANN401 - as for any kind of row
-        if not self.future.done():
-            self.future.set_result(answer)
 
     def fail(self, index: int, error: PercolatorError) -> None:
         self.answer(index, error)
@@ -383,6 +376,8 @@ Problem = tuple[list[Queued], PercolatorError]
 
 Target = tuple[int, int, int]
 """Tablet, epoch and schema version."""
+
+ResultT = TypeVar("ResultT", pb.TransactionBatchResult, pb.MutationBatchResult, pb.ReadBatchResult)
 
 
 class Lane(ABC):
@@ -425,10 +420,25 @@ def fill_target(target: pb.TabletTarget, asked: Target) -> None:
     target.tablet_id, target.epoch, target.schema_version = asked
 
 
-def require_batches(found: Sequence[object], asked: Sequence[object]) -> None:
-    """Raises unless the response has a batch for each batch of the request."""
+def answer_batches(
+    asked: Sequence[tuple[Target, list[Queued]]],
+    found: Sequence[ResultT],
+    answer: Callable[[Sequence[Queued], ResultT], list[Problem]],
+) -> list[Problem]:
+    """Answers the rows of each batch from its result. `answer` may raise `ValueError` or
+    `IndexError` for a malformed one."""
     if len(found) != len(asked):
         raise malformed("it has the wrong number of batches")
+    problems: list[Problem] = []
+    for (_, group), result in zip(asked, found, strict=True):
+        if result.HasField("error"):
+            problems.append((group, from_detail(result.error)))
+            continue
+        try:
+            problems += answer(group, result)
+        except (IndexError, ValueError) as error:
+            problems.append((group, malformed(str(error))))
+    return problems
 
 
 def unapplied(result: pb.MutationResult) -> Refused | PercolatorError:
@@ -468,17 +478,7 @@ class CommitLane(Lane):
         if left < timeout_seconds:
             request.wait_milliseconds = max(round(waiting_seconds(left) * 1000), 1)
         response = await self._commit(request, timeout_seconds)
-        require_batches(response.batches, groups)
-        problems: list[Problem] = []
-        for (_, group), result in zip(groups, response.batches, strict=True):
-            if result.HasField("error"):
-                problems.append((group, from_detail(result.error)))
-                continue
-            try:
-                problems += _answer_commits(group, result)
-            except (IndexError, ValueError) as error:
-                problems.append((group, malformed(str(error))))
-        return problems
+        return answer_batches(groups, response.batches, _answer_commits)
 
 
 def _fill_commits(batch: pb.TransactionBatch, group: Sequence[Queued]) -> None:
@@ -565,14 +565,7 @@ class MutationLane(Lane):
             if steps:
                 fill_list(batch.steps, steps)
         response = await self._mutate(request, timeout_seconds)
-        require_batches(response.batches, groups)
-        problems: list[Problem] = []
-        for (_, group), result in zip(groups, response.batches, strict=True):
-            if result.HasField("error"):
-                problems.append((group, from_detail(result.error)))
-            else:
-                problems += _answer_mutations(group, result)
-        return problems
+        return answer_batches(groups, response.batches, _answer_mutations)
 
 
 def _is_step(entry: Queued) -> bool:
@@ -595,7 +588,7 @@ def fill_list(batch: pb.StepList, steps: Sequence[CommonStep]) -> None:
 def _answer_mutations(group: Sequence[Queued], result: pb.MutationBatchResult) -> list[Problem]:
     refused = {one.mutation: one.result for one in result.unapplied}
     if result.mutations != len(group) or any(at >= len(group) for at in refused):
-        return [(list(group), malformed("it has the wrong number of mutations"))]
+        raise ValueError("it has the wrong number of mutations")
     problems: list[Problem] = []
     for at, entry in enumerate(group):
         found = unapplied(refused[at]) if at in refused else APPLIED
@@ -626,29 +619,15 @@ class ReadLane(Lane):
             fill_target(batch.target, target)
             cells = [entry for entry in group if isinstance(entry, PendingCell)]
             others = len(group) - len(cells)
-            if others:
-                group.sort(key=_is_cell)  # the server numbers single cells after other reads
+            if others:  # the server numbers single cells after other reads
+                group.sort(key=lambda entry: isinstance(entry, PendingCell))
                 batch.reads.extend([entry.message for entry in group[:others]])
             if cells:
                 batch.cells.rows.extend([entry.row for entry in cells])
                 batch.cells.columns.extend([entry.column for entry in cells])
                 batch.cells.timestamps.extend([entry.timestamp for entry in cells])
         response = await self._read(request, timeout_seconds)
-        require_batches(response.batches, groups)
-        problems: list[Problem] = []
-        for (_, group), result in zip(groups, response.batches, strict=True):
-            if result.HasField("error"):
-                problems.append((group, from_detail(result.error)))
-                continue
-            try:
-                problems += _answer_reads(group, result)
-            except (IndexError, ValueError) as error:
-                problems.append((group, malformed(str(error))))
-        return problems
-
-
-def _is_cell(entry: Queued) -> bool:
-    return isinstance(entry, PendingCell)
+        return answer_batches(groups, response.batches, _answer_reads)
 
 
 def _answer_reads(group: Sequence[Queued], result: pb.ReadBatchResult) -> list[Problem]:

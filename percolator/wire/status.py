@@ -8,7 +8,6 @@ A failed call carries its gRPC status code and, as clients in other languages ex
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import grpc
 from google.protobuf.descriptor import FieldDescriptor
@@ -153,9 +152,8 @@ def to_trailer(code: grpc.StatusCode, message: str, detail: errors_pb2.ErrorDeta
 
 def from_detail(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
     """The inverse of `to_detail`. Causes that only newer versions know keep their retry safety."""
-    build = _BUILDERS.get(detail.WhichOneof("cause") or "")
-    if build is not None:
-        error = build(detail)
+    error = _from_cause(detail)
+    if error is not None:
         error.retry = _RETRY_FROM_WIRE.get(detail.retry, error.retry)
         return error
     kind: type[errors.PercolatorError] = errors.PercolatorError
@@ -271,82 +269,93 @@ def location_from_wire(location: errors_pb2.TabletLocation) -> errors.TabletLoca
     )
 
 
-def _invalid_argument(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    cause = detail.invalid_argument
-    return errors.InvalidArgument(cause.field, cause.reason, where=detail.where)
-
-
-def _overloaded(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    return errors.Overloaded(
-        detail.message,
-        retry_after_seconds=detail.overloaded.retry_after_milliseconds / 1000,
-        where=detail.where,
-    )
-
-
-def _not_ready(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    return errors.NotReady(
-        detail.message,
-        retry_after_seconds=detail.not_ready.retry_after_milliseconds / 1000,
-        leaving=detail.not_ready.leaving,
-        where=detail.where,
-    )
-
-
-def _unknown_server(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    return errors.UnknownServer(
-        detail.message, server=detail.unknown_server.server, where=detail.where
-    )
-
-
-def _session_expired(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    return errors.SessionExpired(
-        detail.message, session_id=detail.session_expired.session_id, where=detail.where
-    )
-
-
-def _tablet_moved(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    cause = detail.tablet_moved
-    return errors.TabletMoved(
-        detail.message,
-        tablet_id=cause.tablet_id,
-        epoch=cause.epoch,
-        highest_epoch=cause.highest_epoch,
-        locations=tuple(map(location_from_wire, cause.locations)),
-        where=detail.where,
-    )
-
-
-def _schema_changed(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    cause = detail.schema_changed
-    return errors.SchemaChanged(
-        detail.message,
-        table_id=cause.table_id,
-        schema_version=cause.schema_version,
-        where=detail.where,
-    )
-
-
-def _snapshot_too_old(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    cause = detail.snapshot_too_old
-    return errors.SnapshotTooOld(
-        detail.message,
-        timestamp=cause.timestamp,
-        safe_point=cause.safe_point,
-        where=detail.where,
-    )
-
-
-def _store_unusable(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    fault = _FAULT_FROM_WIRE.get(detail.store_unusable.reason, errors.StoreFault.INPUT_OUTPUT)
-    return errors.StoreUnusable(detail.message, fault=fault, where=detail.where)
-
-
-def _wrong_cluster(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    cause = detail.wrong_cluster
-    return errors.WrongCluster(
-        detail.message, expected=cause.expected, found=cause.found, where=detail.where
-    )
+def _from_cause(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError | None:
+    """The error of a cause; None if this release does not know the cause."""
+    message, where = detail.message, detail.where
+    match detail.WhichOneof("cause"):
+        case "invalid_argument":
+            invalid = detail.invalid_argument
+            return errors.InvalidArgument(invalid.field, invalid.reason, where=where)
+        case "overloaded":
+            return errors.Overloaded(
+                message,
+                retry_after_seconds=detail.overloaded.retry_after_milliseconds / 1000,
+                where=where,
+            )
+        case "not_ready":
+            return errors.NotReady(
+                message,
+                retry_after_seconds=detail.not_ready.retry_after_milliseconds / 1000,
+                leaving=detail.not_ready.leaving,
+                where=where,
+            )
+        case "unknown_server":
+            return errors.UnknownServer(message, server=detail.unknown_server.server, where=where)
+        case "session_expired":
+            session_id = detail.session_expired.session_id
+            return errors.SessionExpired(message, session_id=session_id, where=where)
+        case "tablet_moved":
+            moved = detail.tablet_moved
+            return errors.TabletMoved(
+                message,
+                tablet_id=moved.tablet_id,
+                epoch=moved.epoch,
+                highest_epoch=moved.highest_epoch,
+                locations=tuple(map(location_from_wire, moved.locations)),
+                where=where,
+            )
+        case "schema_changed":
+            return errors.SchemaChanged(
+                message,
+                table_id=detail.schema_changed.table_id,
+                schema_version=detail.schema_changed.schema_version,
+                where=where,
+            )
+        case "snapshot_too_old":
+            return errors.SnapshotTooOld(
+                message,
+                timestamp=detail.snapshot_too_old.timestamp,
+                safe_point=detail.snapshot_too_old.safe_point,
+                where=where,
+            )
+        case "store_unusable":
+            reason = detail.store_unusable.reason
+            fault = _FAULT_FROM_WIRE.get(reason, errors.StoreFault.INPUT_OUTPUT)
+            return errors.StoreUnusable(message, fault=fault, where=where)
+        case "wrong_cluster":
+            return errors.WrongCluster(
+                message,
+                expected=detail.wrong_cluster.expected,
+                found=detail.wrong_cluster.found,
+                where=where,
+            )
+        case "outcome_unknown":
+            return _outcome_unknown(detail)
+        case "unauthenticated":
+            return errors.Unauthenticated(message, where=where)
+        case "permission_denied":
+            return errors.PermissionDenied(message, where=where)
+        case "invariant_violated":
+            return errors.InvariantViolation(message, where=where)
+        case "conflict":
+            conflict = detail.conflict
+            return errors.ConflictError(
+                message,
+                cell=_address_from_wire(conflict.cell) if conflict.HasField("cell") else None,
+                start_timestamp=conflict.start_timestamp,
+                other_start_timestamp=conflict.other_start_timestamp,
+                other_commit_timestamp=conflict.other_commit_timestamp,
+                where=where,
+            )
+        case "schema_mismatch":
+            return errors.SchemaError(
+                message,
+                table=detail.schema_mismatch.table,
+                table_id=detail.schema_mismatch.table_id,
+                where=where,
+            )
+        case _:
+            return None
 
 
 def _outcome_unknown(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
@@ -367,57 +376,6 @@ def _unknown(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
         primary=_address_from_wire(cause.primary),
         where=detail.where,
     )
-
-
-def _conflict(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    cause = detail.conflict
-    return errors.ConflictError(
-        detail.message,
-        cell=_address_from_wire(cause.cell) if cause.HasField("cell") else None,
-        start_timestamp=cause.start_timestamp,
-        other_start_timestamp=cause.other_start_timestamp,
-        other_commit_timestamp=cause.other_commit_timestamp,
-        where=detail.where,
-    )
-
-
-def _schema_mismatch(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    cause = detail.schema_mismatch
-    return errors.SchemaError(
-        detail.message, table=cause.table, table_id=cause.table_id, where=detail.where
-    )
-
-
-def _unauthenticated(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    return errors.Unauthenticated(detail.message, where=detail.where)
-
-
-def _permission_denied(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    return errors.PermissionDenied(detail.message, where=detail.where)
-
-
-def _invariant_violated(detail: errors_pb2.ErrorDetail) -> errors.PercolatorError:
-    return errors.InvariantViolation(detail.message, where=detail.where)
-
-
-_BUILDERS: dict[str, Callable[[errors_pb2.ErrorDetail], errors.PercolatorError]] = {
-    "invalid_argument": _invalid_argument,
-    "overloaded": _overloaded,
-    "not_ready": _not_ready,
-    "unknown_server": _unknown_server,
-    "session_expired": _session_expired,
-    "tablet_moved": _tablet_moved,
-    "schema_changed": _schema_changed,
-    "snapshot_too_old": _snapshot_too_old,
-    "store_unusable": _store_unusable,
-    "wrong_cluster": _wrong_cluster,
-    "outcome_unknown": _outcome_unknown,
-    "unauthenticated": _unauthenticated,
-    "permission_denied": _permission_denied,
-    "invariant_violated": _invariant_violated,
-    "conflict": _conflict,
-    "schema_mismatch": _schema_mismatch,
-}
 
 
 # Errors in the trailers of a server.
