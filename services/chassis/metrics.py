@@ -8,10 +8,10 @@ import os
 import socket
 import ssl
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from socketserver import TCPServer, ThreadingMixIn
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 import structlog
@@ -66,6 +66,27 @@ def tell_expiry(registry: CollectorRegistry, expires_seconds: Callable[[], float
         "When this server's certificate expires, in seconds since 1970; absent without TLS.",
         registry=registry,
     ).set_function(expires_seconds)
+
+
+class ServiceMetrics(Collector):
+    """The metrics of one kind of service, whose names begin with `prefix`."""
+
+    prefix: ClassVar[str]
+
+    def gauge(self, name: str, documentation: str, value: float) -> Metric:
+        return GaugeMetricFamily(self.prefix + name, documentation, value=value)
+
+    def counter(self, name: str, documentation: str, value: float) -> Metric:
+        return CounterMetricFamily(self.prefix + name, documentation, value=value)
+
+    def counters(
+        self, name: str, documentation: str, label: str, counts: Mapping[str, float]
+    ) -> Metric:
+        """A counter for each value of a label."""
+        family = CounterMetricFamily(self.prefix + name, documentation, labels=[label])
+        for value, count in tuple(counts.items()):
+            family.add_metric([value], count)
+        return family
 
 
 class RequestMetrics(Collector):

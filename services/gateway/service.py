@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, ClassVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from pydantic import Field, field_validator
 
 from percolator.aio.row_store import connection_to
 from percolator.services.chassis.cluster_client import connected
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.metrics import ServiceMetrics
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import (
     DialAddress,
@@ -62,11 +62,10 @@ class GatewaySettings(ServiceSettings):
         return masters
 
 
-_PREFIX = "percolator_gateway_"
-
-
-class GatewayMetrics(Collector):
+class GatewayMetrics(ServiceMetrics):
     """Collects `percolator_gateway_*`."""
+
+    prefix = "percolator_gateway_"
 
     def __init__(self, commits: Commits, forwarded: ForwardedCalls) -> None:
         self._commits = commits
@@ -74,48 +73,36 @@ class GatewayMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         commits, forwarded = self._commits, self._forwarded
-        outcomes = CounterMetricFamily(
-            _PREFIX + "commits", "Finished commits, by outcome.", labels=["outcome"]
-        )
-        for outcome, count in sorted(commits.outcomes.items()):
-            outcomes.add_metric([outcome], count)
-        yield outcomes
-        yield _gauge("commits_in_progress", "Commits in progress.", commits.in_progress)
-        yield _counter(
+        outcomes = dict(sorted(commits.outcomes.items()))
+        yield self.counters("commits", "Finished commits, by outcome.", "outcome", outcomes)
+        yield self.gauge("commits_in_progress", "Commits in progress.", commits.in_progress)
+        yield self.counter(
             "commits_joined",
             "Commits that found the same commit in progress or done.",
             commits.joined,
         )
-        yield _counter(
+        yield self.counter(
             "commits_looked_up",
             "Commits that first looked at the cells for traces of earlier attempts.",
             commits.looked_up,
         )
         finished = CounterMetricFamily(
-            _PREFIX + "forwarded", "Forwarded calls, by status code.", labels=["method", "code"]
+            self.prefix + "forwarded", "Forwarded calls, by status code.", labels=["method", "code"]
         )
         for (method, code), count in tuple(forwarded.finished.items()):
             finished.add_metric([method, code], count)
         yield finished
-        yield _gauge(
+        yield self.gauge(
             "forwarded_in_flight",
             "Forwarded calls in progress, streams included.",
             forwarded.in_flight,
         )
-        yield _counter(
+        yield self.counter(
             "forwarded_request_bytes", "Bytes forwarded to servers.", forwarded.request_bytes
         )
-        yield _counter(
+        yield self.counter(
             "forwarded_answer_bytes", "Bytes forwarded back to callers.", forwarded.answer_bytes
         )
-
-
-def _counter(name: str, documentation: str, value: float) -> Metric:
-    return CounterMetricFamily(_PREFIX + name, documentation, value=value)
-
-
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(_PREFIX + name, documentation, value=value)
 
 
 _DRAIN_SECONDS = 2.0

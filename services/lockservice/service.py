@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, ClassVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from pydantic import Field, model_validator
 
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.metrics import ServiceMetrics
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import ListenAddress, ServiceSettings, load
 from percolator.services.lockservice.handler import LockServiceHandler
@@ -88,63 +87,51 @@ class LockServiceSettings(ServiceSettings):
         )
 
 
-_PREFIX = "percolator_lockservice_"
-
-
-class LockServiceMetrics(Collector):
+class LockServiceMetrics(ServiceMetrics):
     """Collects `percolator_lockservice_*`."""
+
+    prefix = "percolator_lockservice_"
 
     def __init__(self, handler: LockServiceHandler) -> None:
         self._handler = handler
 
     def collect(self) -> Iterator[Metric]:
         sessions, locks = self._handler.sessions, self._handler.locks
-        yield _gauge("sessions", "Living sessions, pins included.", len(sessions))
-        yield _gauge("locks", "Advisory locks remembered.", len(locks))
-        yield _gauge("lock_name_bytes", "Bytes of their names.", locks.name_bytes)
-        yield _counter("sessions_opened", "Sessions opened.", sessions.counts.opened)
-        yield _counter("sessions_renewed", "Renewals of sessions.", sessions.counts.renewed)
-        yield _counter("sessions_ended", "Sessions ended by their owners.", sessions.counts.ended)
-        yield _counter(
+        yield self.gauge("sessions", "Living sessions, pins included.", len(sessions))
+        yield self.gauge("locks", "Advisory locks remembered.", len(locks))
+        yield self.gauge("lock_name_bytes", "Bytes of their names.", locks.name_bytes)
+        yield self.counter("sessions_opened", "Sessions opened.", sessions.counts.opened)
+        yield self.counter("sessions_renewed", "Renewals of sessions.", sessions.counts.renewed)
+        yield self.counter(
+            "sessions_ended", "Sessions ended by their owners.", sessions.counts.ended
+        )
+        yield self.counter(
             "pins_ended",
             "Pins ended because they had become older than the cluster allows.",
             sessions.counts.ended_too_old,
         )
-        yield _counter(
+        yield self.counter(
             "takeovers", "Sessions taken over after a restart.", sessions.counts.taken_over
         )
-        yield _counter("locks_acquired", "Locks taken.", locks.counts.acquired)
-        yield _counter("locks_extended", "Locks extended by their holders.", locks.counts.extended)
-        yield _counter(
+        yield self.counter("locks_acquired", "Locks taken.", locks.counts.acquired)
+        yield self.counter(
+            "locks_extended", "Locks extended by their holders.", locks.counts.extended
+        )
+        yield self.counter(
             "locks_contended", "Locks that another session held.", locks.counts.contended
         )
-        yield _counter("locks_unlocked", "Locks released by their holders.", locks.counts.unlocked)
-        yield self._expirations()
-        yield self._refused()
-
-    def _expirations(self) -> Metric:
-        family = CounterMetricFamily(
-            _PREFIX + "expirations", "What was not renewed in time.", labels=["kind"]
+        yield self.counter(
+            "locks_unlocked", "Locks released by their holders.", locks.counts.unlocked
         )
-        family.add_metric(["session"], self._handler.sessions.counts.expired)
-        family.add_metric(["lock"], self._handler.locks.counts.expired)
-        return family
-
-    def _refused(self) -> Metric:
-        family = CounterMetricFamily(_PREFIX + "refused", "Calls refused.", labels=["reason"])
-        family.add_metric(["session_expired"], self._handler.sessions.counts.refused_expired)
-        family.add_metric(["pin_too_old"], self._handler.sessions.counts.refused_too_old)
-        family.add_metric(["sessions_full"], self._handler.sessions.counts.refused_full)
-        family.add_metric(["locks_full"], self._handler.locks.counts.refused_full)
-        return family
-
-
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(_PREFIX + name, documentation, value=value)
-
-
-def _counter(name: str, documentation: str, value: float) -> Metric:
-    return CounterMetricFamily(_PREFIX + name, documentation, value=value)
+        expired = {"session": sessions.counts.expired, "lock": locks.counts.expired}
+        yield self.counters("expirations", "What was not renewed in time.", "kind", expired)
+        refused = {
+            "session_expired": sessions.counts.refused_expired,
+            "pin_too_old": sessions.counts.refused_too_old,
+            "sessions_full": sessions.counts.refused_full,
+            "locks_full": locks.counts.refused_full,
+        }
+        yield self.counters("refused", "Calls refused.", "reason", refused)
 
 
 @asynccontextmanager

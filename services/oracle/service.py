@@ -9,9 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Annotated, ClassVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 from pydantic import Field
 
 from percolator.services.chassis.cluster_store import ClusterStore, opened
@@ -19,6 +17,7 @@ from percolator.services.chassis.coordinator import GRACE_SECONDS_MIN, Coordinat
 from percolator.services.chassis.files import Files
 from percolator.services.chassis.host import Host
 from percolator.services.chassis.lifecycle import run
+from percolator.services.chassis.metrics import ServiceMetrics
 from percolator.services.chassis.rpc import Exposed
 from percolator.services.chassis.settings import FramedSettings, ListenAddress, load
 from percolator.services.oracle.candidate import Candidate, OtherClocks, Probe, Site
@@ -91,11 +90,10 @@ class OracleSettings(FramedSettings):
         )
 
 
-_PREFIX = "percolator_oracle_"
-
-
-class OracleMetrics(Collector):
+class OracleMetrics(ServiceMetrics):
     """Collects `percolator_oracle_*`."""
+
+    prefix = "percolator_oracle_"
 
     def __init__(self, candidate: Candidate, files: Files) -> None:
         self._candidate = candidate
@@ -103,41 +101,30 @@ class OracleMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         counts = self._candidate.counts
-        yield _counter("timestamps", "Timestamps handed out.", counts.timestamps)
-        yield _counter("mark_extensions", "Marks made durable.", counts.extensions)
-        yield _counter(
+        yield self.counter("timestamps", "Timestamps handed out.", counts.timestamps)
+        yield self.counter("mark_extensions", "Marks made durable.", counts.extensions)
+        yield self.counter(
             "mark_extension_failures",
             "Marks that could not be made durable.",
             counts.extension_failures,
         )
-        yield _counter("fsyncs", "Waits for the disk.", self._files.fsyncs)
-        yield _counter("waits", "Requests that had to wait for an extension.", counts.waits)
-        refused = CounterMetricFamily(
-            _PREFIX + "refused", "Requests refused, by error.", labels=["error"]
-        )
-        for error, count in tuple(counts.refused.items()):
-            refused.add_metric([error], count)
-        yield refused
+        yield self.counter("fsyncs", "Waits for the disk.", self._files.fsyncs)
+        yield self.counter("waits", "Requests that had to wait for an extension.", counts.waits)
+        yield self.counters("refused", "Requests refused, by error.", "error", counts.refused)
         oracle = self._candidate.oracle
-        yield GaugeMetricFamily(
-            _PREFIX + "leading", "1 at the oracle that leads.", value=oracle is not None
-        )
+        yield self.gauge("leading", "1 at the oracle that leads.", oracle is not None)
         if oracle is None:
             return
-        yield GaugeMetricFamily(
-            _PREFIX + "wall_clock_lead_seconds",
+        yield self.gauge(
+            "wall_clock_lead_seconds",
             "How far the wall clock is ahead of the timestamps; negative while it lags.",
-            value=oracle.wall_lead_seconds,
+            oracle.wall_lead_seconds,
         )
-        yield GaugeMetricFamily(
-            _PREFIX + "mark_timestamp_seconds",
+        yield self.gauge(
+            "mark_timestamp_seconds",
             "The durable mark, in seconds since 1970.",
-            value=oracle.mark_milliseconds / 1000,
+            oracle.mark_milliseconds / 1000,
         )
-
-
-def _counter(name: str, documentation: str, value: float) -> Metric:
-    return CounterMetricFamily(_PREFIX + name, documentation, value=value)
 
 
 _ELECTION_SECONDS = 1.0

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
 
+from percolator.services.chassis.metrics import ServiceMetrics
 from percolator.services.tabletserver.collecting import Collecting
 from percolator.services.tabletserver.storage import DiskSpace
 from percolator.services.tabletserver.tablets import RequestCounts, Tablets
@@ -52,8 +52,10 @@ _PER_TABLET: list[
 ]
 
 
-class TabletServerMetrics(Collector):
+class TabletServerMetrics(ServiceMetrics):
     """Collects `percolator_tabletserver_*`."""
+
+    prefix = "percolator_tabletserver_"
 
     def __init__(
         self, tablets: Tablets, collecting: Collecting, disk: DiskSpace, counts: RequestCounts
@@ -65,65 +67,62 @@ class TabletServerMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         descriptions = self._tablets.describe(())
-        yield from _of_tablets(descriptions)
+        yield from self._of_tablets(descriptions)
         failed = sum(description.HasField("error") for description in descriptions)
-        yield _gauge("tablets", "Tablets of this server.", len(descriptions))
-        yield _gauge("tablets_failed", "Tablets that cannot be served.", failed)
+        yield self.gauge("tablets", "Tablets of this server.", len(descriptions))
+        yield self.gauge("tablets_failed", "Tablets that cannot be served.", failed)
         guard = self._tablets.guard
-        yield _counter(
+        yield self.counter(
             "timestamp_questions", "Timestamps about which the oracle was asked.", guard.requests
         )
-        yield _counter(
+        yield self.counter(
             "timestamps_refused", "Timestamps that the oracle had not handed out.", guard.refused
         )
         events = self._tablets.events
-        yield _counter("tablets_reopened", "Tablets reopened after an I/O error.", events.reopened)
-        yield _counter("tablets_lost", "Tablets found to have a later owner.", events.lost)
-        yield _counter(
+        yield self.counter(
+            "tablets_reopened", "Tablets reopened after an I/O error.", events.reopened
+        )
+        yield self.counter("tablets_lost", "Tablets found to have a later owner.", events.lost)
+        yield self.counter(
             "cells_trimmed",
             "Cells deleted that belong to other tablets since a split.",
             events.cells_trimmed,
         )
-        yield _gauge("process_queue_bytes", "Mutations in progress.", self._counts.queue_bytes)
-        yield _gauge("disk_free_bytes", "Free bytes below the store root.", self._disk.bytes_free)
-        yield _gauge("disk_full", "1 while writes are refused.", self._disk.full is not None)
-        yield _gauge(
+        yield self.gauge("process_queue_bytes", "Mutations in progress.", self._counts.queue_bytes)
+        yield self.gauge(
+            "disk_free_bytes", "Free bytes below the store root.", self._disk.bytes_free
+        )
+        yield self.gauge("disk_full", "1 while writes are refused.", self._disk.full is not None)
+        yield self.gauge(
             "store_trouble",
             "1 while the store hangs or cannot be written.",
             bool(self._disk.store_trouble()),
         )
-        yield _counter("scan_pages", "Pages of scans.", self._counts.pages)
-        yield _counter("slow_requests", "Requests over the limit.", self._counts.slow)
+        yield self.counter("scan_pages", "Pages of scans.", self._counts.pages)
+        yield self.counter("slow_requests", "Requests over the limit.", self._counts.slow)
         watch = self._tablets.watch
-        yield _gauge("notification_streams", "Open streams of notifications.", watch.streams)
-        yield _counter("notifications_told", "Notifications put into streams.", watch.told)
-        yield _counter(
+        yield self.gauge("notification_streams", "Open streams of notifications.", watch.streams)
+        yield self.counter("notifications_told", "Notifications put into streams.", watch.told)
+        yield self.counter(
             "notifications_left_out", "Not put into a stream that was full.", watch.left_out
         )
         collecting = self._collecting
-        yield _counter("collections", "Tablets walked to collect history.", collecting.passes)
-        yield _counter("cells_collected", "Cells of history deleted.", collecting.cells)
-        yield _counter("bytes_collected", "Bytes of history deleted.", collecting.bytes)
-        refused = CounterMetricFamily(
-            _PREFIX + "batches_refused", "Batches refused as a whole, by error.", labels=["error"]
+        yield self.counter("collections", "Tablets walked to collect history.", collecting.passes)
+        yield self.counter("cells_collected", "Cells of history deleted.", collecting.cells)
+        yield self.counter("bytes_collected", "Bytes of history deleted.", collecting.bytes)
+        yield self.counters(
+            "batches_refused",
+            "Batches refused as a whole, by error.",
+            "error",
+            self._counts.refused,
         )
-        for error, count in tuple(self._counts.refused.items()):
-            refused.add_metric([error], count)
-        yield refused
 
-
-def _of_tablets(descriptions: list[TabletDescription]) -> Iterator[Metric]:
-    for family, name, documentation, value in _PER_TABLET:
-        metric = family(_PREFIX + "tablet_" + name, documentation, labels=["table", "tablet"])
-        for description in descriptions:
-            labels = [str(description.table_id), str(description.tablet_id)]
-            metric.add_metric(labels, value(description.statistics))
-        yield metric
-
-
-def _gauge(name: str, documentation: str, value: float) -> Metric:
-    return GaugeMetricFamily(_PREFIX + name, documentation, value=float(value))
-
-
-def _counter(name: str, documentation: str, value: float) -> Metric:
-    return CounterMetricFamily(_PREFIX + name, documentation, value=float(value))
+    def _of_tablets(self, descriptions: list[TabletDescription]) -> Iterator[Metric]:
+        for family, name, documentation, value in _PER_TABLET:
+            metric = family(
+                f"{self.prefix}tablet_{name}", documentation, labels=["table", "tablet"]
+            )
+            for description in descriptions:
+                labels = [str(description.table_id), str(description.tablet_id)]
+                metric.add_metric(labels, value(description.statistics))
+            yield metric
