@@ -129,11 +129,7 @@ class Call(Protocol):
 
 _LIBRARY = "percolator."
 _outer: ContextVar[tuple[Call, ...]] = ContextVar("outer calls", default=())
-
-
-def outer_calls() -> tuple[Call, ...]:
-    """The calls that the running code is inside of."""
-    return _outer.get()
+"""The calls that the running code is inside of."""
 
 
 def warn_of_inner_call() -> None:
@@ -197,7 +193,7 @@ class Attempts:
         self._attempts = 0
         self._lost_to_others = 0
         self._contender: Contender | None = None
-        self._outer = outer_calls()
+        self._outer = _outer.get()
         self.is_running = False
         for outer in self._outer:
             if isinstance(outer, Attempts) and outer.is_running and outer._env is env:

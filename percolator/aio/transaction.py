@@ -796,10 +796,6 @@ class TransactionInternals:
         self.buffer = transaction._buffer
         self.writes = transaction._buffer.cells
 
-    def updating(self) -> asyncio.Lock:
-        """To be held from a read to the write that depends on it: calls may be gathered."""
-        return self.buffer.updating()
-
     async def write_together(
         self,
         puts: Sequence[tuple[object, Column[Any], Any]],
@@ -816,10 +812,6 @@ class TransactionInternals:
         table_id = (await reader.info(column.table, deadline)).table_id
         schema = await reader.env.schema_of_reads(table_id, deadline)
         return column.name in schema.expiring
-
-    def notify_cell(self, address: CellAddress) -> None:
-        """As `notify`, for a column that is known to have a weak observer."""
-        self.buffer.notify_cell(address)
 
     def found_pages(
         self, table: Table[K], start: K, end: K, columns: Sequence[Column[Any]]

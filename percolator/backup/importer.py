@@ -368,15 +368,11 @@ async def _register(database: Database, table: ExportedTable) -> None:
 
 
 def _load_of(database: Database, export: Export, table: ExportedTable) -> BulkLoad | RowLoad:
-    plan = _load_plan(export, table)
+    # The plan has the same name for every run, so that a later run takes over from an earlier.
+    plan = LoadPlan(table.name, f"import-{export.at}", start=b"", end=b"", notify=False)
     if database.internal.engine.is_on_rows:
         return RowLoad(database, plan, options_of(table), codecs_of(table))
     return BulkLoad(database, plan)
-
-
-def _load_plan(export: Export, table: ExportedTable) -> LoadPlan:
-    """The plan has the same name for every run, so that a later run takes over from an earlier."""
-    return LoadPlan(table.name, f"import-{export.at}", start=b"", end=b"", notify=False)
 
 
 def _check_ranges(directory: Path, table: ExportedTable) -> None:

@@ -70,7 +70,7 @@ class Admission:
     def __init__(self, most: int = CALLS_MAX) -> None:
         self._most = most
         self._bound = float(most)
-        self._in_flight = 0
+        self.in_flight = 0
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._tickets = self._halved_until = 0
         self._pause: asyncio.TimerHandle | None = None
@@ -80,15 +80,11 @@ class Admission:
         """How many calls may be in flight at present."""
         return int(self._bound)
 
-    @property
-    def in_flight(self) -> int:
-        return self._in_flight
-
     def enter_at_once(self) -> int:
         """The ticket of a call that need not wait; 0 if it has to wait in `enter`."""
-        if self._pause is not None or self._waiting or self._in_flight >= int(self._bound):
+        if self._pause is not None or self._waiting or self.in_flight >= int(self._bound):
             return 0
-        self._in_flight += 1
+        self.in_flight += 1
         self._tickets += 1
         return self._tickets
 
@@ -106,7 +102,7 @@ class Admission:
         if not waiter.done():
             self._withdraw(waiter)
             raise Overloaded(
-                f"Bigtable answers too slowly: {self._in_flight} calls are in flight, and "
+                f"Bigtable answers too slowly: {self.in_flight} calls are in flight, and "
                 f"{len(self._waiting)} more wait",
                 retry_after_seconds=0.0,
             )
@@ -115,7 +111,7 @@ class Admission:
 
     def leave(self, ticket: int, error: PercolatorError | None = None) -> None:
         """Called when a call has ended."""
-        self._in_flight -= 1
+        self.in_flight -= 1
         if error is None:
             if self._bound < self._most:
                 self._bound = min(self._bound + 1.0 / self._bound, float(self._most))
@@ -141,16 +137,16 @@ class Admission:
         self._admit()
 
     def _admit(self) -> None:
-        while self._waiting and self._pause is None and self._in_flight < int(self._bound):
+        while self._waiting and self._pause is None and self.in_flight < int(self._bound):
             waiter = self._waiting.popleft()
             if not waiter.done():
-                self._in_flight += 1
+                self.in_flight += 1
                 waiter.set_result(None)
 
     def _withdraw(self, waiter: asyncio.Future[None]) -> None:
         """Called if a waiting call is not made any more."""
         if waiter.done():  # it was let through meanwhile
-            self._in_flight -= 1
+            self.in_flight -= 1
             self._admit()
         else:
             self._waiting.remove(waiter)

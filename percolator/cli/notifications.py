@@ -102,7 +102,7 @@ async def waiting(engine: Engine, table: str, observer: str) -> AsyncIterator[Sh
     """Yields the cells that wait for observers, table by table; empty names mean all."""
     observing = worker_context(engine)
     wanted = (observer.encode(),) if observer else ()
-    for one in await observing.catalog.describe_all(observing.deadline()):
+    for one in await observing.catalog.describe_all(observing.env.deadline()):
         if one.deleting or (table and one.name != table):
             continue
         forms = Forms(CodecNames.of(one.codecs))

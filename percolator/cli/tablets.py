@@ -44,7 +44,10 @@ def tablets(
     here = connection(context)
     found, tables = here.run(lambda network: _found(here, network, table))
     if hot:
-        found.sort(key=_rate, reverse=True)
+        found.sort(
+            key=lambda one: one.statistics.mutations_per_second + one.statistics.reads_per_second,
+            reverse=True,
+        )
     screen = Screen(
         "tablet", "table", "rows from", "to", "server", "epoch", "MiB", "writes/s", "reads/s", "",
         box=None,
@@ -141,10 +144,6 @@ def _forms(location: errors_pb2.TabletLocation, tables: Tables) -> Forms:
     """The forms of the tablet's rows."""
     table = tables.get(location.table_id)
     return table.forms if table is not None else UNKNOWN  # it was dropped meanwhile
-
-
-def _rate(one: pb.TabletInfo) -> float:
-    return one.statistics.mutations_per_second + one.statistics.reads_per_second
 
 
 def _reason(one: pb.TabletInfo) -> Text:

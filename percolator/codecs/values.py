@@ -496,18 +496,14 @@ class TupleCodec:
     """Row keys of several parts, ordered by the first, then by the second, and so on."""
 
     def __init__(self, parts: Sequence[KeyCodec[Any]]) -> None:
-        self._parts = parts
+        self.parts = parts
+        """The codecs of the parts."""
         names = [name_of(part) for part in parts]
         self.name = f"tuple_of({', '.join(names)})" if all(names) else ""
 
-    @property
-    def parts(self) -> Sequence[KeyCodec[Any]]:
-        """The codecs of the parts."""
-        return self._parts
-
     def encode(self, key: tuple[Any, ...]) -> bytes:
-        if _length(key) != len(self._parts):
-            raise wrong(f"a tuple of {len(self._parts)}", key)
+        if _length(key) != len(self.parts):
+            raise wrong(f"a tuple of {len(self.parts)}", key)
         return self.encode_prefix(key)
 
     def decode(self, row: bytes) -> tuple[Any, ...]:
@@ -518,9 +514,9 @@ class TupleCodec:
 
     def encode_prefix(self, prefix: tuple[Any, ...]) -> bytes:
         """The bytes of the first parts, each of which must be complete."""
-        if not 0 <= _length(prefix) <= len(self._parts):
-            raise wrong(f"a tuple of at most {len(self._parts)}", prefix)
-        pairs = zip(self._parts, prefix, strict=False)
+        if not 0 <= _length(prefix) <= len(self.parts):
+            raise wrong(f"a tuple of at most {len(self.parts)}", prefix)
+        pairs = zip(self.parts, prefix, strict=False)
         return b"".join([codec.encode_part(part) for codec, part in pairs])
 
     def encode_part(self, key: tuple[Any, ...]) -> bytes:
@@ -528,13 +524,13 @@ class TupleCodec:
 
     def decode_part(self, row: bytes, start: int) -> tuple[tuple[Any, ...], int]:
         parts = []
-        for codec in self._parts:
+        for codec in self.parts:
             part, start = codec.decode_part(row, start)
             parts.append(part)
         return tuple(parts), start
 
     def __repr__(self) -> str:
-        return f"codecs.tuple_of({', '.join(map(repr, self._parts))})"
+        return f"codecs.tuple_of({', '.join(map(repr, self.parts))})"
 
 
 def _length(key: object) -> int:
@@ -576,25 +572,21 @@ class HashedCodec(Generic[K]):
     """Row keys of another codec behind a hash, for keys that come in order."""
 
     def __init__(self, keys: KeyCodec[K]) -> None:
-        self._keys = keys
+        self.keys = keys
+        """The codec of the keys behind the hash."""
         inner = name_of(keys)
         self.name = f"hashed({inner})" if inner else ""
 
-    @property
-    def keys(self) -> KeyCodec[K]:
-        """The codec of the keys behind the hash."""
-        return self._keys
-
     def encode(self, key: K) -> bytes:
         """The row of a key."""
-        row = self._keys.encode(key)
+        row = self.keys.encode(key)
         return row_hash(row) + row
 
     def decode(self, row: bytes) -> K:
         """The key of a row. Raises `SchemaError` if the hash does not belong to it."""
         if row_hash(row[HASH_BYTES:]) != row[:HASH_BYTES]:
             raise SchemaError(f"{len(row)} stored bytes are not a hashed key")
-        return self._keys.decode(row[HASH_BYTES:])
+        return self.keys.decode(row[HASH_BYTES:])
 
     def encode_prefix(self, prefix: K) -> bytes:
         """Raises `SchemaError`."""
@@ -602,18 +594,18 @@ class HashedCodec(Generic[K]):
 
     def encode_part(self, key: K) -> bytes:
         """The key as part of a tuple, whose other parts are in order."""
-        part = self._keys.encode_part(key)
+        part = self.keys.encode_part(key)
         return row_hash(part) + part
 
     def decode_part(self, row: bytes, start: int) -> tuple[K, int]:
         """The part that begins at `start`, and where the next one begins."""
-        key, end = self._keys.decode_part(row, start + HASH_BYTES)
+        key, end = self.keys.decode_part(row, start + HASH_BYTES)
         if row_hash(row[start + HASH_BYTES : end]) != row[start : start + HASH_BYTES]:
             raise SchemaError(f"{len(row)} stored bytes are not a hashed key")
         return key, end
 
     def __repr__(self) -> str:
-        return f"codecs.hashed({self._keys!r})"
+        return f"codecs.hashed({self.keys!r})"
 
 
 class SplitPoint:

@@ -35,7 +35,8 @@ class Judged:
     """The reason why nothing is known of some of them, if that is so."""
 
     def commit(self, intent: Intent, timestamp: int) -> None:
-        by_commit = self.committed.setdefault(observed_cell(intent), {})
+        cell = intent.table_id, intent.row, intent.column, intent.observer
+        by_commit = self.committed.setdefault(cell, {})
         by_commit.setdefault(timestamp, []).append(intent)
 
 
@@ -58,7 +59,7 @@ class Fates:
             CellMutation(one.table_id, steps.status(one.row, one.column, one.timestamp))
             for one in asked
         ]
-        answers = await self._env.cells.mutate(questions, self._deadline())
+        answers = await self._env.cells.mutate(questions, self._env.deadline())
         for intent, answer in zip(asked, answers, strict=True):
             if answer is APPLIED:
                 judged.without_trace.append(intent)
@@ -87,7 +88,7 @@ class Fates:
             )
             for one in dead
         ]
-        answers = await self._env.cells.mutate(markers, self._deadline()) if markers else []
+        answers = await self._env.cells.mutate(markers, self._env.deadline()) if markers else []
         known = []
         for intent, answer in zip(dead, answers, strict=True):
             if answer is APPLIED:
@@ -101,10 +102,3 @@ class Fates:
                 continue
             known.append(intent)
         return known
-
-    def _deadline(self) -> float:
-        return self._env.now() + self._env.limits.call_seconds
-
-
-def observed_cell(intent: Intent) -> ObservedCell:
-    return intent.table_id, intent.row, intent.column, intent.observer

@@ -229,8 +229,6 @@ class AwaitedIntents:
         self._intents = intents
         self._registered = registered
         self._fates = Fates(env)
-        self.cleared = 0
-        """How many intents were cleared for which nobody asks."""
 
     async def oldest(self, below: int) -> int:
         """The least timestamp of all intents below this for which somebody asks, and that are there
@@ -242,7 +240,7 @@ class AwaitedIntents:
     async def _oldest_in(self, bucket: int, below: int, registered: Registered) -> int:
         at, end = key_from(bucket), key_from(bucket, below)
         while at:
-            found, at = await self._intents.page(at, end, _ALL_COLUMNS, self._deadline())
+            found, at = await self._intents.page(at, end, _ALL_COLUMNS, self._env.deadline())
             unasked: list[Intent] = []
             for intent in found:
                 if _is_asked_for(intent, registered):
@@ -265,11 +263,7 @@ class AwaitedIntents:
         final = [one for one in committed if not _is_asked_for(one, registered)]
         final += judged.rolled_back
         final += [one for one in judged.without_table if one.table_id not in registered]
-        await self._intents.delete(final, self._deadline())
-        self.cleared += len(final)
-
-    def _deadline(self) -> float:
-        return self._env.now() + self._env.limits.call_seconds
+        await self._intents.delete(final, self._env.deadline())
 
 
 def _is_asked_for(intent: Intent, registered: Registered) -> bool:

@@ -126,7 +126,7 @@ async def backfill_owed(
     )
 
     async def report() -> master_pb2.Table:
-        return await context.catalog.report_backfill(request, context.deadline())
+        return await context.catalog.report_backfill(request, context.env.deadline())
 
     # Only then a snapshot shows all cells that did not notify the observer.
     described = await report()
@@ -135,24 +135,24 @@ async def backfill_owed(
         return
     work = _Backfill(context, table, observer, again=False, rows_at_once=rows_at_once)
     work.take_schema(described, watched.owed.columns)
-    reported = logged = context.now()
+    reported = logged = context.env.now()
 
     async def after(progress: Backfilled) -> bool:
         nonlocal reported, logged
         request.row, request.cells = progress.row, progress.cells
-        if context.now() >= reported + _REPORT_SECONDS:
+        if context.env.now() >= reported + _REPORT_SECONDS:
             watched.owed = owed_by(await report(), observer)
-            reported = context.now()
+            reported = context.env.now()
             if watched.owed is None or watched.owed.version != request.version:
                 return False  # the lock was lost, and another worker has done the rest
-        if context.now() >= logged + _LOG_SECONDS:
+        if context.env.now() >= logged + _LOG_SECONDS:
             _log.info(
                 "observer %s of table %s: backfill has notified it of %s so far",
                 observer,
                 table,
                 counted(progress.cells, "cell"),
             )
-            logged = context.now()
+            logged = context.env.now()
         return go_on is None or await go_on(progress)
 
     began = Backfilled(watched.owed.cells, watched.owed.row)
@@ -279,7 +279,7 @@ class _Pace:
             return True
         request = WorkRequest(self._watched.table_id, start, end, observers=(self._watched.id,))
         left: list[bytes] = []
-        survey = self._context.notifications.survey(request, self._context.deadline())
+        survey = self._context.notifications.survey(request, self._context.env.deadline())
         async with aclosing(survey) as answers:
             async for answer in answers:
                 left += [waiting.row for waiting in answer.waiting]
@@ -376,7 +376,7 @@ class _Backfill:
         # It is registered already. Adding it again waits until every tablet knows it, in case the
         # process that registered it did not wait.
         request = master_pb2.ChangeObserversRequest(table=self._table, add=[found])
-        table = await context.catalog.change_observers(request, context.deadline())
+        table = await context.catalog.change_observers(request, context.env.deadline())
         self.take_schema(table, _named(table, self._observer).columns)
 
     async def _notify(self, cells: Sequence[Cell]) -> None:
@@ -391,7 +391,7 @@ class _Backfill:
                 CellMutation(self._table_id, steps.notify(*cell, now, (self._id,)), self._version)
                 for cell in left
             ]
-            answers = await context.env.cells.mutate(sent, context.deadline())
+            answers = await context.env.cells.mutate(sent, context.env.deadline())
             failed = [
                 (cell, answer)
                 for cell, answer in zip(left, answers, strict=True)
@@ -451,7 +451,7 @@ class _Backfill:
                 context.env,
                 context.cleanup,
                 requests,
-                context.deadline(),
+                context.env.deadline(),
                 transaction.statistics,
             )
             for (row, hidden), answer in zip(cells, answers, strict=True):

@@ -256,13 +256,6 @@ class WorkerContext:
     """Asks which observers, by table and name, run in any process; None if some process may run
     others."""
 
-    def now(self) -> float:
-        return self.world.clock.monotonic_seconds()
-
-    def deadline(self) -> float:
-        """The deadline of a call that begins now."""
-        return self.now() + self.env.limits.call_seconds
-
     async def describe(self, table: str) -> master_pb2.Table:
         """The table with its observers, as it is now."""
-        return await self.catalog.describe(table, self.deadline())
+        return await self.catalog.describe(table, self.env.deadline())

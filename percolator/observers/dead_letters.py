@@ -109,10 +109,10 @@ def _hash(row: bytes) -> bytes:
 async def dead_letters_table(context: WorkerContext) -> int:
     """The id of the table of dead letters, created when the first observers are registered."""
     try:
-        info = await context.catalog.table(DEAD_LETTERS.name, context.deadline())
+        info = await context.catalog.table(DEAD_LETTERS.name, context.env.deadline())
     except SchemaError:
         info = await context.catalog.create(
-            DEAD_LETTERS.name, (), TableOptions(), exist_ok=True, deadline=context.deadline()
+            DEAD_LETTERS.name, (), TableOptions(), exist_ok=True, deadline=context.env.deadline()
         )
     return info.table_id
 
@@ -240,9 +240,9 @@ class DeadLetterBox:
     async def _notify(self, letters: Sequence[tuple[int, DeadLetter]]) -> None:
         context = self._context
         for at in range(0, len(letters), _AT_ONCE):
-            deadline = context.deadline()
+            deadline = context.env.deadline()
             # Above the snapshot of every run that has deleted notifications before.
-            now = await context.env.timestamps.get(timeout_seconds=deadline - context.now())
+            now = await context.env.timestamps.get(timeout_seconds=deadline - context.env.now())
             requests = []
             for table_id, one in letters[at : at + _AT_ONCE]:
                 step = steps.notify(one.row, one.column, now, (one.observer.encode(),))
@@ -293,7 +293,7 @@ class DeadLetterBox:
                 context.env,
                 context.cleanup,
                 requests,
-                context.deadline(),
+                context.env.deadline(),
                 transaction.statistics,
             )
             cleared = 0
@@ -311,7 +311,9 @@ class DeadLetterBox:
     async def _table_id(self) -> int | None:
         """The id of the table of dead letters; None if no worker ever ran in this cluster."""
         try:
-            info = await self._context.catalog.table(DEAD_LETTERS.name, self._context.deadline())
+            info = await self._context.catalog.table(
+                DEAD_LETTERS.name, self._context.env.deadline()
+            )
         except SchemaError:
             return None
         return info.table_id

@@ -91,6 +91,7 @@ class IntentNotifications:
 
     def __init__(self, world: World, env: Environment, cleanup: Cleanup, intents: Intents) -> None:
         self._world = world
+        self._now = world.clock.monotonic_seconds
         self._env = env
         self._cleanup = cleanup
         self._intents = intents
@@ -106,12 +107,6 @@ class IntentNotifications:
         self._found: OrderedDict[ObservedCell, dict[int, list[Intent]]] = OrderedDict()
         """The intents behind what was reported."""
 
-    def _now(self) -> float:
-        return self._world.clock.monotonic_seconds()
-
-    def _deadline(self) -> float:
-        return self._now() + self._env.limits.call_seconds
-
     async def look(self, admission: Admission, *, everything: bool) -> int:
         watched = frozenset((one.table_id, one.id) for one in admission.watched)
         if not watched:
@@ -123,7 +118,7 @@ class IntentNotifications:
             self._watched = watched
             self._from.clear()
         # Goes back to the intents of transactions that were open, and are decided now.
-        decided, locks = await self._undecided.look(self._deadline())
+        decided, locks = await self._undecided.look(self._env.deadline())
         for bucket, mark in self._from.items():
             self._from[bucket] = min([mark, *decided])
         await self._resolve(locks, now)
@@ -145,7 +140,7 @@ class IntentNotifications:
         undecided = 0
         while at:
             end = key_from(bucket + 1)
-            page, at = await self._intents.page(at, end, columns, self._deadline())
+            page, at = await self._intents.page(at, end, columns, self._env.deadline())
             undecided += await self._process(self._not_open(page), admission, now)
             if left := self._not_open(page):
                 oldest = min(oldest, left[0].timestamp)
@@ -181,7 +176,7 @@ class IntentNotifications:
                 self._remember(cell, by_commit)
                 admission.admit(claim, by_commit)
         if judged.rolled_back:
-            await self._intents.delete(judged.rolled_back, self._deadline())
+            await self._intents.delete(judged.rolled_back, self._env.deadline())
         self._undecided.learn(judged.locked)
         locks = [MetLock.of(intent.table_id, cell) for intent, cell in judged.locked]
         await self._resolve(locks, now)
@@ -229,7 +224,7 @@ class IntentNotifications:
         """
 
         def until() -> float:
-            return min(self._deadline(), deadline)
+            return min(self._env.deadline(), deadline)
 
         yield _answer(request, mark=await self._intents.mark(until()))
         pages = self._intents.all_of(request.table_id, request.observers, until)

@@ -128,7 +128,7 @@ async def _wait(
 ) -> Quiet:
     if timeout_seconds is not None:
         require_seconds(timeout_seconds, "timeout")
-    started = context.now()
+    started = context.env.now()
     deadline = inf if timeout_seconds is None else started + timeout_seconds
     backoff = _new_backoff(context)
     before: _Pass | None = None
@@ -150,28 +150,30 @@ async def _wait(
         remaining = now.remaining()
         on_pass(remaining)
         if letters is not None:
-            return Quiet(passes, context.now() - started, now.paused(), letters)
+            return Quiet(passes, context.env.now() - started, now.paused(), letters)
         if problem is None or not last_found:
             # A pass that the deadline interrupted says less than the one before it.
             last_found = remaining
         found_nothing = problem is None and not remaining
-        if context.now() >= deadline:
+        if context.env.now() >= deadline:
             raise _late(last_found, problem, timeout_seconds)
         if found_nothing and before is None:
             backoff = _new_backoff(context)  # repeat at once: this may be the first of the two
         else:
-            await context.world.clock.sleep(min(backoff.next_seconds(), deadline - context.now()))
+            await context.world.clock.sleep(
+                min(backoff.next_seconds(), deadline - context.env.now())
+            )
         before = now if found_nothing else None
 
 
 async def count_dead_letters(context: WorkerContext, deadline: float = inf) -> dict[Name, int]:
     """The number of dead letters by observer; empty if no worker has ever run."""
-    deadline = min(context.deadline(), deadline)
+    deadline = min(context.env.deadline(), deadline)
     try:
         info = await context.catalog.table(DEAD_LETTERS.name, deadline)
     except SchemaError:
         return {}
-    env, seconds = context.env, max(deadline - context.now(), _CALL_SECONDS_MIN)
+    env, seconds = context.env, max(deadline - context.env.now(), _CALL_SECONDS_MIN)
     now = await env.timestamps.get(timeout_seconds=seconds)
     request = RangeRequest(info.table_id, b"", b"", (LETTER.name,), now)
     found: Counter[Name] = Counter()
@@ -204,7 +206,9 @@ class _Pass:
     async def run(self) -> None:
         """Asks all tablets. Raises the error that prevented a complete pass."""
         context = self._context
-        self._tables = await context.catalog.describe_all(min(context.deadline(), self._deadline))
+        self._tables = await context.catalog.describe_all(
+            min(context.env.deadline(), self._deadline)
+        )
         for table in self._tables:
             request = _request(table)
             if request is not None:

@@ -76,7 +76,7 @@ async def register(
         if missing or confirmed:
             added = [_registered_as(one) for one in own] if confirmed else missing
             request = pb.ChangeObserversRequest(table=table, add=added)
-            described = await context.catalog.change_observers(request, context.deadline())
+            described = await context.catalog.change_observers(request, context.env.deadline())
             _missing(described, own)  # another worker may have been first, with another definition
             _tell_of_registration(described, missing)
             if in_advance is not None:
@@ -107,7 +107,7 @@ async def _register_in_advance(
         table=table, add=added, awaited=True, replace=table not in before
     )
     try:
-        exists = await context.catalog.await_table(request, context.deadline())
+        exists = await context.catalog.await_table(request, context.env.deadline())
     except InvalidArgument as error:
         # The program knows its list of observers, not the fields of the request.
         raise InvalidArgument("observers", error.reason) from None
@@ -329,7 +329,7 @@ async def remove_observer(
     if registered:
         # Once this returns, no commit notifies it.
         change = master_pb2.ChangeObserversRequest(table=table, remove=[observer])
-        await context.catalog.change_observers(change, context.deadline())
+        await context.catalog.change_observers(change, context.env.deadline())
     purged = await _purge(context, request, on_progress) if purge else 0
     if purge and not registered and not purged:
         raise SchemaError(f"table {table!r} has no observer {observer!r}", table=table)
@@ -340,10 +340,10 @@ async def remove_observer(
 async def _removed_in_advance(context: WorkerContext, table: str, observer: str) -> bool:
     """Removes an observer that was registered for a table that does not exist yet. False if there
     is none."""
-    for one in await context.catalog.awaited(context.deadline()):
+    for one in await context.catalog.awaited(context.env.deadline()):
         if one.name == table and any(known.name == observer for known in one.observers):
             change = master_pb2.ChangeObserversRequest(table=table, remove=[observer], awaited=True)
-            await context.catalog.await_table(change, context.deadline())
+            await context.catalog.await_table(change, context.env.deadline())
             return True
     return False
 
@@ -364,7 +364,9 @@ async def _purge(
             async for answer in answers:
                 if answer.waiting:
                     found = True
-                    problem = await context.notifications.forget(answer.waiting, context.deadline())
+                    problem = await context.notifications.forget(
+                        answer.waiting, context.env.deadline()
+                    )
                     if problem is not None:
                         raise problem
                     purged += len(answer.waiting)

@@ -228,7 +228,7 @@ class RunPool:
             return
         counters = work.watched.counters
         run = ObserverRun(self._context, self._results.dead_letters, work)
-        ended, began = trace.Ended.COMMITTED, self._context.now()
+        ended, began = trace.Ended.COMMITTED, self._context.env.now()
         is_called = False
         try:
             if not await run.begin():
@@ -282,7 +282,7 @@ class RunPool:
         counters.rows_read += transaction.statistics.rows_read
         counters.round_trips += transaction.statistics.round_trips
         counters.cells_written += len(transaction.internal.writes.cells)
-        trace.note(transaction, work, run.start, ended, self._context.now() - began)
+        trace.note(transaction, work, run.start, ended, self._context.env.now() - began)
 
     async def _call(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
         """Calls the function, and turns whatever ends it into a failure of the observer.
@@ -544,7 +544,7 @@ class Deletions:
                 portion = self._waiting[:_AT_ONCE_MAX]
                 del self._waiting[:_AT_ONCE_MAX]
                 # Errors are ignored: a notification that is not deleted is found again.
-                await self._context.notifications.forget(portion, self._context.deadline())
+                await self._context.notifications.forget(portion, self._context.env.deadline())
         finally:
             self._sending = None
 

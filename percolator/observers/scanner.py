@@ -197,7 +197,7 @@ class RowLocks:
                 held = [work for work in works if work.is_locked]
                 for work, still in zip(held, await self._renew(held), strict=True):
                     work.is_locked = work.is_locked and still
-            since = self._context.now() - _LONG_SECONDS
+            since = self._context.env.now() - _LONG_SECONDS
             await self._lock([w for w in works if not w.is_locked and w.found_seconds < since])
 
     async def _renew(self, works: Sequence[Work]) -> list[bool]:

@@ -68,7 +68,7 @@ class TabletNotifications:
         context = self._context
         places = [request]
         while places:
-            until = min(context.deadline(), deadline)
+            until = min(context.env.deadline(), deadline)
             found = await find_work(context.world, context.tablets, places, until)
             places = []
             for answer in found:
@@ -116,13 +116,6 @@ class TabletContext:
     cleanup: Cleanup
     catalog: Catalog
     tablets: TabletMap
-
-    def now(self) -> float:
-        return self.world.clock.monotonic_seconds()
-
-    def deadline(self) -> float:
-        """The deadline of a call that begins now."""
-        return self.now() + self.env.limits.call_seconds
 
 
 class TabletPass:
@@ -174,7 +167,7 @@ class TabletPass:
             asked = [one for place in places if (one := self._with_space(place))]
             context = self._context
             for answer in await find_work(
-                context.world, context.tablets, asked, context.deadline()
+                context.world, context.tablets, asked, context.env.deadline()
             ):
                 await self._process(answer, now)
         return self._admission.admitted
@@ -194,7 +187,7 @@ class TabletPass:
         found: list[TabletLocation] = []
         for table_id in self._tables:
             known = context.tablets.tablets(table_id)
-            found += known or await context.catalog.all_tablets(table_id, context.deadline())
+            found += known or await context.catalog.all_tablets(table_id, context.env.deadline())
         context.world.random.shuffle(found)
         return found
 
@@ -243,7 +236,7 @@ class TabletPass:
 
         The next pass meets the others again; they do not hold up the work of other tablets.
         """
-        deadline = min(self._context.now() + _RESOLVE_SECONDS, self._context.deadline())
+        deadline = min(self._context.env.now() + _RESOLVE_SECONDS, self._context.env.deadline())
         try:
             await self._context.cleanup.resolve(
                 [MetLock.of(table_id, lock) for lock in locks],
@@ -255,7 +248,7 @@ class TabletPass:
             _log.debug("old locks of table %d cannot be resolved now: %s", table_id, error)
             self._may_resolve = False
         else:
-            self._may_resolve = self._context.now() < deadline
+            self._may_resolve = self._context.env.now() < deadline
 
     def _jump(self) -> None:
         if self._jumps >= _JUMPS_MAX:

@@ -94,7 +94,7 @@ async def look(
         context.env,
         context.cleanup,
         [RowRequest(work.watched.table_id, read)],
-        context.deadline(),
+        context.env.deadline(),
         transaction.statistics,
     )
     stored = answer.found.get(hidden)

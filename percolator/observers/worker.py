@@ -265,7 +265,7 @@ class _Parts:
         self.queue = WorkQueue(
             rows_max=limits.queue_rows_max,
             bytes_max=limits.queue_bytes_max,
-            now=context.now,
+            now=context.env.now,
             hot_cells=context.env.hot_cells,
             on_ready=self._dispatch,
             on_finished_before=self.deletions.add,

@@ -223,7 +223,11 @@ class Commit:
                 commit = await self._give_up(conflicts.given_up(write), deadline)
             else:
                 try:
-                    if self.state is not State.COMMITTING and self._fits_one_round():
+                    if (
+                        self.state is not State.COMMITTING
+                        and not self._only_two_phases
+                        and write.fits_one_message(env.limits)
+                    ):
                         commit = await self._commit_in_one_round(deadline)
                     if not commit:
                         commit = await self._commit_in_two_phases(deadline)
@@ -291,9 +295,6 @@ class Commit:
         self.is_out = self.is_unanswered = False
 
     # ------------------------------------------------------------------ one round
-
-    def _fits_one_round(self) -> bool:
-        return not self._only_two_phases and self._write.fits_one_message(self._env.limits)
 
     async def _commit_in_one_round(self, deadline: float) -> int:
         """Sends the one message, and again where that makes sense. Returns the commit timestamp, or

@@ -278,6 +278,10 @@ class Environment:
         """The monotonic clock, in seconds."""
         return self.clock.monotonic_seconds()
 
+    def deadline(self) -> float:
+        """The deadline of a call that begins now."""
+        return self.now() + self.limits.call_seconds
+
     async def timestamp(self, deadline: float) -> int:
         """A fresh timestamp. Past the deadline, it is still tried for a moment."""
         left = max(deadline - self.now(), 0.001)

@@ -132,7 +132,7 @@ class Index(Generic[K, T, W]):
         return on_transaction(tx, self._set, row, value)
 
     async def _set(self, tx: aio.Transaction, row: K, value: T) -> None:
-        async with tx.internal.updating():
+        async with tx.internal.buffer.updating():
             indexed = await self._entries.recorded(tx, row)
             await self._entries.write(tx, row, value, indexed, [(row, self.column, value)])
 
@@ -146,7 +146,7 @@ class Index(Generic[K, T, W]):
         return on_transaction(tx, self._delete, row)
 
     async def _delete(self, tx: aio.Transaction, row: K) -> None:
-        async with tx.internal.updating():
+        async with tx.internal.buffer.updating():
             indexed = await self._entries.recorded(tx, row)
             await self._entries.write(tx, row, None, indexed, deletes=[(row, self.column)])
 

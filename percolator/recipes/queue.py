@@ -224,7 +224,7 @@ class Queue(ABC, Generic[K, V]):
         # First: if this is refused, there must be no entry, which nothing would wake anybody for.
         await tx.notify(self._rows.bucket(part), self._wake)
         internal = tx.internal
-        async with internal.updating():  # the next entry's place depends on this write
+        async with internal.buffer.updating():  # the next entry's place depends on this write
             row = self._rows.entry(part, start, len(internal.writes.cells))
             await internal.write_together([(row, self._entry, value)], [])
 

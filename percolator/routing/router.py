@@ -606,7 +606,10 @@ class Router:
         self._world = world
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._dispatchers = ByAddress(self._new_dispatcher, self._left)
+        self._dispatchers = ByAddress(
+            lambda address: Dispatcher(address, world, limits, self.schema_versions, self._problem),
+            self._left,
+        )
         self._placing = Placing(world, tablets, self._dispatchers, self._start)
         self._calls_sent = self._rows_sent = 0
         """Through dispatchers that are no longer kept."""
@@ -757,9 +760,6 @@ class Router:
         dispatcher.submit(entry)
         return True
 
-    def _new_dispatcher(self, address: str) -> Dispatcher:
-        return Dispatcher(address, self._world, self._limits, self.schema_versions, self._problem)
-
     def _left(self, dispatcher: Dispatcher) -> None:
         self._calls_sent += dispatcher.calls_sent
         self._rows_sent += dispatcher.rows_sent
@@ -848,13 +848,12 @@ class Router:
             # If no master answers either, the calls have their own deadlines.
             with suppress(PercolatorError):
                 await self.tablets.refresh_server(dispatcher.address)
-                dispatcher.leave(self._is_elsewhere)
+                dispatcher.leave(
+                    lambda row: self.tablets.locate(row.table_id, row.row) != row.location
+                )
             await self._world.clock.sleep(_STILL_SILENT_SECONDS)
         finally:
             self._silent.discard(dispatcher.address)
-
-    def _is_elsewhere(self, row: Queued) -> bool:
-        return self.tablets.locate(row.table_id, row.row) != row.location
 
     # ------------------------------------------------------------------ the end
 

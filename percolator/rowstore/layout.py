@@ -83,10 +83,6 @@ def proof_column(column: bytes) -> bytes:
     return _PROOF + column
 
 
-def is_proof_column(stored: bytes) -> bool:
-    return stored.startswith(_PROOF)
-
-
 def column_bounds(column: bytes) -> tuple[bytes, bytes]:
     """The stored name of a column, and the first name behind it."""
     stored = stored_column(column)
@@ -218,7 +214,7 @@ def proof_selected(column: bytes, start: int, times: Times) -> Selection:
 
 
 def is_proof(cell: StoredCell) -> bool:
-    return cell.family == ROLLBACKS and is_proof_column(cell.column)
+    return cell.family == ROLLBACKS and cell.column.startswith(_PROOF)
 
 
 # Notes in rows of which history was collected: what is not there proves nothing any more.

@@ -485,13 +485,6 @@ def _result(read: Seen, size: ReadSize | None = None) -> RowResult:
     return result
 
 
-def cells_by_row(
-    rows: Iterable[tuple[bytes, Seen]],
-) -> dict[bytes, dict[bytes, FoundCell]]:
-    """Cells that were found, by row, without empty rows."""
-    return {row: result.found for row, result in rows if result.found}
-
-
 # Scans of a range at a timestamp, page by page.
 #
 # A page ends when it has enough rows or bytes. The next one has what the last call of the store has
@@ -553,7 +546,8 @@ class RowScan:
                     end = self._start = boundary
             self._rows_left = max(self._rows_left - len(rows), 0)
             locks = [lock for _, result in rows for lock in result.locks]
-            yield RangePage(cells_by_row(rows), locks, start, end)
+            found = {row: result.found for row, result in rows if result.found}
+            yield RangePage(found, locks, start, end)
             if is_last:
                 return
 

@@ -42,10 +42,6 @@ class RowsBetween:
     def only(cls, row: bytes) -> RowsBetween:
         return cls(row, row + b"\0")
 
-    @classmethod
-    def with_prefix(cls, prefix: bytes) -> RowsBetween:
-        return cls(prefix, after_prefix(prefix))
-
     @property
     def is_one_row(self) -> bool:
         return self.end == self.start + b"\0"
@@ -142,7 +138,7 @@ class KeySyntax:
         start = self._encoded(option, value, least=1)
         if not start:
             raise InvalidArgument(option, "is empty; leave it out to read all rows")
-        return RowsBetween.with_prefix(start)
+        return RowsBetween(start, after_prefix(start))
 
     def _encoded(self, option: str, value: object, *, least: int) -> bytes:
         parts = tuple(
@@ -207,7 +203,9 @@ def chosen_rows(given: Mapping[str, str], catalogue: FrameCatalog | None) -> Row
         )
     syntax = KeySyntax(catalogue)
     if ways[0] == "keys":
-        return RowRanges(_each("keys", given["keys"], _one_key(syntax)))
+        return RowRanges(
+            _each("keys", given["keys"], lambda key: RowsBetween.only(syntax.row("keys", key)))
+        )
     if ways[0] == "key_ranges":
         return RowRanges(_each("key_ranges", given["key_ranges"], _one_range(syntax)))
     values = {name: syntax.parsed(name, given[name]) for name in ways}
@@ -250,10 +248,6 @@ def _each(option: str, text: str, range_of: Callable[[Any], RowsBetween]) -> lis
         except InvalidArgument as error:
             raise InvalidArgument(option, f"entry {number}: {error.reason}") from None
     return found
-
-
-def _one_key(syntax: KeySyntax) -> Callable[[Any], RowsBetween]:
-    return lambda entry: RowsBetween.only(syntax.row("keys", entry))
 
 
 def _one_range(syntax: KeySyntax) -> Callable[[Any], RowsBetween]:

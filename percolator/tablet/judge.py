@@ -713,12 +713,8 @@ class JudgedBatch:
         self._cells_added = 0
         self._bytes_added = 0
         self._notes_read_locks = False
-        self._changed = False
-
-    @property
-    def changed(self) -> bool:
+        self.changed = False
         """True if there is anything to write."""
-        return self._changed
 
     def add(self, mutation: CheckedMutation) -> None:
         """Adds the changes of a mutation on a cell that was not touched before."""
@@ -739,7 +735,7 @@ class JudgedBatch:
                     value = self._lock_only(mutation, timestamp, value)
                 key = PREFIX_OF_SPACE[space] + cell + suffix
                 self.writes.put(key, value)
-                self._changed = True
+                self.changed = True
                 size = len(key) + len(value)
                 self.bytes += size
                 if space == NOTIFY:
@@ -802,7 +798,7 @@ class JudgedBatch:
         counters.notifications_written += len(self._notifications_put)
         counters.cells += self._cells_added
         counters.bytes += self._bytes_added
-        counters.batches_synced += self._changed
+        counters.batches_synced += self.changed
         counters.mutations_applied += self.applied
         counters.mutations_refused += self.refused
         counters.mutation_rate.add(self.applied + self.refused)
@@ -839,7 +835,7 @@ class JudgedBatch:
                     return
             self.writes.delete(key)
             self._locks_removed.append(cell)
-        self._changed = True
+        self.changed = True
 
     def _delete(self, change: CheckedChange, address: bytes) -> None:
         """Deletes only what exists: a tombstone for what never existed slows every later seek."""
@@ -851,7 +847,7 @@ class JudgedBatch:
         if found is None or (kind != DELETE and not found.startswith(value)):
             return
         self.writes.delete(key)
-        self._changed = True
+        self.changed = True
         if space == WRITE:
             # It may be the commit that memory has as the cell's newest change.
             self._committed.setdefault(address[:-TIMESTAMP_BYTES], 0)

@@ -101,9 +101,6 @@ class SafePoints(NamedTuple):
     would find no commit, because it was collected, and would mark a committed transaction as
     rolled back."""
 
-    def raised_to(self, asked: SafePoints) -> SafePoints:
-        return SafePoints(*map(max, self, asked))
-
 
 # The limits of what one tablet accepts. Everything has a limit, named with its unit.
 

@@ -617,11 +617,6 @@ class Tablet:
         return self._state.identity
 
     @property
-    def closed_because(self) -> PercolatorError | None:
-        """Why every request is refused; None while serving."""
-        return self._state.closed_because
-
-    @property
     def schema_version(self) -> int:
         return self._state.schema_version
 

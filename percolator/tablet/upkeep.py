@@ -125,7 +125,7 @@ class Upkeep:
         """Refuses reads and mutations below them from now on, durably; returns when nothing below
         them is being judged. Never goes back."""
         state = self._state
-        state.safe_points = state.safe_points.raised_to(asked)
+        state.safe_points = SafePoints(*map(max, state.safe_points, asked))
         await self._tasks.run_to_the_end(self._note_safe_points())
 
     async def _note_safe_points(self) -> None:

@@ -206,7 +206,7 @@ class _UntilQuiet:
                 break
             now = await context.env.timestamps.get()
             await context.cleanup.resolve(
-                met, deadline=context.deadline(), known_now=now, waited_seconds=0.0
+                met, deadline=context.env.deadline(), known_now=now, waited_seconds=0.0
             )
             await context.world.clock.sleep(_OTHERS_SECONDS)
         by_name = {(one.table_id, one.id): one for one in self._watched if one.is_active}

@@ -147,16 +147,9 @@ class GrpcNetwork:
     ) -> UnaryCall[RequestT, ResponseT]:
         """If `server` is given, `address` is that of a gateway, which forwards the call to it."""
         where = _where(method.path, address, server)
-
-        def bind(channel: grpc.aio.Channel) -> tuple[Any, Metadata]:
-            multicallable = channel.unary_unary(
-                method.path,
-                request_serializer=method.request.SerializeToString,
-                response_deserializer=method.response.FromString,
-            )
-            return multicallable, self._metadata_for(server)
-
-        bound = _Bound(self, address, bind)
+        bound = _Bound(
+            self, address, lambda channel: self._callable(channel.unary_unary, method, server)
+        )
 
         async def call(request: RequestT, timeout: float) -> ResponseT:
             used = self.credentials
@@ -189,16 +182,9 @@ class GrpcNetwork:
         self, address: str, method: StreamMethod[RequestT, ResponseT], *, server: str = ""
     ) -> StreamCall[RequestT, ResponseT]:
         where = _where(method.path, address, server)
-
-        def bind(channel: grpc.aio.Channel) -> tuple[Any, Metadata]:
-            multicallable = channel.unary_stream(
-                method.path,
-                request_serializer=method.request.SerializeToString,
-                response_deserializer=method.response.FromString,
-            )
-            return multicallable, self._metadata_for(server)
-
-        bound = _Bound(self, address, bind)
+        bound = _Bound(
+            self, address, lambda channel: self._callable(channel.unary_stream, method, server)
+        )
 
         async def call(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
             used = self.credentials
@@ -251,11 +237,22 @@ class GrpcNetwork:
         options.append(("grpc.ssl_target_name_override", CLUSTER_NAME))
         return Line(grpc.aio.secure_channel(address, self._tls, options=options))
 
-    def _metadata_for(self, server: str) -> Metadata:
+    def _callable(
+        self,
+        made: Callable[..., Any],
+        method: UnaryMethod[RequestT, ResponseT] | StreamMethod[RequestT, ResponseT],
+        server: str,
+    ) -> tuple[Any, Metadata]:
+        """The method over a channel, and the metadata of each call."""
+        multicallable = made(
+            method.path,
+            request_serializer=method.request.SerializeToString,
+            response_deserializer=method.response.FromString,
+        )
         metadata = self.credentials.metadata
-        if not server:
-            return metadata
-        return (*(metadata or ()), (SERVER_METADATA, server))
+        if server:
+            metadata = (*(metadata or ()), (SERVER_METADATA, server))
+        return multicallable, metadata
 
     def _closed_by(self, used: Credentials, where: str) -> errors.PercolatorError:
         """The error of a channel that was closed with its network, or to change credentials."""

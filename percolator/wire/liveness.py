@@ -119,9 +119,7 @@ class LivenessLookups:
         response = await self._calls.call_at(
             address, lambda stub: stub.check_sessions, request, self._timeout_seconds
         )
-        return dict(zip(asked, map(_from_wire, response.liveness), strict=False))
-
-
-def _from_wire(value: int) -> Liveness:
-    """The liveness that a number stands for; undecided for values of a newer version."""
-    return _BY_VALUE.get(value, Liveness.UNDECIDED)
+        return {
+            one: _BY_VALUE.get(value, Liveness.UNDECIDED)  # a newer version may have other values
+            for one, value in zip(asked, response.liveness, strict=False)
+        }

@@ -107,15 +107,11 @@ READ = UnaryMethod(
 SHORT_SCAN_ROWS_MAX = 512
 
 
-def _is_short(scan: tablets.ScanRequest) -> bool:
-    return 0 < scan.row_limit <= SHORT_SCAN_ROWS_MAX
-
-
 SCAN = StreamMethod(
     "/percolator.v1.TabletServerService/Scan",
     tablets.ScanRequest,
     tablets.ScanResponse,
-    is_short=_is_short,
+    is_short=lambda scan: 0 < scan.row_limit <= SHORT_SCAN_ROWS_MAX,
 )
 SCAN_CELLS = StreamMethod(
     "/percolator.v1.TabletServerService/ScanCells",

@@ -240,7 +240,8 @@ class TimestampSource:
                     self._put_back(batch)
                     await self._turn_to_the_next(failed_attempts, error)
                 except errors.PercolatorError as error:
-                    if _is_too_many(error) and len(batch.futures) > 1:
+                    refused = isinstance(error, errors.InvalidArgument) and error.field == "count"
+                    if refused and len(batch.futures) > 1:
                         # The oracle's limit is set below the default.
                         self._request_count_max = max(batch.count // 2, 1)
                         self._grow_at = self.requests_answered + REQUESTS_BEFORE_GROWTH
@@ -364,10 +365,6 @@ class TimestampSource:
             self._in_flight.fail(self._ended)
             self._waiting.fail(self._ended)
         self._waiting = _Batch()
-
-
-def _is_too_many(error: errors.PercolatorError) -> bool:
-    return isinstance(error, errors.InvalidArgument) and error.field == "count"
 
 
 def _whole(field: str, number: int) -> int:

@@ -223,7 +223,8 @@ class Access:
             elif key == SERVER_METADATA:
                 forwarded = True
             elif key == FORWARDED_METADATA and CLUSTER_IDENTITY in (names() or ()):
-                machine = _machine_before_gateway(value)
+                # The machine whose call a gateway forwards, if the gateway names it.
+                machine = "" if isinstance(value, bytes) else value
         role, digest = self._role(path, token, forwarded, names)
         if required is None or role < required:
             needed = NO_ROLE if required is None else f"it needs {required.name}"
@@ -258,8 +259,3 @@ class Access:
                 return role, digest
         # Does not show what was sent: a mistyped secret is nearly a secret.
         raise Unauthenticated("the cluster does not know the token of the call", where=path)
-
-
-def _machine_before_gateway(value: str | bytes) -> str:
-    """The machine whose call a gateway forwards; empty if the gateway does not name it."""
-    return "" if isinstance(value, bytes) else value

@@ -164,7 +164,7 @@ class DirectoryLeadership:
         self._files = files
         self._clock = clock
         self._role = role
-        self._epoch = epoch
+        self.epoch = epoch
         self._directory = directory
         self._beat_path = directory.path / BEAT
         self._beat_unfinished = directory.path / (BEAT + UNFINISHED)
@@ -184,10 +184,6 @@ class DirectoryLeadership:
         )
 
     @property
-    def epoch(self) -> int:
-        return self._epoch
-
-    @property
     def is_over(self) -> bool:
         """True if it has ended, and nothing of it is left to do."""
         beats = self._beating is not None and not self._beating.done()
@@ -201,7 +197,7 @@ class DirectoryLeadership:
         """Once it is, it stays so."""
         if not await self.stands() and not self._deposed:
             self._give_up()
-            _log.warning("deposed by a later leader", role=self._role, epoch=self._epoch)
+            _log.warning("deposed by a later leader", role=self._role, epoch=self.epoch)
         return self._deposed
 
     def _give_up(self) -> None:
@@ -306,7 +302,7 @@ class DirectoryLeadership:
             return
         path = self._directory.path.parent / LOCK
         async with await self._files.create(path, exclusive=False) as file:
-            await file.append(str(self._epoch).encode())
+            await file.append(str(self.epoch).encode())
 
     def _unusable(self, key: str, error: OSError) -> StoreUnusable:
         return StoreUnusable(

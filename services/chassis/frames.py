@@ -205,7 +205,8 @@ class ServedConnection(asyncio.Protocol):
         self._take_all()
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._cancel_calls()
+        for task in list(self._tasks.values()):
+            task.cancel()
         for timer in (self._patience, self._unread):
             if timer is not None:
                 timer.cancel()
@@ -328,10 +329,6 @@ class ServedConnection(asyncio.Protocol):
         del self._tasks[number]
         if not self._reading:
             self._take_all()
-
-    def _cancel_calls(self) -> None:
-        for task in list(self._tasks.values()):
-            task.cancel()
 
     # --------------------------------------------------------------------- connection
 

@@ -96,11 +96,6 @@ def skip_imports() -> None:
     gc.set_threshold(NEW_OBJECTS, YOUNG_COLLECTIONS, YOUNG_COLLECTIONS)
 
 
-def collect_seldom() -> None:
-    """Excludes all present objects from collection; call it when everything is built."""
-    tune_garbage_collector(NEW_OBJECTS, YOUNG_COLLECTIONS, YOUNG_COLLECTIONS)
-
-
 _TRACEBACK_CHARACTERS_MAX = 32_768
 _SENT_TO_NOBODY = "ExecuteBatchError raised in core by servicer method"
 
@@ -477,7 +472,8 @@ class _Process(Generic[SettingsT]):
         exposed = await stack.enter_async_context(self._build(host))
         if root is not None:
             await files.waiting(close_root, root, self.log)
-        collect_seldom()
+        # Everything is built: it stays, so nothing looks through it again.
+        tune_garbage_collector(NEW_OBJECTS, YOUNG_COLLECTIONS, YOUNG_COLLECTIONS)
         server.expose(exposed, host.server_id, host.forwarder)
         if settings.masters:
             registration = Registration(world, membership, announced, self._belonging(host, server))

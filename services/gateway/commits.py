@@ -195,7 +195,7 @@ class Requests:
         return await self._engine.catalog.table(name, deadline)
 
     def check_row_query(self, field: str, query: pb.RowQuery) -> None:
-        self._check_row(f"{field}.row", query.row)
+        self._engine.require_row(f"{field}.row", query.row)
         self._check_columns(f"{field}.", query)
 
     async def range_request(
@@ -234,15 +234,12 @@ class Requests:
             raise InvalidArgument(f"{field}column_prefixes", f"expected at most {FAMILIES_MAX}")
 
     def _check_names(self, field: str, row: bytes, column: bytes) -> None:
-        self._check_row(f"{field}.row", row)
+        self._engine.require_row(f"{field}.row", row)
         self._check_column(f"{field}.column", column)
-
-    def _check_row(self, field: str, row: bytes) -> None:
-        self._engine.require_row(field, row)
 
     def _check_bound(self, field: str, bound: bytes) -> None:
         # The key behind a row, from which a scan that broke off is continued, is a byte longer.
-        self._check_row(field, bound.removesuffix(b"\0"))
+        self._engine.require_row(field, bound.removesuffix(b"\0"))
 
     def _check_column(self, field: str, column: bytes) -> None:
         if not column:
@@ -421,7 +418,7 @@ class Commits:
         transaction.internal.resume(start, begun_seconds)
         transaction.internal.writes.adopt(writes.cells)
         for cell in writes.notified:
-            transaction.internal.notify_cell(cell)
+            transaction.internal.buffer.notify_cell(cell)
         try:
             commit = await transaction.commit()
         except OutcomeUnknown:
@@ -445,7 +442,12 @@ class Commits:
         steps = self._steps(start, writes)
         outcome = await repeat.former_outcome(self._env, steps, deadline)
         if outcome == ROLLED_BACK:
-            return _rolled_back(start, steps.primary), begun_seconds
+            rolled_back = ConflictError(
+                f"the transaction begun at {start} is rolled back",
+                cell=locked_cell(steps.primary),
+                start_timestamp=start,
+            )
+            return rolled_back, begun_seconds
         return outcome, begun_seconds
 
     def _steps(self, start: int, writes: Writes) -> WriteSteps:
@@ -553,11 +555,3 @@ def _lost(problem: PercolatorError, primary: CellAddress) -> bool:
     if not isinstance(problem, ConflictError):
         return False
     return problem.cell == primary and problem.other_commit_timestamp > 0
-
-
-def _rolled_back(start: int, primary: CellAddress) -> ConflictError:
-    return ConflictError(
-        f"the transaction begun at {start} is rolled back",
-        cell=locked_cell(primary),
-        start_timestamp=start,
-    )

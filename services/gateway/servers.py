@@ -39,7 +39,8 @@ class Servers:
         self._world = world
         self._given = list(masters)
         self._cluster_id = cluster_id
-        self._described: DescribeResponse | None = None
+        self.described: DescribeResponse | None = None
+        """The last description; None before the first."""
         self._by_name: dict[str, tuple[Server, float]] = {}
         """By id and by address: the server as last listed, and when."""
         self._asking: asyncio.Task[None] | None = None
@@ -47,15 +48,10 @@ class Servers:
         self._trouble = ""
 
     @property
-    def described(self) -> DescribeResponse | None:
-        """The last description; None before the first."""
-        return self._described
-
-    @property
     def masters(self) -> list[Server]:
-        if self._described is None:
+        if self.described is None:
             return []
-        return [one for one in self._described.servers if one.kind == SERVICE_KIND_MASTER]
+        return [one for one in self.described.servers if one.kind == SERVICE_KIND_MASTER]
 
     def known(self, name: str) -> Server | None:
         """The server with this id or advertised address, if it is known."""
@@ -99,8 +95,8 @@ class Servers:
 
     async def _ask(self) -> None:
         addresses = list(self._given)
-        if self._described is not None:
-            listed = addresses_of(self._described, SERVICE_KIND_MASTER)
+        if self.described is not None:
+            listed = addresses_of(self.described, SERVICE_KIND_MASTER)
             addresses += [address for address in listed if address not in addresses]
         try:
             found = await describe(self._world.network, addresses, _DESCRIBE_SECONDS)
@@ -116,7 +112,7 @@ class Servers:
                 _log.warning("no description of the cluster", reason=self._trouble)
             return
         self._trouble = ""
-        self._described = found
+        self.described = found
         now = self._world.clock.monotonic_seconds()
         for one in found.servers:
             self._by_name[one.address] = self._by_name[one.server_id] = (one, now)

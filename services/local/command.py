@@ -51,7 +51,9 @@ def next_steps(state: State, data: Path, *, stopped_by: str) -> str:
     """A program to begin with, how to look at the cluster, and how to break it."""
     option = data_option(data)
     address = state["address"]
-    command = "percolator" if _is_default(address) else f"percolator --address {address}"
+    # Clients look at the default address if no one tells them where.
+    is_default = address in {"127.0.0.1:7100", "localhost:7100"}
+    command = "percolator" if is_default else f"percolator --address {address}"
     names = [process["name"] for process in state["processes"]]
     victim = next((name for name in reversed(names) if name.startswith("tabletserver")), names[-1])
     program = "".join(f"    {line}\n" for line in PROGRAM.format(address=address).splitlines())
@@ -75,11 +77,6 @@ def next_steps(state: State, data: Path, *, stopped_by: str) -> str:
     if state["gateway_address"]:
         lines += ["", f"Programs in other languages use the gateway, {state['gateway_address']}."]
     return "\n".join(lines)
-
-
-def _is_default(address: str) -> bool:
-    """True if clients look there if no one tells them where."""
-    return address in {"127.0.0.1:7100", "localhost:7100"}
 
 
 app = typer.Typer(

@@ -57,8 +57,9 @@ class Sources:
 
     def _stamps(self) -> dict[Path, Stamp]:
         found: dict[Path, Stamp] = {}
+        bases = [self._here, *map(Path, sys.path)]
         for module in self._modules:
-            base = _base(module, [self._here, *map(Path, sys.path)])
+            base = next((one for one in bases if any(_files(one, module))), None)
             if base is not None:
                 self._add(base, module, found, set())
         return found
@@ -91,10 +92,6 @@ class Sources:
 def names(paths: Iterable[Path]) -> str:
     """The names of files, for people."""
     return ", ".join(sorted({path.name for path in paths}))
-
-
-def _base(module: str, bases: Sequence[Path]) -> Path | None:
-    return next((base for base in bases if any(_files(base, module))), None)
 
 
 def _files(base: Path, module: str) -> Iterator[Path]:

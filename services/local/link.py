@@ -41,7 +41,9 @@ class Disturbance:
     async def passed(self, port: int) -> bool:
         """Returns when a packet of this caller has passed, and whether it had to wait."""
         wait, waited = _SENT_AGAIN_SECONDS, False
-        while not self._mended.is_set() and self._affects(port):
+        while (
+            not self._mended.is_set() and self._whose(port) and self._random.random() < self._share
+        ):
             self.hits += 1
             waited = True
             try:
@@ -49,9 +51,6 @@ class Disturbance:
             except TimeoutError:
                 wait = min(2 * wait, _SENT_AGAIN_SECONDS_MAX)
         return waited
-
-    def _affects(self, port: int) -> bool:
-        return self._whose(port) and self._random.random() < self._share
 
 
 class Link:

@@ -366,16 +366,17 @@ def observer_messages(observers: Iterable[Observer]) -> list[master_pb2.Observer
             weak=one.weak,
             paused=one.paused,
             backfill=one.backfill,
-            owed=None if one.owed is None else _owed_message(one.owed),
+            owed=None
+            if one.owed is None
+            else master_pb2.OwedBackfill(
+                version=one.owed.version,
+                columns=one.owed.columns,
+                row=one.owed.row,
+                cells=one.owed.cells,
+            ),
         )
         for one in observers
     ]
-
-
-def _owed_message(owed: OwedBackfill) -> master_pb2.OwedBackfill:
-    return master_pb2.OwedBackfill(
-        version=owed.version, columns=owed.columns, row=owed.row, cells=owed.cells
-    )
 
 
 def observers_of(messages: Iterable[master_pb2.Observer]) -> tuple[Observer, ...]:
@@ -386,14 +387,12 @@ def observers_of(messages: Iterable[master_pb2.Observer]) -> tuple[Observer, ...
             one.weak,
             one.paused,
             one.backfill,
-            _owed(one.owed) if one.HasField("owed") else None,
+            OwedBackfill(one.owed.version, tuple(one.owed.columns), one.owed.row, one.owed.cells)
+            if one.HasField("owed")
+            else None,
         )
         for one in messages
     )
-
-
-def _owed(owed: master_pb2.OwedBackfill) -> OwedBackfill:
-    return OwedBackfill(owed.version, tuple(owed.columns), owed.row, owed.cells)
 
 
 def awaited_messages(current: Catalogue) -> list[master_pb2.Table]:

@@ -256,7 +256,7 @@ class Leader(Term[ClusterMap]):
         self.assignment = Assignment(
             world, store, self.watch, self.start, gather_seconds=times.gather_seconds
         )
-        self._tables = Tables(
+        self.tables: Tables = Tables(
             world.clock,
             store,
             self.assignment,
@@ -280,10 +280,6 @@ class Leader(Term[ClusterMap]):
         )
         self._removal = Removal(world, files, root, store, self.assignment)
         self._forgotten_at = self.now()
-
-    @property
-    def tables(self) -> Tables:
-        return self._tables
 
     def _start_work(self) -> None:
         for tablet in self.store.current.tablets.values():

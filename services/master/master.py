@@ -67,7 +67,6 @@ class Master(Generic[MapT, TermT]):
         self._unseen = Trouble(
             _log, "other masters cannot be found", "other masters can be found again"
         )
-        self.elections = 0
         registry.masters = [own]
 
     @property
@@ -197,14 +196,10 @@ class Master(Generic[MapT, TermT]):
         self.registry.masters = list(masters.values())
 
     async def _serve_a_term(self) -> None:
-        leader = await self.candidacy.begin(self._term)
+        leader = await self.candidacy.begin(self._begin)
         try:
             await leader.begin()
             await leader.until_over()
         finally:
             # They report to the next leader. Here, they would all be missed.
             self.registry.forget_all()
-
-    async def _term(self, leadership: Leadership) -> TermT:
-        self.elections += 1
-        return await self._begin(leadership)

@@ -522,7 +522,7 @@ class RowTerm(Term[Catalogue]):
         times: CollectionTimes,
     ) -> None:
         super().__init__(world, store, registry)
-        self._tables = RowLoads(
+        self.tables: RowLoads = RowLoads(
             world.clock,
             store,
             self.oracle_time,
@@ -543,10 +543,6 @@ class RowTerm(Term[Catalogue]):
                 RowDrops(world.clock, store, rows, self.oracle_time),
             ),
         )
-
-    @property
-    def tables(self) -> RowLoads:
-        return self._tables
 
     def _start_work(self) -> None:
         """The store serves its tables."""

@@ -37,6 +37,9 @@ class Term(ABC, Generic[MapT]):
     collection: Collection
     """Collects history. Each kind of term makes its own."""
 
+    tables: TableChanges[MapT]
+    """Changes of tables."""
+
     def __init__(self, world: World, store: StoredMap[MapT], registry: Registry) -> None:
         self._world = world
         self._registry = registry
@@ -55,11 +58,6 @@ class Term(ABC, Generic[MapT]):
         self.leadership: Leadership = store.leadership
         self.stored: StoredMap[MapT] = store
         self.oracle_time = OracleTime(world, registry)
-
-    @property
-    @abstractmethod
-    def tables(self) -> TableChanges[MapT]:
-        """Changes of tables."""
 
     @property
     def is_over(self) -> bool:

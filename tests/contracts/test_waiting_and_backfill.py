@@ -107,7 +107,7 @@ class Pages:
         """The observers that are registered for the table before it exists."""
 
         async def read(context: WorkerContext, table: str) -> list[str]:
-            tables = await context.catalog.awaited(context.deadline())
+            tables = await context.catalog.awaited(context.env.deadline())
             return [one.name for found in tables if found.name == table for one in found.observers]
 
         found: list[str] = self.call(read)
@@ -144,7 +144,7 @@ class Pages:
     def change(self, **fields: Any) -> None:
         async def change(context: WorkerContext, table: str) -> None:
             request = ChangeObserversRequest(table=table, **fields)
-            await context.catalog.change_observers(request, context.deadline())
+            await context.catalog.change_observers(request, context.env.deadline())
 
         self.call(change)
 
@@ -226,7 +226,7 @@ def test_an_owed_backfill_goes_on_where_another_worker_has_left_it(pages: Pages)
             row=b"a010",
             cells=5,
         )
-        await context.catalog.report_backfill(request, context.deadline())
+        await context.catalog.report_backfill(request, context.env.deadline())
 
     pages.call(report)
     with pages.db.run_observers([pages.observer()]):
@@ -357,16 +357,16 @@ def test_a_lock_on_an_observed_column_is_waited_for(pages: Pages) -> None:
         write = WriteSteps(start, {cell: (KIND_PUT, b"text")}, 1024)
         if context.env.announcing is not None:
             announcement = Announcement(context.env, context.env.announcing, write)
-            await announcement.announce(write.cells, context.deadline())
+            await announcement.announce(write.cells, context.env.deadline())
         step = write.prewrite(cell, start + 1, 60_000)
-        assert await context.env.cells.mutate([step], context.deadline()) == [APPLIED]
+        assert await context.env.cells.mutate([step], context.env.deadline()) == [APPLIED]
         return write
 
     async def commit(context: WorkerContext, table: str, write: WriteSteps) -> None:
-        schema = await context.env.schema(write.primary.table_id, context.deadline())
+        schema = await context.env.schema(write.primary.table_id, context.env.deadline())
         end = await context.env.timestamps.get()
         step = write.commit_primary(schema, write.start + 1, end)
-        assert await context.env.cells.mutate([step], context.deadline()) == [APPLIED]
+        assert await context.env.cells.mutate([step], context.env.deadline()) == [APPLIED]
 
     write = pages.call(lock)
     with pytest.raises(DeadlineExceeded, match=f"1 locked in '{pages.table.name}'"):

@@ -461,7 +461,7 @@ class LateObserver:
         request = master_pb2.ChangeObserversRequest(table=self._table, add=[observer], pause=[NAME])
         while self._since is None:
             try:
-                await context.catalog.change_observers(request, context.deadline())
+                await context.catalog.change_observers(request, context.env.deadline())
                 self._since = await context.env.timestamps.get(timeout_seconds=10.0)
             except PercolatorError as error:
                 self._problem = error

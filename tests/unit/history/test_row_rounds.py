@@ -240,7 +240,6 @@ async def test_a_removed_observer_holds_up_no_deletion(here: Site) -> None:
     await here.history.collect(await here.decided(await here.now()))
     assert not await here.cells(ONE, SPACE_WRITE)
     assert await here.all_intents() == []
-    assert here.history.awaited.cleared == 1
 
 
 async def test_a_dropped_table_holds_up_no_deletion_in_another(here: Site) -> None:

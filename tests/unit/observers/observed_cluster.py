@@ -61,7 +61,7 @@ class Observed:
     async def waiting(self) -> list[Waiting]:
         """All stored notifications, once every cell is committed."""
         await self.db.internal.engine.env.background.drain(1.0)
-        deadline = self.context.deadline()
+        deadline = self.context.env.deadline()
         table_id = (await self.db.internal.engine.table(docs, deadline)).table_id
         found = self.context.notifications.survey(WorkRequest(table_id))
         return [one async for answer in found for one in answer.waiting]

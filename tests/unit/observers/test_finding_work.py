@@ -628,7 +628,7 @@ async def one_pass(world: Observed, watched: Watched, locks: Locks) -> set[bytes
     queue = WorkQueue(
         rows_max=1_000,
         bytes_max=1 << 20,
-        now=context.now,
+        now=context.env.now,
         hot_cells=context.env.hot_cells,
         on_ready=lambda: None,
         on_finished_before=Mock(),
@@ -730,7 +730,7 @@ async def test_a_worker_releases_the_locks_of_an_observer_that_is_paused() -> No
             await asyncio.sleep(5.0)
             assert len(holders) == len(ROWS)
             pause = ChangeObserversRequest(table="docs", pause=["copying"])
-            await world.context.catalog.change_observers(pause, world.context.deadline())
+            await world.context.catalog.change_observers(pause, world.context.env.deadline())
             await asyncio.sleep(5.0)
             assert len(holders) == 1, "the one whose run is in progress"
             await worker.stop(drain_seconds=0.0)
@@ -761,7 +761,7 @@ async def test_young_notifications_are_left_to_the_worker_that_was_told_of_them(
     queue = WorkQueue(
         rows_max=1_000,
         bytes_max=1 << 20,
-        now=world.context.now,
+        now=world.context.env.now,
         hot_cells=world.context.env.hot_cells,
         on_ready=lambda: None,
         on_finished_before=Mock(),

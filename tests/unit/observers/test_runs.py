@@ -226,7 +226,7 @@ async def test_a_deletion_that_was_put_aside_is_handled_even_after_it_was_collec
         for _ in range(2):
             now = await world.db.timestamp()
             step = CellMutation(watched.table_id, steps.notify(b"a", b"source", now, (b"second",)))
-            await world.context.env.cells.mutate([step], world.context.deadline())
+            await world.context.env.cells.mutate([step], world.context.env.deadline())
             await world.until_nothing_waits()
         counters = worker.counters["docs", "second"]
         assert (counters.commits, counters.acknowledged) == (1, 1)
@@ -784,7 +784,7 @@ async def collect(world: Observed) -> None:
 
 async def newest_kind(world: Observed, row: bytes) -> RecordKind | None:
     """The kind of the newest stored record of the source; None if there is none."""
-    info = await world.db.internal.engine.table(docs, world.context.deadline())
+    info = await world.db.internal.engine.table(docs, world.context.env.deadline())
     cells = stored_cells(world.db, info, [Space.SPACE_WRITE], row, row + b"\0")
     found = [cell async for cell in cells if cell.column == source.name]
     return WriteRecord.decode(found[0].value).kind if found else None

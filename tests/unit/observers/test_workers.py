@@ -237,7 +237,7 @@ async def test_conflicts_are_not_failures_and_are_retried_until_they_end() -> No
 async def test_a_paused_observer_runs_when_it_is_resumed() -> None:
     async with observed() as world, world.db.run_observers([copying]) as worker:
         change = world.context.catalog.change_observers
-        deadline = world.context.deadline() + 100
+        deadline = world.context.env.deadline() + 100
         await change(ChangeObserversRequest(table="docs", pause=["copying"]), deadline)
         await world.context.world.clock.sleep(5.0)
         await world.put("a", 1)
@@ -251,7 +251,7 @@ async def test_a_paused_observer_runs_when_it_is_resumed() -> None:
 async def test_a_running_worker_does_not_register_a_removed_observer_again() -> None:
     async with observed() as world, world.db.run_observers([copying]) as worker:
         await world.context.catalog.change_observers(
-            ChangeObserversRequest(table="docs", remove=["copying"]), world.context.deadline()
+            ChangeObserversRequest(table="docs", remove=["copying"]), world.context.env.deadline()
         )
         await world.context.world.clock.sleep(5.0)
         await world.put("a", 1)
@@ -280,7 +280,7 @@ async def test_work_that_comes_back_from_a_run_of_an_observer_removed_meanwhile_
         await world.put("a", 2)
         await world.context.world.clock.sleep(5.0)
         await world.context.catalog.change_observers(
-            ChangeObserversRequest(table="docs", remove=["slow"]), world.context.deadline()
+            ChangeObserversRequest(table="docs", remove=["slow"]), world.context.env.deadline()
         )
         await world.context.world.clock.sleep(5.0)
         may_end.set()
@@ -291,7 +291,7 @@ async def test_work_that_comes_back_from_a_run_of_an_observer_removed_meanwhile_
 
 async def test_a_running_worker_ignores_a_new_table_of_the_same_name(world: Observed) -> None:
     watched = await register(world.context, [copying])
-    deadline = world.context.deadline()
+    deadline = world.context.env.deadline()
     await world.context.catalog.delete("docs", missing_ok=False, deadline=deadline)
     await world.db.create_table(copying.table)
     await register(world.context, [copying])
@@ -338,7 +338,7 @@ async def test_a_running_worker_leaves_a_namesake_that_was_registered_later_to_o
 
     async with observed() as world, world.db.run_observers([copying]) as worker:
         await world.context.catalog.change_observers(
-            ChangeObserversRequest(table="docs", remove=["copying"]), world.context.deadline()
+            ChangeObserversRequest(table="docs", remove=["copying"]), world.context.env.deadline()
         )
         await register(world.context, [weak_namesake])
         await world.context.world.clock.sleep(5.0)
@@ -587,7 +587,7 @@ async def test_a_paused_observer_is_not_notified_of_older_cells_until_it_is_resu
     world: Observed,
 ) -> None:
     await world.put("a", 1)
-    change, deadline = world.context.catalog.change_observers, world.context.deadline()
+    change, deadline = world.context.catalog.change_observers, world.context.env.deadline()
     add = ChangeObserversRequest(table="docs", pause=["copying"])
     add.add.add(name="copying", columns=[source.name], backfill=True)
     await change(add, deadline)
@@ -618,7 +618,9 @@ async def test_a_backfill_ends_with_its_table_or_its_observer(world: Observed) -
     await world.put("a", 1)
     (watched,) = await register(world.context, [copying])
     change = world.context.catalog.change_observers
-    await change(ChangeObserversRequest(table="docs", remove=["copying"]), world.context.deadline())
+    await change(
+        ChangeObserversRequest(table="docs", remove=["copying"]), world.context.env.deadline()
+    )
     await backfill_owed(world.context, watched)
     assert await world.waiting() == []
     (watched,) = await register(world.context, [copying])
