@@ -45,7 +45,7 @@ from typing import Any, NamedTuple
 
 
 class Retry(Enum):
-    """Whether exactly the same call may be sent again."""
+    """Safety of sending exactly the same call again."""
 
     SAFE = "safe"
     USELESS = "useless"
@@ -56,7 +56,7 @@ class PercolatorError(Exception):
     """The base of every error that this library raises on purpose."""
 
     retry: Retry = Retry.USELESS
-    """Whether to retry. It is set by the class, unless more is known about this one error."""
+    """Safety of a retry. It is set by the class, unless more is known about this one error."""
     retry_after_seconds: float = 0.0
     """How long the server asked us to wait before trying again; 0 if it did not say."""
 
@@ -210,7 +210,7 @@ class OutcomeUnknown(TransactionError):
 
 
 class OutcomeLost(OutcomeUnknown):
-    """Whether the transaction committed can no longer be determined.
+    """The outcome of the transaction can no longer be determined.
 
     It is older than the history that is kept, or the table of the cell that decides is gone. Asking
     again is useless: look at the data.

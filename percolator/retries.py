@@ -22,7 +22,7 @@ from percolator.errors import (
     SchemaError,
     UsageError,
 )
-from percolator.protocol.contention import Baton, Contender, Loss, conflict_pause_seconds
+from percolator.protocol.contention import Contender, Handover, Loss, conflict_pause_seconds
 from percolator.protocol.environment import Environment
 from percolator.protocol.write_set import Write
 from percolator.wire.backoff import Backoff, doubled_seconds
@@ -110,10 +110,10 @@ def require_policy(retry: object) -> None:
 
 # Calls inside of calls: a function that runs in a transaction may start another one, and wait.
 #
-# If it does so in its turn at a hot cell (protocol/contention.py), an inner call that stood in line
-# there would wait for the outer one, which waits for it. So a call inside of one that stands in
-# line takes no turns. It is found by the context of the running code, which tasks and
-# `asyncio.to_thread` inherit.
+# If its place in the line of a hot cell was granted (protocol/contention.py), an inner call that
+# stood in line there would wait for the outer one, which waits for it. So a call inside of one that
+# stands in line does not stand in line itself. It is found by the context of the running code,
+# which tasks and `asyncio.to_thread` inherit.
 
 
 class Call(Protocol):
@@ -124,7 +124,7 @@ class Call(Protocol):
 
     @property
     def in_line(self) -> bool:
-        """True if it stands in line at hot cells, or has its turn there."""
+        """True if it stands in line at hot cells, or its place there was granted."""
 
 
 _LIBRARY = "percolator."
@@ -179,7 +179,8 @@ class Attempts:
 
     After a conflict, the transaction stands in line with the others of this client that have lost
     at the cell (protocol/contention.py). If another client won, it first pauses. It also pauses if
-    it lost in spite of its turn: to one that takes none, perhaps to a call of its own function.
+    it lost although its place was granted: to one that stands in no line, perhaps to a call of its
+    own function.
     """
 
     def __init__(self, policy: RetryPolicy, env: Environment, caller: object = None) -> None:
@@ -225,14 +226,14 @@ class Attempts:
             self.end()
             return await self._back_off()
         if not self._env.knows_winner(loss):
-            # It keeps its turn meanwhile: the next in line would meet the same rivals.
+            # It keeps its place meanwhile: the next in line would meet the same rivals.
             await self._pause(self._after_losing_at(loss.cell), self._deadline)
-        elif self._contender is not None and self._contender.has_turn_at(loss.cell):
+        elif self._contender is not None and self._contender.is_granted_at(loss.cell):
             self.end()  # the next in line may fare better
             if not await self._back_off():
                 return False
-        turn = self._lost_at(loss.cell).stand_in_line()
-        return await self._granted(turn, self._deadline) and self._env.now() < self._deadline
+        place = self._lost_at(loss.cell).stand_in_line()
+        return await self._granted(place, self._deadline) and self._env.now() < self._deadline
 
     def _back_off(self) -> Coroutine[None, None, bool]:
         """Pauses, longer each time. False if no time is left for another attempt."""
@@ -249,10 +250,11 @@ class Attempts:
         self._env.rivals.note_loss(cell, self._caller, longest_seconds, self._env.now())
         return longest_seconds
 
-    async def take_turn(self, cell: CellAddress, deadline: float) -> Baton | None:
+    async def wait_in_line(self, cell: CellAddress, deadline: float) -> Handover | None:
         """With the first read of an attempt: waits if it would probably lose at the cell.
 
-        Returns at the deadline at the latest, with a turn or without; perhaps with a baton.
+        Returns at the deadline at the latest, with its place granted or not; perhaps with a
+        handover.
         """
         env, caller = self._env, self._caller
         longest_seconds = env.rivals.longest_seconds(cell, caller, env.now())
@@ -260,14 +262,14 @@ class Attempts:
             return None
         if not (longest_seconds or env.hot_cells.has_lost(caller, cell)):
             return None
-        turn = self._lost_at(cell).stand_in_line(is_reading=True)
-        if not await self._granted(turn, deadline):
+        place = self._lost_at(cell).stand_in_line(is_reading=True)
+        if not await self._granted(place, deadline):
             self.end()
             return None
         if longest_seconds:
             await self._pause(longest_seconds, deadline)
             return None  # others may have committed meanwhile
-        return turn.result()
+        return place.result()
 
     async def _pause(self, longest_seconds: float, deadline: float) -> None:
         now = self._env.now()
@@ -283,7 +285,7 @@ class Attempts:
     def committed(self, commit: int, writes: Mapping[CellAddress, Write]) -> None:
         """As `end`. The next in line may begin directly above the commit."""
         if self._contender is not None:
-            self._contender.leave(Baton.after(commit, writes))
+            self._contender.leave(Handover.after(commit, writes))
 
     def end(self) -> None:
         """Lets the next in line go: this transaction has committed, or was given up."""
@@ -296,7 +298,7 @@ class Attempts:
 
     @property
     def in_line(self) -> bool:
-        """True if it stands in line or has its turn, so that `end` would let others go."""
+        """True if it stands in line or its place was granted, so that `end` would let others go."""
         return self._contender is not None and self._contender.in_line
 
     @property
@@ -310,12 +312,12 @@ class Attempts:
         self._contender.lost_at(cell)
         return self._contender
 
-    async def _granted(self, turn: asyncio.Future[Baton | None], deadline: float) -> bool:
-        """Waits for a turn, but not beyond the deadline. True if it came in time."""
-        if not turn.done():
+    async def _granted(self, place: asyncio.Future[Handover | None], deadline: float) -> bool:
+        """Waits for a place in line, but not beyond the deadline. True if it came in time."""
+        if not place.done():
             left = deadline - self._env.now()
-            await asyncio.wait((turn,), timeout=max(left, 0.0))
-        return turn.done()
+            await asyncio.wait((place,), timeout=max(left, 0.0))
+        return place.done()
 
     def exhausted(self, error: PercolatorError) -> PercolatorError | None:
         """The last error, with how often and how long it was tried. None if another attempt would

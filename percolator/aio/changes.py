@@ -131,7 +131,7 @@ class Following(Generic[K]):
         before: bool,
         timeout: float | None,
     ) -> None:
-        """Without `after`, it begins at the moment of this call. Call it in the event loop."""
+        """Without `after`, it begins at the time of this call. Call it in the event loop."""
         engine.require_usable()
         require_table(table)
         require_bool(before, "before")

@@ -245,7 +245,7 @@ class ClusterParts:
         given = list(self._addresses)
         masters = addresses_of(cluster, SERVICE_KIND_MASTER)
         self.masters[:] = given + [address for address in masters if address not in given]
-        # A master that has just begun to lead may list none for a moment: a session that was not
+        # A master that has just begun to lead may list none at first: a session that was not
         # renewed until this client asks again would be over.
         for known, kind in (
             (self.oracles, SERVICE_KIND_ORACLE),

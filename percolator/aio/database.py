@@ -362,7 +362,7 @@ class Database:
         end. The changes of a commit follow each other, and the last one says that it is the last.
         `before` also returns the values before the changes. The time-out applies to each answer of
         the cluster. What only the cluster knows is checked on entering the block, or where the
-        first change is awaited. A moment older than the history or the feed is refused
+        first change is awaited. A time older than the history or the feed is refused
         (`SnapshotTooOld`).
 
         History is kept until the block ends, or the changes do.
@@ -458,9 +458,9 @@ class Database:
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> Pin:
-        """Keeps history from a moment on, until its block ends, or this process dies.
+        """Keeps history from a time on, until its block ends, or this process dies.
 
-        A moment older than the history of one of the `tables` is refused; if none are named, of any
+        A time older than the history of one of the `tables` is refused; if none are named, of any
         table. In other tables whose history does not go back that far, nothing more is collected
         meanwhile. `ttl` is how many seconds the pin outlives this process: 60, or the most that the
         lock service allows, if it is not given.
@@ -519,8 +519,8 @@ class Database:
         those while a cell is being locked. `ttl` is how many seconds, at least 15, its locks
         outlive a driver that has died; readers do not wait for that. The time-out is per call.
 
-        >>> async with db.shared_transaction() as whole:
-        ...     await whole.commit([await write(whole.ticket, n) for n in range(10)])
+        >>> async with db.shared_transaction() as shared:
+        ...     await shared.commit([await write(shared.ticket, n) for n in range(10)])
         """
         return self.internal.shared_transaction(unchanged_since, ttl, timeout)
 

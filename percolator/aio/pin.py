@@ -109,7 +109,7 @@ class Pin:
     async def set(self) -> Pin:
         """Returns when the pin holds.
 
-        Raises `InvalidArgument` for a moment in the future, `SnapshotTooOld` for one whose history
+        Raises `InvalidArgument` for a time in the future, `SnapshotTooOld` for one whose history
         may be gone, or is older than the cluster holds back for the caller's role, `SchemaError`
         for an unknown table, and the error of a lock service or master that does not answer.
         """

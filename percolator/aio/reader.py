@@ -3,7 +3,7 @@
 A `Reader` reads by key and by range. It holds the timestamp, and what the names of tables mean at
 it. From its first use to its end, it keeps history from collection.
 
-A transaction that is run again after conflicts fetches its timestamp when it has its turn
+A transaction that is run again after conflicts fetches its timestamp when it is first in line
 (protocol/contention.py): a snapshot that is taken before would lose. So all that needs the
 timestamp waits together with the first read, at whichever cell.
 """
@@ -288,8 +288,8 @@ class Reader:
     """Nothing of it is still in progress, so it must no longer hold back collection."""
     attempts: Attempts | None = None
     """The attempts of which its transaction is one."""
-    _taking_turn: asyncio.Future[None] | None = None
-    """Done when the first read no longer waits for the turn."""
+    _standing_in_line: asyncio.Future[None] | None = None
+    """Done when the first read no longer stands in line."""
     known: KnownRow | None = None
     """Cells that are known as of its timestamp, and so need not be read."""
     late: Unsettled | None = None
@@ -324,30 +324,31 @@ class Reader:
         """Fetches the timestamp, in order to read this cell."""
         # Two looks at dictionaries that are nearly always empty, with every first read.
         attempts = self.attempts
-        if attempts is None or self._taking_turn or not self.env.is_contended(address):
+        if attempts is None or self._standing_in_line or not self.env.is_contended(address):
             return self.begin(deadline)
         if self._starting is not None:  # too late: another read has asked for the timestamp
             return self.begin(deadline)
-        return self._begin_in_turn(attempts, address, deadline)
+        return self._begin_in_line(attempts, address, deadline)
 
-    async def _begin_in_turn(
+    async def _begin_in_line(
         self, attempts: Attempts, address: CellAddress, deadline: float
     ) -> int:
-        """Fetches the timestamp when it is this transaction's turn at a cell where it would lose.
+        """Fetches the timestamp when this transaction is first in line at the cell.
 
-        It waits for half of the call's time at most, since the call needs some of it.
+        Before that, it would lose there. It waits for half of the call's time at most, since the
+        call needs some of it.
         """
-        taking = self._taking_turn = asyncio.get_running_loop().create_future()
+        standing = self._standing_in_line = asyncio.get_running_loop().create_future()
         try:
-            baton = await attempts.take_turn(address, _half_way(self.engine.now(), deadline))
-            if baton is not None and not self.start and self._starting is None:
-                # Directly above the commit of the transaction that had the turn before.
-                self.set_start(baton.start)
+            handover = await attempts.wait_in_line(address, _half_way(self.engine.now(), deadline))
+            if handover is not None and not self.start and self._starting is None:
+                # Directly above the commit of the transaction that stood in front of it.
+                self.set_start(handover.start)
                 self.require_older_tables()
-                self.known = baton.known(address)
+                self.known = handover.known(address)
         finally:
-            self._taking_turn = None
-            taking.set_result(None)
+            self._standing_in_line = None
+            standing.set_result(None)
         return self.start or await self.begin(deadline)
 
     async def begin(self, deadline: float) -> int:
@@ -356,11 +357,11 @@ class Reader:
         Fetched in the background on entering the block, it would be of no known time: the program
         could not tell which commits of other clients come before it.
         """
-        if self._taking_turn is not None:
-            # Another read waits for its turn.
+        if self._standing_in_line is not None:
+            # Another read stands in line.
             now = self.engine.now()
             until = _half_way(now, deadline)
-            await asyncio.wait((self._taking_turn,), timeout=max(until - now, 0.0))
+            await asyncio.wait((self._standing_in_line,), timeout=max(until - now, 0.0))
             if self.start:
                 return self.start
         if self.at is not None:

@@ -1,7 +1,7 @@
 """The last step of replacing a table by what a shared transaction has written: its other cells go.
 
 Once all tasks have finished, the driver reads the table, and locks the deletion of each cell that
-no chosen attempt writes. So the old rows go at the same moment as the new ones appear.
+no chosen attempt writes. So the old rows go when the new ones appear, atomically.
 
 It reads at a timestamp from after the last receipt: what others have committed until then goes,
 too. A row that another transaction inserts after that stays, as if it had come after the commit.

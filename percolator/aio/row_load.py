@@ -41,7 +41,7 @@ class TableExists(NotEmpty):
             "can appear as a whole; drop it first, or load into another one",
         )
         self.commit_timestamp = commit_timestamp
-        """That of the bulk load that created it; 0 if none did."""
+        """The timestamp of the bulk load that created it; 0 if none did."""
 
 
 class RowLoad:
@@ -151,7 +151,7 @@ class RowLoad:
 
 
 async def finish_together(loads: Sequence[tuple[RowLoad, LoadTimestamps]]) -> None:
-    """Publishes the tables of all these loads, at the same moment."""
+    """Publishes the tables of all these loads together."""
     if loads:
         found = [load.loaded(timestamps) for load, timestamps in loads]
         await loads[0][0].publish(pb.PublishLoadsRequest(loads=found))

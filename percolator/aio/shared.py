@@ -1,18 +1,16 @@
 """Transactions of several processes: one decides, any number of them write.
 
-    driver       async with db.shared_transaction() as whole:
-                     receipts = run_somewhere(task, whole.ticket)
-                     await whole.commit(receipts)
+    driver       async with db.shared_transaction() as shared:
+                     receipts = run_somewhere(task, shared.ticket)
+                     await shared.commit(receipts)
 
     elsewhere    async with db.share(ticket, task="7") as share:
                      await share.set("bob", balance, 10)
                      return await share.finish()
 
-All that is written appears at one moment, when the driver commits, or not at all. Tasks may fail,
-be run again, and run twice at the same time: only the attempts whose receipts the driver passes to
+The writes become visible atomically, when the driver commits, or not at all. Tasks may fail, be run
+again, and run twice at the same time: only the attempts whose receipts the driver passes to
 `commit` count.
-
-This file is the driver's side; `share.py` is that of a task, and `tickets.py` what travels between.
 """
 
 from __future__ import annotations
@@ -93,7 +91,7 @@ class Receipt:
     """The tables in which it has locked cells."""
 
 
-# A task's share of a shared transaction: what one attempt at it writes. `shared.py` says how.
+# A task's writes in a shared transaction, by one attempt.
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -359,9 +357,9 @@ _BY_ANOTHER = "was committed by another driver"
 class SharedTransaction(Awaits):
     """The driver's side of a shared transaction. Leaving its block without a commit aborts it.
 
-    >>> async with db.shared_transaction() as whole:
-    ...     receipts = [await write(whole.ticket, n) for n in range(10)]
-    ...     await whole.commit(receipts)
+    >>> async with db.shared_transaction() as shared:
+    ...     receipts = [await write(shared.ticket, n) for n in range(10)]
+    ...     await shared.commit(receipts)
     """
 
     _called = "shared_transaction"
@@ -395,7 +393,7 @@ class SharedTransaction(Awaits):
         self._telling: asyncio.Task[None] | None = None
         self._ended = ""
         self._deciding = ""
-        """What the call under way does. Two at a time might decide differently."""
+        """The name of the call under way. Two at a time might decide differently."""
 
     @property
     def ticket(self) -> Ticket:

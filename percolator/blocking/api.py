@@ -434,9 +434,9 @@ class Pin(Wrapper[aio.Pin]):
 class SharedTransaction(Wrapper[aio.SharedTransaction]):
     """The driver's side of a shared transaction. Leaving its block without a commit aborts it.
 
-    >>> with db.shared_transaction() as whole:
-    ...     receipts = [write(whole.ticket, n) for n in range(10)]
-    ...     whole.commit(receipts)
+    >>> with db.shared_transaction() as shared:
+    ...     receipts = [write(shared.ticket, n) for n in range(10)]
+    ...     shared.commit(receipts)
     """
 
     def __enter__(self) -> SharedTransaction:
@@ -773,7 +773,7 @@ class Database(Wrapper[aio.Database]):
         They begin above `after`, by default at this call, and end at `until`; without it they never
         end. The changes of a commit follow each other, and the last one says that it is the last.
         `before` also returns the values before the changes. The time-out applies to each answer of
-        the cluster. A moment older than the history or the feed is refused (`SnapshotTooOld`).
+        the cluster. A time older than the history or the feed is refused (`SnapshotTooOld`).
 
         History is kept until the block ends, or the changes do.
 
@@ -856,9 +856,9 @@ class Database(Wrapper[aio.Database]):
         ttl: float | None = None,
         timeout: float | None = None,
     ) -> Pin:
-        """Keeps history from a moment on, until its block ends, or this process dies.
+        """Keeps history from a time on, until its block ends, or this process dies.
 
-        A moment older than the history of one of the `tables` is refused; if none are named, of any
+        A time older than the history of one of the `tables` is refused; if none are named, of any
         table. In other tables whose history does not go back that far, nothing more is collected
         meanwhile. `ttl` is how many seconds the pin outlives this process: 60, or the most that the
         lock service allows, if it is not given.
@@ -922,8 +922,8 @@ class Database(Wrapper[aio.Database]):
         those while a cell is being locked. `ttl` is how many seconds, at least 15, its locks
         outlive a driver that has died; readers do not wait for that. The time-out is per call.
 
-        >>> with db.shared_transaction() as whole:
-        ...     whole.commit([write(whole.ticket, n) for n in range(10)])
+        >>> with db.shared_transaction() as shared:
+        ...     shared.commit([write(shared.ticket, n) for n in range(10)])
         """
         self._check()
         return SharedTransaction(

@@ -89,7 +89,7 @@ boolean: Codec[bool] = Codec("boolean", values.encode_boolean, values.decode_boo
 timestamp: Codec[_datetime.datetime] = Codec(
     "timestamp", values.encode_timestamp, values.decode_timestamp
 )
-"""`datetime` with a time zone: a moment, to the microsecond. It comes back in UTC."""
+"""`datetime` with a time zone, to the microsecond. It comes back in UTC."""
 date: Codec[_datetime.date] = Codec("date", values.encode_date, values.decode_date)
 """`date`."""
 json: Codec[Any] = Codec("json", values.encode_json, values.decode_json)

@@ -488,7 +488,7 @@ class HotCellLine:
         if work.contender is None:
             work.contender = Contender(self._env.hot_cells, work.watched, work.found_seconds)
         contender = work.contender
-        lost_in_turn = contender.has_turn_at(cell)
+        lost_in_turn = contender.is_granted_at(cell)
         contender.lost_at(cell)
         if not self._env.knows_winner(loss):
             return True

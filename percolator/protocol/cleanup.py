@@ -135,7 +135,7 @@ class Cleanup:
             # that was decided before belongs to another write set, wrongly sent under the same
             # timestamp, and would never be resolved otherwise.
             resolved = lock.on_primary and start in unknown
-            # A commit above the reader is most likely being completed by its owner at this moment.
+            # A commit above the reader is most likely being completed by its owner now.
             if resolved or verdict > read_at > 0:
                 continue
             can_read = reads_values and self._rolling.read(lock, read_at) is not None

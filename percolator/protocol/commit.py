@@ -113,7 +113,7 @@ same. This is as final as a marker, except for what an unanswered message may ha
 
 _LAST_SECONDS_MAX = 1.0
 _LAST_SHARE = 0.2
-"""What a wait for a lock leaves of the time, for the answer to the last attempt and for the marker.
+"""The time that a wait for a lock leaves for the answer to the last attempt, and for the marker.
 A message that commits in one round may arrive late: without the marker, the outcome is unknown."""
 
 _Settled = int | ConflictError | OutcomeUnknown

@@ -1,20 +1,20 @@
-"""Hot cells: transactions of one client that have lost at a cell take turns, the oldest first.
+"""Hot cells: transactions of one client that have lost at a cell run one by one, the oldest first.
 
 Transactions that have lost at a cell would collide there again, and all but one of them would lose
 again. So they stand in line at the cell, and the next one runs when the one before it has ended.
 
 Rules, each with the failure that it prevents:
-- Turns only say who runs when. What a transaction may commit is decided by its commit, with a turn
-  or without, so a lost or late turn costs time and nothing else.
+- A line only says who runs when. What a transaction may commit is decided by its commit, in line or
+  not, so a place that is lost or granted late costs time and nothing else.
 - The line is ordered by age: when the first attempt began. Otherwise, one that has lost ten times
   waits behind all that came after it.
-- A transaction that has lost at several cells gets its turn at all of them at the same time, when
-  it is the first in each line. If it had one turn while it waited for the next, two could wait for
+- A transaction that has lost at several cells is granted its place at all of them at the same time,
+  when it is the first in each line. If it had one while it waited for the next, two could wait for
   each other.
-- A turn ends after a time, whatever its owner does. A function that waits for something else would
-  hold up the line forever. If the time was too short, the owner's next turn is twice as long:
-  otherwise, a slow function would never commit at a cell where fast ones take turns.
-- A line is kept for a moment after the last one has left. Otherwise, the next two to come would
+- A grant ends after a time, whatever its owner does. A function that waits for something else would
+  hold up the line forever. If the time was too short, the owner's next grant is twice as long:
+  otherwise, a slow function would never commit at a cell where fast ones stand in line.
+- A line is kept for a short time after the last one has left. Otherwise, the next two to come would
   collide, and one of them lose, each time that a line was empty.
 - Without contention, nothing is kept, and one look at an empty dictionary is all that a transaction
   pays.
@@ -33,7 +33,7 @@ from percolator.formats.records import KIND_DELETE, KIND_PUT
 from percolator.routing.cells import FollowedCommit, FoundCell, KnownRow
 from percolator.world import Random
 
-# What a transaction that has committed at a hot cell hands to the next in line there.
+# The handover from a transaction that has committed at a hot cell to the next in line there.
 #
 # The next one would ask the oracle for a timestamp, and read what was just written. Instead, the
 # tablet sets aside the timestamp directly above the commit, and the next transaction begins there.
@@ -48,7 +48,7 @@ from percolator.world import Random
 # - It is handed to one. The other cells of its snapshot are read at its timestamp, as ever.
 
 
-class Baton(NamedTuple):
+class Handover(NamedTuple):
     """Where the next transaction begins, and what it finds there."""
 
     start: int
@@ -57,7 +57,7 @@ class Baton(NamedTuple):
     """The writes of that transaction."""
 
     @classmethod
-    def after(cls, commit: int, writes: Mapping[CellAddress, tuple[int, bytes]]) -> Baton | None:
+    def after(cls, commit: int, writes: Mapping[CellAddress, tuple[int, bytes]]) -> Handover | None:
         """None if no timestamp was set aside."""
         return cls(commit + 1, writes) if isinstance(commit, FollowedCommit) else None
 
@@ -94,7 +94,7 @@ REMEMBERED_CELLS_MAX = 1_024
 
 def conflict_pause_seconds(randomness: Random, longest_seconds: float, age_seconds: float) -> float:
     """A pause of a transaction of this age. All of it is random: two that have lost at the same
-    moment would meet again otherwise."""
+    time would meet again otherwise."""
     return longest_seconds * randomness.random() / (1.0 + age_seconds / HALF_AGE_SECONDS)
 
 
@@ -152,8 +152,8 @@ class Rivals:
         return seconds if caller in contention.callers else 0.0
 
 
-TURN_SECONDS = 1.0
-TURN_SECONDS_MAX = 16.0
+GRANT_SECONDS = 1.0
+GRANT_SECONDS_MAX = 16.0
 KEPT_SECONDS = 0.25
 """How long a line is kept when it is empty."""
 CELLS_MAX = 8
@@ -175,7 +175,7 @@ class Loss(NamedTuple):
         return cls(error.cell, error.other_start_timestamp) if error.other_start_timestamp else None
 
 
-class Turn:
+class Place:
     """One transaction's place in the lines of its cells."""
 
     __slots__ = (
@@ -196,25 +196,25 @@ class Turn:
         self.cells = cells
         self.seconds = seconds
         self.number = 0
-        """Decides between turns of the same age: the one that joined first has the lower number."""
+        """Decides between places of the same age: the one that joined first has a lower number."""
         self.is_reading = False
         """Its transaction waits with its first read, so that it could begin anywhere from now."""
         self.followers = 0
-        """Turns with a lower number had joined before the owner sent its commit."""
-        self.granted: asyncio.Future[Baton | None] = asyncio.get_running_loop().create_future()
-        """Done when the turn begins, perhaps with a baton; cancelled if it never will."""
+        """Places with a lower number had joined before the owner sent its commit."""
+        self.granted: asyncio.Future[Handover | None] = asyncio.get_running_loop().create_future()
+        """Done when the owner may run, perhaps with a handover; cancelled if it never will."""
         self.left = False
         self.expired = False
         """It was ended because it had lasted too long."""
         self._timer: asyncio.TimerHandle | None = None
 
-    def __lt__(self, other: Turn) -> bool:
+    def __lt__(self, other: Place) -> bool:
         return (self.owner.since, self.number) < (other.owner.since, other.number)
 
-    def begin(self, timer: asyncio.TimerHandle, baton: Baton | None) -> None:
+    def begin(self, timer: asyncio.TimerHandle, handover: Handover | None) -> None:
         self._timer = timer
         if not self.granted.done():  # the task that waits was cancelled, and is about to leave
-            self.granted.set_result(baton)
+            self.granted.set_result(handover)
 
     def end(self) -> None:
         self.left = True
@@ -228,15 +228,15 @@ class _Line:
     __slots__ = ("callers", "end", "owner", "waiting")
 
     def __init__(self) -> None:
-        self.owner: Turn | None = None
-        self.waiting: list[Turn] = []
+        self.owner: Place | None = None
+        self.waiting: list[Place] = []
         """A heap: the oldest is the first. It may contain some that have left."""
         self.callers: set[object] = set()
         """The functions and observers that have lost here since the line formed."""
         self.end: asyncio.TimerHandle | None = None
         """The end of the line, if nothing stands in it."""
 
-    def first(self) -> Turn | None:
+    def first(self) -> Place | None:
         while self.waiting and self.waiting[0].left:
             heappop(self.waiting)
         return self.waiting[0] if self.waiting else None
@@ -247,7 +247,7 @@ class HotCells:
 
     def __init__(self) -> None:
         self.lines: dict[CellAddress, _Line] = {}
-        """Where something stands in line, or has a moment ago."""
+        """Where something stands in line, or has just now."""
         self._joined = 0
 
     def __len__(self) -> int:
@@ -262,80 +262,80 @@ class HotCells:
         line = self.lines.get(cell)
         return line is not None and caller in line.callers
 
-    def join(self, turn: Turn) -> None:
-        """Puts a new turn in line at its cells."""
-        turn.number = self._joined
+    def join(self, place: Place) -> None:
+        """Puts a new place into the lines of its cells."""
+        place.number = self._joined
         self._joined += 1
-        for cell in turn.cells:
+        for cell in place.cells:
             line = self.lines.get(cell)
             if line is None:
                 line = self.lines[cell] = _Line()
             elif line.end is not None:
                 line.end.cancel()
                 line.end = None
-            line.callers.add(turn.owner.caller)
-            heappush(line.waiting, turn)
-        self._grant(turn.cells)
+            line.callers.add(place.owner.caller)
+            heappush(line.waiting, place)
+        self._grant(place.cells)
 
-    def is_followed(self, turn: Turn) -> bool:
-        """True if one that could take the baton is the next in line. Asked before the commit."""
-        turn.followers = self._joined
-        for cell in turn.cells:
+    def is_followed(self, place: Place) -> bool:
+        """True if the next in line could use the handover. Asked before the commit."""
+        place.followers = self._joined
+        for cell in place.cells:
             following = self.lines[cell].first()
             if following is not None and following.is_reading:
                 return True
         return False
 
-    def leave(self, turn: Turn, baton: Baton | None = None) -> None:
-        """Ends the turn, or gives up the place in line. The baton is for the next one, if it has
-        joined before the commit was sent."""
-        if turn.left:
+    def leave(self, place: Place, handover: Handover | None = None) -> None:
+        """Ends the grant, or gives up the place in line. The handover is for the next one, if it
+        has joined before the commit was sent."""
+        if place.left:
             return
-        turn.end()
-        if not turn.granted.done():
-            turn.granted.cancel()
-        for cell in turn.cells:
+        place.end()
+        if not place.granted.done():
+            place.granted.cancel()
+        for cell in place.cells:
             line = self.lines[cell]
-            if line.owner is turn:
+            if line.owner is place:
                 line.owner = None
-        self._grant(turn.cells, baton, turn.followers)
+        self._grant(place.cells, handover, place.followers)
 
     def _grant(
-        self, cells: Sequence[CellAddress], baton: Baton | None = None, followers: int = 0
+        self, cells: Sequence[CellAddress], handover: Handover | None = None, followers: int = 0
     ) -> None:
-        """Begins every turn that can begin, now that something has changed at these cells."""
+        """Grants every place that can be, now that something has changed at these cells."""
         for cell in cells:
             line = self.lines.get(cell)
             if line is None or line.owner is not None or line.end is not None:
                 continue
-            turn = line.first()
-            if turn is None:
+            place = line.first()
+            if place is None:
                 loop = asyncio.get_running_loop()
                 line.end = loop.call_later(KEPT_SECONDS, self.lines.pop, cell)
-            elif self._is_first_everywhere(turn):
-                for each in turn.cells:
+            elif self._is_first_everywhere(place):
+                for each in place.cells:
                     self.lines[each].owner = heappop(self.lines[each].waiting)
-                takes = turn.is_reading and turn.number < followers
-                timer = asyncio.get_running_loop().call_later(turn.seconds, self._expire, turn)
-                turn.begin(timer, baton if takes else None)
-                baton = None if takes else baton
+                begins_there = place.is_reading and place.number < followers
+                timer = asyncio.get_running_loop().call_later(place.seconds, self._expire, place)
+                place.begin(timer, handover if begins_there else None)
+                handover = None if begins_there else handover
 
-    def _is_first_everywhere(self, turn: Turn) -> bool:
-        for cell in turn.cells:
+    def _is_first_everywhere(self, place: Place) -> bool:
+        for cell in place.cells:
             line = self.lines[cell]
-            if line.owner is not None or line.first() is not turn:
+            if line.owner is not None or line.first() is not place:
                 return False
         return True
 
-    def _expire(self, turn: Turn) -> None:
-        turn.expired = True
-        self.leave(turn)
+    def _expire(self, place: Place) -> None:
+        place.expired = True
+        self.leave(place)
 
 
 class Contender:
     """Work that is tried until it commits, and the cells where it has lost so far."""
 
-    __slots__ = ("_cells", "_hot_cells", "_seconds", "_turn", "caller", "since")
+    __slots__ = ("_cells", "_hot_cells", "_place", "_seconds", "caller", "since")
 
     def __init__(
         self,
@@ -343,26 +343,26 @@ class Contender:
         caller: object,
         since: float,
         *,
-        seconds: float = TURN_SECONDS,
+        seconds: float = GRANT_SECONDS,
     ) -> None:
         """`caller` is what is tried: a function, an observer. `since`: when the first attempt
-        began, on the monotonic clock. `seconds`: how long its turn may last."""
+        began, on the monotonic clock. `seconds`: how long its grant may last."""
         self.caller = caller
         self.since = since
         self._hot_cells = hot_cells
         self._cells: tuple[CellAddress, ...] = ()
         self._seconds = seconds
-        self._turn: Turn | None = None
+        self._place: Place | None = None
 
     @property
     def in_line(self) -> bool:
-        """True if it stands in line, or has its turn."""
-        return self._turn is not None and not self._turn.left
+        """True if it stands in line, or its place was granted."""
+        return self._place is not None and not self._place.left
 
-    def has_turn_at(self, cell: CellAddress) -> bool:
-        """True if it has its turn at this cell, and the turn has not lasted too long."""
-        turn = self._turn
-        return turn is not None and not turn.left and turn.granted.done() and cell in turn.cells
+    def is_granted_at(self, cell: CellAddress) -> bool:
+        """True if its place at this cell was granted, and that has not lasted too long."""
+        place = self._place
+        return place is not None and not place.left and place.granted.done() and cell in place.cells
 
     def lost_at(self, cell: CellAddress) -> None:
         if cell not in self._cells:
@@ -370,28 +370,28 @@ class Contender:
 
     @property
     def is_followed(self) -> bool:
-        """True if it has its turn, and the next in line could take the baton. Asked before its
-        commit is sent."""
-        turn = self._turn
-        if turn is None or turn.left or not turn.granted.done():
+        """True if its place was granted, and the next in line could use the handover. Asked before
+        its commit is sent."""
+        place = self._place
+        if place is None or place.left or not place.granted.done():
             return False
-        return self._hot_cells.is_followed(turn)
+        return self._hot_cells.is_followed(place)
 
-    def stand_in_line(self, *, is_reading: bool = False) -> asyncio.Future[Baton | None]:
-        """Ends its turn if it has one; the result is done when the next one begins.
+    def stand_in_line(self, *, is_reading: bool = False) -> asyncio.Future[Handover | None]:
+        """Leaves its place if it has one; the result is done when the new one is granted.
 
         `is_reading`: its transaction waits with its first read.
         """
-        if self._turn is not None and self._turn.expired:
-            self._seconds = min(2 * self._seconds, TURN_SECONDS_MAX)
+        if self._place is not None and self._place.expired:
+            self._seconds = min(2 * self._seconds, GRANT_SECONDS_MAX)
         self.leave()
-        self._turn = Turn(self, self._cells, self._seconds)
-        self._turn.is_reading = is_reading
-        self._hot_cells.join(self._turn)
-        return self._turn.granted
+        self._place = Place(self, self._cells, self._seconds)
+        self._place.is_reading = is_reading
+        self._hot_cells.join(self._place)
+        return self._place.granted
 
-    def leave(self, baton: Baton | None = None) -> None:
-        """Ends its turn, or gives up its place in line."""
-        if self._turn is not None:
-            self._hot_cells.leave(self._turn, baton)
-            self._turn = None
+    def leave(self, handover: Handover | None = None) -> None:
+        """Ends its grant, or gives up its place in line."""
+        if self._place is not None:
+            self._hot_cells.leave(self._place, handover)
+            self._place = None

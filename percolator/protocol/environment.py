@@ -283,7 +283,7 @@ class Environment:
         return self.now() + self.limits.call_seconds
 
     async def timestamp(self, deadline: float) -> int:
-        """A fresh timestamp. Past the deadline, it is still tried for a moment."""
+        """A fresh timestamp. Past the deadline, it is still tried, for a millisecond."""
         left = max(deadline - self.now(), 0.001)
         return await self.timestamps.get(timeout_seconds=left)
 

@@ -180,7 +180,7 @@ class LockResolver:
         return [lock for lock in met if lock.lock.start_timestamp in self._passable]
 
     async def remove(self, surplus: Sequence[MetLock]) -> None:
-        """Removes or pushes passable locks for which a read has no room."""
+        """Removes or pushes passable locks for which a read has no capacity."""
         await self._cleanup.resolve_passable(
             surplus, read_at=self._timestamp, deadline=self._deadline
         )
@@ -197,7 +197,7 @@ class LockResolver:
 
 
 def _pass(read: RowRead, passable: Sequence[MetLock]) -> list[MetLock]:
-    """Lets the next read of the row pass these locks. Returns those for which there is no room."""
+    """Lets the next read of the row pass these locks. Returns those that it has no capacity for."""
     passing = dict.fromkeys(read.passing)
     surplus = []
     for lock in passable:

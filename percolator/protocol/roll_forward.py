@@ -7,7 +7,7 @@ A client that meets many locks tells their tablet of the commits, once, and the 
 rest: otherwise the client would read each lock, and send all of it back in another form. The driver
 of a shared transaction tells all tablets right after its commit. Nothing depends on it: readers
 take the values from the locks meanwhile, and a client that needs a cell now rolls it forward
-itself. Only long scans wait a moment, so that the tablet gets ahead of them. A tablet is told only
+itself. Only long scans wait shortly, so that the tablet gets ahead of them. A tablet is told only
 of a commit that was seen on the primary.
 
 When the writer of a popular cell dies, many transactions meet its lock at once. Each would ask the
@@ -132,7 +132,7 @@ class Rolling:
         """Tables to one of whose tablets a message is on its way."""
 
     def read(self, met: MetLock, read_at: int) -> FoundCell | None:
-        """What a snapshot sees in a locked cell, if the lock itself says so: its transaction is
+        """The cell as a snapshot sees it although it is locked. The lock's transaction is then
         known to have committed at or below the snapshot. Nothing newer can be there while the cell
         is locked. None if the cell has to be read again."""
         lock = met.lock

@@ -185,7 +185,9 @@ class WriteSteps:
             columns,
             kinds,
             values,
-            _observers_of(columns, observers) if observers else (),
+            [(each, observers[each]) for each in dict.fromkeys(columns) if each in observers]
+            if observers
+            else (),
             _weak_notifications(self.weak_notifications, schema) if self.weak_notifications else (),
             is_followed,
         )
@@ -300,12 +302,6 @@ class CommitSecondary(CommonStep):
         return step
 
 
-def _observers_of(
-    columns: Sequence[bytes], observers: Mapping[bytes, tuple[bytes, ...]]
-) -> list[tuple[bytes, tuple[bytes, ...]]]:
-    return [(column, observers[column]) for column in dict.fromkeys(columns) if column in observers]
-
-
 def _weak_notifications(
     cells: Sequence[CellAddress], schema: TableSchema
 ) -> list[tuple[bytes, bytes, tuple[bytes, ...]]]:
@@ -399,7 +395,7 @@ class WriteSet:
         return stored_writes(self.cells, start) if self.has_read_locks else self.cells
 
     def write_together(self, writes: Sequence[tuple[CellAddress, bytes | None]]) -> None:
-        """Writes all values, or none if there is no room for all of them; None deletes."""
+        """Writes all values, or none if not all of them fit; None deletes."""
         before = {cell: self.cells.get(cell) for cell, _ in writes}
         size_bytes = self.size_bytes
         try:

@@ -146,13 +146,13 @@ class Dispatcher:
 
     # ------------------------------------------------------------------ admission
 
-    def has_room(self, size_bytes: int) -> bool:
+    def has_capacity(self, size_bytes: int) -> bool:
         """True if a row may enter now. Callers that already wait come first."""
         return not self._turns and self._fits(size_bytes)
 
-    async def room(self, size_bytes: int) -> None:
+    async def capacity(self, size_bytes: int) -> None:
         """Waits until a row may enter. The caller must submit it at once, without awaiting."""
-        if self.has_room(size_bytes):
+        if self.has_capacity(size_bytes):
             return
         while True:
             turn = self._loop.create_future()
@@ -456,7 +456,7 @@ def _passes_by_itself(error: NotExecuted, attempts: int) -> bool:
     )
 
 
-# Rows that cannot be handed to a server at once: their tablets are not known, or there is no room.
+# Rows that cannot be handed to a server at once: their tablets are not known, or it is full.
 #
 # Each request is placed by itself, and what it waits for holds up none of its other rows. The
 # heartbeats of all transactions of a client are one request, for example.
@@ -481,7 +481,7 @@ class Placing:
         self._start = start
 
     async def place(self, entries: Sequence[Queued]) -> None:
-        """Waits for tablets to be known and for room at their servers, until the request is done.
+        """Waits for tablets to be known and their servers to have capacity, until the request ends.
 
         Not in the caller's task: cancelled before its first step, that would leave the future open,
         and the deadline would set an exception that nothing retrieves.
@@ -499,7 +499,7 @@ class Placing:
 
     async def _find_places(self, entries: Sequence[Queued]) -> None:
         """Hands rows of one request to their servers. A tablet that no server has at the moment,
-        a server without room, or a search that no master answers, holds up none but its own
+        a server without capacity, or a search that no master answers, holds up none but its own
         rows."""
         pending, world = entries[0].pending, self._world
         backoff = Backoff(world.clock, world.random, RETRY_SECONDS_MIN, RETRY_SECONDS_MAX)
@@ -519,8 +519,8 @@ class Placing:
             left = self._hand_over(left)
 
     def _hand_over(self, entries: Sequence[Queued]) -> list[Queued]:
-        """Hands over the rows whose tablets are known: at once, or when their servers have room.
-        Returns those that have to be looked for."""
+        """Hands over the rows whose tablets are known, once their servers have capacity. Returns
+        the others, which have to be looked for."""
         left: list[Queued] = []
         full: dict[Dispatcher, list[Queued]] = {}
         for entry in entries:
@@ -531,7 +531,7 @@ class Placing:
                 left.append(entry)
                 continue
             dispatcher = self._dispatchers.get(location.address)
-            if dispatcher in full or not dispatcher.has_room(entry.size_bytes):
+            if dispatcher in full or not dispatcher.has_capacity(entry.size_bytes):
                 full.setdefault(dispatcher, []).append(entry)
             else:
                 entry.location = location
@@ -541,13 +541,15 @@ class Placing:
         return left
 
     async def _enter(self, dispatcher: Dispatcher, entries: Sequence[Queued]) -> None:
-        await self._guarded(entries[0], self._wait_for_room(dispatcher, entries))
+        await self._guarded(entries[0], self._wait_for_capacity(dispatcher, entries))
 
-    async def _wait_for_room(self, dispatcher: Dispatcher, entries: Sequence[Queued]) -> None:
-        """Hands rows of one request to a server as soon as it has room, or to whichever has them
-        by then."""
+    async def _wait_for_capacity(self, dispatcher: Dispatcher, entries: Sequence[Queued]) -> None:
+        """Hands rows of one request to a server as soon as it has capacity, or to whichever has
+        them by then."""
         for entry in entries:
-            if not (dispatcher.has_room(entry.size_bytes) or await self._room(dispatcher, entry)):
+            if not (
+                dispatcher.has_capacity(entry.size_bytes) or await self._capacity(dispatcher, entry)
+            ):
                 return
             location = self._tablets.locate(entry.table_id, entry.row)
             if location is not None and location.address == dispatcher.address:
@@ -576,10 +578,10 @@ class Placing:
             return False
         return True
 
-    async def _room(self, dispatcher: Dispatcher, entry: Queued) -> bool:
-        """Waits for room, or until the sweep ends the request; returns whether it may enter."""
+    async def _capacity(self, dispatcher: Dispatcher, entry: Queued) -> bool:
+        """Waits for capacity, or until the sweep ends the request; returns whether it may enter."""
         future = entry.pending.future
-        turn = asyncio.ensure_future(dispatcher.room(entry.size_bytes))
+        turn = asyncio.ensure_future(dispatcher.capacity(entry.size_bytes))
         may_enter = False
         try:
             await asyncio.wait([turn, future], return_when=asyncio.FIRST_COMPLETED)
@@ -749,12 +751,12 @@ class Router:
             self._watch(pending)
 
     def _submit(self, entry: Queued) -> bool:
-        """Hands the row to its server, if that is known and has room."""
+        """Hands the row to its server, if that is known and has capacity."""
         location = self.tablets.locate(entry.table_id, entry.row)
         if location is None:
             return False
         dispatcher = self._dispatchers.get(location.address)
-        if not dispatcher.has_room(entry.size_bytes):
+        if not dispatcher.has_capacity(entry.size_bytes):
             return False
         entry.location = location
         dispatcher.submit(entry)

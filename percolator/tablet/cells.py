@@ -352,7 +352,7 @@ class OrderedKeys:
 
 # Which cells were committed recently, so that most prewrites need not look into the storage.
 #
-# Nearly every transaction asks whether a cell was written since it began, a moment ago, and nearly
+# Nearly every transaction asks whether a cell was written since it began, just now, and nearly
 # always it was not. The newest commit of each cell since some *horizon* fits into memory, and that
 # gives a bound for every cell: its own newest commit, or the horizon. A transaction that began
 # above the bound has its answer; any other has to look into the storage.
@@ -545,7 +545,7 @@ class LastChanges:
         self.published = 0
         """The number of batches with commits. An older view lacks the commits of the last one."""
         self._being_written: Collection[bytes] = ()
-        """The cells whose commits are on their way to the disk, and may show at any moment."""
+        """The cells whose commits are on their way to the disk, and may show at any time."""
 
     def of(self, cell: bytes) -> int | None:
         """The commit timestamp, or 0 if the cell was never changed; None if it is not known."""
@@ -639,14 +639,14 @@ class NotifyIndex:
 
     @property
     def worth_filling(self) -> bool:
-        """True if the index has room for many more notifications from the store."""
+        """True if the index can hold many more notifications from the store."""
         return self.missing_from is not None and len(self._keys) <= self._entries_max // 2
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._keys
 
     def put(self, key: bytes) -> bool:
-        """Adds a key. Returns False if there is no room for it."""
+        """Adds a key. Returns False if it does not fit."""
         if key in self._keys:
             return True
         if len(self._keys) >= self._entries_max:
@@ -821,7 +821,7 @@ class LockMirror:
 
 # Cells that transactions hold in memory while they commit in one round.
 #
-# Such a transaction sets no locks. From the moment its cells are judged until its records are
+# Such a transaction sets no locks. From when its cells are judged until its records are
 # durable and published, everything else that touches the cells waits here. What each rule prevents:
 #
 # * Mutations of a held cell wait. Otherwise a rollback marker would be put and reported, and the

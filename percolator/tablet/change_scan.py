@@ -403,7 +403,7 @@ class _Found:
             raise self._missing(commit) from None
 
     def _missing(self, commit: int) -> Exception:
-        """What it means that a commit, or its value, is not there."""
+        """The error that a missing commit, or a missing value of one, means."""
         state, after = self._state, self._after
         if after < state.safe_points.reads:
             return too_old(after, state.safe_points.reads)

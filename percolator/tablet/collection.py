@@ -502,7 +502,7 @@ class _WalkOfVersions:
         self._newer = 0
         """How many versions of the cell above the safe point stay, so far."""
         self._walked = 0
-        """The same count since the last deletion or seek."""
+        """How many of them since the last deletion or seek."""
         self._reach = Reach(below, ended_below)
         self._deletion: Record | None = None
         """The newest change at or below the safe point, if it is a deletion, or has expired."""

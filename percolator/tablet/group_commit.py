@@ -62,7 +62,7 @@ class GroupCommit:
             state,
             self._lines,
             may_hold=lambda: not self.latch.is_wanted,
-            stir=self._stir,
+            wake=self._wake,
             on_answered=self._answered,
         )
         self._taken: list[WholeTransaction] = []
@@ -72,10 +72,10 @@ class GroupCommit:
 
     def execute(self, work: MutationWork) -> asyncio.Future[list[pb.MutationResult]]:
         """Queues the work; the future holds one result per mutation. Raises `Overloaded`."""
-        self.require_room(work.weight)
+        self.require_capacity(work.weight)
         self._mutations.add(work)
         self.queued_bytes += work.weight
-        self._stir()
+        self._wake()
         return work.done
 
     def commit(
@@ -84,12 +84,12 @@ class GroupCommit:
         """Queues the transactions of one request; the future holds its answer. Raises
         `Overloaded`."""
         work = transactions[0].work
-        self.require_room(work.weight)
+        self.require_capacity(work.weight)
         self.queued_bytes += work.weight
         self._transactions.arrive(transactions)
         return work.done
 
-    def require_room(self, weight: int) -> None:
+    def require_capacity(self, weight: int) -> None:
         """Raises `Overloaded` if the queue is full. An empty queue takes any request."""
         limits = self._state.limits
         if self.queued_bytes and self.queued_bytes + weight > limits.queue_bytes_max:
@@ -112,7 +112,7 @@ class GroupCommit:
     def _has_work(self) -> bool:
         return self._mutations.is_ready or self._transactions.is_ready
 
-    def _stir(self) -> None:
+    def _wake(self) -> None:
         if self._task is None and self._has_work:
             self._task = asyncio.create_task(self._run())
 
@@ -278,8 +278,8 @@ class MutationWork:
 
 # The mutations of a tablet: queued, waiting for their cells, judged in batches, answered.
 #
-# A mutation that waits for its cell (judge.py) has left the queue, and takes up no room in a batch:
-# one held cell must not stop the others.
+# A mutation that waits for its cell (judge.py) has left the queue, and counts in no batch: one held
+# cell must not stop the others.
 
 _Waiting = tuple[MutationWork, int]
 """A mutation: the work that it belongs to, and its index there."""
@@ -325,19 +325,19 @@ class MutationQueue:
         """Judges mutations until the batch is full: first those that have waited for their cells,
         then the others in order of arrival."""
         limits, queue, called = self._state.limits, self._queue, self._called
-        room = limits.commit_mutations_max
+        left = limits.commit_mutations_max
         until_pause = limits.slice_rows
-        while room > 0 and batch.bytes < limits.commit_bytes_max:
+        while left > 0 and batch.bytes < limits.commit_bytes_max:
             if called:
                 until_pause -= 1
-                room -= self._judge_called(called.popleft(), batch)
+                left -= self._judge_called(called.popleft(), batch)
             elif queue:
                 work = queue[0]
                 # One of its mutations may have ended the whole request while it waited.
                 if work.untaken and not self._is_refused(work):
-                    part = work.take(min(room, until_pause))
+                    part = work.take(min(left, until_pause))
                     until_pause -= len(part)
-                    room -= self._judge_part(work, part, batch)
+                    left -= self._judge_part(work, part, batch)
                 if not work.untaken:
                     queue.popleft()
             else:
@@ -447,7 +447,7 @@ class MutationQueue:
 #
 # * A transaction is judged when none of its cells is held, or changed by the batch in progress. So
 # its conditions are judged against what is durable. Others wait for their cells (judge.py).
-# * All its cells are judged, and held, at one moment. Its own commit, a rollback marker, a lock,
+# * All its cells are judged, and held, together. Its own commit, a rollback marker, a lock,
 # and a newer commit on *any* of them stop it: a late copy must not commit what `resolve` has rolled
 # back.
 # * Its own commit is looked for even below the safe point. Told there that it is too old, a client
@@ -478,16 +478,16 @@ class HeldTransactions:
         lines: Lines,
         *,
         may_hold: Callable[[], bool],
-        stir: Callable[[], None],
+        wake: Callable[[], None],
         on_answered: Callable[[int], None],
     ) -> None:
-        """`stir` is called when there is something to write, `on_answered` with the weight of a
+        """`wake` is called when there is something to write, `on_answered` with the weight of a
         request that was answered."""
         self._state = state
         self._held = state.held
         self._read_locks = state.read_locks
         self._may_hold = may_hold
-        self._stir = stir
+        self._wake = wake
         self._on_answered = on_answered
         self._judge = Judge.of(state)
         self._lines = lines
@@ -568,7 +568,7 @@ class HeldTransactions:
                     self._held.hold(transaction)
                     self._read_locks.hold(transaction.read_locked)
                     held.append(transaction)
-                elif self._has_room(transaction, transaction.refusal):
+                elif self._fits(transaction, transaction.refusal):
                     self._ready.append(transaction)
                 else:
                     self._end(transaction, ANSWER_FULL)
@@ -585,7 +585,7 @@ class HeldTransactions:
             self._judge.close()
         for first in range(0, len(held), TIMESTAMPS_AT_ONCE_MAX):
             self._take_timestamps(held[first : first + TIMESTAMPS_AT_ONCE_MAX])
-        self._stir()
+        self._wake()
 
     def _obstacle(self, work: TransactionWork) -> PercolatorError | None:
         """Why nothing of a request is judged: what may have changed while it waited."""
@@ -636,7 +636,7 @@ class HeldTransactions:
                 return refusal
         return None
 
-    def _has_room(self, transaction: WholeTransaction, refusal: pb.MutationResult) -> bool:
+    def _fits(self, transaction: WholeTransaction, refusal: pb.MutationResult) -> bool:
         """True if the refusal fits into the answer: a short message may meet gigabytes of locks.
         Its own commit always does: it is as long as the message, and `ANSWER_FULL` would deny it.
         """
@@ -684,7 +684,7 @@ class HeldTransactions:
                 # Their start was never handed out. They must not stop the others.
                 why = f"the oracle is at {first}, not above its start timestamp"
                 self._give_up(early, (), not_executed(NotExecuted(why)))
-            self._stir()
+            self._wake()
 
     def _first_timestamp(self, held: Sequence[WholeTransaction]) -> asyncio.Future[int]:
         timestamps = self._state.timestamps
@@ -728,14 +728,14 @@ class HeldTransactions:
         for transaction in held:
             self._lines.look_again((*transaction.cells, *transaction.read_locked))
         self.admit()
-        self._stir()
+        self._wake()
 
     # ------------------------------------------------------------------ batches
 
     def fill(
         self, batch: JudgedBatch, taken: list[WholeTransaction], cells_max: int, bytes_max: int
     ) -> None:
-        """Adds what is ready to the batch, and to `taken`, as far as there is room."""
+        """Adds what is ready to the batch, and to `taken`, as far as it fits."""
         ready = self._ready
         now = self._state.clock.monotonic_seconds()
         late: list[WholeTransaction] = []

@@ -97,7 +97,7 @@ from percolator.world import Cursor, Storage
 # at the cell alone, it would overtake an earlier mutation of the same cell when the cell is let go
 # while a batch is being judged. Nor can a crowd of transactions keep a roll-back waiting forever,
 # or a crowd of mutations a transaction.
-# * A transaction joins the lines of all its cells at one moment. So no two wait for each other.
+# * A transaction joins the lines of all its cells at once. So no two wait for each other.
 # * When a cell becomes free, the first in its line is called, and nothing else is looked at: what a
 # change costs does not depend on how many wait. It is still the first until it has taken the cell.
 

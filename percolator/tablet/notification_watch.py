@@ -124,7 +124,7 @@ class _Stream:
         self._changed = asyncio.Event()
 
     def put(self, hint: Hint) -> bool:
-        """Queues a hint. Returns False if there was no room."""
+        """Queues a hint. Returns False if the stream was full."""
         self._changed.set()
         if len(self._hints) >= HINTS_WAITING_MAX:
             # Older hints stay: the oldest work is done first.

@@ -69,14 +69,14 @@ async def load(state: TabletState) -> None:
 
 
 async def fill_index(state: TabletState) -> None:
-    """Adds live notifications to the index, from the first key it may lack, while there is room.
+    """Adds live notifications to the index, from the first key it may lack, as long as they fit.
     The tablet keeps serving."""
     index = state.index
     start, stop = space_bounds(N, state.identity.start, state.identity.end)
     while index.missing_from is not None:
         # A new iterator for every slice: one from before a pause would show what was deleted since.
         # It may begin before the end of the last one, at a key that was added meanwhile and found
-        # no room.
+        # do not fit.
         first = max(start, N + index.missing_from)
         found = [key for key, _ in islice(state.storage.iterate(first, stop), _SLICE)]
         for key in found:

@@ -204,7 +204,7 @@ class ScanPage:
 
     async def _row_before(self, first: bytes, stop: bytes) -> bytes | None:
         """Reads the last row below `stop`, forwards. Returns the key where it begins; None if there
-        is no row, or no room."""
+        is no row, or it does not fit."""
         cells, cursor, entries = self._cells, self._cursor, self._state.limits.slice_entries
         cursor.seek(stop)
         cursor.prev()
@@ -226,7 +226,7 @@ class ScanPage:
         self._state.require_open()
 
     def admit(self, row: bytes) -> bool:
-        """True if there is room for a row with visible cells, after the locked rows before it."""
+        """True if a row with visible cells fits, after the locked rows before it."""
         if self._lock_rows and not self._admit_locked_before(row):
             return False
         if self.rows >= self.rows_max or self._cells.bytes >= self.bytes_max:
@@ -238,7 +238,7 @@ class ScanPage:
         return True
 
     def _admit_locked_before(self, row: bytes) -> bool:
-        """True if there is room for the locked rows before this row."""
+        """True if the locked rows before this row fit."""
         lock_rows, reverse = self._lock_rows, self._plan.reverse
         while self._locks_counted < len(lock_rows):
             lock_row = lock_rows[self._locks_counted]
@@ -252,7 +252,7 @@ class ScanPage:
         return True
 
     def _count_locks(self) -> None:
-        """Counts the locked rows after the last row with visible cells, as far as there is room."""
+        """Counts the locked rows after the last row with visible cells, as far as they fit."""
         for lock_row in self._lock_rows[self._locks_counted :]:
             if self.rest is not None and _contains(self.rest, lock_row):
                 return
@@ -610,7 +610,7 @@ def _row_before(storage: Storage[Any], key: bytes) -> bytes:
 
 
 def _between(low: bytes, high: bytes) -> bytes | None:
-    """A key strictly between the two, near the middle; None if there is hardly any room."""
+    """A key strictly between the two, near the middle; None if they are too close."""
     length = max(len(low), len(high)) + 1
     low_number = int.from_bytes(low.ljust(length, b"\0"), "big")
     high_number = int.from_bytes(high.ljust(length, b"\0"), "big")

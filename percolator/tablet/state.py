@@ -491,9 +491,9 @@ def closed(fence: LoadFence) -> NotReady:
 #
 # What each rule prevents:
 #
-# * The feed begins between two batches, and is complete from the newest commit of that moment on.
+# * The feed begins between two batches, and is complete from the newest commit of that time on.
 # Every commit that is stored later is above it or in the feed, since its own lock is judged later.
-# * A bulk load whose fence stands at that moment may have stored rows that the feed lacks. They
+# * A bulk load whose fence stands then may have stored rows that the feed lacks. They
 # have its commit timestamp, which is known when the fence is lifted; the feed is complete from then
 # on.
 # * An order with an older version of the schema changes nothing: it may have arrived late.

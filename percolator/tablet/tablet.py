@@ -132,7 +132,7 @@ to look at: that of the read, or an older one if the cell is known not to have c
 _FULL = NotExecuted("the response is full; request the rest again")
 
 
-class AnswerRoom:
+class AnswerBudget:
     """Bytes that the batches of one call share: each for itself, batches to a hundred tablets would
     make an answer of hundreds of MiB."""
 
@@ -142,7 +142,7 @@ class AnswerRoom:
         self.taken_bytes = 0
         self.walking = asyncio.Lock()
         """Held while one of them walks over a row, in slices: how much that takes is not known
-        before, so all of them at once would find room."""
+        before, so all of them at once would fit."""
 
 
 class PointReads:
@@ -153,7 +153,7 @@ class PointReads:
         state: TabletState,
         reads: Sequence[AskedRead],
         columns: ColumnEncoder,
-        room: AnswerRoom,
+        budget: AnswerBudget,
     ) -> None:
         self._state = state
         self._asked = reads
@@ -166,13 +166,13 @@ class PointReads:
         self._values: list[bytes] = []
         self._deletes: list[int] = []
         self._bytes = 0
-        self._room = room
+        self._budget = budget
         self._taken = 0
         """How many of them are known to the other batches of the call."""
         self._bytes_max = state.limits.answer_bytes_max
         """Bytes that the other batches leave of the answer. Below 0 if they have exceeded it."""
         self._admitted = -1
-        """The index of the last read that found room: it is answered completely."""
+        """The index of the last read that fitted: it is answered completely."""
         self._began = 0
         """The size of the answer before that read."""
         self._skipped = 0
@@ -193,14 +193,14 @@ class PointReads:
                 self._state.require_open()
             stop = min(first + slice_rows, len(asked))
             await self._held_cells_let_go(first, stop)
-            self._share_room()
+            self._share_budget()
             whole_rows = await self._answer_cells(first, stop)
-            self._share_room()
+            self._share_budget()
             for index in whole_rows:
-                async with self._room.walking:
+                async with self._budget.walking:
                     self._state.require_open()
                     await self._answer_row(index, asked[index])
-                    self._share_room()
+                    self._share_budget()
         # Check after reading, since versions may have been collected while the batch was read.
         if self._oldest < self._state.safe_points.reads:
             self._refuse_too_old()
@@ -221,14 +221,14 @@ class PointReads:
         return self._result
 
     def give_up(self) -> None:
-        """Gives back the room of an answer that is not sent."""
+        """Gives back the budget of an answer that is not sent."""
         self._bytes = 0
-        self._share_room()
+        self._share_budget()
 
-    def _share_room(self) -> None:
-        self._room.taken_bytes += self._bytes - self._taken
+    def _share_budget(self) -> None:
+        self._budget.taken_bytes += self._bytes - self._taken
         self._taken = self._bytes
-        others = self._room.taken_bytes - self._taken
+        others = self._budget.taken_bytes - self._taken
         self._bytes_max = self._state.limits.answer_bytes_max - others
 
     async def _held_cells_let_go(self, first: int, stop: int) -> None:
@@ -304,7 +304,7 @@ class PointReads:
                 if cell in headers:
                     record = self._locks(read).on_cell(cell)
                     if record is not None:
-                        if self._has_room(index):
+                        if self._fits(index):
                             self._report(index, row, column, record)
                         continue
                 look_at = known_inverted
@@ -321,7 +321,7 @@ class PointReads:
                 cursor.close()
             if self._bytes > self._bytes_max and self._admitted >= 0:
                 # Its last cell has not been counted yet: it may be as large as a value can be.
-                self._has_room(self._admitted)
+                self._fits(self._admitted)
         return whole_rows
 
     async def _read_cells(self, cursor: Cursor, wanted: list[_Wanted]) -> None:
@@ -333,10 +333,10 @@ class PointReads:
         for index, column, prefix, suffix in wanted:
             if size > size_max:
                 self._bytes, self._admitted, self._began = size, current, began
-                if not self._has_room(index):
+                if not self._fits(index):
                     continue
             elif index != current:
-                # As `_has_room` does, without the call.
+                # As `_fits` does, without the call.
                 current, began = index, size
             seek(prefix + suffix)
             key, value = item()
@@ -397,7 +397,7 @@ class PointReads:
             state.last_changes.learn(prefix[1:], timestamp_of(key) if found else 0)
         return (key, record) if found else (b"", b"")
 
-    def _has_room(self, index: int) -> bool:
+    def _fits(self, index: int) -> bool:
         """True if this read may add more to the answer. Refuses the read if not."""
         limits, size = self._state.limits, self._bytes
         if index != self._admitted:
@@ -405,7 +405,7 @@ class PointReads:
                 self._refused.setdefault(index, _FULL)
                 return False
             self._admitted, self._began = index, size
-        others = self._room.taken_bytes - self._taken + self._began
+        others = self._budget.taken_bytes - self._taken + self._began
         if others + size - self._began > limits.read_bytes_max:
             self._refused[index] = (
                 _FULL
@@ -425,8 +425,8 @@ class PointReads:
         if fence is not None:  # raised since the rest of its slice was answered
             self._refused[index] = closed(fence)
             return
-        self._share_room()
-        if not self._has_room(index):
+        self._share_budget()
+        if not self._fits(index):
             return
         row, slice_entries = read.row, self._state.limits.slice_entries
         wanted = self._chosen[index]
@@ -452,13 +452,13 @@ class PointReads:
             cells.seek(start)
             while cells.walk(after_component(start), slice_entries) is not Walked.TO_THE_END:
                 self._bytes = before + cells.bytes
-                if not self._has_room(index):
+                if not self._fits(index):
                     self._bytes = before
                     return
                 await asyncio.sleep(0)
                 self._state.require_open()
             self._bytes = before + cells.bytes
-            if not self._has_room(index):
+            if not self._fits(index):
                 self._bytes = before
                 return
         except InvariantViolation:
@@ -702,7 +702,7 @@ class Tablet:
 
     def _checked(self, batch: pb.MutationBatch) -> tuple[list[CheckedMutation], int]:
         self._state.require_target(batch.target)
-        self._commit.require_room(0)
+        self._commit.require_capacity(0)
         if not batch.mutations:  # as in nearly all batches
             mutations, weight = self._steps.check(batch.steps)
         else:
@@ -718,7 +718,7 @@ class Tablet:
     async def mutate_together(
         self, batch: pb.MutationBatch, *, deadline_seconds: float
     ) -> pb.MutateTogetherResponse:
-        """Applies all mutations of the batch at one moment, or none. Raises what `mutate` does when
+        """Applies all mutations of the batch atomically, or none. Raises what `mutate` does when
         nothing was executed, and `ExecutionUnknown` when it may have been."""
         if batch.HasField("steps"):
             raise InvalidArgument("batch.steps", "a group has mutations")
@@ -750,18 +750,20 @@ class Tablet:
         self, batch: pb.TransactionBatch, deadline_seconds: float
     ) -> list[WholeTransaction]:
         self._state.require_target(batch.target)
-        self._commit.require_room(0)
+        self._commit.require_capacity(0)
         return self._transactions.check(batch, deadline_seconds)
 
-    async def read(self, batch: pb.ReadBatch, room: AnswerRoom | None = None) -> pb.ReadBatchResult:
+    async def read(
+        self, batch: pb.ReadBatch, budget: AnswerBudget | None = None
+    ) -> pb.ReadBatchResult:
         """Raises `InvalidArgument` ("reads[3].row"), `NotReady` (as `mutate` does), `TabletMoved`,
-        `SchemaChanged` or `StoreUnusable`; then nothing of the batch is answered. `room` is what
+        `SchemaChanged` or `StoreUnusable`; then nothing of the batch is answered. `budget` is what
         it shares with other batches of its call."""
-        state, room = self._state, room or AnswerRoom()
+        state, budget = self._state, budget or AnswerBudget()
         asked = asked_reads(batch)
         while True:
             state.require_target(batch.target)
-            reads = PointReads(state, asked, self._columns, room)
+            reads = PointReads(state, asked, self._columns, budget)
             try:
                 result = await reads.answer()
             except UnheardTimestamp as unheard:

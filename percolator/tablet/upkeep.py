@@ -45,7 +45,7 @@ class Upkeep:
         self._change_feed = change_feed
         """The current version of the schema; the tablet has yet to follow it."""
         self._tasks = Tasks()
-        """What writes between two batches: torn there, it would let the next batch be judged while
+        """Writes between two batches: torn there, they would let the next batch be judged while
         the disk is still at the write, and memory would never learn of what became durable."""
 
     async def close(self) -> None:
@@ -84,7 +84,7 @@ class Upkeep:
 
         The version and its times to live take effect between two writes. If readers went by longer
         ones while a deletion judged under the shorter ones is on its way to the disk, they would
-        see the record of a value that is gone a moment later.
+        see the record of a value that is gone soon after.
         """
         work = self._follow_schema(schema_version, change_feed=change_feed, ttls=ttls)
         await self._tasks.run_to_the_end(work)

@@ -428,7 +428,7 @@ _ALL = b"\xff" * TIMESTAMP_BYTES
 """The oldest commit of all, as it is in keys."""
 
 
-class Room(Protocol):
+class PageBudget(Protocol):
     """The page that is filled."""
 
     rows: int
@@ -465,17 +465,17 @@ class VisibleRuns(VisibleCells):
     _lasting: dict[bytes, bytes] | None = None
     """By encoded column, without its end: the oldest commit whose value is not expired."""
 
-    def walk_in_runs(self, stop: bytes, entries_max: int, room: Room) -> Walked:
+    def walk_in_runs(self, stop: bytes, entries_max: int, budget: PageBudget) -> Walked:
         """Does the same as `walk`."""
         looked_at_stop, bytes_stop = (
             self.looked_at + entries_max,
             self.bytes + SLICE_BYTES,
         )
         while (left := looked_at_stop - self.looked_at) > 0 and self.bytes < bytes_stop:
-            entries = min(left, self._run_entries, room.rows_max - room.rows)
+            entries = min(left, self._run_entries, budget.rows_max - budget.rows)
             one_by_one = self._runs_from - self.looked_at
             if not entries or one_by_one > 0:
-                walked = self.walk(stop, min(left, one_by_one) if entries else left, room.admit)
+                walked = self.walk(stop, min(left, one_by_one) if entries else left, budget.admit)
                 if walked is not Walked.SLICE:
                     return walked
                 continue
@@ -484,22 +484,22 @@ class VisibleRuns(VisibleCells):
                 if self._cursor.key() >= stop:
                     return Walked.TO_THE_END
                 self._pause()
-            elif not self._took(keys, values, room, STEPS_FOR_A_CELL):
+            elif not self._took(keys, values, budget, STEPS_FOR_A_CELL):
                 self._cursor.seek(keys[0])
                 self._pause()
         return Walked.SLICE
 
-    def take_before(self, first: bytes, stop: bytes, room: Room) -> bytes | None:
+    def take_before(self, first: bytes, stop: bytes, budget: PageBudget) -> bytes | None:
         """Takes the last rows below the key `stop`, which is between two rows, as a run. Returns
         the key where they begin; None if the last row has to be walked, since it is not simple or
         may not fit."""
-        entries = min(self._run_entries, room.rows_max - room.rows)
+        entries = min(self._run_entries, budget.rows_max - budget.rows)
         if not entries or self.looked_at < self._runs_from:
             return None
         keys, values = self._fetched_before(first, stop, entries)
         self._cell, self._row_admitted = NOWHERE, False
         found = len(self.rows)
-        if not keys or not self._took(keys, values, room, STEPS_FOR_A_ROW):
+        if not keys or not self._took(keys, values, budget, STEPS_FOR_A_ROW):
             self._pause()
             return None
         self._turn_around(found)
@@ -561,7 +561,7 @@ class VisibleRuns(VisibleCells):
             part = cells[found:]
             cells[found:] = [part[at] for at in order]
 
-    def _took(self, keys: list[bytes], values: list[bytes], room: Room, worth: int) -> bool:
+    def _took(self, keys: list[bytes], values: list[bytes], budget: PageBudget, worth: int) -> bool:
         """Takes what is visible of a run of entries. Returns False if they are not simple, or if
         not all of it may fit into the page: then nothing has changed. `worth`: another run follows
         if at least one of so many entries was visible."""
@@ -606,12 +606,12 @@ class VisibleRuns(VisibleCells):
                     lasting, cells, commits, values, rows, columns
                 )
         size = sum(map(len, cells)) + sum(map(len, values))
-        if self.bytes + size >= room.bytes_max:
+        if self.bytes + size >= budget.bytes_max:
             return False
         if b"\0" in b"".join(rows):
             rows = [unescaped(row) for row in rows]
         before = self.row if self._row_admitted else None
-        room.rows += sum(map(ne, rows, chain((before,), rows)))
+        budget.rows += sum(map(ne, rows, chain((before,), rows)))
         self._stand_behind(keys[-1], rows)
         self.rows += rows
         self.columns += map(names.__getitem__, columns)

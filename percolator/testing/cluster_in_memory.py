@@ -27,7 +27,7 @@ from percolator.routing.lanes import unapplied
 from percolator.tablet.cells import L
 from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.state import TabletIdentity, TimestampGuard, ttls_of
-from percolator.tablet.tablet import AnswerRoom, Tablet
+from percolator.tablet.tablet import AnswerBudget, Tablet
 from percolator.testing.memory_storage import DurableMemory, MemoryOwnership, MemoryStorage
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import cluster_pb2, master_pb2, oracle_pb2
@@ -414,10 +414,10 @@ class ClusterInMemory(TablesInMemory):
 
     async def read(self, request: pb.ReadRequest) -> pb.ReadResponse:
         response = pb.ReadResponse()
-        room = AnswerRoom()
+        budget = AnswerBudget()
         for batch in request.batches:
             try:
-                result = await self._serving(batch.target).read(batch, room)
+                result = await self._serving(batch.target).read(batch, budget)
             except PercolatorError as error:
                 result = pb.ReadBatchResult(error=to_detail(error))
             response.batches.append(result)

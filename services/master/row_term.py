@@ -267,7 +267,9 @@ class RowTables(TableChanges[Catalogue]):
 
     async def _prepared(self, request: pb.CreateTableRequest, deadline: float) -> Creation:
         creation = await super()._prepared(request, deadline)
-        table_id = await self._store.change(_with_id_used)
+        table_id = await self._store.change(
+            lambda current: (replace(current, next_id=current.next_id + 1), current.next_id)
+        )
         await self._rows.create_table(table_id)
         await self._rows.require_empty(table_id)
         return creation._replace(table_id=table_id)
@@ -320,10 +322,6 @@ def require_not_loading(current: Catalogue, name: str, load: str = "") -> None:
                     f"table {name!r} is being loaded by the bulk load {other!r}: wait until it is "
                     "complete, or abandon it",
                 )
-
-
-def _with_id_used(current: Catalogue) -> tuple[Catalogue, int]:
-    return replace(current, next_id=current.next_id + 1), current.next_id
 
 
 LOAD_BYTES_MAX = 255

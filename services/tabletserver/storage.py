@@ -487,7 +487,7 @@ class DiskSpace:
         """The error with which writes are refused; None while there is space."""
 
     def refuses(self, mutation: pb.Mutation) -> bool:
-        """True if there is no room for this mutation."""
+        """True if there is no disk space for this mutation."""
         if self.full is None:
             return False
         if self.bytes_free < self._reserve_bytes // 2:

@@ -49,7 +49,7 @@ from percolator.tablet.state import (
     Ttls,
     ttls_of,
 )
-from percolator.tablet.tablet import AnswerRoom, Tablet
+from percolator.tablet.tablet import AnswerBudget, Tablet
 from percolator.tasks import Tasks
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.errors_pb2 import ErrorDetail
@@ -677,7 +677,7 @@ class TabletServerHandler:
         self.counts.queue_bytes += bytes_held
         try:
             self._require_disk()
-            self._require_room()
+            self._require_capacity()
             tablet = await self._tablets.serving(batch.target)
             response = await tablet.mutate_together(batch, deadline_seconds=deadline)
         finally:
@@ -713,8 +713,8 @@ class TabletServerHandler:
         batches = request.batches
         rows = sum(len(batch.reads) + len(batch.cells.rows) for batch in batches)
         self._check_rows(len(batches), rows)
-        room = AnswerRoom()
-        results = await _each(batches, lambda i, batch: self._read(i, batch, room))
+        budget = AnswerBudget()
+        results = await _each(batches, lambda i, batch: self._read(i, batch, budget))
         self._note_slow("Read", started, batches)
         return pb.ReadResponse(batches=results)
 
@@ -872,14 +872,14 @@ class TabletServerHandler:
         return result
 
     async def _mutate(self, batch: pb.MutationBatch, deadline: float) -> pb.MutationBatchResult:
-        self._require_room()
+        self._require_capacity()
         tablet = await self._tablets.serving(batch.target)
         return await tablet.mutate(batch, deadline_seconds=deadline)
 
     async def _mutated_on_full_disk(
         self, full: StoreUnusable, batch: pb.MutationBatch, deadline: float
     ) -> pb.MutationBatchResult:
-        """Like `_mutate`, for those mutations that need no room; refuses the others, and steps."""
+        """Like `_mutate`, for mutations that need no disk space; refuses the others, and steps."""
         fitting = [at for at, one in enumerate(batch.mutations) if not self._disk.refuses(one)]
         if not fitting:
             raise full.with_traceback(None)
@@ -902,7 +902,7 @@ class TabletServerHandler:
     ) -> pb.TransactionBatchResult:
         try:
             self._require_disk()
-            self._require_room()
+            self._require_capacity()
             tablet = await self._tablets.serving(batch.target)
             return await tablet.commit(batch, deadline_seconds=deadline)
         except PercolatorError as error:
@@ -923,16 +923,18 @@ class TabletServerHandler:
             # All requests get the same error: its traceback would grow with each.
             raise self._disk.full.with_traceback(None)
 
-    def _require_room(self) -> None:
+    def _require_capacity(self) -> None:
         if self.counts.queue_bytes > self._limits.queue_bytes_max:
             raise Overloaded(
                 f"{self.counts.queue_bytes >> 20} MiB of mutations are in progress",
                 retry_after_seconds=OVERLOAD_RETRY_SECONDS,
             )
 
-    async def _read(self, index: int, batch: pb.ReadBatch, room: AnswerRoom) -> pb.ReadBatchResult:
+    async def _read(
+        self, index: int, batch: pb.ReadBatch, budget: AnswerBudget
+    ) -> pb.ReadBatchResult:
         try:
-            result = await (await self._tablets.serving(batch.target)).read(batch, room)
+            result = await (await self._tablets.serving(batch.target)).read(batch, budget)
         except PercolatorError as error:
             detail = self._batch_refusal(error, f"batches[{index}]", batch.target)
             return pb.ReadBatchResult(error=detail)

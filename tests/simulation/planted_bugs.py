@@ -317,7 +317,7 @@ BUGS = (
             sessions_per_client=6,
             is_quickly_caught=quickly,
         )
-        for plant, quickly in protocol_bugs.BATON_BUGS
+        for plant, quickly in protocol_bugs.HANDOVER_BUGS
     ),
     *(
         Bug(plant, workload="registers", one_round_share=share, is_quickly_caught=True)

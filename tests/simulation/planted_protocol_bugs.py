@@ -21,7 +21,7 @@ from percolator.protocol import commit, steps
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit, State
 from percolator.protocol.conflicts import MetLock
-from percolator.protocol.contention import Baton, HotCells, Turn
+from percolator.protocol.contention import Handover, HotCells, Place
 from percolator.protocol.write_set import Write, WriteSteps
 from percolator.routing import lanes
 from percolator.routing.cells import (
@@ -62,7 +62,13 @@ from percolator.tablet.requests import (
 )
 from percolator.tablet.scans import ScanPage, join_cells
 from percolator.tablet.state import TabletState
-from percolator.tablet.visible_cells import ChosenColumns, LockReader, LocksFound, Room, VisibleRuns
+from percolator.tablet.visible_cells import (
+    ChosenColumns,
+    LockReader,
+    LocksFound,
+    PageBudget,
+    VisibleRuns,
+)
 from percolator.tasks import Tasks
 from percolator.timestamps import NEWEST
 from percolator.v1 import tabletserver_pb2 as pb
@@ -503,10 +509,10 @@ def a_run_takes_what_was_committed_after_its_timestamp(patch: Patch) -> None:
     correct = VisibleRuns._took
 
     def wrong(
-        self: VisibleRuns, keys: list[bytes], values: list[bytes], room: Room, worth: int
+        self: VisibleRuns, keys: list[bytes], values: list[bytes], budget: PageBudget, worth: int
     ) -> bool:
         inverted, self._inverted = self._inverted, bytes(8)
-        took = correct(self, keys, values, room, worth)
+        took = correct(self, keys, values, budget, worth)
         self._inverted = inverted
         return took
 
@@ -636,7 +642,7 @@ def timestamp_fetched_before_the_cells_are_held(patch: Patch) -> None:
 
     def ready_at_once(self: HeldTransactions, held: Sequence[WholeTransaction]) -> None:
         self._ready.extend(held)
-        self._stir()
+        self._wake()
 
     patch.setattr(HeldTransactions, "arrive", wrong)
     patch.setattr(HeldTransactions, "_take_timestamps", ready_at_once)
@@ -833,13 +839,13 @@ whether they are caught in seconds."""
 # Bugs of handing over a hot cell: one for each rule (percolator/protocol/contention.py).
 
 
-def baton_taken_by_one_that_came_later(patch: Patch) -> None:
+def handover_used_by_one_that_came_later(patch: Patch) -> None:
     """Its snapshot lacks what was committed before its first read, but after the winner."""
     correct = HotCells.leave
 
-    def wrong(self: HotCells, turn: Turn, baton: Baton | None = None) -> None:
-        turn.followers = self._joined
-        correct(self, turn, baton)
+    def wrong(self: HotCells, place: Place, handover: Handover | None = None) -> None:
+        place.followers = self._joined
+        correct(self, place, handover)
 
     patch.setattr(HotCells, "leave", wrong)
 
@@ -860,20 +866,22 @@ def timestamp_is_not_set_aside(patch: Patch) -> None:
     patch.setattr(HeldTransactions, "_first_timestamp", one_each)
 
 
-def baton_of_every_commit(patch: Patch) -> None:
+def handover_of_every_commit(patch: Patch) -> None:
     """For commits in two phases, and for those that were found, no timestamp was set aside."""
 
-    def wrong(cls: type[Baton], commit: int, writes: Mapping[CellAddress, Write]) -> Baton | None:
+    def wrong(
+        cls: type[Handover], commit: int, writes: Mapping[CellAddress, Write]
+    ) -> Handover | None:
         return correct(FollowedCommit(commit), writes)
 
-    correct = Baton.after
-    patch.setattr(Baton, "after", classmethod(wrong))
+    correct = Handover.after
+    patch.setattr(Handover, "after", classmethod(wrong))
 
 
-BATON_BUGS = (
-    (baton_taken_by_one_that_came_later, False),
+HANDOVER_BUGS = (
+    (handover_used_by_one_that_came_later, False),
     (timestamp_is_not_set_aside, True),
-    (baton_of_every_commit, True),
+    (handover_of_every_commit, True),
 )
 """Each with whether it is caught in seconds."""
 

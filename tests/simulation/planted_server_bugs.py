@@ -48,7 +48,7 @@ from percolator.tablet.state import (
     UnheardTimestamp,
     note_change,
 )
-from percolator.tablet.tablet import AnswerRoom, Tablet
+from percolator.tablet.tablet import AnswerBudget, Tablet
 from percolator.testing.memory_storage import MemoryBatch, MemoryCursor, MemoryStorage, View
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1 import master_pb2
@@ -81,13 +81,13 @@ def mirror_after_the_snapshot(patch: Patch) -> None:
     correct = Tablet.read
 
     async def wrong(
-        self: Tablet, batch: ReadBatch, room: AnswerRoom | None = None
+        self: Tablet, batch: ReadBatch, budget: AnswerBudget | None = None
     ) -> ReadBatchResult:
         early = copy(self)
         early._state = copy(self._state)
         early._state.storage = _EarlyView(self._state.storage)
         await asyncio.sleep(_BETWEEN_TWO_LOOKS_SECONDS)
-        return await correct(early, batch, room)
+        return await correct(early, batch, budget)
 
     patch.setattr(Tablet, "read", wrong)
 

@@ -136,7 +136,7 @@ class Attempt:
         self._current: Participant | None = None
         """The participant under which cells are locked now."""
         self._heads: dict[int, bytes] = {}
-        """What its locks begin with, by the kind of write: all but the value."""
+        """The beginning of its locks, by the kind of write: all but the value."""
         self.announced: dict[int, Observed] = {}
         """By table, the observers to which all of its cells were announced."""
         self._has_failed = False
@@ -406,7 +406,7 @@ class Attempt:
         return 0.0
 
     async def _is_finished(self, lock: LockRecord, deadline: float) -> bool | None:
-        """Whether the attempt of another participant has locked all of its cells; None if there is
+        """True if the attempt of another participant has locked all of its cells; None if there is
         no answer. If the participant is decided, that is known afterwards."""
         start = lock.start_timestamp
         if self._env.verdicts.get(start) is not None:

@@ -92,7 +92,7 @@ class Job:
 
     @property
     def beat_seconds(self) -> float:
-        """How long one beat may wait for its turn: two of them fit into a time to live.
+        """How long one beat may wait to be sent: two of them fit into a time to live.
 
         A client waits behind what it writes itself. If a busy cluster takes seconds for that, a
         shorter time would be over with each beat, and the job would seem dead while it works.

@@ -21,7 +21,7 @@ from percolator.aio.shared import Receipt, Share, Ticket
 from percolator.errors import CellAddress, DeadlineExceeded, Retry, Unauthenticated, WrittenTwice
 from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.conflicts import MetLock
-from percolator.protocol.contention import TURN_SECONDS, Contender
+from percolator.protocol.contention import GRANT_SECONDS, Contender
 from percolator.protocol.environment import Environment
 from percolator.protocol.shared import attempt
 from percolator.protocol.write_set import Write
@@ -239,7 +239,7 @@ async def test_one_that_waits_for_something_else_in_its_turn_holds_up_others_for
         other.lost_at(owner)
         await other.stand_in_line()
         other.leave()
-        assert now() - began == pytest.approx(TURN_SECONDS, abs=0.01)
+        assert now() - began == pytest.approx(GRANT_SECONDS, abs=0.01)
         await increments.run(db, "bob", 1)
         forever.set()
         await hanging  # it loses, and then has its turn again

@@ -22,7 +22,7 @@ from percolator.aio import shared
 from percolator.blocking import loop_thread
 from percolator.blocking.loop_thread import Caller, LoopCalls, Pending, Rounds
 from percolator.observers.worker import Worker
-from percolator.protocol.contention import TURN_SECONDS, HotCells
+from percolator.protocol.contention import GRANT_SECONDS, HotCells
 from tests.simulation.virtual_time import run_virtually
 
 LONG = 1.0
@@ -381,7 +381,7 @@ def test_a_function_that_calls_itself_in_its_turn_does_not_wait_behind_itself(
             inner_calls.append(len(hot_cells(db)))
             began = time.monotonic()
             recursive(db, is_inner=True)
-            assert time.monotonic() - began < TURN_SECONDS / 2
+            assert time.monotonic() - began < GRANT_SECONDS / 2
         tx.set("bob", balance, value + 1)
 
     recursive(db, is_inner=False)

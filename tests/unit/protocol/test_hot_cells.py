@@ -16,13 +16,13 @@ from percolator.protocol.cleanup import push_step
 from percolator.protocol.commit import STEPS_AT_ONCE_MAX
 from percolator.protocol.contention import (
     CELLS_MAX,
+    GRANT_SECONDS,
     HALF_AGE_SECONDS,
     HALF_LIFE_SECONDS,
     KEPT_SECONDS,
     REMEMBERED_CELLS_MAX,
-    TURN_SECONDS,
-    Baton,
     Contender,
+    Handover,
     HotCells,
     Rivals,
     conflict_pause_seconds,
@@ -129,13 +129,13 @@ async def test_a_turn_that_lasts_too_long_ends_and_the_next_one_is_twice_as_long
     began = now()
     slow.stand_in_line()
     await patient.stand_in_line()
-    assert now() - began == TURN_SECONDS
+    assert now() - began == GRANT_SECONDS
     again = slow.stand_in_line()
     patient.leave()
     await again
     began = now()
     await patient.stand_in_line()
-    assert now() - began == 2 * TURN_SECONDS
+    assert now() - began == 2 * GRANT_SECONDS
 
 
 async def test_one_who_lost_at_two_cells_has_its_turn_at_both_or_at_none(lines: HotCells) -> None:
@@ -203,7 +203,7 @@ async def test_whatever_they_do_everyone_gets_a_turn_and_no_cell_has_two_at_once
             assert busy.isdisjoint(cells)
             busy.update(cells)
             turns += 1
-            await asyncio.sleep(chance.random() * TURN_SECONDS)
+            await asyncio.sleep(chance.random() * GRANT_SECONDS)
             busy.difference_update(cells)
             one.lost_at(chance.choice([BOB, JOE, ANN]))
         one.leave()
@@ -213,38 +213,38 @@ async def test_whatever_they_do_everyone_gets_a_turn_and_no_cell_has_two_at_once
     assert len(lines) == 0
 
 
-BATON = Baton(101, {BOB: (KIND_PUT, b"7")})
+HANDOVER = Handover(101, {BOB: (KIND_PUT, b"7")})
 
 
-async def test_the_next_reader_in_line_takes_the_baton_and_only_one_does(lines: HotCells) -> None:
+async def test_the_next_reader_in_line_uses_the_handover_and_only_one_does(lines: HotCells) -> None:
     winner = contender(lines, 1.0, BOB)
     winner.stand_in_line()
     following = [contender(lines, since, BOB) for since in (2.0, 3.0)]
     second, third = (one.stand_in_line(is_reading=True) for one in following)
     assert winner.is_followed
-    winner.leave(BATON)
-    assert second.result() is BATON
+    winner.leave(HANDOVER)
+    assert second.result() is HANDOVER
     following[0].leave()
     assert third.result() is None
 
 
-async def test_one_that_has_yet_to_read_takes_no_baton(lines: HotCells) -> None:
+async def test_one_that_has_yet_to_read_gets_no_handover(lines: HotCells) -> None:
     """Its snapshot has to show what it waits for before it reads."""
     winner, other = contender(lines, 1.0, BOB), contender(lines, 2.0, BOB)
     winner.stand_in_line()
     turn = other.stand_in_line()
     assert not winner.is_followed
-    winner.leave(BATON)
+    winner.leave(HANDOVER)
     assert turn.result() is None
 
 
-async def test_one_that_came_after_the_commit_was_sent_takes_no_baton(lines: HotCells) -> None:
+async def test_one_that_came_after_the_commit_was_sent_gets_no_handover(lines: HotCells) -> None:
     winner, follower, older = (contender(lines, since, BOB) for since in (1.0, 3.0, 2.0))
     winner.stand_in_line()
     follower.stand_in_line(is_reading=True)
     assert winner.is_followed
     late = older.stand_in_line(is_reading=True)
-    winner.leave(BATON)
+    winner.leave(HANDOVER)
     assert late.result() is None
 
 
@@ -252,27 +252,27 @@ async def test_whose_turn_is_over_is_followed_by_no_one(lines: HotCells) -> None
     winner = contender(lines, 1.0, BOB)
     winner.stand_in_line()
     contender(lines, 2.0, BOB).stand_in_line(is_reading=True)
-    await asyncio.sleep(TURN_SECONDS + 0.1)
+    await asyncio.sleep(GRANT_SECONDS + 0.1)
     assert not winner.is_followed
 
 
-def test_a_baton_is_made_only_of_a_commit_with_a_timestamp_set_aside() -> None:
-    assert Baton.after(100, {}) is None
-    baton = Baton.after(FollowedCommit(100), {})
-    assert baton is not None
-    assert baton.start == 101
+def test_a_handover_is_made_only_of_a_commit_with_a_timestamp_set_aside() -> None:
+    assert Handover.after(100, {}) is None
+    handover = Handover.after(FollowedCommit(100), {})
+    assert handover is not None
+    assert handover.start == 101
 
 
-def test_a_baton_shows_what_was_put_and_deleted_and_not_what_was_locked() -> None:
+def test_a_handover_shows_what_was_put_and_deleted_and_not_what_was_locked() -> None:
     writes = {BOB: (KIND_PUT, b"7"), JOE: (KIND_DELETE, b""), ANN: (KIND_LOCK_ONLY, b"")}
-    baton = Baton(101, writes)
-    bob, joe = baton.known(BOB), baton.known(JOE)
+    handover = Handover(101, writes)
+    bob, joe = handover.known(BOB), handover.known(JOE)
     assert bob is not None
     assert bob[BOB.column] == FoundCell(100, b"7")
     assert joe is not None
     assert joe[JOE.column] == FoundCell(100, None)
-    assert baton.known(ANN) is None
-    assert baton.known(CellAddress(1, b"eve", b"balance")) is None
+    assert handover.known(ANN) is None
+    assert handover.known(CellAddress(1, b"eve", b"balance")) is None
 
 
 # Clients that know nothing of each other pause, so that the oldest gets through.

@@ -270,7 +270,7 @@ async def test_the_turn_of_a_caller_cancelled_at_that_moment_passes_to_the_next(
     cluster = _cluster(Server(), Limits(server_rows_max=1, batch_rows_max=1))
     first = asyncio.ensure_future(cluster.router.mutate([step(b"a")], cluster.deadline()))
     dispatcher = cluster.router._dispatchers.get("a:1")
-    second, third = (asyncio.create_task(dispatcher.room(1)) for _ in range(2))
+    second, third = (asyncio.create_task(dispatcher.capacity(1)) for _ in range(2))
     # Between being woken and continuing.
     first.add_done_callback(lambda _: second.cancel())
     assert await first == [APPLIED]
