@@ -7,7 +7,7 @@ import gc
 import inspect
 import signal
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncContextDecorator, AsyncExitStack
+from contextlib import AsyncExitStack, _AsyncGeneratorContextManager, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -87,11 +87,17 @@ async def _within_fixtures(
     test: Callable[..., Awaitable[object]], arguments: dict[str, Any]
 ) -> None:
     """Runs a test with its asynchronous fixtures, which are made by `asynccontextmanager`, and are
-    entered and left in the event loop of the test."""
+    entered and left in the event loop of the test. One may have others as its arguments."""
+    made: dict[object, Any] = {}
     async with AsyncExitStack() as stack:
-        for name, value in arguments.items():
-            if isinstance(value, AbstractAsyncContextManager) and isinstance(
-                value, AsyncContextDecorator
-            ):
-                arguments[name] = await stack.enter_async_context(value)
-        await test(**arguments)
+
+        async def value_of(fixture: object) -> Any:
+            if not isinstance(fixture, _AsyncGeneratorContextManager):
+                return fixture
+            if fixture not in made:
+                needed = {name: await value_of(one) for name, one in fixture.kwds.items()}
+                manager = asynccontextmanager(fixture.func)(*fixture.args, **needed)
+                made[fixture] = await stack.enter_async_context(manager)
+            return made[fixture]
+
+        await test(**{name: await value_of(one) for name, one in arguments.items()})

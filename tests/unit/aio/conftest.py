@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from percolator.aio import Database
+from percolator.aio.shared import SharedTransaction
 from tests.unit import connected
+from tests.unit.connected import Cluster
 
 
 @pytest.fixture(params=["in tablets", "in a row store"])
@@ -18,8 +20,33 @@ def engine_of_cells(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.fixture
+def kind_of_cluster() -> type[Cluster]:
+    """Its class. A test may have another one as a parameter of this name."""
+    return Cluster
+
+
+@pytest.fixture
 @asynccontextmanager
-async def db() -> AsyncIterator[Database]:
-    """A client of a cluster in memory, in which every commit takes two phases."""
-    async with connected.connected() as (db, _):
-        yield db
+async def connection(kind_of_cluster: type[Cluster]) -> AsyncIterator[tuple[Database, Cluster]]:
+    """A cluster in memory, in which every commit takes two phases, and a client of it."""
+    async with connected.connected_to(kind_of_cluster) as (db, cluster):
+        yield db, cluster
+
+
+@pytest.fixture
+@asynccontextmanager
+async def db(connection: tuple[Database, Cluster]) -> AsyncIterator[Database]:
+    yield connection[0]
+
+
+@pytest.fixture
+@asynccontextmanager
+async def cluster(connection: tuple[Database, Cluster]) -> AsyncIterator[Cluster]:
+    yield connection[1]
+
+
+@pytest.fixture
+@asynccontextmanager
+async def shared(db: Database) -> AsyncIterator[SharedTransaction]:
+    async with db.shared_transaction() as shared:
+        yield shared

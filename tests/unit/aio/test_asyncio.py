@@ -36,7 +36,7 @@ from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.wire import methods
-from tests.unit.connected import TWO_PHASES, accounts, balance, connected
+from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected
 
 
 async def test_several_reads_of_one_transaction_share_one_timestamp(db: Database) -> None:
@@ -92,7 +92,7 @@ async def test_what_is_open_holds_back_collection_until_it_ends_or_is_dropped(db
     assert starts.oldest() == 0
 
 
-async def test_a_coroutine_function_is_run_again_after_a_conflict() -> None:
+async def test_a_coroutine_function_is_run_again_after_a_conflict(db: Database) -> None:
     runs = 0
 
     @transactional(retry=RetryPolicy(attempts_max=5))
@@ -106,14 +106,13 @@ async def test_a_coroutine_function_is_run_again_after_a_conflict() -> None:
         await tx.set(row, balance, value + 1)
         return value
 
-    async with connected() as (db, _):
-        assert await increment(db, "a") == 200
-        assert runs == 3
-        async with db.transaction() as tx:
-            assert await increment(tx, "a") == 201
+    assert await increment(db, "a") == 200
+    assert runs == 3
+    async with db.transaction() as tx:
+        assert await increment(tx, "a") == 201
 
 
-async def test_a_function_that_always_conflicts_is_given_up_in_the_end() -> None:
+async def test_a_function_that_always_conflicts_is_given_up_in_the_end(db: Database) -> None:
     @transactional(retry=RetryPolicy(attempts_max=3))
     async def hopeless(tx: Transaction) -> None:
         await tx.get("a", balance)
@@ -121,9 +120,8 @@ async def test_a_function_that_always_conflicts_is_given_up_in_the_end() -> None
             await other.set("a", balance, 1)
         await tx.set("a", balance, 2)
 
-    async with connected() as (db, _):
-        with pytest.raises(ConflictError):
-            await hopeless(db)
+    with pytest.raises(ConflictError):
+        await hopeless(db)
 
 
 async def test_transactional_functions_require_a_database_or_a_transaction() -> None:
@@ -138,17 +136,16 @@ async def test_transactional_functions_require_a_database_or_a_transaction() -> 
         partly("a string")
 
 
-async def test_arguments_of_a_transactional_function_may_have_any_names() -> None:
+async def test_arguments_of_a_transactional_function_may_have_any_names(db: Database) -> None:
     @transactional
     async def page(
         tx: Transaction, first: int, *, retry: int, function: str
     ) -> tuple[int, int, str]:
         return first, retry, function
 
-    async with connected() as (db, _):
-        assert await page(db, first=10, retry=2, function="f") == (10, 2, "f")
-        async with db.transaction() as tx:
-            assert await page(tx, first=10, retry=2, function="f") == (10, 2, "f")
+    assert await page(db, first=10, retry=2, function="f") == (10, 2, "f")
+    async with db.transaction() as tx:
+        assert await page(tx, first=10, retry=2, function="f") == (10, 2, "f")
 
 
 async def test_what_has_a_method_run_is_not_taken_for_a_database() -> None:
@@ -216,50 +213,49 @@ async def test_slow_transactions_are_one_line_a_minute_that_counts_the_others(
     assert caplog.messages[2:] == ["49 more slow transactions were not logged"]
 
 
-async def test_a_dropped_and_recreated_table_is_found_again() -> None:
-    async with connected() as (db, cluster):
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        # Another client drops and creates it: this one only knows the old table.
+async def test_a_dropped_and_recreated_table_is_found_again(db: Database, cluster: Cluster) -> None:
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    # Another client drops and creates it: this one only knows the old table.
+    await cluster.delete_table(master_pb2.DeleteTableRequest(name="accounts"))
+    await cluster.create_table(master_pb2.CreateTableRequest(name="accounts"))
+    with pytest.raises(SchemaError, match="'accounts' was dropped"):
+        async with db.snapshot() as snapshot:
+            await snapshot.get("a", balance)
+    async with db.snapshot() as snapshot:
+        assert await snapshot.get("a", balance) is None
+
+
+async def test_calls_that_may_be_repeated_use_the_next_table_of_the_name_by_themselves(
+    db: Database, cluster: Cluster
+) -> None:
+    calls: list[Callable[[], Awaitable[object]]] = [
+        lambda: db.get("a", balance),
+        lambda: db.run(lambda tx: tx.get("a", balance)),
+        lambda: db.run(lambda tx: tx.set("a", balance, 2)),
+        lambda: db.set_many([("a", {balance: 3})]),
+    ]
+    for call in calls:
+        await db.set_many([("a", {balance: 1})])
         await cluster.delete_table(master_pb2.DeleteTableRequest(name="accounts"))
         await cluster.create_table(master_pb2.CreateTableRequest(name="accounts"))
-        with pytest.raises(SchemaError, match="'accounts' was dropped"):
-            async with db.snapshot() as snapshot:
-                await snapshot.get("a", balance)
-        async with db.snapshot() as snapshot:
-            assert await snapshot.get("a", balance) is None
+        assert await call() in (None, 1)
+    assert await db.get("a", balance) == 3
+    await cluster.delete_table(master_pb2.DeleteTableRequest(name="accounts"))
+    for call in calls:
+        with pytest.raises(SchemaError, match="no table 'accounts'"):
+            await call()
 
 
-async def test_calls_that_may_be_repeated_use_the_next_table_of_the_name_by_themselves() -> None:
-    async with connected() as (db, cluster):
-        calls: list[Callable[[], Awaitable[object]]] = [
-            lambda: db.get("a", balance),
-            lambda: db.run(lambda tx: tx.get("a", balance)),
-            lambda: db.run(lambda tx: tx.set("a", balance, 2)),
-            lambda: db.set_many([("a", {balance: 3})]),
-        ]
-        for call in calls:
-            await db.set_many([("a", {balance: 1})])
-            await cluster.delete_table(master_pb2.DeleteTableRequest(name="accounts"))
-            await cluster.create_table(master_pb2.CreateTableRequest(name="accounts"))
-            assert await call() in (None, 1)
-        assert await db.get("a", balance) == 3
-        await cluster.delete_table(master_pb2.DeleteTableRequest(name="accounts"))
-        for call in calls:
-            with pytest.raises(SchemaError, match="no table 'accounts'"):
-                await call()
-
-
-async def test_bulk_writes_take_asynchronous_sources_too() -> None:
+async def test_bulk_writes_take_asynchronous_sources_too(db: Database) -> None:
     async def rows() -> AsyncIterator[tuple[str, dict[object, object]]]:
         for i in range(100):
             await asyncio.sleep(0)
             yield f"{i:03}", {balance: i}
 
-    async with connected() as (db, _):
-        assert await db.set_many(rows(), in_flight_max=7) == 100
-        async with db.snapshot() as snapshot:
-            assert [row[balance] async for row in snapshot.scan(accounts)] == list(range(100))
+    assert await db.set_many(rows(), in_flight_max=7) == 100
+    async with db.snapshot() as snapshot:
+        assert [row[balance] async for row in snapshot.scan(accounts)] == list(range(100))
 
 
 async def test_a_bulk_write_stops_at_the_first_error(db: Database) -> None:
@@ -267,55 +263,56 @@ async def test_a_bulk_write_stops_at_the_first_error(db: Database) -> None:
         await db.set_many([("a", {balance: 1}), ("b", {balance: "x"}), ("c", {balance: 1})])
 
 
-async def test_a_row_that_is_none_does_not_end_an_asynchronous_bulk_write_unnoticed() -> None:
+async def test_a_row_that_is_none_does_not_end_an_asynchronous_bulk_write_unnoticed(
+    db: Database,
+) -> None:
     async def rows() -> AsyncIterator[Any]:
         for i in range(10):
             yield None if i % 2 else (f"{i}", {balance: i})
 
-    async with connected() as (db, _):
-        with pytest.raises(InvalidArgument, match="rows: expected pairs of a row key"):
-            await db.set_many(rows(), in_flight_max=2)
+    with pytest.raises(InvalidArgument, match="rows: expected pairs of a row key"):
+        await db.set_many(rows(), in_flight_max=2)
 
 
-async def test_if_many_writes_fail_at_once_the_first_error_is_raised() -> None:
+async def test_if_many_writes_fail_at_once_the_first_error_is_raised(db: Database) -> None:
     rows = [(f"{i:02}", {balance: type(f"Kind{i:02}", (), {})()}) for i in range(50)]
-    async with connected() as (db, _):
-        with pytest.raises(SchemaError, match="expected int, got Kind00"):
-            await db.set_many(rows, in_flight_max=50)
+    with pytest.raises(SchemaError, match="expected int, got Kind00"):
+        await db.set_many(rows, in_flight_max=50)
 
 
-async def test_weak_notifications_reach_the_observers_of_the_column() -> None:
-    async with connected() as (db, cluster):
-        observer = master_pb2.Observer(name="w", columns=[b"balance"], weak=True)
-        await cluster.change_observers(
-            master_pb2.ChangeObserversRequest(table="accounts", add=[observer])
-        )
-        info = db._engine.catalog.known("accounts")
-        assert info is not None
-        await db._engine.catalog.refresh(info.table_id, db._engine.now() + 1)
-        async with db.transaction() as tx:
-            await tx.notify("a", balance)
-            await tx.set("z", balance, 1)
-        async with db.transaction() as only:
-            await only.notify("b", balance)
-        assert only.commit_timestamp is not None
-        notified = [
-            (cell.row, cell.timestamp)
-            for tablet in cluster.tablets.values()
-            async for page in tablet.scan_cells(
-                methods.SCAN_CELLS.request(
-                    target=pb.TabletTarget(
-                        tablet_id=tablet.identity.tablet_id, epoch=1, schema_version=2
-                    ),
-                    space=SPACE_NOTIFY,
-                )
+async def test_weak_notifications_reach_the_observers_of_the_column(
+    db: Database, cluster: Cluster
+) -> None:
+    observer = master_pb2.Observer(name="w", columns=[b"balance"], weak=True)
+    await cluster.change_observers(
+        master_pb2.ChangeObserversRequest(table="accounts", add=[observer])
+    )
+    info = db._engine.catalog.known("accounts")
+    assert info is not None
+    await db._engine.catalog.refresh(info.table_id, db._engine.now() + 1)
+    async with db.transaction() as tx:
+        await tx.notify("a", balance)
+        await tx.set("z", balance, 1)
+    async with db.transaction() as only:
+        await only.notify("b", balance)
+    assert only.commit_timestamp is not None
+    notified = [
+        (cell.row, cell.timestamp)
+        for tablet in cluster.tablets.values()
+        async for page in tablet.scan_cells(
+            methods.SCAN_CELLS.request(
+                target=pb.TabletTarget(
+                    tablet_id=tablet.identity.tablet_id, epoch=1, schema_version=2
+                ),
+                space=SPACE_NOTIFY,
             )
-            for cell in page.cells
-        ]
-        assert sorted(notified) == [
-            (b"a", tx.commit_timestamp),
-            (b"b", only.commit_timestamp),
-        ]
+        )
+        for cell in page.cells
+    ]
+    assert sorted(notified) == [
+        (b"a", tx.commit_timestamp),
+        (b"b", only.commit_timestamp),
+    ]
 
 
 async def test_a_scan_ends_with_its_transaction_or_snapshot(db: Database) -> None:
@@ -507,18 +504,17 @@ async def test_a_deleted_row_has_no_cell_left_not_even_those_that_were_just_set(
         assert [row.key async for row in snapshot.scan(accounts)] == ["bobby"]
 
 
-async def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted() -> None:
+async def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted(db: Database) -> None:
     picture = accounts.family("picture:", codecs.raw)
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            await tx.set("joe", balance, 1)
-            for number in range(5):
-                await tx.set("bob", picture.column(f"{number}"), bytes(4 << 20))
-        async with db.transaction() as tx:
-            await tx.set("bob", balance, 1)
-            await tx.delete_row(accounts, "bob")
-        async with db.snapshot() as snapshot:
-            assert [row.key async for row in snapshot.scan(accounts)] == ["joe"]
+    async with db.transaction() as tx:
+        await tx.set("joe", balance, 1)
+        for number in range(5):
+            await tx.set("bob", picture.column(f"{number}"), bytes(4 << 20))
+    async with db.transaction() as tx:
+        await tx.set("bob", balance, 1)
+        await tx.delete_row(accounts, "bob")
+    async with db.snapshot() as snapshot:
+        assert [row.key async for row in snapshot.scan(accounts)] == ["joe"]
 
 
 async def test_a_row_that_was_deleted_conflicts_with_a_writer_of_its_cells(db: Database) -> None:
@@ -548,8 +544,8 @@ async def test_two_increments_of_one_cell_conflict(db: Database) -> None:
     assert await db.get("bob", balance) == 1
 
 
-async def test_only_integers_are_incremented() -> None:
-    async with connected() as (db, _), db.transaction() as tx:
+async def test_only_integers_are_incremented(db: Database) -> None:
+    async with db.transaction() as tx:
         await tx.set("bob", owner, "Bob")
         column: Any = owner
         with pytest.raises(SchemaError, match="only integers can be incremented, found str"):

@@ -14,6 +14,7 @@ import pytest
 
 from percolator import DeadlineExceeded, Table, UsageError, both_kinds, codecs, transactional
 from percolator.aio import Database, Snapshot, Transaction
+from percolator.aio.shared import SharedTransaction
 from percolator.errors import ConflictError, InvalidArgument, SchemaError
 from percolator.recipes import CombineQueue, Index, ShardedCounter
 from percolator.v1 import master_pb2
@@ -97,8 +98,8 @@ async def test_what_a_write_returns_may_be_awaited_gathered_and_made_a_task(db: 
     assert await values_of(db) == {"ann": 3, "bob": 3}
 
 
-async def test_writes_of_a_known_table_share_what_they_return() -> None:
-    async with connected() as (db, _), db.transaction() as tx:
+async def test_writes_of_a_known_table_share_what_they_return(db: Database) -> None:
+    async with db.transaction() as tx:
         await tx.set("ann", balance, 1)
         assert tx.set("ann", balance, 2) is tx.set("bob", balance, 3) is tx.delete("a", balance)
         assert tx.lock("c", balance) is tx.set("bob", {balance: 1})
@@ -174,23 +175,21 @@ async def test_a_write_after_the_end_is_refused_at_the_call(db: Database) -> Non
 
 @on_both_engines
 async def test_shares_commit_what_was_not_awaited(db: Database) -> None:
-    async with db.shared_transaction() as whole:
-        async with db.share(whole.ticket, task="1") as share:
+    async with db.shared_transaction() as shared:
+        async with db.share(shared.ticket, task="1") as share:
             share.set("ann", balance, 1)
             share.set("bob", balance, 2)
             share.delete("zoe", balance)
             receipt = await share.finish()
         assert receipt.cells == 3
-        await whole.commit([receipt])
+        await shared.commit([receipt])
     assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
-async def test_a_share_with_a_refused_write_cannot_be_finished() -> None:
-    async with (
-        connected() as (db, _),
-        db.shared_transaction() as whole,
-        db.share(whole.ticket, task="1") as share,
-    ):
+async def test_a_share_with_a_refused_write_cannot_be_finished(
+    db: Database, shared: SharedTransaction
+) -> None:
+    async with db.share(shared.ticket, task="1") as share:
         share.set("ann", number, 1)
         with pytest.raises(SchemaError, match="elsewhere"):
             await share.finish()
@@ -232,7 +231,9 @@ async def test_a_call_without_await_fails_the_commit(db: Database, call: Call, n
 
 
 @pytest.mark.parametrize("writes", [False, True])
-async def test_a_call_without_await_fails_a_function_that_is_run(writes: bool) -> None:
+async def test_a_call_without_await_fails_a_function_that_is_run(
+    writes: bool, db: Database
+) -> None:
     runs = []
 
     async def body(tx: Transaction) -> None:
@@ -241,22 +242,20 @@ async def test_a_call_without_await_fails_a_function_that_is_run(writes: bool) -
             tx.set("bob", balance, 1)
         tx.get("ann", balance)  # type: ignore[unused-coroutine]
 
-    async with connected() as (db, _):
-        with pytest.raises(UsageError, match=r"tx\.get.*without await.*nothing is committed"):
-            await db.run(body)
-        assert len(runs) == 1
-        assert await values_of(db) == {}
+    with pytest.raises(UsageError, match=r"tx\.get.*without await.*nothing is committed"):
+        await db.run(body)
+    assert len(runs) == 1
+    assert await values_of(db) == {}
 
 
-async def test_the_error_names_a_function_as_the_program_calls_it() -> None:
+async def test_the_error_names_a_function_as_the_program_calls_it(db: Database) -> None:
     @both_kinds
     async def pay(tx: Transaction) -> None:
         tx.set("ann", balance, 1)
 
-    async with connected() as (db, _):
-        with pytest.raises(UsageError, match=r"^pay\(\.\.\.\) at .*: write await pay\(\.\.\.\)$"):
-            async with db.transaction() as tx:
-                pay(tx)  # type: ignore[unused-coroutine]
+    with pytest.raises(UsageError, match=r"^pay\(\.\.\.\) at .*: write await pay\(\.\.\.\)$"):
+        async with db.transaction() as tx:
+            pay(tx)  # type: ignore[unused-coroutine]
 
 
 async def test_a_call_that_is_still_running_fails_the_commit(db: Database) -> None:
@@ -307,17 +306,16 @@ async def _set_all(tx: Transaction) -> None:
     tx.set("bob", balance, 1)
 
 
-async def test_a_function_that_was_joined_may_commit_by_itself() -> None:
+async def test_a_function_that_was_joined_may_commit_by_itself(db: Database) -> None:
     @transactional
     async def commits(tx: Transaction) -> None:
         tx.set("ann", balance, 1)
         await tx.commit()
 
-    async with connected() as (db, _):
-        async with db.transaction() as tx:
-            await commits(tx)
-        await commits(db)
-        assert await values_of(db) == {"ann": 1}
+    async with db.transaction() as tx:
+        await commits(tx)
+    await commits(db)
+    assert await values_of(db) == {"ann": 1}
 
 
 async def test_the_error_of_the_body_wins(db: Database) -> None:
@@ -358,7 +356,9 @@ async def test_a_run_after_a_conflict_begins_with_no_calls(db: Database) -> None
 
 
 @pytest.mark.parametrize("closes", [False, True])
-async def test_a_read_of_a_snapshot_without_await_is_an_error_at_its_end(closes: bool) -> None:
+async def test_a_read_of_a_snapshot_without_await_is_an_error_at_its_end(
+    closes: bool, db: Database
+) -> None:
     async def use(snapshot: Snapshot) -> None:
         if closes:
             snapshot.get("ann", balance)  # type: ignore[unused-coroutine]
@@ -366,9 +366,8 @@ async def test_a_read_of_a_snapshot_without_await_is_an_error_at_its_end(closes:
         async with snapshot:
             snapshot.get("ann", balance)  # type: ignore[unused-coroutine]
 
-    async with connected() as (db, _):
-        with pytest.raises(UsageError, match=r"snapshot\.get\('ann'.*nothing was read"):
-            await use(db.snapshot())
+    with pytest.raises(UsageError, match=r"snapshot\.get\('ann'.*nothing was read"):
+        await use(db.snapshot())
 
 
 async def test_a_commit_that_is_cancelled_while_it_asks_for_a_table_rolls_back(
@@ -396,12 +395,12 @@ async def test_the_end_of_a_shared_transaction_that_is_not_awaited_is_an_error(
     db: Database,
 ) -> None:
     with pytest.raises(UsageError, match=r"shared_transaction\.commit\(.*without await"):  # noqa: PT012 - a block is left
-        async with db.shared_transaction() as whole:
+        async with db.shared_transaction() as shared:
             with pytest.raises(UsageError, match=r"share\.finish\(.*without await"):  # noqa: PT012 - a block is left
-                async with db.share(whole.ticket, task="1") as share:
+                async with db.share(shared.ticket, task="1") as share:
                     share.set("ann", balance, 1)
                     share.finish()  # type: ignore[unused-coroutine]
-            whole.commit([])  # type: ignore[unused-coroutine]
+            shared.commit([])  # type: ignore[unused-coroutine]
     assert await values_of(db) == {}
 
 

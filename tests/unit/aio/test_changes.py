@@ -86,11 +86,11 @@ async def test_it_goes_on_after_the_last_commit_that_was_handled(db: Database) -
     start = await db.timestamp()
     for number in range(5):
         await put(db, a=number, z=number)
-    whole = await read(db, start)
-    for place, change in enumerate(whole, 1):
+    found_first = await read(db, start)
+    for place, change in enumerate(found_first, 1):
         if change.ends_commit:
             assert [one.raw_value for one in await read(db, change.commit_timestamp)] == [
-                one.raw_value for one in whole[place:]
+                one.raw_value for one in found_first[place:]
             ]
 
 
@@ -207,26 +207,25 @@ async def test_a_transaction_under_way_is_waited_for(db: Database) -> None:
     assert len(found) in (0, 2)
 
 
-async def test_a_feed_can_be_switched_on_and_is_complete_from_then_on() -> None:
-    async with connected() as (db, _):
-        column = accounts.column("c", codecs.integer)
-        old = await db.timestamp()
-        async with db.transaction() as tx:
-            await tx.set("a", column, 1)
-        with pytest.raises(InvalidArgument, match="no change feed"):
-            await anext(db.changes(accounts, after=old, until=await db.timestamp()))
-        await db.set_change_feed(accounts, on=True)
-        on = await db.timestamp()
-        async with db.transaction() as tx:
-            await tx.set("a", column, 2)
-        until = await db.timestamp()
-        found = [one async for one in db.changes(accounts, after=on, until=until, before=True)]
-        assert [(one.before(column), one.value(column)) for one in found] == [(1, 2)]
-        with pytest.raises(SnapshotTooOld):
-            await anext(db.changes(accounts, after=old, until=until))
-        await db.set_change_feed(accounts, on=False)
-        with pytest.raises(InvalidArgument, match="no change feed"):
-            await anext(db.changes(accounts, after=on, until=until))
+async def test_a_feed_can_be_switched_on_and_is_complete_from_then_on(db: Database) -> None:
+    column = accounts.column("c", codecs.integer)
+    old = await db.timestamp()
+    async with db.transaction() as tx:
+        await tx.set("a", column, 1)
+    with pytest.raises(InvalidArgument, match="no change feed"):
+        await anext(db.changes(accounts, after=old, until=await db.timestamp()))
+    await db.set_change_feed(accounts, on=True)
+    on = await db.timestamp()
+    async with db.transaction() as tx:
+        await tx.set("a", column, 2)
+    until = await db.timestamp()
+    found = [one async for one in db.changes(accounts, after=on, until=until, before=True)]
+    assert [(one.before(column), one.value(column)) for one in found] == [(1, 2)]
+    with pytest.raises(SnapshotTooOld):
+        await anext(db.changes(accounts, after=old, until=until))
+    await db.set_change_feed(accounts, on=False)
+    with pytest.raises(InvalidArgument, match="no change feed"):
+        await anext(db.changes(accounts, after=on, until=until))
 
 
 async def test_bad_moments_are_refused(db: Database) -> None:

@@ -64,39 +64,38 @@ async def test_what_was_encoded_before_a_change_is_not_committed_after_it(limits
         assert await db.get("a", text) == "one"
 
 
-async def test_a_change_that_this_client_knows_already_stops_a_commit_too() -> None:
-    async with connected() as (db, cluster):
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        late = db.transaction()
-        await late.set("a", balance, 2)
-        await cluster.change_codecs(CHANGE)
-        assert await kept(db) == {b"balance": "text"}
-        with pytest.raises(SchemaError, match="changed from integer to text"):
-            await late.commit()
-
-
-async def test_a_change_of_another_column_stops_nothing() -> None:
-    async with connected() as (db, cluster):
-        owner = accounts.column("owner", codecs.text)
-        async with db.transaction() as tx:
-            await tx.set("a", {balance: 1, owner: "ann"})
-        late = db.transaction()
-        await late.set("a", owner, "bob")
-        await cluster.change_codecs(CHANGE)
+async def test_a_change_that_this_client_knows_already_stops_a_commit_too(
+    db: Database, cluster: Cluster
+) -> None:
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    late = db.transaction()
+    await late.set("a", balance, 2)
+    await cluster.change_codecs(CHANGE)
+    assert await kept(db) == {b"balance": "text"}
+    with pytest.raises(SchemaError, match="changed from integer to text"):
         await late.commit()
-        assert await db.get("a", owner) == "bob"
 
 
-async def test_a_client_that_only_reads_learns_of_a_change() -> None:
-    async with connected() as (db, cluster):
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        await cluster.change_codecs(CHANGE)
-        await db.get("a", balance)  # a tablet says that there is a newer schema
-        await asyncio.sleep(1)
-        with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
-            await db.get("a", balance)
+async def test_a_change_of_another_column_stops_nothing(db: Database, cluster: Cluster) -> None:
+    owner = accounts.column("owner", codecs.text)
+    async with db.transaction() as tx:
+        await tx.set("a", {balance: 1, owner: "ann"})
+    late = db.transaction()
+    await late.set("a", owner, "bob")
+    await cluster.change_codecs(CHANGE)
+    await late.commit()
+    assert await db.get("a", owner) == "bob"
+
+
+async def test_a_client_that_only_reads_learns_of_a_change(db: Database, cluster: Cluster) -> None:
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    await cluster.change_codecs(CHANGE)
+    await db.get("a", balance)  # a tablet says that there is a newer schema
+    await asyncio.sleep(1)
+    with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
+        await db.get("a", balance)
 
 
 class WithoutDescriptions(Cluster):
@@ -149,20 +148,21 @@ async def test_a_client_that_only_reads_learns_of_a_change_while_it_learns_of_an
 
 
 @pytest.mark.parametrize("how", ["get", "get_many", "row", "family", "set", "key"])
-async def test_a_client_that_was_refused_is_accepted_once_the_codec_is_changed(how: str) -> None:
+async def test_a_client_that_was_refused_is_accepted_once_the_codec_is_changed(
+    how: str, db: Database, cluster: Cluster
+) -> None:
     """It asked nobody any more: the remedy that the error names did not help programs that ran."""
-    async with connected() as (db, cluster):
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        assert await _refused(db, how)
-        change = master_pb2.ChangeCodecsRequest()
-        change.CopyFrom(CHANGE)
-        if how == "key":
-            change.key = "ordered_integer"
-        await cluster.change_codecs(change)  # by another client
-        await _refused(db, how)  # it may still be: what is known here is older
-        await asyncio.sleep(2)
-        assert not await _refused(db, how)
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    assert await _refused(db, how)
+    change = master_pb2.ChangeCodecsRequest()
+    change.CopyFrom(CHANGE)
+    if how == "key":
+        change.key = "ordered_integer"
+    await cluster.change_codecs(change)  # by another client
+    await _refused(db, how)  # it may still be: what is known here is older
+    await asyncio.sleep(2)
+    assert not await _refused(db, how)
 
 
 async def _refused(db: Database, how: str) -> bool:
@@ -213,16 +213,17 @@ async def test_a_client_that_is_refused_all_the_time_asks_once_a_second() -> Non
         assert 2 <= asked.times - before <= 4
 
 
-async def test_observers_and_feeds_change_the_schema_and_no_codec() -> None:
-    async with connected() as (db, cluster):
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        late = db.transaction()
-        await late.set("a", balance, 2)
-        feed = master_pb2.SetChangeFeedRequest(table="accounts", change_feed=True)
-        await cluster.set_change_feed(feed)
-        await late.commit()
-        assert await db.get("a", balance) == 2
+async def test_observers_and_feeds_change_the_schema_and_no_codec(
+    db: Database, cluster: Cluster
+) -> None:
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    late = db.transaction()
+    await late.set("a", balance, 2)
+    feed = master_pb2.SetChangeFeedRequest(table="accounts", change_feed=True)
+    await cluster.set_change_feed(feed)
+    await late.commit()
+    assert await db.get("a", balance) == 2
 
 
 class Counting(Cluster):
@@ -268,22 +269,23 @@ async def test_without_a_master_the_first_write_fails_in_time_and_can_be_repeate
             await tx.set("b", balance, 1)
 
 
-async def test_a_program_that_learns_of_a_codec_late_is_refused_from_then_on() -> None:
+async def test_a_program_that_learns_of_a_codec_late_is_refused_from_then_on(
+    db: Database, cluster: Cluster
+) -> None:
     """It has read the column before anything was declared."""
-    async with connected() as (db, cluster):
-        assert await db.get("a", text) is None
-        info = await cluster.describe_table(master_pb2.DescribeTableRequest(name="accounts"))
-        declared = master_pb2.Codecs(
-            columns=[master_pb2.ColumnCodec(column=b"balance", codec="integer")]
-        )
-        await cluster.declare_codecs(
-            master_pb2.DeclareCodecsRequest(table_id=info.table.table_id, codecs=declared)
-        )
-        with pytest.raises(SchemaError, match="declares the codec text, but the table has integer"):
-            async with db.transaction() as tx:
-                await tx.set("a", text, "x")
-        with pytest.raises(SchemaError, match="declares the codec text, but the table has integer"):
-            await db.get("a", text)
+    assert await db.get("a", text) is None
+    info = await cluster.describe_table(master_pb2.DescribeTableRequest(name="accounts"))
+    declared = master_pb2.Codecs(
+        columns=[master_pb2.ColumnCodec(column=b"balance", codec="integer")]
+    )
+    await cluster.declare_codecs(
+        master_pb2.DeclareCodecsRequest(table_id=info.table.table_id, codecs=declared)
+    )
+    with pytest.raises(SchemaError, match="declares the codec text, but the table has integer"):
+        async with db.transaction() as tx:
+            await tx.set("a", text, "x")
+    with pytest.raises(SchemaError, match="declares the codec text, but the table has integer"):
+        await db.get("a", text)
 
 
 async def test_tables_of_the_library_keep_no_codecs() -> None:
@@ -380,8 +382,8 @@ async def test_a_reader_that_knows_a_newer_schema_than_a_tablet_asks_now_and_the
     monkeypatch.setattr(SharedTransaction, "_tell_tablets", _dead)
     values = {f"a{number}": number for number in range(MANY // 2)}
     async with connected_to(AskedSlowly) as (db, cluster):
-        async with db.shared_transaction() as whole:
-            await whole.commit([await receipt_of(db, whole.ticket, "a", **values)])
+        async with db.shared_transaction() as shared:
+            await shared.commit([await receipt_of(db, shared.ticket, "a", **values)])
         await cluster.register("first")
         engine = db.internal.engine
         info = await engine.catalog.table("accounts", engine.now() + 1.0)
@@ -414,10 +416,9 @@ async def test_a_backfill_that_is_ahead_of_a_tablet_asks_now_and_then() -> None:
 # programs of the release before. A database cannot be sent, and its error says what to do there.
 
 
-async def test_a_database_of_asyncio_is_not_pickled() -> None:
-    async with connected() as (db, _):
-        with pytest.raises(UsageError, match=r"percolator\.connect\(\)"):
-            pickle.dumps(db)
+async def test_a_database_of_asyncio_is_not_pickled(db: Database) -> None:
+    with pytest.raises(UsageError, match=r"percolator\.connect\(\)"):
+        pickle.dumps(db)
 
 
 def test_a_database_that_a_function_for_spark_captures_names_the_one_to_use() -> None:

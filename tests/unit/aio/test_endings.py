@@ -52,23 +52,24 @@ from tests.simulation.virtual_time import VirtualClock, run_virtually
 from tests.unit.connected import Cluster, accounts, balance, connected, connected_to, written_out
 
 
-async def test_an_unanswered_commit_is_unknown_and_the_transaction_resolves_it() -> None:
-    async with connected() as (db, cluster):
-        tx = db.transaction(timeout=2.0)
-        await tx.set("a", balance, 1)
-        await tx.set("z", balance, 1)
-        await tx.get("a", balance)
-        cluster.answers_lost = True
-        with pytest.raises(OutcomeUnknown):
-            await _commit_once_locked(tx, cluster)
-        assert tx.outcome is Outcome.UNKNOWN
-        with pytest.raises(OutcomeUnknown):
-            await tx.resolve(timeout=1.0)
-        cluster.answers_lost = False
-        assert await tx.resolve() is Outcome.COMMITTED
-        assert tx.commit_timestamp is not None
-        async with db.snapshot() as snapshot:
-            assert await snapshot.get("z", balance) == 1
+async def test_an_unanswered_commit_is_unknown_and_the_transaction_resolves_it(
+    db: Database, cluster: Cluster
+) -> None:
+    tx = db.transaction(timeout=2.0)
+    await tx.set("a", balance, 1)
+    await tx.set("z", balance, 1)
+    await tx.get("a", balance)
+    cluster.answers_lost = True
+    with pytest.raises(OutcomeUnknown):
+        await _commit_once_locked(tx, cluster)
+    assert tx.outcome is Outcome.UNKNOWN
+    with pytest.raises(OutcomeUnknown):
+        await tx.resolve(timeout=1.0)
+    cluster.answers_lost = False
+    assert await tx.resolve() is Outcome.COMMITTED
+    assert tx.commit_timestamp is not None
+    async with db.snapshot() as snapshot:
+        assert await snapshot.get("z", balance) == 1
 
 
 async def _commit_once_locked(tx: Transaction, cluster: Cluster) -> None:
@@ -91,16 +92,17 @@ async def _commit_once_locked(tx: Transaction, cluster: Cluster) -> None:
         cluster.mutate = mutate  # type: ignore[method-assign]
 
 
-async def test_an_unknown_outcome_travels_to_another_process_and_is_resolved_there() -> None:
-    async with connected() as (db, cluster):
-        tx = db.transaction(timeout=2.0)
-        await tx.set("a", balance, 1)
-        with pytest.raises(OutcomeUnknown) as caught:
-            await _commit_once_locked(tx, cluster)
-        cluster.answers_lost = False
-        travelled = pickle.loads(pickle.dumps(caught.value))
-        assert travelled.retry is Retry.UNKNOWN
-        assert await db.resolve(travelled) is Outcome.COMMITTED
+async def test_an_unknown_outcome_travels_to_another_process_and_is_resolved_there(
+    db: Database, cluster: Cluster
+) -> None:
+    tx = db.transaction(timeout=2.0)
+    await tx.set("a", balance, 1)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await _commit_once_locked(tx, cluster)
+    cluster.answers_lost = False
+    travelled = pickle.loads(pickle.dumps(caught.value))
+    assert travelled.retry is Retry.UNKNOWN
+    assert await db.resolve(travelled) is Outcome.COMMITTED
 
 
 async def _left_open(db: Database, cluster: Cluster) -> tuple[Transaction, OutcomeUnknown]:
@@ -122,58 +124,60 @@ async def _left_open(db: Database, cluster: Cluster) -> tuple[Transaction, Outco
     return tx, caught.value
 
 
-async def test_an_outcome_older_than_the_history_is_lost_and_says_so() -> None:
-    async with connected() as (db, cluster):
-        tx, unknown = await _left_open(db, cluster)
-        now = await db.timestamp()
-        for tablet in cluster.tablets.values():
-            await tablet.raise_safe_points(SafePoints(*(now,) * len(SafePoints._fields)))
-        with pytest.raises(OutcomeLost, match="can no longer be determined") as caught:
-            await db.resolve(unknown)
-        assert caught.value.retry is Retry.USELESS
-        assert caught.value.start_timestamp == unknown.start_timestamp
-        assert isinstance(pickle.loads(pickle.dumps(caught.value)), OutcomeLost)
-        with pytest.raises(OutcomeLost):
-            await tx.resolve()
-        assert tx.outcome is Outcome.UNKNOWN
+async def test_an_outcome_older_than_the_history_is_lost_and_says_so(
+    db: Database, cluster: Cluster
+) -> None:
+    tx, unknown = await _left_open(db, cluster)
+    now = await db.timestamp()
+    for tablet in cluster.tablets.values():
+        await tablet.raise_safe_points(SafePoints(*(now,) * len(SafePoints._fields)))
+    with pytest.raises(OutcomeLost, match="can no longer be determined") as caught:
+        await db.resolve(unknown)
+    assert caught.value.retry is Retry.USELESS
+    assert caught.value.start_timestamp == unknown.start_timestamp
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), OutcomeLost)
+    with pytest.raises(OutcomeLost):
+        await tx.resolve()
+    assert tx.outcome is Outcome.UNKNOWN
 
 
-async def test_an_outcome_is_lost_with_the_table_that_decides_it() -> None:
-    async with connected() as (db, cluster):
-        _, unknown = await _left_open(db, cluster)
-        await db.drop_table(accounts)
-        with pytest.raises(OutcomeLost):
-            await db.resolve(unknown)
+async def test_an_outcome_is_lost_with_the_table_that_decides_it(
+    db: Database, cluster: Cluster
+) -> None:
+    _, unknown = await _left_open(db, cluster)
+    await db.drop_table(accounts)
+    with pytest.raises(OutcomeLost):
+        await db.resolve(unknown)
 
 
-async def test_a_cancelled_commit_leaves_no_locks() -> None:
-    async with connected() as (db, cluster):
-        tx = db.transaction()
-        await tx.set("a", balance, 1)
-        await tx.set("z", balance, 1)
-        cluster.silent = True
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5):
-                await tx.commit()
-        cluster.silent = False
-        assert tx.outcome is Outcome.ABORTED
-        async with db.transaction() as other:
-            await other.set("a", balance, 2)
-        assert other.statistics.lock_waits == []
-
-
-async def test_calls_to_a_silent_cluster_end_at_their_time_outs() -> None:
-    async with connected() as (db, cluster):
-        tx = db.transaction(timeout=1.5)
-        await tx.set("a", balance, 1)
-        cluster.silent = True
-        loop = asyncio.get_running_loop()
-        before = loop.time()
-        with pytest.raises(DeadlineExceeded) as caught:
+async def test_a_cancelled_commit_leaves_no_locks(db: Database, cluster: Cluster) -> None:
+    tx = db.transaction()
+    await tx.set("a", balance, 1)
+    await tx.set("z", balance, 1)
+    cluster.silent = True
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
             await tx.commit()
-        assert loop.time() - before == pytest.approx(1.5, abs=0.2)
-        assert caught.value.retry is Retry.SAFE, "nothing can have committed: no commit was sent"
-        cluster.silent = False
+    cluster.silent = False
+    assert tx.outcome is Outcome.ABORTED
+    async with db.transaction() as other:
+        await other.set("a", balance, 2)
+    assert other.statistics.lock_waits == []
+
+
+async def test_calls_to_a_silent_cluster_end_at_their_time_outs(
+    db: Database, cluster: Cluster
+) -> None:
+    tx = db.transaction(timeout=1.5)
+    await tx.set("a", balance, 1)
+    cluster.silent = True
+    loop = asyncio.get_running_loop()
+    before = loop.time()
+    with pytest.raises(DeadlineExceeded) as caught:
+        await tx.commit()
+    assert loop.time() - before == pytest.approx(1.5, abs=0.2)
+    assert caught.value.retry is Retry.SAFE, "nothing can have committed: no commit was sent"
+    cluster.silent = False
 
 
 async def test_an_address_that_does_not_answer_is_reported_at_once() -> None:
@@ -282,7 +286,7 @@ async def test_a_pin_that_is_being_set_is_not_set_once_more(db: Database) -> Non
 
 
 async def test_a_pin_asks_for_the_history_of_the_tables_that_a_generator_names(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database
 ) -> None:
     """Without names, it would ask for that of all tables."""
     described = DescribeCollectionResponse()
@@ -292,18 +296,17 @@ async def test_a_pin_asks_for_the_history_of_the_tables_that_a_generator_names(
     async def describe(_: float) -> DescribeCollectionResponse:
         return described
 
-    async with connected() as (db, _):
-        monkeypatch.setattr(db.internal.engine.catalog, "describe_collection", describe)
-        tables: Any = (table for table in [accounts])
-        await db.pin(tables=tables)._require_still_there(Timestamp(5), 1.0)
-        with pytest.raises(SnapshotTooOld, match="'short'"):
-            await db.pin()._require_still_there(Timestamp(5), 1.0)
+    monkeypatch.setattr(db.internal.engine.catalog, "describe_collection", describe)
+    tables: Any = (table for table in [accounts])
+    await db.pin(tables=tables)._require_still_there(Timestamp(5), 1.0)
+    with pytest.raises(SnapshotTooOld, match="'short'"):
+        await db.pin()._require_still_there(Timestamp(5), 1.0)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("drain_seconds", [0, 0.5, 10.0])
 async def test_closing_takes_no_longer_than_it_may_whatever_hangs(
-    workers: int, drain_seconds: float
+    workers: int, drain_seconds: float, db: Database
 ) -> None:
     """Workers that hang, and then background work that hangs, have that time together."""
     running = asyncio.Event()
@@ -313,38 +316,36 @@ async def test_closing_takes_no_longer_than_it_may_whatever_hangs(
         running.set()
         await asyncio.get_running_loop().create_future()
 
-    async with connected() as (db, _):
-        started = [db.run_observers([hang]) for _ in range(workers)]
-        for worker in started:
-            await worker.start()
-        await db.set_many([("bob", {balance: 1})])
-        if workers:
-            await running.wait()
-        db.internal.engine.env.background.start(asyncio.sleep(60.0))
-        began = asyncio.get_running_loop().time()
-        await db.close(drain_seconds=drain_seconds)
-        assert asyncio.get_running_loop().time() - began == pytest.approx(drain_seconds, abs=1.5)
+    started = [db.run_observers([hang]) for _ in range(workers)]
+    for worker in started:
+        await worker.start()
+    await db.set_many([("bob", {balance: 1})])
+    if workers:
+        await running.wait()
+    db.internal.engine.env.background.start(asyncio.sleep(60.0))
+    began = asyncio.get_running_loop().time()
+    await db.close(drain_seconds=drain_seconds)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(drain_seconds, abs=1.5)
 
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_worker_that_is_still_starting_when_its_database_is_closed_never_runs(
-    turns: int,
+    turns: int, db: Database
 ) -> None:
     @observes(balance)
     async def ignore(tx: Transaction, row: str) -> None:
         pass
 
-    async with connected() as (db, _):
-        worker = db.run_observers([ignore])
-        starting = asyncio.create_task(worker.start())
-        for _ in range(turns):
-            await asyncio.sleep(0)
-        assert not worker.is_running, "it starts sooner than this test assumes"
-        await db.close()
-        with pytest.raises(UsageError, match="stopped before it had started"):
-            await starting
-        await asyncio.sleep(10.0)
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+    worker = db.run_observers([ignore])
+    starting = asyncio.create_task(worker.start())
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    assert not worker.is_running, "it starts sooner than this test assumes"
+    await db.close()
+    with pytest.raises(UsageError, match="stopped before it had started"):
+        await starting
+    await asyncio.sleep(10.0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 @pytest.mark.parametrize("seconds", [-1, math.nan, "1", None, True])
@@ -356,43 +357,43 @@ async def test_closing_refuses_what_is_no_time_and_closes_nothing(
     assert await db.tables() == [accounts.name]
 
 
-async def test_calls_that_wait_while_the_database_is_closed_fail_at_once() -> None:
+async def test_calls_that_wait_while_the_database_is_closed_fail_at_once(
+    db: Database, cluster: Cluster
+) -> None:
     """Even those whose turn has not come yet."""
-    async with connected() as (db, cluster):
-        await db.set_many([("bob", {balance: 1})])
-        cluster.silent = True
+    await db.set_many([("bob", {balance: 1})])
+    cluster.silent = True
 
-        async def write(tx: Transaction, row: str) -> None:
-            await tx.set(row, balance, 1)
+    async def write(tx: Transaction, row: str) -> None:
+        await tx.set(row, balance, 1)
 
-        waiting = [
-            asyncio.create_task(db.run(write, f"{i}"))
-            for i in range(
-                db.internal.engine.limits.batch_rows_max
-                * db.internal.engine.limits.server_calls_max
-            )
-        ]
-        await asyncio.sleep(0.5)
-        before = db.internal.engine.now()
-        await db.close(drain_seconds=0.1)
-        told = await asyncio.gather(*waiting, return_exceptions=True)
-        assert db.internal.engine.now() - before < 1.0
-        assert {str(one) for one in told if "closed" not in str(one)} == set()
+    waiting = [
+        asyncio.create_task(db.run(write, f"{i}"))
+        for i in range(
+            db.internal.engine.limits.batch_rows_max * db.internal.engine.limits.server_calls_max
+        )
+    ]
+    await asyncio.sleep(0.5)
+    before = db.internal.engine.now()
+    await db.close(drain_seconds=0.1)
+    told = await asyncio.gather(*waiting, return_exceptions=True)
+    assert db.internal.engine.now() - before < 1.0
+    assert {str(one) for one in told if "closed" not in str(one)} == set()
 
 
-async def test_waiting_for_a_timestamp_ends_with_the_database() -> None:
-    async with connected() as (db, cluster):
+async def test_waiting_for_a_timestamp_ends_with_the_database(
+    db: Database, cluster: Cluster
+) -> None:
+    async def silent(_: object) -> NoReturn:
+        await asyncio.get_running_loop().create_future()
+        raise AssertionError
 
-        async def silent(_: object) -> NoReturn:
-            await asyncio.get_running_loop().create_future()
-            raise AssertionError
-
-        cluster.get_timestamps = silent  # type: ignore[assignment, method-assign]
-        waiting = asyncio.create_task(db.timestamp())
-        await asyncio.sleep(0.1)
-        await db.close()
-        with pytest.raises(UsageError, match="the database is closed"):
-            await waiting
+    cluster.get_timestamps = silent  # type: ignore[assignment, method-assign]
+    waiting = asyncio.create_task(db.timestamp())
+    await asyncio.sleep(0.1)
+    await db.close()
+    with pytest.raises(UsageError, match="the database is closed"):
+        await waiting
 
 
 async def test_a_committed_transaction_stays_committed_whatever_happens_to_its_other_cells(

@@ -32,62 +32,61 @@ async def increment(tx: Transaction, row: str = "bob") -> None:
 
 
 @nested
-async def test_one_that_always_loses_to_its_own_inner_call_pauses_between_its_attempts() -> None:
+async def test_one_that_always_loses_to_its_own_inner_call_pauses_between_its_attempts(
+    db: Database,
+) -> None:
     attempts = 0
-    async with connected() as (db, _):
 
-        async def outer(tx: Transaction) -> None:
-            nonlocal attempts
-            attempts += 1
-            await tx.get("bob", balance)
-            await db.run(increment)
-            await increment(tx)
+    async def outer(tx: Transaction) -> None:
+        nonlocal attempts
+        attempts += 1
+        await tx.get("bob", balance)
+        await db.run(increment)
+        await increment(tx)
 
-        with pytest.raises(ConflictError, match="gave up after"):
-            await db.run(outer)
-        assert 5 < attempts < ATTEMPTS_FEW
-        assert await value(db) == attempts
-        assert len(db.internal.engine.env.hot_cells) == 0
+    with pytest.raises(ConflictError, match="gave up after"):
+        await db.run(outer)
+    assert 5 < attempts < ATTEMPTS_FEW
+    assert await value(db) == attempts
+    assert len(db.internal.engine.env.hot_cells) == 0
 
 
 @nested
-async def test_others_go_on_while_one_that_lost_in_its_turn_pauses() -> None:
+async def test_others_go_on_while_one_that_lost_in_its_turn_pauses(db: Database) -> None:
     increments = Increments()
-    async with connected() as (db, _):
 
-        async def outer(tx: Transaction) -> None:
-            await tx.get("bob", balance)
-            await db.run(increment)
-            await increment(tx)
+    async def outer(tx: Transaction) -> None:
+        await tx.get("bob", balance)
+        await db.run(increment)
+        await increment(tx)
 
-        losing = asyncio.create_task(db.run(outer, retry=RetryPolicy(deadline_seconds=5.0)))
-        await asyncio.sleep(1.0)
-        began = now()
-        await asyncio.gather(*(increments.run(db, "bob", number) for number in range(10)))
-        assert now() - began < 0.1
-        with pytest.raises(ConflictError):
-            await losing
+    losing = asyncio.create_task(db.run(outer, retry=RetryPolicy(deadline_seconds=5.0)))
+    await asyncio.sleep(1.0)
+    began = now()
+    await asyncio.gather(*(increments.run(db, "bob", number) for number in range(10)))
+    assert now() - began < 0.1
+    with pytest.raises(ConflictError):
+        await losing
 
 
 @nested
-async def test_a_function_that_calls_itself_does_not_wait_behind_itself() -> None:
+async def test_a_function_that_calls_itself_does_not_wait_behind_itself(db: Database) -> None:
     inner_calls = 0
-    async with connected() as (db, _):
 
-        @transactional
-        async def recursive(tx: Transaction, *, is_inner: bool) -> None:
-            nonlocal inner_calls
-            await increment(tx)
-            if not is_inner and inner_calls < 2:  # when it calls itself again, it has its turn
-                inner_calls += 1
-                await recursive(db, is_inner=True)
+    @transactional
+    async def recursive(tx: Transaction, *, is_inner: bool) -> None:
+        nonlocal inner_calls
+        await increment(tx)
+        if not is_inner and inner_calls < 2:  # when it calls itself again, it has its turn
+            inner_calls += 1
+            await recursive(db, is_inner=True)
 
-        began = now()
-        await recursive(db, is_inner=False)
-        assert inner_calls == 2
-        assert await value(db) == 3
-        assert now() - began < 0.1
-        assert len(db.internal.engine.env.hot_cells) == 0
+    began = now()
+    await recursive(db, is_inner=False)
+    assert inner_calls == 2
+    assert await value(db) == 3
+    assert now() - began < 0.1
+    assert len(db.internal.engine.env.hot_cells) == 0
 
 
 @nested
@@ -111,7 +110,7 @@ async def test_an_inner_call_that_lost_in_the_outer_ones_turn_does_not_wait_for_
 @pytest.mark.parametrize("others", ["get", "get_many", "scan", "timestamp"])
 @pytest.mark.parametrize("hot_first", [True, False])
 async def test_first_reads_at_the_same_time_all_wait_for_the_turn(
-    others: str, *, hot_first: bool
+    others: str, db: Database, *, hot_first: bool
 ) -> None:
     """If one of them fetched the timestamp meanwhile, the transaction would lose."""
     attempts = 0
@@ -137,15 +136,14 @@ async def test_first_reads_at_the_same_time_all_wait_for_the_turn(
         assert isinstance(found, int)
         await tx.set("bob", balance, found + 1)
 
-    async with connected() as (db, _):
-        owner = await held_turn(db, caller=add.__code__)
-        adding = asyncio.create_task(db.run(add))
-        await asyncio.sleep(0.1)
-        await db.run(increment)
-        owner.leave()
-        await adding
-        assert attempts == 1
-        assert await value(db) == 2
+    owner = await held_turn(db, caller=add.__code__)
+    adding = asyncio.create_task(db.run(add))
+    await asyncio.sleep(0.1)
+    await db.run(increment)
+    owner.leave()
+    await adding
+    assert attempts == 1
+    assert await value(db) == 2
 
 
 @nested
@@ -222,8 +220,8 @@ async def test_a_task_that_outlasts_the_transaction_that_started_it_is_not_insid
     assert await db.get("later", balance) == 1
 
 
-async def test_a_transaction_of_another_database_is_not_inside() -> None:
-    async with connected() as (db, _), connected() as (other, _):
+async def test_a_transaction_of_another_database_is_not_inside(db: Database) -> None:
+    async with connected() as (other, _):
 
         async def outer(tx: Transaction) -> None:
             await add_one(other, "copy")

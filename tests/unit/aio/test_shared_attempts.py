@@ -13,6 +13,7 @@ import pytest
 from percolator import InvalidArgument, Limits, RetryPolicy, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
+from percolator.aio.shared import SharedTransaction
 from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
@@ -37,7 +38,7 @@ from tests.unit.aio.shared_attempts import (
     share_of,
     values_of,
 )
-from tests.unit.connected import TWO_PHASES, accounts, balance, connected
+from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance
 
 TURN_SECONDS = 4.0
 on_both_engines = pytest.mark.usefixtures("engine_of_cells")
@@ -47,292 +48,295 @@ on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
 @on_both_engines
 async def test_an_attempt_of_which_a_write_has_failed_cannot_finish(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
 ) -> None:
     """Even if the write failed before anything was sent: the rest would be committed without it."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        for fails in ("set", "delete"):
-            share = db.share(whole.ticket, task="1")
-            await share.begin()
-            await share.set("ann", balance, 1)
+    for fails in ("set", "delete"):
+        share = db.share(shared.ticket, task="1")
+        await share.begin()
+        await share.set("ann", balance, 1)
 
-            async def no_answer(*given: object) -> None:
-                raise Unavailable("no answer in time")
+        async def no_answer(*given: object) -> None:
+            raise Unavailable("no answer in time")
 
-            with monkeypatch.context() as patch:
-                patch.setattr(share, "_tables", {})
-                patch.setattr(share, "_table", no_answer)
-                with pytest.raises(Unavailable):
-                    await (
-                        share.set("bob", balance, 1)
-                        if fails == "set"
-                        else share.delete("bob", balance)
-                    )
-            with pytest.raises(UsageError, match="has failed to write a cell"):
-                share.set("joe", balance, 1)
-            with pytest.raises(UsageError, match="has failed to write a cell"):
-                await share.finish()
-            await share.abandon()
+        with monkeypatch.context() as patch:
+            patch.setattr(share, "_tables", {})
+            patch.setattr(share, "_table", no_answer)
+            with pytest.raises(Unavailable):
+                await (
+                    share.set("bob", balance, 1) if fails == "set" else share.delete("bob", balance)
+                )
+        with pytest.raises(UsageError, match="has failed to write a cell"):
+            share.set("joe", balance, 1)
+        with pytest.raises(UsageError, match="has failed to write a cell"):
+            await share.finish()
+        await share.abandon()
 
 
 @on_both_engines
-async def test_what_cannot_be_written_is_refused_by_name_and_the_attempt_goes_on() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        async with db.share(whole.ticket, task="1") as share:
-            await share.set("ann", balance, 1)
-            family: Any = accounts.family("f:", codecs.integer)
-            long = "x" * (Limits.row_bytes_max + 1)
-            for write in (partial(share.set, value=1), share.delete):
-                with pytest.raises(UsageError, match="expected a Column, got Family"):
-                    write("bob", family)
-                with pytest.raises(InvalidArgument, match=r"^row: has \d+ bytes, at most"):
-                    write(long, balance)
-            await share.set("joe", balance, 2)
-            await whole.commit([await share.finish()])
-        assert await values_of(db) == {"ann": 1, "joe": 2}
+async def test_what_cannot_be_written_is_refused_by_name_and_the_attempt_goes_on(
+    db: Database, shared: SharedTransaction
+) -> None:
+    async with db.share(shared.ticket, task="1") as share:
+        await share.set("ann", balance, 1)
+        family: Any = accounts.family("f:", codecs.integer)
+        long = "x" * (Limits.row_bytes_max + 1)
+        for write in (partial(share.set, value=1), share.delete):
+            with pytest.raises(UsageError, match="expected a Column, got Family"):
+                write("bob", family)
+            with pytest.raises(InvalidArgument, match=r"^row: has \d+ bytes, at most"):
+                write(long, balance)
+        await share.set("joe", balance, 2)
+        await shared.commit([await share.finish()])
+    assert await values_of(db) == {"ann": 1, "joe": 2}
 
 
 @on_both_engines
-async def test_an_attempt_that_died_is_replaced_at_once() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        dies(await share_of(db, whole.ticket, "1", ann=1, bob=1))
-        began = asyncio.get_running_loop().time()
-        await whole.commit([await receipt_of(db, whole.ticket, "1", ann=2, joe=2)])
-        assert asyncio.get_running_loop().time() - began < 1.0
-        assert await values_of(db) == {"ann": 2, "joe": 2}
+async def test_an_attempt_that_died_is_replaced_at_once(
+    db: Database, shared: SharedTransaction
+) -> None:
+    dies(await share_of(db, shared.ticket, "1", ann=1, bob=1))
+    began = asyncio.get_running_loop().time()
+    await shared.commit([await receipt_of(db, shared.ticket, "1", ann=2, joe=2)])
+    assert asyncio.get_running_loop().time() - began < 1.0
+    assert await values_of(db) == {"ann": 2, "joe": 2}
 
 
 @on_both_engines
-async def test_the_replaced_attempt_cannot_finish() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        slow = await share_of(db, whole.ticket, "1", ann=1, bob=1)
-        fast = await share_of(db, whole.ticket, "1", ann=2, bob=2)
-        with pytest.raises(ConflictError, match="another attempt"):
-            await slow.finish()
-        await whole.commit([await fast.finish()])
-        assert await values_of(db) == {"ann": 2, "bob": 2}
+async def test_the_replaced_attempt_cannot_finish(db: Database, shared: SharedTransaction) -> None:
+    slow = await share_of(db, shared.ticket, "1", ann=1, bob=1)
+    fast = await share_of(db, shared.ticket, "1", ann=2, bob=2)
+    with pytest.raises(ConflictError, match="another attempt"):
+        await slow.finish()
+    await shared.commit([await fast.finish()])
+    assert await values_of(db) == {"ann": 2, "bob": 2}
 
 
 @on_both_engines
-async def test_an_earlier_attempt_does_not_replace_a_later_one() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        slow = await share_of(db, whole.ticket, "1", ann=1)
-        fast = await receipt_of(db, whole.ticket, "1", bob=2)
-        await slow.set("bob", balance, 1)
-        with pytest.raises(ConflictError, match="a later attempt"):
-            await slow.finish()
-        await whole.commit([fast])
-        assert await values_of(db) == {"bob": 2}
+async def test_an_earlier_attempt_does_not_replace_a_later_one(
+    db: Database, shared: SharedTransaction
+) -> None:
+    slow = await share_of(db, shared.ticket, "1", ann=1)
+    fast = await receipt_of(db, shared.ticket, "1", bob=2)
+    await slow.set("bob", balance, 1)
+    with pytest.raises(ConflictError, match="a later attempt"):
+        await slow.finish()
+    await shared.commit([fast])
+    assert await values_of(db) == {"bob": 2}
 
 
 @on_both_engines
-async def test_only_the_attempt_whose_receipt_is_passed_counts() -> None:
+async def test_only_the_attempt_whose_receipt_is_passed_counts(
+    db: Database, shared: SharedTransaction
+) -> None:
     """Both have finished, with different rows; what the other one wrote is never committed."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        await receipt_of(db, whole.ticket, "1", ann=1)
-        await whole.commit([await receipt_of(db, whole.ticket, "1", bob=2)])
-        assert await values_of(db) == {"bob": 2}
-        await asyncio.sleep(2 * TTL_SECONDS)
-        await set_value(db, "ann", 7)
-        assert await values_of(db) == {"ann": 7, "bob": 2}
+    await receipt_of(db, shared.ticket, "1", ann=1)
+    await shared.commit([await receipt_of(db, shared.ticket, "1", bob=2)])
+    assert await values_of(db) == {"bob": 2}
+    await asyncio.sleep(2 * TTL_SECONDS)
+    await set_value(db, "ann", 7)
+    assert await values_of(db) == {"ann": 7, "bob": 2}
 
 
 @on_both_engines
-async def test_a_finished_attempt_is_spared_for_a_while() -> None:
+async def test_a_finished_attempt_is_spared_for_a_while(
+    db: Database, shared: SharedTransaction
+) -> None:
     """Its receipt may be on its way to the driver."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        first = await receipt_of(db, whole.ticket, "1", ann=1)
-        second = asyncio.ensure_future(receipt_of(db, whole.ticket, "1", ann=2))
-        await asyncio.sleep(5.0)
-        await whole.commit([first])
-        with pytest.raises(UsageError, match="was committed"):
-            await second
-        assert await values_of(db) == {"ann": 1}
+    first = await receipt_of(db, shared.ticket, "1", ann=1)
+    second = asyncio.ensure_future(receipt_of(db, shared.ticket, "1", ann=2))
+    await asyncio.sleep(5.0)
+    await shared.commit([first])
+    with pytest.raises(UsageError, match="was committed"):
+        await second
+    assert await values_of(db) == {"ann": 1}
 
 
 @on_both_engines
-async def test_a_finished_attempt_is_replaced_in_the_end() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        first = await receipt_of(db, whole.ticket, "1", ann=1)
-        share = db.internal.share(whole.ticket, "1", 0, 10.0, replace_after_seconds=1.0)
-        async with share:
-            await share.set("ann", balance, 2)
-            second = await share.finish()
-        with pytest.raises(UsageError, match="two receipts"):
-            await whole.commit([first, second])
-        await whole.commit([second])
-        assert await values_of(db) == {"ann": 2}
+async def test_a_finished_attempt_is_replaced_in_the_end(
+    db: Database, shared: SharedTransaction
+) -> None:
+    first = await receipt_of(db, shared.ticket, "1", ann=1)
+    share = db.internal.share(shared.ticket, "1", 0, 10.0, replace_after_seconds=1.0)
+    async with share:
+        await share.set("ann", balance, 2)
+        second = await share.finish()
+    with pytest.raises(UsageError, match="two receipts"):
+        await shared.commit([first, second])
+    await shared.commit([second])
+    assert await values_of(db) == {"ann": 2}
 
 
 @on_both_engines
 async def test_a_lost_receipt_is_replaced_with_any_time_out(db: Database) -> None:
     """The wait for a finished attempt does not begin anew with each try."""
     for timeout in (None, 1.0):
-        async with db.shared_transaction() as whole:
-            await receipt_of(db, whole.ticket, "1", ann=1, zoe=1)
-            async with db.share(whole.ticket, task="1", timeout=timeout) as share:
+        async with db.shared_transaction() as shared:
+            await receipt_of(db, shared.ticket, "1", ann=1, zoe=1)
+            async with db.share(shared.ticket, task="1", timeout=timeout) as share:
                 await share.set("ann", balance, 2)
                 receipt = await share.finish()
-            await whole.commit([receipt])
+            await shared.commit([receipt])
     assert await values_of(db) == {"ann": 2}
 
 
 @on_both_engines
-async def test_with_a_replaced_attempt_nothing_is_committed() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        first = await receipt_of(db, whole.ticket, "1", ann=1)
-        other = await receipt_of(db, whole.ticket, "2", zoe=1)
-        share = db.internal.share(whole.ticket, "1", 0, 10.0, replace_after_seconds=1.0)
-        async with share:
-            await share.set("ann", balance, 2)
-            await share.finish()
-        with pytest.raises(ConflictError, match="none of it is committed"):
-            await whole.commit([first, other])
-        assert await values_of(db) == {}
+async def test_with_a_replaced_attempt_nothing_is_committed(
+    db: Database, shared: SharedTransaction
+) -> None:
+    first = await receipt_of(db, shared.ticket, "1", ann=1)
+    other = await receipt_of(db, shared.ticket, "2", zoe=1)
+    share = db.internal.share(shared.ticket, "1", 0, 10.0, replace_after_seconds=1.0)
+    async with share:
+        await share.set("ann", balance, 2)
+        await share.finish()
+    with pytest.raises(ConflictError, match="none of it is committed"):
+        await shared.commit([first, other])
+    assert await values_of(db) == {}
 
 
 @on_both_engines
-async def test_a_zombie_that_writes_after_the_commit_adds_nothing() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        zombie = await share_of(db, whole.ticket, "1", ann=1)
-        commit = await whole.commit([await receipt_of(db, whole.ticket, "1", bob=2)])
-        await zombie.set("joe", balance, 1)
-        await zombie._flush()
-        assert await values_of(db, commit) == {"bob": 2}
-        dies(zombie)
-        await asyncio.sleep(2 * TTL_SECONDS)
-        assert await values_of(db) == {"bob": 2}
+async def test_a_zombie_that_writes_after_the_commit_adds_nothing(
+    db: Database, shared: SharedTransaction
+) -> None:
+    zombie = await share_of(db, shared.ticket, "1", ann=1)
+    commit = await shared.commit([await receipt_of(db, shared.ticket, "1", bob=2)])
+    await zombie.set("joe", balance, 1)
+    await zombie._flush()
+    assert await values_of(db, commit) == {"bob": 2}
+    dies(zombie)
+    await asyncio.sleep(2 * TTL_SECONDS)
+    assert await values_of(db) == {"bob": 2}
 
 
 @on_both_engines
-async def test_a_later_generation_may_have_the_rows_in_other_tasks() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        dies(await share_of(db, whole.ticket, "1", ann=1))
-        share = await share_of(db, whole.ticket, "2", generation=1, ann=2)
-        await whole.commit([await share.finish()])
-        assert await values_of(db) == {"ann": 2}
+async def test_a_later_generation_may_have_the_rows_in_other_tasks(
+    db: Database, shared: SharedTransaction
+) -> None:
+    dies(await share_of(db, shared.ticket, "1", ann=1))
+    share = await share_of(db, shared.ticket, "2", generation=1, ann=2)
+    await shared.commit([await share.finish()])
+    assert await values_of(db) == {"ann": 2}
 
 
 @on_both_engines
-async def test_an_attempt_that_has_failed_cannot_finish() -> None:
+async def test_an_attempt_that_has_failed_cannot_finish(
+    db: Database, cluster: Cluster, shared: SharedTransaction
+) -> None:
     """One of its messages may arrive after the commit."""
-    async with connected() as (db, cluster), db.shared_transaction() as whole:
-        share = db.share(whole.ticket, task="1", timeout=1.0)
-        await share.begin()
-        await share.set("ann", balance, 1)
-        cluster.silent = True
-        with pytest.raises(Exception, match=r"."):
-            await share.finish()
-        cluster.silent = False
-        with pytest.raises(UsageError, match="could not be finished"):
-            await share.finish()
-        dies(share)
+    share = db.share(shared.ticket, task="1", timeout=1.0)
+    await share.begin()
+    await share.set("ann", balance, 1)
+    cluster.silent = True
+    with pytest.raises(Exception, match=r"."):
+        await share.finish()
+    cluster.silent = False
+    with pytest.raises(UsageError, match="could not be finished"):
+        await share.finish()
+    dies(share)
 
 
 # ---------------------------------------------------------------- written twice
 
 
 @on_both_engines
-async def test_two_tasks_may_not_write_one_cell() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        await receipt_of(db, whole.ticket, "1", ann=1)
-        with pytest.raises(WrittenTwice, match="tasks '1' and '2' both write row 'ann'"):
-            await receipt_of(db, whole.ticket, "2", ann=1)
+async def test_two_tasks_may_not_write_one_cell(db: Database, shared: SharedTransaction) -> None:
+    await receipt_of(db, shared.ticket, "1", ann=1)
+    with pytest.raises(WrittenTwice, match="tasks '1' and '2' both write row 'ann'"):
+        await receipt_of(db, shared.ticket, "2", ann=1)
 
 
 @on_both_engines
-async def test_a_task_may_not_write_two_values_to_one_cell() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        await share.set("ann", balance, 1)
-        await share._flush()
-        await share.set("ann", balance, 2)
-        with pytest.raises(WrittenTwice, match="task '1' writes row 'ann'"):
-            await share.set("ann", balance, 3)
-        with pytest.raises(WrittenTwice, match="task '1' writes row 'ann'"):
-            await share.finish()
+async def test_a_task_may_not_write_two_values_to_one_cell(
+    db: Database, shared: SharedTransaction
+) -> None:
+    share = await share_of(db, shared.ticket, "1", ann=1)
+    await share.set("ann", balance, 1)
+    await share._flush()
+    await share.set("ann", balance, 2)
+    with pytest.raises(WrittenTwice, match="task '1' writes row 'ann'"):
+        await share.set("ann", balance, 3)
+    with pytest.raises(WrittenTwice, match="task '1' writes row 'ann'"):
+        await share.finish()
 
 
 # ---------------------------------------------------------------- staying alive
 
 
 @on_both_engines
-async def test_parts_live_as_long_as_the_driver() -> None:
+async def test_parts_live_as_long_as_the_driver(db: Database, shared: SharedTransaction) -> None:
     """The process of the first task has ended; that of the second one is at work."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        first = await receipt_of(db, whole.ticket, "1", ann=1)
-        second = await share_of(db, whole.ticket, "2", bob=2)
-        await asyncio.sleep(10 * TTL_SECONDS)
-        await fails_to_set(db, "ann")
-        await whole.commit([first, await second.finish()])
-        assert await values_of(db) == {"ann": 1, "bob": 2}
+    first = await receipt_of(db, shared.ticket, "1", ann=1)
+    second = await share_of(db, shared.ticket, "2", bob=2)
+    await asyncio.sleep(10 * TTL_SECONDS)
+    await fails_to_set(db, "ann")
+    await shared.commit([first, await second.finish()])
+    assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
 @on_both_engines
-async def test_parts_live_as_long_as_any_attempt() -> None:
+async def test_parts_live_as_long_as_any_attempt(db: Database, shared: SharedTransaction) -> None:
     """A driver may have no process of its own while the tasks are at work."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        assert whole._keeper is not None
-        db._engine.beats.discard(whole._keeper)
-        first = await receipt_of(db, whole.ticket, "1", ann=1)
-        second = await share_of(db, whole.ticket, "2", bob=2)
-        await asyncio.sleep(10 * TTL_SECONDS)
-        await whole.commit([first, await second.finish()])
-        assert await values_of(db) == {"ann": 1, "bob": 2}
+    assert shared._keeper is not None
+    db._engine.beats.discard(shared._keeper)
+    first = await receipt_of(db, shared.ticket, "1", ann=1)
+    second = await share_of(db, shared.ticket, "2", bob=2)
+    await asyncio.sleep(10 * TTL_SECONDS)
+    await shared.commit([first, await second.finish()])
+    assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
 async def test_parts_live_on_while_each_message_waits_seconds_for_its_turn(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
 ) -> None:
     """Behind what the client writes itself, or in a busy cluster. With a short time-out, each beat
     would be given up before it was sent."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        finished = await receipt_of(db, whole.ticket, "1", ann=1)
-        writing = await share_of(db, whole.ticket, "2", bob=2)
-        with monkeypatch.context() as patch:
-            mutate = Router.mutate
+    finished = await receipt_of(db, shared.ticket, "1", ann=1)
+    writing = await share_of(db, shared.ticket, "2", bob=2)
+    with monkeypatch.context() as patch:
+        mutate = Router.mutate
 
-            async def later(
-                router: Router, mutations: Sequence[CellMutation], deadline: float
-            ) -> list[Answer]:
-                left = deadline - asyncio.get_running_loop().time()
-                await asyncio.sleep(min(left, TURN_SECONDS))
-                if left <= TURN_SECONDS:
-                    return [DeadlineExceeded("it was not sent")] * len(mutations)
-                return await mutate(router, mutations, deadline)
+        async def later(
+            router: Router, mutations: Sequence[CellMutation], deadline: float
+        ) -> list[Answer]:
+            left = deadline - asyncio.get_running_loop().time()
+            await asyncio.sleep(min(left, TURN_SECONDS))
+            if left <= TURN_SECONDS:
+                return [DeadlineExceeded("it was not sent")] * len(mutations)
+            return await mutate(router, mutations, deadline)
 
-            patch.setattr(Router, "mutate", later)
-            await asyncio.sleep(5 * TTL_SECONDS + 0.5)
-        await fails_to_set(db, "ann")
-        await whole.commit([finished, await writing.finish()])
-        assert await values_of(db) == {"ann": 1, "bob": 2}
+        patch.setattr(Router, "mutate", later)
+        await asyncio.sleep(5 * TTL_SECONDS + 0.5)
+    await fails_to_set(db, "ann")
+    await shared.commit([finished, await writing.finish()])
+    assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
 @on_both_engines
 async def test_without_a_driver_everything_is_rolled_back(db: Database) -> None:
-    whole = db.shared_transaction()
-    await whole.begin()
-    receipt = await receipt_of(db, whole.ticket, "1", ann=1, zoe=1)
-    dies(whole)
+    shared = db.shared_transaction()
+    await shared.begin()
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1, zoe=1)
+    dies(shared)
     await fails_to_set(db, "ann")
     await asyncio.sleep(TTL_SECONDS + 1.0)
     await set_value(db, "ann", 7)
-    whole._ended = ""
+    shared._ended = ""
     with pytest.raises(ConflictError, match="presumed dead"):
-        await whole.commit([receipt])
+        await shared.commit([receipt])
     assert await values_of(db) == {"ann": 7}
 
 
 @on_both_engines
 async def test_a_longer_time_to_live_is_possible(db: Database) -> None:
-    whole = db.shared_transaction(ttl=100.0)
-    await whole.begin()
-    receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-    assert whole._keeper is not None
-    db._engine.beats.discard(whole._keeper)
+    shared = db.shared_transaction(ttl=100.0)
+    await shared.begin()
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+    assert shared._keeper is not None
+    db._engine.beats.discard(shared._keeper)
     await asyncio.sleep(90.0)
     await fails_to_set(db, "ann")
-    assert await whole.commit([receipt])
+    assert await shared.commit([receipt])
 
 
 # What keeps a shared transaction alive arrives, however slow the cluster and however many readers
@@ -386,171 +390,169 @@ async def _fails_at_once_to_set(db: Database, row: str) -> None:
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 3.0])
 async def test_a_part_at_work_lives_on_among_readers_who_push_faster_than_its_messages_travel(
-    monkeypatch: pytest.MonkeyPatch, seconds: float
+    monkeypatch: pytest.MonkeyPatch, seconds: float, db: Database, shared: SharedTransaction
 ) -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        slow = SlowMutations(monkeypatch, db, seconds)
-        async with _crowd(db, "ann"):
-            await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
-            await _fails_at_once_to_set(db, "ann")
-            await whole.commit([await share.finish()], timeout=30.0)
-        slow.seconds = 0.0
-        assert await values_of(db) == {"ann": 1}
+    share = await share_of(db, shared.ticket, "1", ann=1)
+    slow = SlowMutations(monkeypatch, db, seconds)
+    async with _crowd(db, "ann"):
+        await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
+        await _fails_at_once_to_set(db, "ann")
+        await shared.commit([await share.finish()], timeout=30.0)
+    slow.seconds = 0.0
+    assert await values_of(db) == {"ann": 1}
 
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 3.0])
 async def test_so_does_a_part_that_has_finished(
-    monkeypatch: pytest.MonkeyPatch, seconds: float
+    monkeypatch: pytest.MonkeyPatch, seconds: float, db: Database, shared: SharedTransaction
 ) -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        slow = SlowMutations(monkeypatch, db, seconds)
-        async with _crowd(db, "ann"):
-            await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
-            await _fails_at_once_to_set(db, "ann")
-            await whole.commit([receipt], timeout=30.0)
-        slow.seconds = 0.0
-        assert await values_of(db) == {"ann": 1}
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+    slow = SlowMutations(monkeypatch, db, seconds)
+    async with _crowd(db, "ann"):
+        await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
+        await _fails_at_once_to_set(db, "ann")
+        await shared.commit([receipt], timeout=30.0)
+    slow.seconds = 0.0
+    assert await values_of(db) == {"ann": 1}
 
 
 async def test_a_part_whose_beginning_takes_seconds_is_not_taken_for_lost(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
 ) -> None:
     """A beat must not overtake its first lock, and find none."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        router = db.internal.engine.router
-        together = router.mutate_together
+    router = db.internal.engine.router
+    together = router.mutate_together
 
-        async def later(
-            table_id: int, mutations: Sequence[Mutation], deadline: float
-        ) -> Sequence[Answer]:
-            await asyncio.sleep(4.5)
-            return await together(table_id, mutations, deadline)
+    async def later(
+        table_id: int, mutations: Sequence[Mutation], deadline: float
+    ) -> Sequence[Answer]:
+        await asyncio.sleep(4.5)
+        return await together(table_id, mutations, deadline)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(router, "mutate_together", later)
-            share = await share_of(db, whole.ticket, "1", ann=1)
-        await asyncio.sleep(2 * TTL_SECONDS)
-        await share.set("bob", balance, 2)
-        await whole.commit([await share.finish()])
-        assert await values_of(db) == {"ann": 1, "bob": 2}
+    with monkeypatch.context() as patch:
+        patch.setattr(router, "mutate_together", later)
+        share = await share_of(db, shared.ticket, "1", ann=1)
+    await asyncio.sleep(2 * TTL_SECONDS)
+    await share.set("bob", balance, 2)
+    await shared.commit([await share.finish()])
+    assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
-async def test_without_readers_the_driver_need_not_wait_for_the_oracle() -> None:
+async def test_without_readers_the_driver_need_not_wait_for_the_oracle(
+    db: Database, shared: SharedTransaction
+) -> None:
     """A part that nobody has pushed is not raised ahead of the clock."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
-        (lock,) = await _locks(db, whole.ticket.job)
-        assert lock.min_commit_timestamp < await db.timestamp()
-        began = asyncio.get_running_loop().time()
-        await whole.commit([receipt])
-        assert asyncio.get_running_loop().time() - began < 0.05
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+    await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
+    (lock,) = await _locks(db, shared.ticket.job)
+    assert lock.min_commit_timestamp < await db.timestamp()
+    began = asyncio.get_running_loop().time()
+    await shared.commit([receipt])
+    assert asyncio.get_running_loop().time() - began < 0.05
 
 
 async def test_a_late_copy_of_a_beat_does_not_replace_what_finished(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
 ) -> None:
     """It says that the attempt is at work: the driver would let the part expire. The copies here
     had no answer, and arrive when the attempt has finished without them."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        router = db.internal.engine.router
-        lost: list[CellMutation] = []
+    share = await share_of(db, shared.ticket, "1", ann=1)
+    router = db.internal.engine.router
+    lost: list[CellMutation] = []
 
-        async def lose(mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
-            lost.extend(mutations)
-            return [DeadlineExceeded("no answer")] * len(mutations)
+    async def lose(mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        lost.extend(mutations)
+        return [DeadlineExceeded("no answer")] * len(mutations)
 
-        share._attempt.participants[0]._lead.refused(
-            1.0
-        )  # by readers: the beats are ahead of the clock
-        with monkeypatch.context() as patch:
-            patch.setattr(router, "mutate", lose)
-            for _ in range(3):
-                with pytest.raises(DeadlineExceeded):
-                    await share._attempt.beat()
-        receipt = await share.finish()
-        (before,) = await _locks(db, whole.ticket.job)
-        answers = await router.mutate(lost, asyncio.get_running_loop().time() + 1.0)
-        assert len(lost) == 3
-        assert APPLIED not in answers
-        assert await _locks(db, whole.ticket.job) == [before]
-        assert before.value == ATTEMPT_FINISHED
-        await whole.commit([receipt])
+    share._attempt.participants[0]._lead.refused(
+        1.0
+    )  # by readers: the beats are ahead of the clock
+    with monkeypatch.context() as patch:
+        patch.setattr(router, "mutate", lose)
+        for _ in range(3):
+            with pytest.raises(DeadlineExceeded):
+                await share._attempt.beat()
+    receipt = await share.finish()
+    (before,) = await _locks(db, shared.ticket.job)
+    answers = await router.mutate(lost, asyncio.get_running_loop().time() + 1.0)
+    assert len(lost) == 3
+    assert APPLIED not in answers
+    assert await _locks(db, shared.ticket.job) == [before]
+    assert before.value == ATTEMPT_FINISHED
+    await shared.commit([receipt])
 
 
 async def test_a_beat_that_is_under_way_does_not_replace_what_finishes_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
 ) -> None:
     """A reader's push makes it fail: it must not be repeated above what finished."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        router, loop = db.internal.engine.router, asyncio.get_running_loop()
-        mutate = router.mutate
-        (lock,) = await _locks(db, whole.ticket.job)
-        held: list[asyncio.Future[None]] = []
+    share = await share_of(db, shared.ticket, "1", ann=1)
+    router, loop = db.internal.engine.router, asyncio.get_running_loop()
+    mutate = router.mutate
+    (lock,) = await _locks(db, shared.ticket.job)
+    held: list[asyncio.Future[None]] = []
 
-        async def hold(mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
-            held.append(loop.create_future())
-            await held[-1]
-            return await mutate(mutations, deadline)
+    async def hold(mutations: Sequence[CellMutation], deadline: float) -> list[Answer]:
+        held.append(loop.create_future())
+        await held[-1]
+        return await mutate(mutations, deadline)
 
-        async def arrives(message: int) -> None:
-            held[message].set_result(None)
-            await asyncio.sleep(0.01)
+    async def arrives(message: int) -> None:
+        held[message].set_result(None)
+        await asyncio.sleep(0.01)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(router, "mutate", hold)
-            beat = asyncio.ensure_future(share._attempt.beat())
-            await asyncio.sleep(0)
-            finish = asyncio.ensure_future(share.finish())
-            await asyncio.sleep(0.01)
-            push = push_step(lock.primary, lock, lock.min_commit_timestamp + 1)
-            assert await mutate([push], loop.time() + 1.0) == [APPLIED]
-            await arrives(0)
-            await arrives(1)
-            for late in range(2, len(held)):
-                await arrives(late)
-            await beat
-            receipt = await finish
-        (after,) = await _locks(db, whole.ticket.job)
-        assert after.value == ATTEMPT_FINISHED
-        await whole.commit([receipt])
-
-
-async def test_a_beat_does_not_bring_back_a_part_that_was_rolled_back() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        dies(share)
-        dies(whole)
-        await asyncio.sleep(TTL_SECONDS + 1.0)
-        await set_value(db, "ann", 7)
-        with pytest.raises(PercolatorError, match="was rolled back"):
-            await share._attempt.beat()
-        assert await _locks(db, whole.ticket.job) == []
-        assert await values_of(db) == {"ann": 7}
+    with monkeypatch.context() as patch:
+        patch.setattr(router, "mutate", hold)
+        beat = asyncio.ensure_future(share._attempt.beat())
+        await asyncio.sleep(0)
+        finish = asyncio.ensure_future(share.finish())
+        await asyncio.sleep(0.01)
+        push = push_step(lock.primary, lock, lock.min_commit_timestamp + 1)
+        assert await mutate([push], loop.time() + 1.0) == [APPLIED]
+        await arrives(0)
+        await arrives(1)
+        for late in range(2, len(held)):
+            await arrives(late)
+        await beat
+        receipt = await finish
+    (after,) = await _locks(db, shared.ticket.job)
+    assert after.value == ATTEMPT_FINISHED
+    await shared.commit([receipt])
 
 
-async def test_a_part_that_was_rolled_back_does_not_keep_the_others_from_living_on() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        await set_value(db, "bob", 5)
-        await share.set("bob", balance, 1)  # under a further part: it was committed meanwhile
-        await share._flush()
-        first, second = share._attempt.participants
-        env = db.internal.engine.env
-        await roll_back(env, [(first.primary, first.start)], env.now() + 1.0)
-        dies(share)
-        dies(whole)
-        await asyncio.sleep(TTL_SECONDS / 2)
-        (before,) = await _locks(db, whole.ticket.job)
-        assert before.start_timestamp == second.start
-        with pytest.raises(PercolatorError, match="was rolled back"):
-            await share._attempt.beat()
-        (after,) = await _locks(db, whole.ticket.job)
-        assert after.ttl_milliseconds >= before.ttl_milliseconds + 1000 * TTL_SECONDS / 2
+async def test_a_beat_does_not_bring_back_a_part_that_was_rolled_back(
+    db: Database, shared: SharedTransaction
+) -> None:
+    share = await share_of(db, shared.ticket, "1", ann=1)
+    dies(share)
+    dies(shared)
+    await asyncio.sleep(TTL_SECONDS + 1.0)
+    await set_value(db, "ann", 7)
+    with pytest.raises(PercolatorError, match="was rolled back"):
+        await share._attempt.beat()
+    assert await _locks(db, shared.ticket.job) == []
+    assert await values_of(db) == {"ann": 7}
+
+
+async def test_a_part_that_was_rolled_back_does_not_keep_the_others_from_living_on(
+    db: Database, shared: SharedTransaction
+) -> None:
+    share = await share_of(db, shared.ticket, "1", ann=1)
+    await set_value(db, "bob", 5)
+    await share.set("bob", balance, 1)  # under a further part: it was committed meanwhile
+    await share._flush()
+    first, second = share._attempt.participants
+    env = db.internal.engine.env
+    await roll_back(env, [(first.primary, first.start)], env.now() + 1.0)
+    dies(share)
+    dies(shared)
+    await asyncio.sleep(TTL_SECONDS / 2)
+    (before,) = await _locks(db, shared.ticket.job)
+    assert before.start_timestamp == second.start
+    with pytest.raises(PercolatorError, match="was rolled back"):
+        await share._attempt.beat()
+    (after,) = await _locks(db, shared.ticket.job)
+    assert after.ttl_milliseconds >= before.ttl_milliseconds + 1000 * TTL_SECONDS / 2
 
 
 async def _locks(db: Database, job: Job) -> Sequence[LockRecord]:

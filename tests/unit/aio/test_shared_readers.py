@@ -59,12 +59,12 @@ def _rows(task: str, count: int) -> dict[str, int]:
 @asynccontextmanager
 async def _job(db: Database, rows: int, *, finished: bool) -> AsyncIterator[SharedTransaction]:
     """A shared transaction with a lock on each row, before its commit."""
-    async with db.shared_transaction() as whole:
-        shares = [await share_of(db, whole.ticket, task, **_rows(task, rows)) for task in TASKS]
+    async with db.shared_transaction() as shared:
+        shares = [await share_of(db, shared.ticket, task, **_rows(task, rows)) for task in TASKS]
         if finished:
             for share in shares:
                 await share.finish()
-        yield whole
+        yield shared
 
 
 def _now() -> float:
@@ -74,9 +74,9 @@ def _now() -> float:
 @pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("rows", [FEW, MANY])
 async def test_a_scan_pays_for_parts_and_not_for_locks(
-    monkeypatch: pytest.MonkeyPatch, rows: int, finished: bool
+    monkeypatch: pytest.MonkeyPatch, rows: int, finished: bool, db: Database
 ) -> None:
-    async with connected() as (db, _), _job(db, rows, finished=finished):
+    async with _job(db, rows, finished=finished):
         counted, began = Counted(monkeypatch), _now()
         async with db.snapshot() as snapshot:
             assert [row async for row in snapshot.scan(accounts)] == []
@@ -92,9 +92,9 @@ async def test_a_scan_pays_for_parts_and_not_for_locks(
 
 @pytest.mark.parametrize("rows", [FEW, MANY])
 async def test_reading_many_rows_pays_for_parts_and_not_for_locks(
-    monkeypatch: pytest.MonkeyPatch, rows: int
+    monkeypatch: pytest.MonkeyPatch, rows: int, db: Database
 ) -> None:
-    async with connected() as (db, _), _job(db, rows, finished=True):
+    async with _job(db, rows, finished=True):
         counted, began = Counted(monkeypatch), _now()
         keys = [row for task in TASKS for row in _rows(task, rows)]
         async with db.snapshot() as snapshot:
@@ -126,10 +126,10 @@ async def test_a_scan_that_begins_again_behind_a_page_leaves_nothing_out(
         async with db.transaction() as tx:
             for row, value in before.items():
                 await tx.set(row, balance, value)
-        async with db.shared_transaction() as whole:
+        async with db.shared_transaction() as shared:
             for task in range(10):
                 rows = {f"k{number:03}": -1 for number in range(task * 30, task * 30 + 20)}
-                await share_of(db, whole.ticket, str(task), **rows)
+                await share_of(db, shared.ticket, str(task), **rows)
             async with db.snapshot() as snapshot:
                 scan = snapshot.scan(accounts, reverse=reverse, limit=limit)
                 found = [(row.key, row[balance]) async for row in scan]
@@ -138,13 +138,13 @@ async def test_a_scan_that_begins_again_behind_a_page_leaves_nothing_out(
 
 async def test_a_part_that_is_being_written_is_pushed_at_once(db: Database) -> None:
     await set_value(db, "ann", 0)
-    async with db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
+    async with db.shared_transaction() as shared:
+        share = await share_of(db, shared.ticket, "1", ann=1)
         for _ in range(20):
             began = _now()
             assert await values_of(db) == {"ann": 0}
             assert _now() - began < PATIENCE / 2
-        commit = await whole.commit([await share.finish()])
+        commit = await shared.commit([await share.finish()])
     assert commit is not None
     assert await values_of(db) == {"ann": 1}
 
@@ -153,8 +153,8 @@ async def test_a_finished_part_is_pushed_when_the_snapshot_is_as_old_as_readers_
     db: Database,
 ) -> None:
     await set_value(db, "ann", 0)
-    async with db.shared_transaction() as whole:
-        await receipt_of(db, whole.ticket, "1", ann=1)
+    async with db.shared_transaction() as shared:
+        await receipt_of(db, shared.ticket, "1", ann=1)
         await asyncio.sleep(0.01)
         at, began = await db.timestamp(), _now()
         assert await values_of(db, at) == {"ann": 0}
@@ -175,13 +175,13 @@ async def test_a_crowd_of_readers_does_not_hold_up_the_commit(db: Database) -> N
             assert await values_of(db) in ({"ann": 0}, {"ann": 1})
             await asyncio.sleep(0.004)
 
-    async with db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
+    async with db.shared_transaction() as shared:
+        share = await share_of(db, shared.ticket, "1", ann=1)
         readers = [asyncio.ensure_future(reads()) for _ in range(10)]
         await asyncio.sleep(0.2)
         receipt = await share.finish()
         began = _now()
-        commit = await whole.commit([receipt])
+        commit = await shared.commit([receipt])
         took = _now() - began
     has_ended = True
     await asyncio.gather(*readers)
@@ -191,11 +191,11 @@ async def test_a_crowd_of_readers_does_not_hold_up_the_commit(db: Database) -> N
 
 async def _committed(db: Database, rows: int) -> None:
     """A job whose rows are still locked: nobody has met them since its commit."""
-    async with db.shared_transaction() as whole:
+    async with db.shared_transaction() as shared:
         receipts: Sequence[Receipt] = [
-            await receipt_of(db, whole.ticket, task, **_rows(task, rows)) for task in TASKS
+            await receipt_of(db, shared.ticket, task, **_rows(task, rows)) for task in TASKS
         ]
-        await whole.commit(receipts)
+        await shared.commit(receipts)
 
 
 async def test_what_was_committed_is_read_before_its_locks_are_gone(
@@ -231,9 +231,9 @@ async def test_what_was_committed_is_read_before_its_locks_are_gone(
 async def test_timestamps_of_values_that_are_read_from_locks_are_those_of_the_commit(
     db: Database,
 ) -> None:
-    async with db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        commit = await whole.commit([receipt])
+    async with db.shared_transaction() as shared:
+        receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+        commit = await shared.commit([receipt])
     async with db.snapshot() as snapshot:
         pages = snapshot.scan_cells(accounts)
         assert [at async for page in pages for at in page.commit_timestamps] == [commit]
@@ -242,10 +242,10 @@ async def test_timestamps_of_values_that_are_read_from_locks_are_those_of_the_co
 async def test_a_deletion_and_a_long_value_are_read_past_their_locks() -> None:
     async with connected(Limits(value_inline_bytes_max=1)) as (db, _):
         await set_value(db, "ann", 1)
-        async with db.shared_transaction() as whole, db.share(whole.ticket, task="1") as share:
+        async with db.shared_transaction() as shared, db.share(shared.ticket, task="1") as share:
             await share.delete("ann", balance)
             await share.set("bob", balance, 123_456_789)
-            await whole.commit([await share.finish()])
+            await shared.commit([await share.finish()])
         assert await values_of(db) == {"bob": 123_456_789}
 
 
@@ -325,16 +325,16 @@ class CountedMutations:
 async def _left_behind(*, committed: bool) -> AsyncIterator[Database]:
     """A table whose rows are locked by two tasks of a job that nobody keeps alive."""
     async with connected() as (db, _):
-        whole = db.shared_transaction()
-        whole._tell_tablets = _untold  # type: ignore[assignment, method-assign]
-        await whole.begin()
+        shared = db.shared_transaction()
+        shared._tell_tablets = _untold  # type: ignore[assignment, method-assign]
+        await shared.begin()
         receipts = [
-            await receipt_of(db, whole.ticket, task, **_dead_rows(task)) for task in ("a", "z")
+            await receipt_of(db, shared.ticket, task, **_dead_rows(task)) for task in ("a", "z")
         ]
         if committed:
-            await whole.commit(receipts)
+            await shared.commit(receipts)
         else:
-            dies(whole)
+            dies(shared)
             await asyncio.sleep(TTL_SECONDS + 1.0)
         # What this client knows of the job would spare it the questions.
         verdicts = db.internal.engine.env.verdicts
@@ -391,11 +391,11 @@ on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 NOTE = accounts.column("note", balance.codec)
 
 
-async def _rest(db: Database, whole: SharedTransaction, *receipts: Receipt) -> Receipt:
+async def _rest(db: Database, shared: SharedTransaction, *receipts: Receipt) -> Receipt:
     async with db.snapshot() as snapshot:
         return await rest_deleted(
             db.internal,
-            whole.ticket,
+            shared.ticket,
             receipts,
             snapshot,
             accounts,
@@ -406,24 +406,24 @@ async def _rest(db: Database, whole: SharedTransaction, *receipts: Receipt) -> R
 
 
 async def _replaces(db: Database, **values: int) -> Timestamp | None:
-    async with db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "0", **values)
-        return await whole.commit([receipt, await _rest(db, whole, receipt)])
+    async with db.shared_transaction() as shared:
+        receipt = await receipt_of(db, shared.ticket, "0", **values)
+        return await shared.commit([receipt, await _rest(db, shared, receipt)])
 
 
 @on_both_engines
 async def test_readers_see_the_old_rows_or_the_new_ones(db: Database) -> None:
     for row in ROWS:
         await set_value(db, row, 1)
-    async with db.shared_transaction() as whole:
+    async with db.shared_transaction() as shared:
         receipts = [
-            await receipt_of(db, whole.ticket, "0", ann=2),
-            await receipt_of(db, whole.ticket, "1", mia=2, zoe=2),
+            await receipt_of(db, shared.ticket, "0", ann=2),
+            await receipt_of(db, shared.ticket, "1", mia=2, zoe=2),
         ]
-        rest = await _rest(db, whole, *receipts)
+        rest = await _rest(db, shared, *receipts)
         assert rest.cells == 2  # bob and joe; the others are written over
         assert await values_of(db) == dict.fromkeys(ROWS, 1)
-        commit = await whole.commit([*receipts, rest])
+        commit = await shared.commit([*receipts, rest])
     assert commit is not None
     assert await values_of(db, Timestamp(commit - 1)) == dict.fromkeys(ROWS, 1)
     assert await values_of(db, commit) == {"ann": 2, "mia": 2, "zoe": 2}
@@ -436,10 +436,10 @@ async def test_cells_that_the_job_writes_over_are_not_locked_again(
     """Each would cost as much as one that goes, although it is only refused."""
     for row in ROWS:
         await set_value(db, row, 1)
-    async with db.shared_transaction() as whole:
+    async with db.shared_transaction() as shared:
         receipts = [
-            await receipt_of(db, whole.ticket, "0", ann=2),
-            await receipt_of(db, whole.ticket, "1", mia=2, zoe=2),
+            await receipt_of(db, shared.ticket, "0", ann=2),
+            await receipt_of(db, shared.ticket, "1", mia=2, zoe=2),
         ]
         asked: set[bytes] = set()
         prewrite = Attempt.prewrite
@@ -451,9 +451,9 @@ async def test_cells_that_the_job_writes_over_are_not_locked_again(
             await prewrite(attempt, writes, deadline)
 
         monkeypatch.setattr(Attempt, "prewrite", noting)
-        rest = await _rest(db, whole, *receipts)
+        rest = await _rest(db, shared, *receipts)
         assert asked == {b"bob", b"joe"}
-        await whole.commit([*receipts, rest])
+        await shared.commit([*receipts, rest])
     assert await values_of(db) == {"ann": 2, "mia": 2, "zoe": 2}
 
 
@@ -463,8 +463,8 @@ async def test_a_table_is_replaced_again_and_again_and_emptied(db: Database) -> 
         values = {"mia": number, ROWS[number]: number}
         await _replaces(db, **values)
         assert await values_of(db) == values
-    async with db.shared_transaction() as whole:
-        await whole.commit([await _rest(db, whole)])
+    async with db.shared_transaction() as shared:
+        await shared.commit([await _rest(db, shared)])
     assert await values_of(db) == {}
 
 
@@ -483,35 +483,36 @@ async def test_what_an_attempt_that_was_not_chosen_has_locked_is_deleted(db: Dat
     """Its row is an old one, and would stay if its lock counted as the job's."""
     await set_value(db, "bob", 1)
     await set_value(db, "joe", 1)
-    async with db.shared_transaction() as whole:
-        await share_of(db, whole.ticket, "0", joe=7)  # it still runs
-        await receipt_of(db, whole.ticket, "0", bob=7)  # its receipt was lost
-        chosen = await receipt_of(db, whole.ticket, "0", ann=2)
-        await whole.commit([chosen, await _rest(db, whole, chosen)])
+    async with db.shared_transaction() as shared:
+        await share_of(db, shared.ticket, "0", joe=7)  # it still runs
+        await receipt_of(db, shared.ticket, "0", bob=7)  # its receipt was lost
+        chosen = await receipt_of(db, shared.ticket, "0", ann=2)
+        await shared.commit([chosen, await _rest(db, shared, chosen)])
     assert await values_of(db) == {"ann": 2}
 
 
 @on_both_engines
-async def test_a_row_that_others_write_before_the_rest_is_read_goes_and_later_ones_stay() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "0", ann=2)
-        await set_value(db, "bob", 1)
-        rest = await _rest(db, whole, receipt)
-        await set_value(db, "joe", 1)
-        await whole.commit([receipt, rest])
-        assert await values_of(db) == {"ann": 2, "joe": 1}
+async def test_a_row_that_others_write_before_the_rest_is_read_goes_and_later_ones_stay(
+    db: Database, shared: SharedTransaction
+) -> None:
+    receipt = await receipt_of(db, shared.ticket, "0", ann=2)
+    await set_value(db, "bob", 1)
+    rest = await _rest(db, shared, receipt)
+    await set_value(db, "joe", 1)
+    await shared.commit([receipt, rest])
+    assert await values_of(db) == {"ann": 2, "joe": 1}
 
 
 @on_both_engines
 async def test_a_job_that_is_given_up_leaves_the_old_rows(db: Database) -> None:
     for row in ROWS:
         await set_value(db, row, 1)
-    async with db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "0", ann=2)
-        rest = await _rest(db, whole, receipt)
-        await whole.abort()
+    async with db.shared_transaction() as shared:
+        receipt = await receipt_of(db, shared.ticket, "0", ann=2)
+        rest = await _rest(db, shared, receipt)
+        await shared.abort()
     assert await values_of(db) == dict.fromkeys(ROWS, 1)
-    async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as again:
+    async with db.internal.shared_transaction(None, None, 1.0, shared.ticket) as again:
         with pytest.raises(ConflictError, match="none of it is committed"):
             await again.commit([receipt, rest])
     for row in ROWS:
@@ -521,10 +522,10 @@ async def test_a_job_that_is_given_up_leaves_the_old_rows(db: Database) -> None:
 @on_both_engines
 async def test_a_driver_that_dies_leaves_the_old_rows_and_its_locks_expire(db: Database) -> None:
     await set_value(db, "bob", 1)
-    whole = db.shared_transaction()
-    await whole.begin()
-    await _rest(db, whole, await receipt_of(db, whole.ticket, "0", ann=2))
-    whole._end("has died")
+    shared = db.shared_transaction()
+    await shared.begin()
+    await _rest(db, shared, await receipt_of(db, shared.ticket, "0", ann=2))
+    shared._end("has died")
     assert await values_of(db) == {"bob": 1}
     await asyncio.sleep(20.0)
     await set_value(db, "bob", 3)
@@ -532,14 +533,15 @@ async def test_a_driver_that_dies_leaves_the_old_rows_and_its_locks_expire(db: D
 
 
 @on_both_engines
-async def test_a_table_that_was_made_again_meanwhile_is_not_replaced() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        await db.drop_table(accounts)
-        await db.create_table(accounts)
-        await set_value(db, "bob", 1)
-        with pytest.raises(SchemaError, match="younger"):
-            await _rest(db, whole)
-        assert await values_of(db) == {"bob": 1}
+async def test_a_table_that_was_made_again_meanwhile_is_not_replaced(
+    db: Database, shared: SharedTransaction
+) -> None:
+    await db.drop_table(accounts)
+    await db.create_table(accounts)
+    await set_value(db, "bob", 1)
+    with pytest.raises(SchemaError, match="younger"):
+        await _rest(db, shared)
+    assert await values_of(db) == {"bob": 1}
 
 
 # Tablets roll the locks of a committed job forward: its driver tells them, or who meets many.
@@ -570,15 +572,15 @@ class Watched(Cluster):
 
 
 async def _committed_job(db: Database, values: dict[str, int]) -> SharedTransaction:
-    async with db.shared_transaction() as whole:
+    async with db.shared_transaction() as shared:
         receipts = [
             await receipt_of(
-                db, whole.ticket, task, **{r: v for r, v in values.items() if r[0] == task}
+                db, shared.ticket, task, **{r: v for r, v in values.items() if r[0] == task}
             )
             for task in "az"
         ]
-        await whole.commit(receipts)
-    return whole
+        await shared.commit(receipts)
+    return shared
 
 
 async def _settled(cluster: Watched) -> None:
@@ -593,8 +595,8 @@ async def _settled(cluster: Watched) -> None:
 async def test_the_driver_tells_all_tablets() -> None:
     async with connected_to(Watched) as (db, cluster):
         sent_before = cluster.mutations
-        whole = await _committed_job(db, VALUES)
-        await whole.told(1.0)
+        shared = await _committed_job(db, VALUES)
+        await shared.told(1.0)
         assert len(cluster.told) == 2
         await _settled(cluster)
         assert cluster.mutations - sent_before < len(VALUES) * 1.1, "more than the prewrites"
@@ -602,10 +604,10 @@ async def test_the_driver_tells_all_tablets() -> None:
 
 
 async def test_the_driver_knows_what_to_tell_from_receipts_that_can_be_read_only_once() -> None:
-    async with connected_to(Watched) as (db, cluster), db.shared_transaction() as whole:
-        receipts: Any = iter([await receipt_of(db, whole.ticket, "1", ann=1, zoe=2)])
-        await whole.commit(receipts)
-        await whole.told(1.0)
+    async with connected_to(Watched) as (db, cluster), db.shared_transaction() as shared:
+        receipts: Any = iter([await receipt_of(db, shared.ticket, "1", ann=1, zoe=2)])
+        await shared.commit(receipts)
+        await shared.told(1.0)
         await _settled(cluster)
         assert await values_of(db) == {"ann": 1, "zoe": 2}
 
@@ -641,16 +643,16 @@ async def test_few_locks_are_rolled_forward_one_by_one(monkeypatch: pytest.Monke
 async def test_observers_are_told_even_under_a_newer_schema() -> None:
     """One that was registered while the job wrote, by another client."""
     async with connected_to(Watched) as (db, cluster):
-        async with db.shared_transaction() as whole:
-            receipts = [await receipt_of(db, whole.ticket, "a", **_few("a"))]
+        async with db.shared_transaction() as shared:
+            receipts = [await receipt_of(db, shared.ticket, "a", **_few("a"))]
             schema = db.internal.engine.catalog
             stale = {info: schema.get(info) for info in _tables(receipts)}
             await db.register_observers([_index])
             for table_id, known in stale.items():
                 assert known is not None
                 schema._by_id[table_id] = known  # as the driver's process knows it
-            await whole.commit(receipts)
-            await whole.told(1.0)
+            await shared.commit(receipts)
+            await shared.told(1.0)
         await _settled(cluster)
         written = sum(
             tablet.statistics().notifications_written for tablet in cluster.tablets.values()

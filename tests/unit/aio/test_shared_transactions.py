@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -38,39 +39,57 @@ from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connect
 
 on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
+
+@pytest.fixture
+@asynccontextmanager
+async def hasty(db: Database) -> AsyncIterator[SharedTransaction]:
+    """A transaction whose driver gives up after a second."""
+    async with db.shared_transaction(timeout=1.0) as shared:
+        yield shared
+
+
+@pytest.fixture
+@asynccontextmanager
+async def lasting(db: Database) -> AsyncIterator[SharedTransaction]:
+    """A transaction whose locks outlast the test."""
+    async with db.shared_transaction(ttl=1000.0) as shared:
+        yield shared
+
+
 # ---------------------------------------------------------------- committing
 
 
 @on_both_engines
 async def test_everything_appears_at_one_timestamp(db: Database) -> None:
-    async with db.shared_transaction() as whole:
+    async with db.shared_transaction() as shared:
         receipts = [
-            await receipt_of(db, whole.ticket, "1", ann=1, zoe=2),
-            await receipt_of(db, whole.ticket, "2", bob=3),
+            await receipt_of(db, shared.ticket, "1", ann=1, zoe=2),
+            await receipt_of(db, shared.ticket, "2", bob=3),
         ]
         assert await values_of(db) == {}
-        commit = await whole.commit(receipts)
+        commit = await shared.commit(receipts)
     assert commit is not None
     assert await values_of(db, Timestamp(commit - 1)) == {}
     assert await values_of(db, commit) == {"ann": 1, "bob": 3, "zoe": 2}
 
 
 @on_both_engines
-async def test_tickets_and_receipts_travel_between_processes() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        ticket = pickle.loads(pickle.dumps(whole.ticket))
-        receipt = pickle.loads(pickle.dumps(await receipt_of(db, ticket, "1", ann=1)))
-        assert receipt.cells == 1
-        assert await whole.commit([receipt])
-        assert await values_of(db) == {"ann": 1}
+async def test_tickets_and_receipts_travel_between_processes(
+    db: Database, shared: SharedTransaction
+) -> None:
+    ticket = pickle.loads(pickle.dumps(shared.ticket))
+    receipt = pickle.loads(pickle.dumps(await receipt_of(db, ticket, "1", ann=1)))
+    assert receipt.cells == 1
+    assert await shared.commit([receipt])
+    assert await values_of(db) == {"ann": 1}
 
 
 @on_both_engines
 async def test_begun_twice_at_once_it_begins_once(db: Database) -> None:
-    whole = db.shared_transaction()
-    begun = await asyncio.gather(whole.begin(), whole.begin(), return_exceptions=True)
+    shared = db.shared_transaction()
+    begun = await asyncio.gather(shared.begin(), shared.begin(), return_exceptions=True)
     assert [str(one) for one in begun if one] == ["the shared transaction has begun already"]
-    assert await whole.commit([await receipt_of(db, whole.ticket, "1", ann=1)])
+    assert await shared.commit([await receipt_of(db, shared.ticket, "1", ann=1)])
     assert await values_of(db) == {"ann": 1}
 
 
@@ -78,10 +97,10 @@ async def test_begun_twice_at_once_it_begins_once(db: Database) -> None:
 async def test_one_process_begins_it_and_another_decides(db: Database) -> None:
     ticket = await db.internal.shared_ticket(60.0, 1.0)
     receipt = await receipt_of(db, ticket, "1", ann=1)
-    async with db.internal.shared_transaction(None, None, 1.0, ticket) as whole:
+    async with db.internal.shared_transaction(None, None, 1.0, ticket) as shared:
         with pytest.raises(UsageError, match="has begun already"):
-            await whole.begin()
-        assert await whole.commit([receipt])
+            await shared.begin()
+        assert await shared.commit([receipt])
     assert ticket.ttl_seconds == 60.0
     assert await values_of(db) == {"ann": 1}
 
@@ -147,23 +166,24 @@ async def test_a_driver_that_commits_nothing_is_told_of_one_that_has_committed(
 
 
 @on_both_engines
-async def test_a_driver_without_an_answer_that_lost_to_another_is_not_told_of_a_commit() -> None:
-    async with connected() as (db, cluster):
-        one = db.shared_transaction()
-        await one.begin()
-        two = db.internal.shared_transaction(None, None, 1.0, one.ticket)
-        await two.begin()
-        of_one = await receipt_of(db, one.ticket, "1", ann=1)
-        of_two = await receipt_of(db, one.ticket, "2", bob=2)
-        cluster.silent = True
-        with pytest.raises(OutcomeUnknown):
-            await two.commit([of_two])
-        cluster.silent = False
-        await one.commit([of_one])
-        with pytest.raises(OtherDriverCommitted, match="without 1 of the 1 participants"):
-            await two.abort()
-        assert two.commit_timestamp is None
-        assert await values_of(db) == {"ann": 1}
+async def test_a_driver_without_an_answer_that_lost_to_another_is_not_told_of_a_commit(
+    db: Database, cluster: Cluster
+) -> None:
+    one = db.shared_transaction()
+    await one.begin()
+    two = db.internal.shared_transaction(None, None, 1.0, one.ticket)
+    await two.begin()
+    of_one = await receipt_of(db, one.ticket, "1", ann=1)
+    of_two = await receipt_of(db, one.ticket, "2", bob=2)
+    cluster.silent = True
+    with pytest.raises(OutcomeUnknown):
+        await two.commit([of_two])
+    cluster.silent = False
+    await one.commit([of_one])
+    with pytest.raises(OtherDriverCommitted, match="without 1 of the 1 participants"):
+        await two.abort()
+    assert two.commit_timestamp is None
+    assert await values_of(db) == {"ann": 1}
 
 
 @on_both_engines
@@ -171,101 +191,101 @@ async def test_a_deletion_and_large_values_are_committed_as_such() -> None:
     async with connected(replace(TWO_PHASES, value_inline_bytes_max=1)) as (db, _):
         async with db.transaction() as tx:
             await tx.set("ann", balance, 1)
-        async with db.shared_transaction() as whole, db.share(whole.ticket, task="1") as share:
+        async with db.shared_transaction() as shared, db.share(shared.ticket, task="1") as share:
             await share.delete("ann", balance)
             await share.set("bob", balance, 123_456_789)
-            await whole.commit([await share.finish()])
+            await shared.commit([await share.finish()])
         assert await values_of(db) == {"bob": 123_456_789}
 
 
 @on_both_engines
-async def test_a_transaction_without_receipts_commits_nothing() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        await receipt_of(db, whole.ticket, "1", ann=1)
-        assert await whole.commit([]) is None
-        assert await values_of(db) == {}
+async def test_a_transaction_without_receipts_commits_nothing(
+    db: Database, shared: SharedTransaction
+) -> None:
+    await receipt_of(db, shared.ticket, "1", ann=1)
+    assert await shared.commit([]) is None
+    assert await values_of(db) == {}
 
 
 @on_both_engines
 async def test_leaving_the_block_without_a_commit_rolls_back(db: Database) -> None:
-    async with db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+    async with db.shared_transaction() as shared:
+        receipt = await receipt_of(db, shared.ticket, "1", ann=1)
     with pytest.raises(UsageError, match="was rolled back"):
-        await whole.commit([receipt])
+        await shared.commit([receipt])
     await set_value(db, "ann", 7)  # nothing is in the way
     assert await values_of(db) == {"ann": 7}
 
 
 @on_both_engines
-async def test_abort_undoes_nothing_that_was_committed() -> None:
-    async with connected() as (db, cluster):
-        async with db.shared_transaction(timeout=1.0) as whole:
-            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-            cluster.answers_lost = True
-            with pytest.raises(OutcomeUnknown) as unknown:
-                await whole.commit([receipt])
-            cluster.answers_lost = False
-            commit = await whole.abort()
-        assert commit is not None
-        assert await values_of(db, commit) == {"ann": 1}
-        assert await db.resolve(unknown.value) is Outcome.COMMITTED
+async def test_abort_undoes_nothing_that_was_committed(db: Database, cluster: Cluster) -> None:
+    async with db.shared_transaction(timeout=1.0) as shared:
+        receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+        cluster.answers_lost = True
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await shared.commit([receipt])
+        cluster.answers_lost = False
+        commit = await shared.abort()
+    assert commit is not None
+    assert await values_of(db, commit) == {"ann": 1}
+    assert await db.resolve(unknown.value) is Outcome.COMMITTED
 
 
 @on_both_engines
 @pytest.mark.parametrize("committed", [True, False])
 async def test_abort_says_what_became_of_one_that_was_left_without_an_answer(
-    committed: bool,
+    committed: bool, db: Database, cluster: Cluster
 ) -> None:
     """It had said that it was rolled back, without asking anybody."""
-    async with connected() as (db, cluster):
-        whole = db.shared_transaction(timeout=1.0)
-        with pytest.raises(OutcomeUnknown):
-            await _left_without_an_answer(db, cluster, whole, committed=committed)
-        cluster.answers_lost = cluster.silent = False
-        commit = await whole.abort()
-        assert (commit is not None) is committed
-        assert whole.commit_timestamp == commit == await whole.abort()
-        assert await values_of(db) == ({"ann": 1} if committed else {})
+    shared = db.shared_transaction(timeout=1.0)
+    with pytest.raises(OutcomeUnknown):
+        await _left_without_an_answer(db, cluster, shared, committed=committed)
+    cluster.answers_lost = cluster.silent = False
+    commit = await shared.abort()
+    assert (commit is not None) is committed
+    assert shared.commit_timestamp == commit == await shared.abort()
+    assert await values_of(db) == ({"ann": 1} if committed else {})
 
 
 async def _left_without_an_answer(
-    db: Database, cluster: Cluster, whole: SharedTransaction, *, committed: bool
+    db: Database, cluster: Cluster, shared: SharedTransaction, *, committed: bool
 ) -> None:
-    async with whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+    async with shared:
+        receipt = await receipt_of(db, shared.ticket, "1", ann=1)
         if committed:
             cluster.answers_lost = True
         else:
             cluster.silent = True
-        await whole.commit([receipt])
+        await shared.commit([receipt])
 
 
 async def test_abort_after_the_database_was_closed_does_not_say_that_it_was_rolled_back(
     db: Database,
 ) -> None:
-    whole = db.shared_transaction()
-    await whole.begin()
-    await receipt_of(db, whole.ticket, "1", ann=1)
+    shared = db.shared_transaction()
+    await shared.begin()
+    await receipt_of(db, shared.ticket, "1", ann=1)
     await db.close()
     with pytest.raises(UsageError, match="is closed"):
-        await whole.__aexit__(None, None, None)
+        await shared.__aexit__(None, None, None)
     with pytest.raises(UsageError, match="is closed"):
-        await whole.abort()
+        await shared.abort()
 
 
 @on_both_engines
-async def test_a_commit_without_an_answer_may_be_repeated() -> None:
-    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
-        receipts = [
-            await receipt_of(db, whole.ticket, "1", ann=1),
-            await receipt_of(db, whole.ticket, "2", bob=1),
-        ]
-        cluster.answers_lost = True
-        with pytest.raises(OutcomeUnknown):
-            await whole.commit(receipts)
-        cluster.answers_lost = False
-        assert await whole.commit(receipts)
-        assert await values_of(db) == {"ann": 1, "bob": 1}
+async def test_a_commit_without_an_answer_may_be_repeated(
+    db: Database, cluster: Cluster, hasty: SharedTransaction
+) -> None:
+    receipts = [
+        await receipt_of(db, hasty.ticket, "1", ann=1),
+        await receipt_of(db, hasty.ticket, "2", bob=1),
+    ]
+    cluster.answers_lost = True
+    with pytest.raises(OutcomeUnknown):
+        await hasty.commit(receipts)
+    cluster.answers_lost = False
+    assert await hasty.commit(receipts)
+    assert await values_of(db) == {"ann": 1, "bob": 1}
 
 
 class Refusing(Cluster):
@@ -283,26 +303,26 @@ class Refusing(Cluster):
 
 async def test_a_refused_commit_whose_rollback_fails_may_be_committed_by_a_late_copy() -> None:
     async with connected_to(Refusing) as (db, cluster):
-        async with db.shared_transaction(timeout=1.0) as whole:
-            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        async with db.shared_transaction(timeout=1.0) as shared:
+            receipt = await receipt_of(db, shared.ticket, "1", ann=1)
             cluster.refuses = cluster.silent = True
             with pytest.raises(OutcomeUnknown) as unknown:
-                await whole.commit([receipt])
+                await shared.commit([receipt])
             assert isinstance(unknown.value.__cause__, NotReady)
             cluster.refuses = cluster.silent = False
             assert cluster.refused is not None
             await cluster.mutate_together(cluster.refused)
-            assert await whole.commit([receipt])
+            assert await shared.commit([receipt])
         assert await values_of(db) == {"ann": 1}
 
 
 async def test_a_refused_commit_that_was_rolled_back_raises_its_cause() -> None:
     async with connected_to(Refusing) as (db, cluster):
-        async with db.shared_transaction(timeout=1.0) as whole:
-            receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+        async with db.shared_transaction(timeout=1.0) as shared:
+            receipt = await receipt_of(db, shared.ticket, "1", ann=1)
             cluster.refuses = True
             with pytest.raises(NotReady):
-                await whole.commit([receipt])
+                await shared.commit([receipt])
             cluster.refuses = False
             assert cluster.refused is not None
             await cluster.mutate_together(cluster.refused)
@@ -311,89 +331,86 @@ async def test_a_refused_commit_that_was_rolled_back_raises_its_cause() -> None:
 
 @on_both_engines
 async def test_a_commit_that_lost_to_a_marker_is_no_unknown_outcome_if_its_rollback_fails(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, hasty: SharedTransaction
 ) -> None:
     async def late(*_: object) -> int:
         raise DeadlineExceeded("no answer in time")
 
-    async with connected() as (db, _), db.shared_transaction(timeout=1.0) as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        (part,) = receipt.parts
-        engine = db.internal.engine
-        primary = whole.ticket.job.primary_of(part)
-        assert await roll_back(engine.env, [(primary, part.start)], engine.now() + 1.0) == [0]
-        with monkeypatch.context() as patch:
-            patch.setattr("percolator.aio.shared.roll_back_all", late)
-            with pytest.raises(ConflictError, match="none of it is committed"):
-                await whole.commit([receipt])
+    receipt = await receipt_of(db, hasty.ticket, "1", ann=1)
+    (part,) = receipt.parts
+    engine = db.internal.engine
+    primary = hasty.ticket.job.primary_of(part)
+    assert await roll_back(engine.env, [(primary, part.start)], engine.now() + 1.0) == [0]
+    with monkeypatch.context() as patch:
+        patch.setattr("percolator.aio.shared.roll_back_all", late)
+        with pytest.raises(ConflictError, match="none of it is committed"):
+            await hasty.commit([receipt])
 
 
 @on_both_engines
 async def test_a_commit_is_unknown_until_all_of_its_parts_have_been_asked_for(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, cluster: Cluster, hasty: SharedTransaction
 ) -> None:
     async def late(*_: object) -> None:
         raise DeadlineExceeded("no answer in time")
 
-    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        cluster.answers_lost = True
-        with pytest.raises(OutcomeUnknown):
-            await whole.commit([receipt])
-        cluster.answers_lost = False
-        whole._whole._sent = False  # type: ignore[union-attr]  # as for a copy of the first message
-        with monkeypatch.context() as patch:
-            patch.setattr("percolator.protocol.shared.driver.require_committed", late)
-            with pytest.raises(OutcomeUnknown, match="no answer in time"):
-                await whole.commit([receipt])
-        assert await whole.commit([receipt])
-        assert await values_of(db) == {"ann": 1}
+    receipt = await receipt_of(db, hasty.ticket, "1", ann=1)
+    cluster.answers_lost = True
+    with pytest.raises(OutcomeUnknown):
+        await hasty.commit([receipt])
+    cluster.answers_lost = False
+    hasty._whole._sent = False  # type: ignore[union-attr]  # as for a copy of the first message
+    with monkeypatch.context() as patch:
+        patch.setattr("percolator.protocol.shared.driver.require_committed", late)
+        with pytest.raises(OutcomeUnknown, match="no answer in time"):
+            await hasty.commit([receipt])
+    assert await hasty.commit([receipt])
+    assert await values_of(db) == {"ann": 1}
 
 
 @on_both_engines
-async def test_an_unknown_outcome_that_is_resolved_first_is_an_abort() -> None:
-    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
-        receipts = [
-            await receipt_of(db, whole.ticket, "1", ann=1),
-            await receipt_of(db, whole.ticket, "2", bob=1),
-        ]
-        cluster.silent = True
-        with pytest.raises(OutcomeUnknown) as unknown:
-            await whole.commit(receipts)
-        cluster.silent = False
-        assert await db.resolve(unknown.value) is Outcome.ABORTED
-        with pytest.raises(ConflictError, match="none of it is committed"):
-            await whole.commit(receipts)
-        assert await values_of(db) == {}
+async def test_an_unknown_outcome_that_is_resolved_first_is_an_abort(
+    db: Database, cluster: Cluster, hasty: SharedTransaction
+) -> None:
+    receipts = [
+        await receipt_of(db, hasty.ticket, "1", ann=1),
+        await receipt_of(db, hasty.ticket, "2", bob=1),
+    ]
+    cluster.silent = True
+    with pytest.raises(OutcomeUnknown) as unknown:
+        await hasty.commit(receipts)
+    cluster.silent = False
+    assert await db.resolve(unknown.value) is Outcome.ABORTED
+    with pytest.raises(ConflictError, match="none of it is committed"):
+        await hasty.commit(receipts)
+    assert await values_of(db) == {}
 
 
 @on_both_engines
-async def test_what_cannot_be_rolled_back_is_left_to_expire() -> None:
-    async with connected() as (db, cluster):
-        whole = db.shared_transaction(timeout=1.0)
-        await whole.begin()
-        await receipt_of(db, whole.ticket, "1", ann=1)
-        cluster.silent = True
-        with pytest.raises(DeadlineExceeded):
-            await whole.__aexit__(None, None, None)
-        cluster.silent = False
-        await asyncio.sleep(2 * TTL_SECONDS)
-        await set_value(db, "ann", 7)
-        assert await values_of(db) == {"ann": 7}
+async def test_what_cannot_be_rolled_back_is_left_to_expire(db: Database, cluster: Cluster) -> None:
+    shared = db.shared_transaction(timeout=1.0)
+    await shared.begin()
+    await receipt_of(db, shared.ticket, "1", ann=1)
+    cluster.silent = True
+    with pytest.raises(DeadlineExceeded):
+        await shared.__aexit__(None, None, None)
+    cluster.silent = False
+    await asyncio.sleep(2 * TTL_SECONDS)
+    await set_value(db, "ann", 7)
+    assert await values_of(db) == {"ann": 7}
 
 
 @on_both_engines
-async def test_the_first_error_is_the_one_that_is_raised() -> None:
-    async with connected() as (db, cluster):
-        with pytest.raises(ValueError, match="of the program"):
-            await _fails_in_both_blocks(db, cluster)
-        cluster.silent = False
+async def test_the_first_error_is_the_one_that_is_raised(db: Database, cluster: Cluster) -> None:
+    with pytest.raises(ValueError, match="of the program"):
+        await _fails_in_both_blocks(db, cluster)
+    cluster.silent = False
 
 
 async def _fails_in_both_blocks(db: Database, cluster: Cluster) -> None:
     async with (
-        db.shared_transaction(timeout=1.0) as whole,
-        db.share(whole.ticket, task="1", timeout=1.0) as share,
+        db.shared_transaction(timeout=1.0) as shared,
+        db.share(shared.ticket, task="1", timeout=1.0) as share,
     ):
         await share.set("ann", balance, 1)
         await share._flush()
@@ -407,14 +424,14 @@ async def _fails_in_both_blocks(db: Database, cluster: Cluster) -> None:
 @on_both_engines
 async def test_readers_pass_after_a_short_wait(db: Database) -> None:
     await set_value(db, "ann", 0)
-    async with db.shared_transaction() as whole:
-        receipts = [await receipt_of(db, whole.ticket, str(n), **{ROWS[n]: 1}) for n in range(4)]
+    async with db.shared_transaction() as shared:
+        receipts = [await receipt_of(db, shared.ticket, str(n), **{ROWS[n]: 1}) for n in range(4)]
         began = asyncio.get_running_loop().time()
         assert await values_of(db) == {"ann": 0}
         assert asyncio.get_running_loop().time() - began < 0.3
         before = await db.timestamp()
         assert await values_of(db, before) == {"ann": 0}
-        commit = await whole.commit(receipts)
+        commit = await shared.commit(receipts)
     assert commit is not None
     assert commit > before
     assert await values_of(db, before) == {"ann": 0}
@@ -422,54 +439,57 @@ async def test_readers_pass_after_a_short_wait(db: Database) -> None:
 
 
 @on_both_engines
-async def test_a_commit_that_came_first_is_written_over() -> None:
+async def test_a_commit_that_came_first_is_written_over(
+    db: Database, shared: SharedTransaction
+) -> None:
     """Without `unchanged_since`, a task needs only that no one writes while it does."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        await set_value(db, "bob", 5)
-        await share.set("bob", balance, 1)
-        receipt = await share.finish()
-        assert len(receipt.parts) == 2
-        await whole.commit([receipt])
-        assert await values_of(db) == {"ann": 1, "bob": 1}
+    share = await share_of(db, shared.ticket, "1", ann=1)
+    await set_value(db, "bob", 5)
+    await share.set("bob", balance, 1)
+    receipt = await share.finish()
+    assert len(receipt.parts) == 2
+    await shared.commit([receipt])
+    assert await values_of(db) == {"ann": 1, "bob": 1}
 
 
 @on_both_engines
-async def test_a_younger_lock_is_waited_for_under_a_newer_timestamp() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        async with db.shared_transaction() as other:
-            await receipt_of(db, other.ticket, "1", bob=2)
-            await share.set("bob", balance, 1)
-            finishing = asyncio.ensure_future(share.finish())
-            await asyncio.sleep(2.0)
-            assert not finishing.done()
-        await whole.commit([await finishing])
-        assert await values_of(db) == {"ann": 1, "bob": 1}
+async def test_a_younger_lock_is_waited_for_under_a_newer_timestamp(
+    db: Database, shared: SharedTransaction
+) -> None:
+    share = await share_of(db, shared.ticket, "1", ann=1)
+    async with db.shared_transaction() as other:
+        await receipt_of(db, other.ticket, "1", bob=2)
+        await share.set("bob", balance, 1)
+        finishing = asyncio.ensure_future(share.finish())
+        await asyncio.sleep(2.0)
+        assert not finishing.done()
+    await shared.commit([await finishing])
+    assert await values_of(db) == {"ann": 1, "bob": 1}
 
 
 @on_both_engines
 async def test_what_was_changed_since_is_a_conflict(db: Database) -> None:
     since = await db.timestamp()
     await set_value(db, "bob", 5)
-    async with db.shared_transaction(unchanged_since=since) as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
+    async with db.shared_transaction(unchanged_since=since) as shared:
+        share = await share_of(db, shared.ticket, "1", ann=1)
         await share.set("bob", balance, 1)
         with pytest.raises(ConflictError, match="not changed since") as conflict:
             await share.finish()
         assert conflict.value.other_commit_timestamp > since
-    async with db.shared_transaction(unchanged_since=await db.timestamp()) as whole:
-        await whole.commit([await receipt_of(db, whole.ticket, "1", bob=1)])
+    async with db.shared_transaction(unchanged_since=await db.timestamp()) as shared:
+        await shared.commit([await receipt_of(db, shared.ticket, "1", bob=1)])
     assert await values_of(db) == {"bob": 1}
 
 
 @on_both_engines
-async def test_a_table_younger_than_the_transaction_is_refused() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        await db.drop_table(accounts)
-        await db.create_table(accounts)
-        with pytest.raises(SchemaError, match="younger"):
-            await share_of(db, whole.ticket, "1", ann=1)
+async def test_a_table_younger_than_the_transaction_is_refused(
+    db: Database, shared: SharedTransaction
+) -> None:
+    await db.drop_table(accounts)
+    await db.create_table(accounts)
+    with pytest.raises(SchemaError, match="younger"):
+        await share_of(db, shared.ticket, "1", ann=1)
 
 
 # ---------------------------------------------------------------- misuse
@@ -482,20 +502,20 @@ async def test_misuse_is_refused_with_its_reason(db: Database) -> None:
     future = Timestamp(await db.timestamp() + (1 << 40))
     with pytest.raises(InvalidArgument, match="unchanged_since"):
         await db.shared_transaction(unchanged_since=future).begin()
-    async with db.shared_transaction() as whole, db.shared_transaction() as other:
+    async with db.shared_transaction() as shared, db.shared_transaction() as other:
         for task in ("", "x" * 200, 7):
             with pytest.raises(InvalidArgument, match="task"):
-                db.share(whole.ticket, task=task)  # type: ignore[arg-type]
+                db.share(shared.ticket, task=task)  # type: ignore[arg-type]
         with pytest.raises(InvalidArgument, match="generation"):
-            db.share(whole.ticket, task="1", generation=-1)
+            db.share(shared.ticket, task="1", generation=-1)
         with pytest.raises(UsageError, match="Ticket"):
             db.share("ticket", task="1")  # type: ignore[arg-type]
         receipt = await receipt_of(db, other.ticket, "1", ann=1)
         with pytest.raises(UsageError, match="another transaction"):
-            await whole.commit([receipt])
+            await shared.commit([receipt])
         with pytest.raises(UsageError, match="Receipt"):
-            await whole.commit([None])  # type: ignore[list-item]
-        share = db.share(whole.ticket, task="1")
+            await shared.commit([None])  # type: ignore[list-item]
+        share = db.share(shared.ticket, task="1")
         with pytest.raises(UsageError, match="not begun"):
             await share.set("ann", balance, 1)
 
@@ -505,99 +525,98 @@ async def test_misuse_of_receipts_tasks_and_times_names_the_argument(db: Databas
     for ttl in (1.0, 14.9, 1e7):
         with pytest.raises(InvalidArgument, match="ttl: expected 15 to 4294967 seconds, got"):
             db.shared_transaction(ttl=ttl)
-    async with db.shared_transaction() as whole:
+    async with db.shared_transaction() as shared:
         with pytest.raises(InvalidArgument, match=r"task: .* cannot be encoded"):
-            db.share(whole.ticket, task="\ud800")
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
+            db.share(shared.ticket, task="\ud800")
+        receipt = await receipt_of(db, shared.ticket, "1", ann=1)
         for wrong in (receipt, None):
             with pytest.raises(UsageError, match="expected a sequence"):
-                await whole.commit(wrong)  # type: ignore[arg-type]
-        assert await whole.commit([receipt])
+                await shared.commit(wrong)  # type: ignore[arg-type]
+        assert await shared.commit([receipt])
 
 
 # ---------------------------------------------------------------- several calls at a time
 
 
 @on_both_engines
-async def test_only_one_call_at_a_time_decides() -> None:
+async def test_only_one_call_at_a_time_decides(db: Database, shared: SharedTransaction) -> None:
     """A second commit would take a timestamp of its own, and parts could end up at both."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1, zoe=1)
-        first = asyncio.ensure_future(whole.commit([receipt]))
-        await asyncio.sleep(0)
-        with pytest.raises(UsageError, match="is being committed"):
-            await whole.commit([receipt])
-        with pytest.raises(UsageError, match="is being committed"):
-            await whole.abort()
-        commit = await first
-        assert commit is not None
-        assert await values_of(db, Timestamp(commit - 1)) == {}
-        assert await values_of(db, commit) == {"ann": 1, "zoe": 1}
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1, zoe=1)
+    first = asyncio.ensure_future(shared.commit([receipt]))
+    await asyncio.sleep(0)
+    with pytest.raises(UsageError, match="is being committed"):
+        await shared.commit([receipt])
+    with pytest.raises(UsageError, match="is being committed"):
+        await shared.abort()
+    commit = await first
+    assert commit is not None
+    assert await values_of(db, Timestamp(commit - 1)) == {}
+    assert await values_of(db, commit) == {"ann": 1, "zoe": 1}
 
 
 @on_both_engines
-async def test_a_commit_during_an_abort_is_refused() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        aborting = asyncio.ensure_future(whole.abort())
-        await asyncio.sleep(0)
-        with pytest.raises(UsageError, match="is being rolled back"):
-            await whole.commit([receipt])
-        await aborting
+async def test_a_commit_during_an_abort_is_refused(db: Database, shared: SharedTransaction) -> None:
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+    aborting = asyncio.ensure_future(shared.abort())
+    await asyncio.sleep(0)
+    with pytest.raises(UsageError, match="is being rolled back"):
+        await shared.commit([receipt])
+    await aborting
 
 
 @on_both_engines
-async def test_a_cancelled_commit_may_be_repeated() -> None:
-    async with connected() as (db, cluster), db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        cluster.silent = True
-        first = asyncio.ensure_future(whole.commit([receipt]))
-        await asyncio.sleep(0.5)
-        first.cancel()
-        await asyncio.wait([first])
-        cluster.silent = False
-        assert await whole.commit([receipt])
-        assert await values_of(db) == {"ann": 1}
+async def test_a_cancelled_commit_may_be_repeated(
+    db: Database, cluster: Cluster, shared: SharedTransaction
+) -> None:
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+    cluster.silent = True
+    first = asyncio.ensure_future(shared.commit([receipt]))
+    await asyncio.sleep(0.5)
+    first.cancel()
+    await asyncio.wait([first])
+    cluster.silent = False
+    assert await shared.commit([receipt])
+    assert await values_of(db) == {"ann": 1}
 
 
 @on_both_engines
-async def test_nothing_can_be_written_while_an_attempt_finishes() -> None:
+async def test_nothing_can_be_written_while_an_attempt_finishes(
+    db: Database, shared: SharedTransaction
+) -> None:
     """It would return without an error, and never be locked."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        async with db.share(whole.ticket, task="1") as share:
-            await share.set("ann", balance, 1)
-            finishing = asyncio.ensure_future(share.finish())
-            await asyncio.sleep(0)
-            with pytest.raises(UsageError, match="is being finished"):
-                await share.set("zoe", balance, 1)
-            with pytest.raises(UsageError, match="is being finished"):
-                await share.finish()
-            receipt = await finishing
-        await whole.commit([receipt])
-        assert await values_of(db) == {"ann": 1}
+    async with db.share(shared.ticket, task="1") as share:
+        await share.set("ann", balance, 1)
+        finishing = asyncio.ensure_future(share.finish())
+        await asyncio.sleep(0)
+        with pytest.raises(UsageError, match="is being finished"):
+            await share.set("zoe", balance, 1)
+        with pytest.raises(UsageError, match="is being finished"):
+            await share.finish()
+        receipt = await finishing
+    await shared.commit([receipt])
+    assert await values_of(db) == {"ann": 1}
 
 
 async def test_a_flush_under_way_is_part_of_what_is_finished(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
 ) -> None:
     monkeypatch.setattr("percolator.aio.shared.FLUSH_CELLS", 1)
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        async with db.share(whole.ticket, task="1") as share:
-            writing = [asyncio.ensure_future(share.set(row, balance, 1)) for row in ROWS]
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            receipt = await share.finish()
-            done = await asyncio.gather(*writing, return_exceptions=True)
-        assert receipt.cells == done.count(None)
-        await whole.commit([receipt])
-        assert len(await values_of(db)) == receipt.cells
+    async with db.share(shared.ticket, task="1") as share:
+        writing = [asyncio.ensure_future(share.set(row, balance, 1)) for row in ROWS]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        receipt = await share.finish()
+        done = await asyncio.gather(*writing, return_exceptions=True)
+    assert receipt.cells == done.count(None)
+    await shared.commit([receipt])
+    assert len(await values_of(db)) == receipt.cells
 
 
 # ---------------------------------------------------------------- commits that fail
 
 
 async def test_a_failed_commit_raises_its_cause_and_is_rolled_back(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, hasty: SharedTransaction
 ) -> None:
     """Even if it has used up its time."""
 
@@ -606,50 +625,47 @@ async def test_a_failed_commit_raises_its_cause_and_is_rolled_back(
         raise DeadlineExceeded("the disk is full")
 
     monkeypatch.setattr(SharedCommit, "commit", fails)
-    async with connected() as (db, _), db.shared_transaction(timeout=1.0) as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        with pytest.raises(DeadlineExceeded, match="the disk is full"):
-            await whole.commit([receipt])
-        with pytest.raises(UsageError, match="was rolled back"):
-            await whole.commit([receipt])
+    receipt = await receipt_of(db, hasty.ticket, "1", ann=1)
+    with pytest.raises(DeadlineExceeded, match="the disk is full"):
+        await hasty.commit([receipt])
+    with pytest.raises(UsageError, match="was rolled back"):
+        await hasty.commit([receipt])
 
 
 async def test_a_failed_commit_whose_rollback_fails_raises_its_cause(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, cluster: Cluster, hasty: SharedTransaction
 ) -> None:
     async def fails(_self: SharedCommit, _deadline: float) -> int:
         raise DeadlineExceeded("the disk is full")
 
-    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        with monkeypatch.context() as patch:
-            patch.setattr(SharedCommit, "commit", fails)
-            cluster.silent = True
-            with pytest.raises(DeadlineExceeded, match="the disk is full") as failed:
-                await whole.commit([receipt])
-            cluster.silent = False
-        assert "could not be rolled back" in failed.value.__notes__[0]
-        assert await whole.commit([receipt])  # nothing has decided it
+    receipt = await receipt_of(db, hasty.ticket, "1", ann=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(SharedCommit, "commit", fails)
+        cluster.silent = True
+        with pytest.raises(DeadlineExceeded, match="the disk is full") as failed:
+            await hasty.commit([receipt])
+        cluster.silent = False
+    assert "could not be rolled back" in failed.value.__notes__[0]
+    assert await hasty.commit([receipt])  # nothing has decided it
 
 
 async def test_one_marker_settles_that_it_was_rolled_back(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, cluster: Cluster, hasty: SharedTransaction
 ) -> None:
-    async with connected() as (db, cluster), db.shared_transaction(timeout=1.0) as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        cluster.silent = True
-        with pytest.raises(OutcomeUnknown):
-            await whole.commit([receipt])
-        cluster.silent = False
+    receipt = await receipt_of(db, hasty.ticket, "1", ann=1)
+    cluster.silent = True
+    with pytest.raises(OutcomeUnknown):
+        await hasty.commit([receipt])
+    cluster.silent = False
 
-        async def fails(*_arguments: object) -> list[object]:
-            raise DeadlineExceeded("the row cannot be read")
+    async def fails(*_arguments: object) -> list[object]:
+        raise DeadlineExceeded("the row cannot be read")
 
-        monkeypatch.setattr("percolator.protocol.shared.driver.locks_of", fails)
-        with pytest.raises(DeadlineExceeded, match="cannot be read"):
-            await whole.abort()
-        with pytest.raises(UsageError, match="was rolled back"):
-            await whole.commit([receipt])
+    monkeypatch.setattr("percolator.protocol.shared.driver.locks_of", fails)
+    with pytest.raises(DeadlineExceeded, match="cannot be read"):
+        await hasty.abort()
+    with pytest.raises(UsageError, match="was rolled back"):
+        await hasty.commit([receipt])
 
 
 # A shared transaction that has ended: what comes late is refused, and blocks nothing.
@@ -658,12 +674,12 @@ async def test_one_marker_settles_that_it_was_rolled_back(
 Call = Callable[[pb.MutateTogetherRequest], Awaitable[pb.MutateTogetherResponse]]
 
 
-async def _commits(db: Database, whole: SharedTransaction) -> None:
-    await whole.commit([await receipt_of(db, whole.ticket, "0", zoe=0)])
+async def _commits(db: Database, shared: SharedTransaction) -> None:
+    await shared.commit([await receipt_of(db, shared.ticket, "0", zoe=0)])
 
 
-async def _aborts(_: Database, whole: SharedTransaction) -> None:
-    await whole.abort()
+async def _aborts(_: Database, shared: SharedTransaction) -> None:
+    await shared.abort()
 
 
 ENDINGS = (_commits, _aborts)
@@ -680,44 +696,47 @@ async def _is_free_at_once(db: Database, row: str) -> None:
 @pytest.mark.parametrize("ends", ENDINGS)
 async def test_an_attempt_that_begins_after_the_end_is_refused_before_it_locks(
     ends: Callable[[Database, SharedTransaction], Awaitable[None]],
+    db: Database,
+    lasting: SharedTransaction,
 ) -> None:
-    async with connected() as (db, _), db.shared_transaction(ttl=1000.0) as whole:
-        await ends(db, whole)
-        with pytest.raises(PercolatorError, match=r"was committed while|comes too late"):
-            await share_of(db, whole.ticket, "1", ann=1)
-        await _is_free_at_once(db, "ann")
+    await ends(db, lasting)
+    with pytest.raises(PercolatorError, match=r"was committed while|comes too late"):
+        await share_of(db, lasting.ticket, "1", ann=1)
+    await _is_free_at_once(db, "ann")
 
 
 @on_both_engines
 @pytest.mark.parametrize("ends", ENDINGS)
 async def test_what_an_attempt_under_way_has_locked_and_locks_later_is_free_at_once(
     ends: Callable[[Database, SharedTransaction], Awaitable[None]],
+    db: Database,
+    lasting: SharedTransaction,
 ) -> None:
-    async with connected() as (db, _), db.shared_transaction(ttl=1000.0) as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        await ends(db, whole)
-        await asyncio.sleep(0.1)  # after a commit, they are rolled back in the background
-        await share.set("bob", balance, 1)
-        await share._flush()
-        await _is_free_at_once(db, "ann")
-        await _is_free_at_once(db, "bob")
-        with pytest.raises(ConflictError, match="was rolled back"):
-            await share.finish()
+    share = await share_of(db, lasting.ticket, "1", ann=1)
+    await ends(db, lasting)
+    await asyncio.sleep(0.1)  # after a commit, they are rolled back in the background
+    await share.set("bob", balance, 1)
+    await share._flush()
+    await _is_free_at_once(db, "ann")
+    await _is_free_at_once(db, "bob")
+    with pytest.raises(ConflictError, match="was rolled back"):
+        await share.finish()
 
 
 @on_both_engines
 @pytest.mark.parametrize("ends", ENDINGS)
 async def test_a_further_part_of_an_attempt_under_way_is_refused(
     ends: Callable[[Database, SharedTransaction], Awaitable[None]],
+    db: Database,
+    lasting: SharedTransaction,
 ) -> None:
-    async with connected() as (db, _), db.shared_transaction(ttl=1000.0) as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        await ends(db, whole)
-        await set_value(db, "bob", 5)  # the attempt loses this cell, and needs another part for it
-        await share.set("bob", balance, 1)
-        with pytest.raises((ConflictError, UsageError)):
-            await share._flush()
-        await _is_free_at_once(db, "bob")
+    share = await share_of(db, lasting.ticket, "1", ann=1)
+    await ends(db, lasting)
+    await set_value(db, "bob", 5)  # the attempt loses this cell, and needs another part for it
+    await share.set("bob", balance, 1)
+    with pytest.raises((ConflictError, UsageError)):
+        await share._flush()
+    await _is_free_at_once(db, "bob")
 
 
 @pytest.mark.parametrize("is_applied_first", [True, False])
@@ -726,86 +745,88 @@ async def test_a_part_whose_beginning_is_on_its_way_is_refused_or_found(
     ends: Callable[[Database, SharedTransaction], Awaitable[None]],
     is_applied_first: bool,
     monkeypatch: pytest.MonkeyPatch,
+    db: Database,
+    cluster: Cluster,
+    lasting: SharedTransaction,
 ) -> None:
     """There is no third place for it: the tablet applies it before the end, or after it."""
-    async with connected() as (db, _), db.shared_transaction(ttl=1000.0) as whole:
-        arrived, ended = asyncio.Event(), asyncio.Event()
-        correct: Call = ClusterInMemory.mutate_together.__get__(_)
+    arrived, ended = asyncio.Event(), asyncio.Event()
+    correct: Call = ClusterInMemory.mutate_together.__get__(cluster)
 
-        async def held(
-            self: ClusterInMemory, request: pb.MutateTogetherRequest
-        ) -> pb.MutateTogetherResponse:
-            is_late = any(b".late" in one.column for one in request.batch.mutations)
-            if not is_late:
-                return await correct(request)
-            response = await correct(request) if is_applied_first else None
-            arrived.set()
-            await ended.wait()
-            return response or await correct(request)
+    async def held(
+        self: ClusterInMemory, request: pb.MutateTogetherRequest
+    ) -> pb.MutateTogetherResponse:
+        is_late = any(b".late" in one.column for one in request.batch.mutations)
+        if not is_late:
+            return await correct(request)
+        response = await correct(request) if is_applied_first else None
+        arrived.set()
+        await ended.wait()
+        return response or await correct(request)
 
-        monkeypatch.setattr(ClusterInMemory, "mutate_together", held)
-        late = asyncio.ensure_future(share_of(db, whole.ticket, "late", ann=1))
-        await arrived.wait()
-        await ends(db, whole)
-        await asyncio.sleep(0.1)
-        ended.set()
-        if is_applied_first:
-            with pytest.raises(ConflictError, match="was rolled back"):
-                await (await late).finish()
-        else:
-            with pytest.raises(PercolatorError, match=r"was committed while|comes too late"):
-                await late
-        await _is_free_at_once(db, "ann")
+    monkeypatch.setattr(ClusterInMemory, "mutate_together", held)
+    late = asyncio.ensure_future(share_of(db, lasting.ticket, "late", ann=1))
+    await arrived.wait()
+    await ends(db, lasting)
+    await asyncio.sleep(0.1)
+    ended.set()
+    if is_applied_first:
+        with pytest.raises(ConflictError, match="was rolled back"):
+            await (await late).finish()
+    else:
+        with pytest.raises(PercolatorError, match=r"was committed while|comes too late"):
+            await late
+    await _is_free_at_once(db, "ann")
 
 
 @pytest.mark.parametrize("place", [0, 1])
 async def test_a_commit_of_which_one_answer_says_nothing_is_asked_again_at_the_same_timestamp(
-    place: int, monkeypatch: pytest.MonkeyPatch
+    place: int, monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
 ) -> None:
     """Taken for refused, it would be sent with another timestamp, although it was applied."""
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        correct = ClusterInMemory.mutate_together
-        commits: list[pb.MutateTogetherRequest] = []
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+    correct = ClusterInMemory.mutate_together
+    commits: list[pb.MutateTogetherRequest] = []
 
-        async def garbled(
-            self: ClusterInMemory, request: pb.MutateTogetherRequest
-        ) -> pb.MutateTogetherResponse:
-            commits.append(request)
-            response = await correct(self, request)
-            if len(commits) == 1:
-                response = pb.MutateTogetherResponse.FromString(response.SerializeToString())
-                response.results[place].Clear()
-            return response
+    async def garbled(
+        self: ClusterInMemory, request: pb.MutateTogetherRequest
+    ) -> pb.MutateTogetherResponse:
+        commits.append(request)
+        response = await correct(self, request)
+        if len(commits) == 1:
+            response = pb.MutateTogetherResponse.FromString(response.SerializeToString())
+            response.results[place].Clear()
+        return response
 
-        monkeypatch.setattr(ClusterInMemory, "mutate_together", garbled)
-        commit = await whole.commit([receipt])
-        assert len(commits) == 2
-        assert commits[0].batch.mutations == commits[1].batch.mutations
-        assert await values_of(db, at=commit) == {"ann": 1}
+    monkeypatch.setattr(ClusterInMemory, "mutate_together", garbled)
+    commit = await shared.commit([receipt])
+    assert len(commits) == 2
+    assert commits[0].batch.mutations == commits[1].batch.mutations
+    assert await values_of(db, at=commit) == {"ann": 1}
 
 
 @on_both_engines
-async def test_a_transaction_that_another_process_has_given_up_cannot_be_committed() -> None:
-    async with connected() as (db, _), db.shared_transaction() as whole:
-        receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-        async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as other:
-            assert await other.abort() is None
-        with pytest.raises(ConflictError, match="none of it is committed"):
-            await whole.commit([receipt])
-        assert await values_of(db) == {}
+async def test_a_transaction_that_another_process_has_given_up_cannot_be_committed(
+    db: Database, shared: SharedTransaction
+) -> None:
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+    async with db.internal.shared_transaction(None, None, 1.0, shared.ticket) as other:
+        assert await other.abort() is None
+    with pytest.raises(ConflictError, match="none of it is committed"):
+        await shared.commit([receipt])
+    assert await values_of(db) == {}
 
 
 @on_both_engines
 async def test_a_transaction_that_another_process_has_committed_is_not_given_up(
     db: Database,
 ) -> None:
-    whole = db.shared_transaction()
-    await whole.begin()
-    receipt = await receipt_of(db, whole.ticket, "1", ann=1)
-    async with db.internal.shared_transaction(None, None, 1.0, whole.ticket) as other:
+    shared = db.shared_transaction()
+    await shared.begin()
+    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+    async with db.internal.shared_transaction(None, None, 1.0, shared.ticket) as other:
         commit = await other.commit([receipt])
-    assert await whole.abort() == commit
+    assert await shared.abort() == commit
     assert await values_of(db) == {"ann": 1}
 
 
@@ -813,13 +834,14 @@ async def test_a_transaction_that_another_process_has_committed_is_not_given_up(
 @pytest.mark.parametrize("ends", ENDINGS)
 async def test_an_attempt_that_readers_have_just_pushed_is_found_and_rolled_back(
     ends: Callable[[Database, SharedTransaction], Awaitable[None]],
+    db: Database,
+    lasting: SharedTransaction,
 ) -> None:
     """They push it ahead of all timestamps, so that no snapshot has its lock in the way."""
-    async with connected() as (db, _), db.shared_transaction(ttl=1000.0) as whole:
-        share = await share_of(db, whole.ticket, "1", ann=1)
-        assert await values_of(db) == {}
-        await ends(db, whole)
-        await asyncio.sleep(0.1)  # after a commit, they are rolled back in the background
-        await _is_free_at_once(db, "ann")
-        with pytest.raises(ConflictError, match="was rolled back"):
-            await share.finish()
+    share = await share_of(db, lasting.ticket, "1", ann=1)
+    assert await values_of(db) == {}
+    await ends(db, lasting)
+    await asyncio.sleep(0.1)  # after a commit, they are rolled back in the background
+    await _is_free_at_once(db, "ann")
+    with pytest.raises(ConflictError, match="was rolled back"):
+        await share.finish()

@@ -87,14 +87,13 @@ async def lose_once(db: Database, tx: Transaction, lost: list[int]) -> None:
     await tx.set("bob", balance, value + 1)
 
 
-async def test_increments_of_one_cell_lose_once_at_most() -> None:
+async def test_increments_of_one_cell_lose_once_at_most(db: Database) -> None:
     increments = Increments()
-    async with connected() as (db, _):
-        await asyncio.gather(*(increments.run(db, "bob", n) for n in range(INCREMENTS)))
-        async with db.snapshot() as snapshot:
-            assert await snapshot.get("bob", balance) == INCREMENTS
-        assert increments.attempts <= 2 * INCREMENTS
-        assert len(db.internal.engine.env.hot_cells) == 0
+    await asyncio.gather(*(increments.run(db, "bob", n) for n in range(INCREMENTS)))
+    async with db.snapshot() as snapshot:
+        assert await snapshot.get("bob", balance) == INCREMENTS
+    assert increments.attempts <= 2 * INCREMENTS
+    assert len(db.internal.engine.env.hot_cells) == 0
 
 
 async def test_the_next_in_line_begins_above_the_winner_without_a_timestamp_and_a_read() -> None:
@@ -114,19 +113,18 @@ async def test_the_next_in_line_begins_above_the_winner_without_a_timestamp_and_
         assert await db.get("bob", balance) == INCREMENTS
 
 
-async def test_the_oldest_commit_first_and_newcomers_last() -> None:
+async def test_the_oldest_commit_first_and_newcomers_last(db: Database) -> None:
     increments = Increments()
-    async with connected() as (db, _):
-        owner = await held_turn(db, caller=Increments.add.__code__)
-        tasks = []
-        for number in range(INCREMENTS):
-            tasks.append(asyncio.create_task(increments.run(db, "bob", number)))
-            await asyncio.sleep(0.001)
-        assert increments.committed == []
-        owner.leave()
-        await asyncio.gather(*tasks)
-        assert increments.committed == list(range(INCREMENTS))
-        assert increments.attempts == INCREMENTS
+    owner = await held_turn(db, caller=Increments.add.__code__)
+    tasks = []
+    for number in range(INCREMENTS):
+        tasks.append(asyncio.create_task(increments.run(db, "bob", number)))
+        await asyncio.sleep(0.001)
+    assert increments.committed == []
+    owner.leave()
+    await asyncio.gather(*tasks)
+    assert increments.committed == list(range(INCREMENTS))
+    assert increments.attempts == INCREMENTS
 
 
 async def test_one_that_lost_to_its_own_client_tries_again_without_a_pause(db: Database) -> None:
@@ -136,23 +134,21 @@ async def test_one_that_lost_to_its_own_client_tries_again_without_a_pause(db: D
     assert now() == began
 
 
-async def test_without_contention_there_is_no_line_and_no_pause() -> None:
+async def test_without_contention_there_is_no_line_and_no_pause(db: Database) -> None:
     increments = Increments()
-    async with connected() as (db, _):
-        began = now()
-        for number in range(INCREMENTS):
-            await increments.run(db, "bob", number)
-        assert increments.attempts == INCREMENTS
-        assert now() == began
+    began = now()
+    for number in range(INCREMENTS):
+        await increments.run(db, "bob", number)
+    assert increments.attempts == INCREMENTS
+    assert now() == began
 
 
-async def test_cells_that_are_not_hot_are_not_held_up() -> None:
+async def test_cells_that_are_not_hot_are_not_held_up(db: Database) -> None:
     increments = Increments()
-    async with connected() as (db, _):
-        await held_turn(db, "joe", caller=Increments.add.__code__)
-        began = now()
-        await increments.run(db, "bob", 1)
-        assert now() == began
+    await held_turn(db, "joe", caller=Increments.add.__code__)
+    began = now()
+    await increments.run(db, "bob", 1)
+    assert now() == began
 
 
 async def test_a_function_that_only_reads_a_hot_cell_does_not_wait(db: Database) -> None:
@@ -178,29 +174,25 @@ async def test_the_deadline_is_obeyed_in_line(db: Database) -> None:
     assert len(db.internal.engine.env.hot_cells) == 1  # the one that does nothing
 
 
-async def test_a_newcomer_waits_for_half_of_its_time_at_most() -> None:
+async def test_a_newcomer_waits_for_half_of_its_time_at_most(db: Database) -> None:
     increments = Increments()
-    async with connected() as (db, _):
-        await held_turn(db, caller=Increments.add.__code__)
-        began = now()
-        await db.run(increments.add, "bob", 1, retry=RetryPolicy(deadline_seconds=0.5))
-        assert now() == began + 0.25
+    await held_turn(db, caller=Increments.add.__code__)
+    began = now()
+    await db.run(increments.add, "bob", 1, retry=RetryPolicy(deadline_seconds=0.5))
+    assert now() == began + 0.25
 
 
-async def test_one_that_is_cancelled_leaves_the_line() -> None:
+async def test_one_that_is_cancelled_leaves_the_line(db: Database) -> None:
     increments = Increments()
-    async with connected() as (db, _):
-        owner = await held_turn(db, caller=Increments.add.__code__)
-        first, second = (
-            asyncio.create_task(increments.run(db, "bob", number)) for number in (1, 2)
-        )
-        await asyncio.sleep(0.01)
-        first.cancel()
-        await asyncio.wait([first])
-        owner.leave()
-        await second
-        assert increments.committed == [2]
-        assert len(db.internal.engine.env.hot_cells) == 0
+    owner = await held_turn(db, caller=Increments.add.__code__)
+    first, second = (asyncio.create_task(increments.run(db, "bob", number)) for number in (1, 2))
+    await asyncio.sleep(0.01)
+    first.cancel()
+    await asyncio.wait([first])
+    owner.leave()
+    await second
+    assert increments.committed == [2]
+    assert len(db.internal.engine.env.hot_cells) == 0
 
 
 async def test_one_that_dies_in_its_turn_lets_the_next_go_at_once(db: Database) -> None:
@@ -218,34 +210,35 @@ async def test_one_that_dies_in_its_turn_lets_the_next_go_at_once(db: Database) 
     assert len(db.internal.engine.env.hot_cells) == 0
 
 
-async def test_one_that_waits_for_something_else_in_its_turn_holds_up_others_for_a_while() -> None:
+async def test_one_that_waits_for_something_else_in_its_turn_holds_up_others_for_a_while(
+    db: Database,
+) -> None:
     increments = Increments()
-    async with connected() as (db, _):
-        lost, forever = list[int](), asyncio.Event()
+    lost, forever = list[int](), asyncio.Event()
 
-        async def hang(tx: Transaction) -> None:
-            had_lost = bool(lost)
-            await lose_once(db, tx, lost)
-            if had_lost:
-                await forever.wait()
+    async def hang(tx: Transaction) -> None:
+        had_lost = bool(lost)
+        await lose_once(db, tx, lost)
+        if had_lost:
+            await forever.wait()
 
-        hanging = asyncio.create_task(db.run(hang))
-        await asyncio.sleep(0.0)
-        await asyncio.sleep(0.001)
-        owner = await cell(db)
-        assert owner in db.internal.engine.env.hot_cells.lines
-        began = now()
-        other = Contender(db.internal.engine.env.hot_cells, None, 0.0)
-        other.lost_at(owner)
-        await other.stand_in_line()
-        other.leave()
-        assert now() - began == pytest.approx(GRANT_SECONDS, abs=0.01)
-        await increments.run(db, "bob", 1)
-        forever.set()
-        await hanging  # it loses, and then has its turn again
+    hanging = asyncio.create_task(db.run(hang))
+    await asyncio.sleep(0.0)
+    await asyncio.sleep(0.001)
+    owner = await cell(db)
+    assert owner in db.internal.engine.env.hot_cells.lines
+    began = now()
+    other = Contender(db.internal.engine.env.hot_cells, None, 0.0)
+    other.lost_at(owner)
+    await other.stand_in_line()
+    other.leave()
+    assert now() - began == pytest.approx(GRANT_SECONDS, abs=0.01)
+    await increments.run(db, "bob", 1)
+    forever.set()
+    await hanging  # it loses, and then has its turn again
 
 
-async def test_transfers_between_two_hot_cells_take_turns_at_both() -> None:
+async def test_transfers_between_two_hot_cells_take_turns_at_both(db: Database) -> None:
     attempts = 0
 
     async def transfer(tx: Transaction, source: str, target: str) -> None:
@@ -254,14 +247,13 @@ async def test_transfers_between_two_hot_cells_take_turns_at_both() -> None:
         await tx.set(source, balance, await tx.get(source, balance, default=0) - 1)
         await tx.set(target, balance, await tx.get(target, balance, default=0) + 1)
 
-    async with connected() as (db, _):
-        ways = [("bob", "joe"), ("joe", "bob"), ("joe", "ann"), ("ann", "bob")]
-        await asyncio.gather(*(db.run(transfer, *ways[n % 4]) for n in range(2 * INCREMENTS)))
-        async with db.snapshot() as snapshot:
-            rows = [row[balance] async for row in snapshot.scan(accounts)]
-        assert sum(rows) == 0
-        assert attempts <= 4 * 2 * INCREMENTS
-        assert len(db.internal.engine.env.hot_cells) == 0
+    ways = [("bob", "joe"), ("joe", "bob"), ("joe", "ann"), ("ann", "bob")]
+    await asyncio.gather(*(db.run(transfer, *ways[n % 4]) for n in range(2 * INCREMENTS)))
+    async with db.snapshot() as snapshot:
+        rows = [row[balance] async for row in snapshot.scan(accounts)]
+    assert sum(rows) == 0
+    assert attempts <= 4 * 2 * INCREMENTS
+    assert len(db.internal.engine.env.hot_cells) == 0
 
 
 # Clients that know nothing of each other, and write the same two cells all the time.
@@ -470,8 +462,8 @@ async def _receipt(db: Database, ticket: Ticket, **values: int | None) -> Receip
 
 
 async def _writes(db: Database, **values: int | None) -> Timestamp | None:
-    async with db.shared_transaction() as whole:
-        return await whole.commit([await _receipt(db, whole.ticket, **values)])
+    async with db.shared_transaction() as shared:
+        return await shared.commit([await _receipt(db, shared.ticket, **values)])
 
 
 async def _commits(db: Database) -> dict[str, int]:
@@ -506,14 +498,14 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], 
     return given
 
 
-async def test_only_changed_cells_are_committed_anew_and_notify() -> None:
+async def test_only_changed_cells_are_committed_anew_and_notify(db: Database) -> None:
     runs: list[str] = []
 
     @observes(balance)
     async def noting(tx: aio.Transaction, row: str) -> None:
         runs.append(row)
 
-    async with connected() as (db, _), db.run_observers([noting]):
+    async with db.run_observers([noting]):
         for row in ("ann", "bob", "joe"):
             await set_value(db, row, 1)
         await db.wait_for_observers()
@@ -533,12 +525,12 @@ async def test_an_overwrite_leaves_kept_cells_alone_and_deletes_others(db: Datab
     for row in ("ann", "bob", "joe"):
         await set_value(db, row, 1)
     before = await _commits(db)
-    async with db.shared_transaction() as whole:
-        receipt = await _receipt(db, whole.ticket, ann=1, bob=2)
+    async with db.shared_transaction() as shared:
+        receipt = await _receipt(db, shared.ticket, ann=1, bob=2)
         async with db.snapshot() as snapshot:
             rest = await rest_deleted(
                 db.internal,
-                whole.ticket,
+                shared.ticket,
                 [receipt],
                 snapshot,
                 accounts,
@@ -546,7 +538,7 @@ async def test_an_overwrite_leaves_kept_cells_alone_and_deletes_others(db: Datab
                 timeout=10.0,
             )
         assert rest.cells == 1  # joe
-        commit = await whole.commit([receipt, rest])
+        commit = await shared.commit([receipt, rest])
     assert await values_of(db) == {"ann": 1, "bob": 2}
     assert await _commits(db) == {"ann": before["ann"], "bob": commit}
 
@@ -595,9 +587,9 @@ async def test_unchanged_since_holds_for_kept_cells_too(db: Database, meanwhile:
     await set_value(db, "ann", 1)
     since = await db.timestamp()
     meanwhile(lambda: set_value(db, "ann", 1))
-    async with db.shared_transaction(unchanged_since=since) as whole:
+    async with db.shared_transaction(unchanged_since=since) as shared:
         with pytest.raises(ConflictError, match="was committed at"):
-            await _receipt(db, whole.ticket, ann=1)
+            await _receipt(db, shared.ticket, ann=1)
 
 
 @pytest.mark.parametrize(("first", "second"), [(1, 1), (1, 2), (2, 1), (2, 2)])
@@ -606,8 +598,8 @@ async def test_a_cell_that_is_written_twice_must_have_one_value(
 ) -> None:
     """Whichever of them it has already."""
     await set_value(db, "ann", 1)
-    async with db.shared_transaction() as whole:
-        share = _changing(db, whole.ticket)
+    async with db.shared_transaction() as shared:
+        share = _changing(db, shared.ticket)
         await share.begin()
         await share.set("ann", balance, first)
         await share._flush()
@@ -616,32 +608,32 @@ async def test_a_cell_that_is_written_twice_must_have_one_value(
             with pytest.raises(WrittenTwice):
                 await share.finish()
             return
-        await whole.commit([await share.finish()])
+        await shared.commit([await share.finish()])
     assert await values_of(db) == {"ann": first}
 
 
 async def test_a_later_attempt_replaces_one_that_has_kept_cells(db: Database) -> None:
     await set_value(db, "ann", 1)
     await set_value(db, "bob", 1)
-    async with db.shared_transaction() as whole:
-        first = _changing(db, whole.ticket)
+    async with db.shared_transaction() as shared:
+        first = _changing(db, shared.ticket)
         await first.begin()
         await first.set("ann", balance, 1)
         await first.set("bob", balance, 2)
         await first._flush()
         dies(first)
-        await whole.commit([await _receipt(db, whole.ticket, ann=2, bob=1)])
+        await shared.commit([await _receipt(db, shared.ticket, ann=2, bob=1)])
     assert await values_of(db) == {"ann": 2, "bob": 1}
 
 
 async def test_another_transaction_cannot_commit_a_kept_cell_before_the_job(db: Database) -> None:
     await set_value(db, "ann", 1)
-    async with db.shared_transaction() as whole:
-        receipt = await _receipt(db, whole.ticket, ann=1)
+    async with db.shared_transaction() as shared:
+        receipt = await _receipt(db, shared.ticket, ann=1)
         writing = asyncio.ensure_future(set_value(db, "ann", 5))
         await asyncio.sleep(1.0)
         assert not writing.done()
-        await whole.commit([receipt])
+        await shared.commit([receipt])
         with pytest.raises(ConflictError, match="was committed"):
             await writing
     assert await values_of(db) == {"ann": 1}
@@ -674,12 +666,12 @@ async def test_long_values_are_compared_too(db: Database) -> None:
         await tx.set("ann", TEXT, "x" * 5_000)
         await tx.set("bob", TEXT, "x" * 5_000)
     before = await _commits(db)
-    async with db.shared_transaction() as whole, _changing(db, whole.ticket) as share:
+    async with db.shared_transaction() as shared, _changing(db, shared.ticket) as share:
         await share.set("ann", TEXT, "x" * 5_000)
         await share.set("bob", TEXT, "x" * 4_999 + "y")
         receipt = await share.finish()
         assert (receipt.cells, share.kept) == (2, 1)
-        commit = await whole.commit([receipt])
+        commit = await shared.commit([receipt])
     assert await _commits(db) == {"ann": before["ann"], "bob": commit}
 
 
@@ -688,34 +680,35 @@ async def test_cells_that_are_left_to_a_chosen_attempt_are_counted_by_that_one_a
 ) -> None:
     for row in ("ann", "bob"):
         await set_value(db, row, 1)
-    async with db.shared_transaction() as whole:
-        chosen = await _receipt(db, whole.ticket, ann=1)
+    async with db.shared_transaction() as shared:
+        chosen = await _receipt(db, shared.ticket, ann=1)
         starts = frozenset(part.start for part in chosen.parts)
-        share = db.internal.share(whole.ticket, "rest", 1, None, 0.0, starts, only_changes=True)
+        share = db.internal.share(shared.ticket, "rest", 1, None, 0.0, starts, only_changes=True)
         async with share:
             await share.set("ann", balance, 1)
             await share.set("bob", balance, 1)
             rest = await share.finish()
         assert (chosen.cells, rest.cells, share.kept) == (1, 1, 1)
-        await whole.commit([chosen, rest])
+        await shared.commit([chosen, rest])
     assert await values_of(db) == {"ann": 1, "bob": 1}
 
 
-async def test_a_repeated_message_finds_its_own_kept_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with connected() as (db, cluster):
-        await set_value(db, "ann", 1)
-        before = await _commits(db)
-        async with db.shared_transaction() as whole:
-            share = _changing(db, whole.ticket)
-            await share.begin()
-            await share.set("bob", balance, 1)
-            await share._flush()  # its part has begun
-            await share.set("ann", balance, 1)
-            cluster.answers_lost = True
-            asyncio.get_running_loop().call_later(0.5, _found_again, cluster)
-            await whole.commit([await share.finish()])
-        assert await values_of(db) == {"ann": 1, "bob": 1}
-        assert (await _commits(db))["ann"] == before["ann"]
+async def test_a_repeated_message_finds_its_own_kept_cell(
+    monkeypatch: pytest.MonkeyPatch, db: Database, cluster: Cluster
+) -> None:
+    await set_value(db, "ann", 1)
+    before = await _commits(db)
+    async with db.shared_transaction() as shared:
+        share = _changing(db, shared.ticket)
+        await share.begin()
+        await share.set("bob", balance, 1)
+        await share._flush()  # its part has begun
+        await share.set("ann", balance, 1)
+        cluster.answers_lost = True
+        asyncio.get_running_loop().call_later(0.5, _found_again, cluster)
+        await shared.commit([await share.finish()])
+    assert await values_of(db) == {"ann": 1, "bob": 1}
+    assert (await _commits(db))["ann"] == before["ann"]
 
 
 def _found_again(cluster: Cluster) -> None:
@@ -724,7 +717,7 @@ def _found_again(cluster: Cluster) -> None:
 
 async def test_all_cells_are_written_unless_only_changes_are_asked_for(db: Database) -> None:
     await set_value(db, "ann", 1)
-    async with db.shared_transaction() as whole:
-        share = await share_of(db, whole.ticket, "0", ann=1)
-        commit = await whole.commit([await share.finish()])
+    async with db.shared_transaction() as shared:
+        share = await share_of(db, shared.ticket, "0", ann=1)
+        commit = await shared.commit([await share.finish()])
     assert await _commits(db) == {"ann": commit}
