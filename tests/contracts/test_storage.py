@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -52,13 +52,15 @@ class LevelDBPlace:
         return LevelDBStorage(self._directory, self._pool, LevelDBOptions(), create=True)
 
 
+@pytest.fixture
+def pool() -> Iterator[DiskThreads]:
+    with DiskThreads(1, "leveldb") as pool:
+        yield pool
+
+
 @pytest.fixture(params=["memory", "leveldb"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    if request.param == "memory":
-        yield MemoryPlace()
-    else:
-        with DiskThreads(1, "leveldb") as pool:
-            yield LevelDBPlace(tmp_path / "tablet", pool)
+def place(request: pytest.FixtureRequest, tmp_path: Path, pool: DiskThreads) -> Place:
+    return MemoryPlace() if request.param == "memory" else LevelDBPlace(tmp_path / "tablet", pool)
 
 
 @asynccontextmanager
@@ -70,14 +72,29 @@ async def opened(place: Place) -> AsyncIterator[Storage[Any]]:
         await storage.close()
 
 
-async def write(storage: Storage[Any], **entries: str | None) -> None:
+@pytest.fixture
+@asynccontextmanager
+async def storage(place: Place) -> AsyncIterator[Storage[Any]]:
+    async with opened(place) as storage:
+        yield storage
+
+
+async def write_all(storage: Storage[Any], entries: Mapping[bytes, bytes | None]) -> None:
+    """Writes them in one batch; deletes the keys without a value."""
     batch = storage.batch()
     for key, value in entries.items():
         if value is None:
-            batch.delete(key.encode())
+            batch.delete(key)
         else:
-            batch.put(key.encode(), value.encode())
+            batch.put(key, value)
     await storage.write(batch)
+
+
+async def write(storage: Storage[Any], **entries: str | None) -> None:
+    await write_all(
+        storage,
+        {key.encode(): None if value is None else value.encode() for key, value in entries.items()},
+    )
 
 
 def forwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
@@ -89,98 +106,93 @@ def forwards(cursor: Cursor, start: bytes) -> list[tuple[bytes, bytes]]:
     return found
 
 
-async def test_what_was_written_is_found_and_what_was_deleted_is_not(place: Place) -> None:
-    async with opened(place) as storage:
-        await write(storage, a="1", b="2")
-        await write(storage, a="3", b=None, c="")
-        assert storage.get(b"a") == b"3"
-        assert storage.get(b"b") is None
-        assert storage.get(b"c") == b""
-        assert storage.get(b"never") is None
+async def test_what_was_written_is_found_and_what_was_deleted_is_not(storage: Storage[Any]) -> None:
+    await write(storage, a="1", b="2")
+    await write(storage, a="3", b=None, c="")
+    assert storage.get(b"a") == b"3"
+    assert storage.get(b"b") is None
+    assert storage.get(b"c") == b""
+    assert storage.get(b"never") is None
 
 
-async def test_of_two_changes_of_a_key_in_one_batch_the_later_counts(place: Place) -> None:
-    async with opened(place) as storage:
-        batch = storage.batch()
-        batch.put(b"a", b"1")
-        batch.delete(b"a")
-        batch.delete(b"b")
-        batch.put(b"b", b"2")
-        await storage.write(batch)
-        assert storage.get(b"a") is None
-        assert storage.get(b"b") == b"2"
+async def test_of_two_changes_of_a_key_in_one_batch_the_later_counts(storage: Storage[Any]) -> None:
+    batch = storage.batch()
+    batch.put(b"a", b"1")
+    batch.delete(b"a")
+    batch.delete(b"b")
+    batch.put(b"b", b"2")
+    await storage.write(batch)
+    assert storage.get(b"a") is None
+    assert storage.get(b"b") == b"2"
 
 
-async def test_a_cursor_goes_both_ways_and_stands_where_it_is_told(place: Place) -> None:
-    async with opened(place) as storage:
-        await write(storage, a="1", c="3", e="5")
-        cursor = storage.cursor()
-        cursor.seek(b"b")
-        assert cursor.item() == (b"c", b"3")
-        cursor.prev()
-        assert cursor.key() == b"a"
-        cursor.prev()
-        assert not cursor.valid()
-        cursor.seek(b"e")
-        cursor.next()
-        assert not cursor.valid()
-        cursor.seek(b"f")
-        assert not cursor.valid()
-        cursor.seek(b"d")
-        assert cursor.key() == b"e"
-        cursor.close()
+async def test_a_cursor_goes_both_ways_and_stands_where_it_is_told(storage: Storage[Any]) -> None:
+    await write(storage, a="1", c="3", e="5")
+    cursor = storage.cursor()
+    cursor.seek(b"b")
+    assert cursor.item() == (b"c", b"3")
+    cursor.prev()
+    assert cursor.key() == b"a"
+    cursor.prev()
+    assert not cursor.valid()
+    cursor.seek(b"e")
+    cursor.next()
+    assert not cursor.valid()
+    cursor.seek(b"f")
+    assert not cursor.valid()
+    cursor.seek(b"d")
+    assert cursor.key() == b"e"
+    cursor.close()
 
 
-async def test_a_cursor_does_not_see_what_is_written_after_it_was_made(place: Place) -> None:
-    async with opened(place) as storage:
-        await write(storage, a="1", b="2")
-        cursor = storage.cursor()
-        iterator = storage.iterate(b"a", b"z")
-        await write(storage, a="changed", b=None, c="new")
-        assert forwards(cursor, b"a") == [(b"a", b"1"), (b"b", b"2")]
-        assert list(iterator) == [(b"a", b"1"), (b"b", b"2")]
-        fresh = storage.cursor()
-        assert forwards(fresh, b"a") == [(b"a", b"changed"), (b"c", b"new")]
-        cursor.close()
-        fresh.close()
+async def test_a_cursor_does_not_see_what_is_written_after_it_was_made(
+    storage: Storage[Any],
+) -> None:
+    await write(storage, a="1", b="2")
+    cursor = storage.cursor()
+    iterator = storage.iterate(b"a", b"z")
+    await write(storage, a="changed", b=None, c="new")
+    assert forwards(cursor, b"a") == [(b"a", b"1"), (b"b", b"2")]
+    assert list(iterator) == [(b"a", b"1"), (b"b", b"2")]
+    fresh = storage.cursor()
+    assert forwards(fresh, b"a") == [(b"a", b"changed"), (b"c", b"new")]
+    cursor.close()
+    fresh.close()
 
 
-async def test_a_cursor_keeps_its_view_when_an_older_one_is_closed(place: Place) -> None:
-    async with opened(place) as storage:
-        await write(storage, a="1")
-        older = storage.cursor()
-        await write(storage, a="2")
-        younger = storage.cursor()
-        older.close()
-        await write(storage, a="3", b="3")
-        assert forwards(younger, b"a") == [(b"a", b"2")]
-        younger.close()
+async def test_a_cursor_keeps_its_view_when_an_older_one_is_closed(storage: Storage[Any]) -> None:
+    await write(storage, a="1")
+    older = storage.cursor()
+    await write(storage, a="2")
+    younger = storage.cursor()
+    older.close()
+    await write(storage, a="3", b="3")
+    assert forwards(younger, b"a") == [(b"a", b"2")]
+    younger.close()
 
 
-async def test_an_iteration_ends_before_its_stop(place: Place) -> None:
-    async with opened(place) as storage:
-        await write(storage, a="1", b="2", c="3")
-        assert list(storage.iterate(b"a", b"c")) == [(b"a", b"1"), (b"b", b"2")]
-        assert list(storage.iterate(b"d", b"z")) == []
+async def test_an_iteration_ends_before_its_stop(storage: Storage[Any]) -> None:
+    await write(storage, a="1", b="2", c="3")
+    assert list(storage.iterate(b"a", b"c")) == [(b"a", b"1"), (b"b", b"2")]
+    assert list(storage.iterate(b"d", b"z")) == []
 
 
-async def test_nothing_of_a_batch_is_visible_before_all_of_it_is_durable(place: Place) -> None:
+async def test_nothing_of_a_batch_is_visible_before_all_of_it_is_durable(
+    storage: Storage[Any],
+) -> None:
     """Readers go on while another thread is writing. If they saw a part of a write, or all of it
     before it was synced, a power cut could undo something on which a client has acted."""
-    async with opened(place) as storage:
-        keys = [b"%04d" % number for number in range(2000)]
-        for generation in range(20):
-            batch = storage.batch()
-            for key in keys:
-                batch.put(key, b"%d" % generation)
-            writing = asyncio.ensure_future(storage.write(batch))
-            while not writing.done():
-                # A cursor sees a single generation, and a later cursor never sees an older one.
-                values = {value for _, value in storage.iterate(keys[0], b"~")}
-                assert len(values) <= 1
-                await asyncio.sleep(0)
-            await writing
-            assert {value for _, value in storage.iterate(keys[0], b"~")} == {b"%d" % generation}
+    keys = [b"%04d" % number for number in range(2000)]
+    for generation in range(20):
+        new = dict.fromkeys(keys, b"%d" % generation)
+        writing = asyncio.ensure_future(write_all(storage, new))
+        while not writing.done():
+            # A cursor sees a single generation, and a later cursor never sees an older one.
+            values = {value for _, value in storage.iterate(keys[0], b"~")}
+            assert len(values) <= 1
+            await asyncio.sleep(0)
+        await writing
+        assert {value for _, value in storage.iterate(keys[0], b"~")} == {b"%d" % generation}
 
 
 async def test_a_closed_storage_opened_again_has_everything(place: Place) -> None:
@@ -203,10 +215,8 @@ async def test_whoever_reads_a_closed_storage_has_a_bug_and_the_disk_none(place:
 
 async def test_the_size_of_a_range_grows_with_what_is_in_it(place: Place) -> None:
     async with opened(place) as storage:
-        batch = storage.batch()
-        for number in range(1000):
-            batch.put(b"k%04d" % number, bytes(str(number), "ascii") * 100)
-        await storage.write(batch)
+        values = {b"k%04d" % number: b"%d" % number * 100 for number in range(1000)}
+        await write_all(storage, values)
     async with opened(place) as storage:  # opening moves LevelDB's log into tables
         whole = storage.approximate_bytes(b"k", b"l")
         assert whole > 0
@@ -230,15 +240,9 @@ def test_any_storage_is_a_sorted_map(
         model: dict[bytes, bytes] = {}
         async with opened(place) as storage:
             for changes in batches:
-                batch = storage.batch()
-                for key, value in changes.items():
-                    if value is None:
-                        batch.delete(key)
-                        model.pop(key, None)
-                    else:
-                        batch.put(key, value)
-                        model[key] = value
-                await storage.write(batch)
+                await write_all(storage, changes)
+                merged = model | changes
+                model = {key: value for key, value in merged.items() if value is not None}
             cursor = storage.cursor()
             assert forwards(cursor, b"") == sorted(model.items())
             assert forwards(cursor, start) == sorted(
@@ -336,12 +340,13 @@ def test_a_directory_that_is_no_database_is_refused(tmp_path: Path) -> None:
     assert caught.value.fault in (StoreFault.DAMAGED, StoreFault.INPUT_OUTPUT)
 
 
-def test_a_directory_that_is_gone_is_refused_and_not_made(tmp_path: Path) -> None:
+def test_a_directory_that_is_gone_is_refused_and_not_made(
+    tmp_path: Path, pool: DiskThreads
+) -> None:
     """A deposed owner's directory was renamed: a new one would exist beside the sealed one."""
-    with DiskThreads(1, "leveldb") as pool:
-        for create in (False, True):
-            with pytest.raises(StoreUnusable):
-                LevelDBStorage(tmp_path / "e5", pool, create=create)
+    for create in (False, True):
+        with pytest.raises(StoreUnusable):
+            LevelDBStorage(tmp_path / "e5", pool, create=create)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -355,23 +360,23 @@ def bytes_of_logs(directory: Path) -> int:
     return sum(log.stat().st_size for log in directory.glob("*.log"))
 
 
-async def test_a_clean_close_leaves_no_log_to_replay(tmp_path: Path) -> None:
-    with DiskThreads(1, "leveldb") as pool:
-        storage = LevelDBStorage(tmp_path, pool, create=True)
-        await write(storage, a="1" * 1000)
-        assert bytes_of_logs(tmp_path) > 1000
-        await storage.close()
+async def test_a_clean_close_leaves_no_log_to_replay(tmp_path: Path, pool: DiskThreads) -> None:
+    storage = LevelDBStorage(tmp_path, pool, create=True)
+    await write(storage, a="1" * 1000)
+    assert bytes_of_logs(tmp_path) > 1000
+    await storage.close()
     assert bytes_of_logs(tmp_path) == 0
 
 
-async def test_an_abandoned_database_keeps_what_was_synced(tmp_path: Path) -> None:
-    with DiskThreads(1, "leveldb") as pool:
-        storage = LevelDBStorage(tmp_path, pool, create=True)
-        await write(storage, a="1")
-        storage.abandon()
-        reopened = LevelDBStorage(tmp_path, pool)
-        assert reopened.get(b"a") == b"1"
-        await reopened.close()
+async def test_an_abandoned_database_keeps_what_was_synced(
+    tmp_path: Path, pool: DiskThreads
+) -> None:
+    storage = LevelDBStorage(tmp_path, pool, create=True)
+    await write(storage, a="1")
+    storage.abandon()
+    reopened = LevelDBStorage(tmp_path, pool)
+    assert reopened.get(b"a") == b"1"
+    await reopened.close()
 
 
 def test_write_buffers_shrink_with_the_number_of_tablets() -> None:
@@ -389,46 +394,37 @@ def test_write_buffers_shrink_with_the_number_of_tablets() -> None:
         (OSError(5, "Input/output error"), StoreFault.INPUT_OUTPUT),
     ],
 )
-def test_failures_are_told_apart(tmp_path: Path, error: OSError, fault: StoreFault) -> None:
-    with DiskThreads(1, "leveldb") as pool:
-        storage = LevelDBStorage(tmp_path, pool, create=True)
-        assert storage.fault(error) is fault
-        assert storage.fault(OSError(f"IO error: {error.strerror}")) is fault
-        storage.abandon()
+def test_failures_are_told_apart(
+    tmp_path: Path, error: OSError, fault: StoreFault, pool: DiskThreads
+) -> None:
+    storage = LevelDBStorage(tmp_path, pool, create=True)
+    assert storage.fault(error) is fault
+    assert storage.fault(OSError(f"IO error: {error.strerror}")) is fault
+    storage.abandon()
 
 
-async def test_compaction_changes_nothing_that_is_seen(place: Place) -> None:
-    async with opened(place) as storage:
-        for number in range(500):
-            batch = storage.batch()
-            batch.put(b"W%04d" % number, b"v" * 1_000)
-            await storage.write(batch)
-        batch = storage.batch()
-        for number in range(400):
-            batch.delete(b"W%04d" % number)
-        await storage.write(batch)
-        await storage.compact(b"W", b"X")
-        assert [key for key, _ in storage.iterate(b"W", b"X")] == [
-            b"W%04d" % number for number in range(400, 500)
-        ]
+async def test_compaction_changes_nothing_that_is_seen(storage: Storage[Any]) -> None:
+    for number in range(500):
+        await write_all(storage, {b"W%04d" % number: b"v" * 1_000})
+    await write_all(storage, {b"W%04d" % number: None for number in range(400)})
+    await storage.compact(b"W", b"X")
+    assert [key for key, _ in storage.iterate(b"W", b"X")] == [
+        b"W%04d" % number for number in range(400, 500)
+    ]
 
 
 async def test_a_store_that_is_abandoned_while_it_is_compacted_is_closed_afterwards(
-    tmp_path: Path,
+    tmp_path: Path, pool: DiskThreads
 ) -> None:
-    with DiskThreads(1, "leveldb") as pool:
-        storage = LevelDBStorage(tmp_path, pool, create=True)
-        batch = storage.batch()
-        for number in range(20_000):
-            batch.put(b"W%06d" % number, b"v" * 100)
-        await storage.write(batch)
-        compacting = asyncio.ensure_future(storage.compact(b"W", b"X"))
-        await asyncio.sleep(0)
-        storage.abandon()
-        await compacting
-        again = LevelDBStorage(tmp_path, pool)
-        assert again.get(b"W000000") == b"v" * 100
-        await again.close()
+    storage = LevelDBStorage(tmp_path, pool, create=True)
+    await write_all(storage, {b"W%06d" % number: b"v" * 100 for number in range(20_000)})
+    compacting = asyncio.ensure_future(storage.compact(b"W", b"X"))
+    await asyncio.sleep(0)
+    storage.abandon()
+    await compacting
+    again = LevelDBStorage(tmp_path, pool)
+    assert again.get(b"W000000") == b"v" * 100
+    await again.close()
 
 
 # The file system of a simulation behaves like the real one, except after a crash.
