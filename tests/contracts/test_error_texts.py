@@ -287,8 +287,7 @@ def test_a_generator_function_is_refused(db: Database, accounts: Accounts) -> No
     for call in calls:
         with pytest.raises(UsageError, match="a generator, whose body would run afterwards"):
             call()
-    with db.snapshot() as snapshot:
-        assert not list(snapshot.scan(accounts.table))
+    assert not list(db.snapshot().scan(accounts.table))
 
 
 def test_internal_tables_are_neither_created_nor_dropped(db: Database) -> None:

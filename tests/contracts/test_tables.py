@@ -67,8 +67,7 @@ def test_scans_cross_tablets_in_both_directions(db: Database, accounts: Accounts
     assert db.set_many((key, {accounts.balance: i}) for i, key in enumerate(keys)) == len(keys)
 
     def scan(**arguments: Any) -> list[str]:
-        with db.snapshot() as snapshot:
-            return [row.key for row in snapshot.scan(accounts.table, **arguments)]
+        return [row.key for row in db.snapshot().scan(accounts.table, **arguments)]
 
     assert scan() == keys
     assert scan(reverse=True) == keys[::-1]
@@ -116,8 +115,7 @@ def test_values_of_every_size_come_back(db: Database, accounts: Accounts, size: 
     value = bytes(i % 251 for i in range(size))
     with db.transaction() as tx:
         tx.set("a", blob, value)
-    with db.snapshot() as snapshot:
-        assert snapshot.get("a", blob) == value
+    assert db.get("a", blob) == value
 
 
 def test_rows_and_columns_are_any_bytes(db: Database) -> None:
@@ -128,10 +126,9 @@ def test_rows_and_columns_are_any_bytes(db: Database) -> None:
     with db.transaction() as tx:
         for row in rows:
             tx.set(row, column, row)
-    with db.snapshot() as snapshot:
-        assert [(row.key, row[column]) for row in snapshot.scan(table)] == [
-            (row, row) for row in rows
-        ]
+    assert [(row.key, row[column]) for row in db.snapshot().scan(table)] == [
+        (row, row) for row in rows
+    ]
 
 
 def test_a_new_table_has_a_name_on_one_line_and_a_retention_that_ends(db: Database) -> None:
@@ -157,8 +154,7 @@ def test_tables_are_created_listed_and_dropped(db: Database) -> None:
     with pytest.raises(SchemaError):
         db.drop_table(table)
     db.create_table(table)
-    with db.snapshot() as snapshot:
-        assert snapshot.get("a", column) is None
+    assert db.get("a", column) is None
 
 
 def test_an_unknown_table_is_said_so_at_once(db: Database) -> None:
@@ -189,8 +185,7 @@ def test_progress_of_bulk_writes_is_told(db: Database, accounts: Accounts) -> No
     rows = ((f"{i:05}", {accounts.balance: i, accounts.owner: "x"}) for i in range(300))
     assert db.set_many(rows, in_flight_max=50, progress=told.append) == 300
     assert told[-1] == 300
-    with db.snapshot() as snapshot:
-        assert sum(1 for _ in snapshot.scan(accounts.table)) == 300
+    assert sum(1 for _ in db.snapshot().scan(accounts.table)) == 300
 
 
 # `get_many` with single cells, when a snapshot is taken, and what has ended for good.
@@ -291,9 +286,8 @@ def test_the_last_of_several_writes_to_a_cell_counts(db: Database, accounts: Acc
             tx.set("bob", accounts.balance, value)
         tx.set("joe", accounts.balance, 1)
         tx.delete("joe", accounts.balance)
-    with db.snapshot() as snapshot:
-        cells = [("bob", accounts.balance), ("joe", accounts.balance)]
-        assert snapshot.get_many(cells) == [3, None]
+    cells = [("bob", accounts.balance), ("joe", accounts.balance)]
+    assert db.snapshot().get_many(cells) == [3, None]
 
 
 def test_what_has_ended_has_no_timestamp_to_ask_for(db: Database, accounts: Accounts) -> None:
@@ -419,9 +413,8 @@ def test_a_transaction_sees_its_own_writes_in_a_family(
             assert all(name.startswith(edges.prefix) for row in rows for name in row)
         found = tx.get_many(edges.table, ["hub", "zoe", "joe"], [edges])
         assert families_of(found, edges) == {"hub": hub, "zoe": {}, "joe": {"hub": 14}}
-    with db.snapshot() as snapshot:
-        rows = list(snapshot.scan(edges.table, columns=[edges]))
-        assert families_of(rows, edges) == {"hub": hub, "joe": {"hub": 14}}
+    rows = list(db.snapshot().scan(edges.table, columns=[edges]))
+    assert families_of(rows, edges) == {"hub": hub, "joe": {"hub": 14}}
 
 
 @both_kinds
@@ -497,8 +490,7 @@ def kept(db: Database, table: Table[Any]) -> dict[bytes, str]:
 
 def test_the_first_write_of_a_column_declares_its_codec(db: Database, accounts: Accounts) -> None:
     assert described(db, accounts.table).codecs.key == "text"
-    with db.snapshot() as snapshot:
-        assert snapshot.get("bob", accounts.balance) is None
+    assert db.get("bob", accounts.balance) is None
     assert kept(db, accounts.table) == {}
     for _ in range(2):
         with db.transaction() as tx:
@@ -710,8 +702,7 @@ def _create_again(db: Database, accounts: Accounts) -> None:
 
 
 def _is_empty(db: Database, accounts: Accounts) -> bool:
-    with db.snapshot() as snapshot:
-        return not list(snapshot.scan(accounts.table))
+    return not list(db.snapshot().scan(accounts.table))
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -811,8 +802,7 @@ def test_the_next_transaction_uses_the_new_table(db: Database, bob: Accounts) ->
     with db.transaction() as tx:
         assert tx.get("bob", bob.balance) is None
         tx.set("bob", bob.balance, 2)
-    with db.snapshot() as snapshot:
-        assert snapshot.get("bob", bob.balance) == 2
+    assert db.get("bob", bob.balance) == 2
 
 
 @needs_tablets
@@ -859,8 +849,7 @@ def test_what_was_committed_is_completed(db: Database, forgetful: pytest.MonkeyP
     forgetful.undo()
     db.drop_table(first.table)
     for _ in range(2):
-        with db.snapshot() as snapshot:
-            assert snapshot.get("a", second.balance) == 1
+        assert db.get("a", second.balance) == 1
     with db.transaction() as tx:
         tx.set("a", second.balance, 2)
 
@@ -875,7 +864,6 @@ def test_what_was_not_committed_is_rolled_back(
         _write_to_both(db, first, second)
     monkeypatch.undo()
     db.drop_table(first.table)
-    with db.snapshot() as snapshot:
-        assert snapshot.get("a", second.balance) is None
+    assert db.get("a", second.balance) is None
     with db.transaction() as tx:
         tx.set("a", second.balance, 2)

@@ -61,8 +61,7 @@ def test_an_exception_rolls_everything_back(db: Database, accounts: Accounts) ->
     with pytest.raises(LookupError):
         fail()
     assert tx.outcome is Outcome.ABORTED
-    with db.snapshot() as snapshot:
-        assert snapshot.get("bob", accounts.balance) is None
+    assert db.get("bob", accounts.balance) is None
 
 
 def test_a_transaction_reads_its_own_writes(db: Database, accounts: Accounts) -> None:
@@ -83,8 +82,7 @@ def test_a_transaction_reads_its_own_writes(db: Database, accounts: Accounts) ->
             ("c", 3),
         ]
         tx.rollback()
-    with db.snapshot() as snapshot:
-        assert snapshot.get("a", balance) == 1
+    assert db.get("a", balance) == 1
 
 
 def test_a_snapshot_stays_as_it_was(db: Database, accounts: Accounts) -> None:
@@ -183,8 +181,7 @@ def test_concurrent_increments_all_count(db: Database, accounts: Accounts) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    with db.snapshot() as snapshot:
-        assert snapshot.get("counter", accounts.balance) == 30
+    assert db.get("counter", accounts.balance) == 30
 
 
 def test_a_transactional_function_joins_the_transaction_that_it_is_called_with(
@@ -200,8 +197,7 @@ def test_a_transactional_function_joins_the_transaction_that_it_is_called_with(
         tx.rollback()
     assert put(db, "b", 2) == "b"
     assert put(db, row="c", amount=3) == "c"
-    with db.snapshot() as snapshot:
-        assert [row.key for row in snapshot.scan(accounts.table)] == ["b", "c"]
+    assert [row.key for row in db.snapshot().scan(accounts.table)] == ["b", "c"]
 
 
 def test_a_function_that_has_committed_is_not_run_again(db: Database, accounts: Accounts) -> None:
@@ -324,8 +320,7 @@ def test_observers_answer_changes_and_each_other(db: Database, accounts: Account
     with db.run_observers([copy, add]):
         db.set_many((row, {accounts.balance: 10}) for row in ("bob", "joe", "zoe"))
         db.wait_for_observers(timeout=30.0)
-    with db.snapshot() as snapshot:
-        assert snapshot.get("all", total) == 30
+    assert db.get("all", total) == 30
 
 
 # Reads and writes that another transaction's lock blocks until their time is up.
@@ -521,9 +516,8 @@ def test_any_other_write_of_the_cell_replaces_a_read_lock(
     with db.transaction() as tx:
         tx.lock("hub", hub.balance, shared=True)
         WRITES[write](tx, hub)
-    with db.snapshot() as snapshot:
-        value = {"set": 2, "delete": None, "lock": 1}[write]
-        assert snapshot.get("hub", hub.balance) == value
+    value = {"set": 2, "delete": None, "lock": 1}[write]
+    assert db.get("hub", hub.balance) == value
 
 
 def test_a_transaction_of_read_locks_alone_commits(db: Database, hub: Accounts) -> None:
@@ -580,8 +574,7 @@ def test_a_row_is_deleted_after_it_was_read_locked(db: Database, hub: Accounts) 
     with db.transaction() as tx:
         tx.lock("hub", hub.balance, shared=True)
     remove(db)
-    with db.snapshot() as snapshot:
-        assert list(snapshot.scan(hub.table)) == []
+    assert list(db.snapshot().scan(hub.table)) == []
 
 
 def test_a_table_that_was_dropped_takes_its_read_locks_with_it(db: Database) -> None:

@@ -126,9 +126,8 @@ class Pages:
         return names
 
     def lengths(self) -> dict[str, int]:
-        with self.db.snapshot() as snapshot:
-            rows = snapshot.scan(self.table, columns=[self.length])
-            return {row.key: row[self.length] for row in rows}
+        rows = self.db.snapshot().scan(self.table, columns=[self.length])
+        return {row.key: row[self.length] for row in rows}
 
     # ------------------------------------------------------------------ behind the API
 
@@ -334,8 +333,9 @@ def test_waiting_returns_when_a_chain_of_observers_is_at_its_end(pages: Pages) -
         for body in ("one", "three"):
             rows = pages.write(30, body)
             pages.db.wait_for_observers(timeout=60)
-            with pages.db.snapshot() as snapshot:
-                found = {r.key: r[moved] for r in snapshot.scan(pages.table, columns=[moved])}
+            found = {
+                r.key: r[moved] for r in pages.db.snapshot().scan(pages.table, columns=[moved])
+            }
             assert found == dict.fromkeys(rows, 2 * len(body))
 
 
@@ -476,5 +476,4 @@ def test_a_shared_transaction_is_not_committed_into_a_table_that_is_gone_from_th
         db.drop_table(gone.table)
         with pytest.raises(SchemaError):
             whole.commit([receipt])
-    with db.snapshot() as snapshot:
-        assert list(snapshot.scan(stays.table)) == []
+    assert list(db.snapshot().scan(stays.table)) == []

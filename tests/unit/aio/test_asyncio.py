@@ -171,8 +171,7 @@ async def test_a_value_that_is_too_long_is_refused_and_not_written() -> None:
             with pytest.raises(InvalidArgument, match="101 bytes, at most 100"):
                 await tx.set("a", blob, bytes(101))
             tx.rollback()
-        async with db.snapshot() as snapshot:
-            assert await snapshot.get("a", blob) is None
+        assert await db.get("a", blob) is None
 
 
 async def test_a_slow_transaction_is_logged_in_one_line(
@@ -220,10 +219,8 @@ async def test_a_dropped_and_recreated_table_is_found_again(db: Database, cluste
     await cluster.delete_table(master_pb2.DeleteTableRequest(name="accounts"))
     await cluster.create_table(master_pb2.CreateTableRequest(name="accounts"))
     with pytest.raises(SchemaError, match="'accounts' was dropped"):
-        async with db.snapshot() as snapshot:
-            await snapshot.get("a", balance)
-    async with db.snapshot() as snapshot:
-        assert await snapshot.get("a", balance) is None
+        await db.snapshot().get("a", balance)
+    assert await db.get("a", balance) is None
 
 
 async def test_calls_that_may_be_repeated_use_the_next_table_of_the_name_by_themselves(
@@ -254,8 +251,7 @@ async def test_bulk_writes_take_asynchronous_sources_too(db: Database) -> None:
             yield f"{i:03}", {balance: i}
 
     assert await db.set_many(rows(), in_flight_max=7) == 100
-    async with db.snapshot() as snapshot:
-        assert [row[balance] async for row in snapshot.scan(accounts)] == list(range(100))
+    assert [row[balance] async for row in db.snapshot().scan(accounts)] == list(range(100))
 
 
 async def test_a_bulk_write_stops_at_the_first_error(db: Database) -> None:
@@ -466,9 +462,8 @@ async def test_a_row_is_deleted_whole_or_not_at_all() -> None:
                 await tx.set(row, balance, 2)
             with pytest.raises(TransactionTooLarge):
                 await tx.delete_row(accounts, "bob")
-        async with db.snapshot() as snapshot:
-            (bob,) = await snapshot.get_many(accounts, ["bob"], [balance, owner])
-            assert bob.items() == [(balance, 1), (owner, "Bob")]
+        (bob,) = await db.snapshot().get_many(accounts, ["bob"], [balance, owner])
+        assert bob.items() == [(balance, 1), (owner, "Bob")]
 
 
 @pytest.mark.parametrize(
@@ -500,8 +495,7 @@ async def test_a_deleted_row_has_no_cell_left_not_even_those_that_were_just_set(
         await tx.delete_row(accounts, "bob")
         await tx.delete_row(accounts, "nothing")
         assert not (await tx.get_many(accounts, ["bob"]))[0]
-    async with db.snapshot() as snapshot:
-        assert [row.key async for row in snapshot.scan(accounts)] == ["bobby"]
+    assert [row.key async for row in db.snapshot().scan(accounts)] == ["bobby"]
 
 
 async def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted(db: Database) -> None:
@@ -513,8 +507,7 @@ async def test_a_row_that_is_too_large_to_be_read_at_once_is_deleted(db: Databas
     async with db.transaction() as tx:
         await tx.set("bob", balance, 1)
         await tx.delete_row(accounts, "bob")
-    async with db.snapshot() as snapshot:
-        assert [row.key async for row in snapshot.scan(accounts)] == ["joe"]
+    assert [row.key async for row in db.snapshot().scan(accounts)] == ["joe"]
 
 
 async def test_a_row_that_was_deleted_conflicts_with_a_writer_of_its_cells(db: Database) -> None:
@@ -596,9 +589,8 @@ async def test_a_scan_shows_what_is_in_the_prefix_and_in_the_bounds(
     db: Database, bounds: Any, expected: list[str]
 ) -> None:
     await db.set_many((key, {balance: 1}) for key in KEYS)
-    async with db.snapshot() as snapshot:
-        found = [row.key async for row in snapshot.scan(accounts, prefix="b", **bounds)]
-        assert found == expected
+    found = [row.key async for row in db.snapshot().scan(accounts, prefix="b", **bounds)]
+    assert found == expected
 
 
 async def test_tables_are_created_together_or_refused_before_the_first(db: Database) -> None:
@@ -627,9 +619,8 @@ def test_the_blocking_twins_do_the_same(percolator_db: BlockingDatabase) -> None
         tx.delete_row(accounts, "joe")
     assert db.get("bob", balance) == 3
     assert db.get("joe", balance, default=0) == 0
-    with db.snapshot() as snapshot:
-        (row,) = snapshot.scan(accounts, prefix="b", start="bob", columns=[owner, balance])
-        assert row.items() == [(owner, "Bob"), (balance, 3)]
+    (row,) = db.snapshot().scan(accounts, prefix="b", start="bob", columns=[owner, balance])
+    assert row.items() == [(owner, "Bob"), (balance, 3)]
 
 
 # Reads of families, past locks.
@@ -732,9 +723,8 @@ async def test_any_number_of_single_cells_of_a_row_is_read_at_once(db: Database)
     async with db.transaction() as tx:
         for row, column in (cells[0], cells[-1]):
             await tx.set(row, column, 1)
-    async with db.snapshot() as snapshot:
-        found = await snapshot.get_many(cells)
-        assert (found[0], found[-1], found.count(None)) == (1, 1, 9_999)
+    found = await db.snapshot().get_many(cells)
+    assert (found[0], found[-1], found.count(None)) == (1, 1, 9_999)
 
 
 # A datetime shows what was committed before its millisecond, and nothing of it.

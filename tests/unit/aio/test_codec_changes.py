@@ -453,8 +453,7 @@ def test_tables_columns_and_rows_can_be_sent_to_another_process(sent: Callable[[
         db.create_table(sent(sales))
         with db.transaction() as tx:
             tx.set(SALE, sent(COLUMNS))
-        with db.snapshot() as snapshot:
-            (row,) = snapshot.scan(sales, columns=list(COLUMNS))
+        (row,) = db.snapshot().scan(sales, columns=list(COLUMNS))
         assert dict(sent(row).items()) == dict(row.items()) == COLUMNS
         assert sent(row).key == SALE
         assert [sent(row)[column] for column in COLUMNS] == list(COLUMNS.values())

@@ -68,8 +68,7 @@ async def test_an_unanswered_commit_is_unknown_and_the_transaction_resolves_it(
     cluster.answers_lost = False
     assert await tx.resolve() is Outcome.COMMITTED
     assert tx.commit_timestamp is not None
-    async with db.snapshot() as snapshot:
-        assert await snapshot.get("z", balance) == 1
+    assert await db.get("z", balance) == 1
 
 
 async def _commit_once_locked(tx: Transaction, cluster: Cluster) -> None:

@@ -23,8 +23,7 @@ ATTEMPTS_FEW = 100
 
 
 async def value(db: Database, row: str = "bob") -> int | None:
-    async with db.snapshot() as snapshot:
-        return await snapshot.get(row, balance)
+    return await db.get(row, balance)
 
 
 async def increment(tx: Transaction, row: str = "bob") -> None:

@@ -367,8 +367,7 @@ async def _crowd(db: Database, row: str) -> AsyncIterator[None]:
 
         async def read() -> None:
             while True:
-                async with other.snapshot() as snapshot:
-                    await snapshot.get(row, balance)
+                await other.snapshot().get(row, balance)
                 await asyncio.sleep(0.04)
 
         readers = [asyncio.ensure_future(read()) for _ in range(2)]

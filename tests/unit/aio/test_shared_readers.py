@@ -97,8 +97,7 @@ async def test_reading_many_rows_pays_for_parts_and_not_for_locks(
     async with _job(db, rows, finished=True):
         counted, began = Counted(monkeypatch), _now()
         keys = [row for task in TASKS for row in _rows(task, rows)]
-        async with db.snapshot() as snapshot:
-            found = await snapshot.get_many(accounts, keys, [balance])
+        found = await db.snapshot().get_many(accounts, keys, [balance])
         assert [row.get(balance) for row in found] == [None] * len(keys)
         assert len(counted.asked) <= MESSAGES_MAX
         assert _now() - began < 2 * PATIENCE
@@ -130,9 +129,8 @@ async def test_a_scan_that_begins_again_behind_a_page_leaves_nothing_out(
             for task in range(10):
                 rows = {f"k{number:03}": -1 for number in range(task * 30, task * 30 + 20)}
                 await share_of(db, shared.ticket, str(task), **rows)
-            async with db.snapshot() as snapshot:
-                scan = snapshot.scan(accounts, reverse=reverse, limit=limit)
-                found = [(row.key, row[balance]) async for row in scan]
+            scan = db.snapshot().scan(accounts, reverse=reverse, limit=limit)
+            found = [(row.key, row[balance]) async for row in scan]
         assert found == sorted(before.items(), reverse=reverse)[:limit]
 
 
@@ -234,9 +232,8 @@ async def test_timestamps_of_values_that_are_read_from_locks_are_those_of_the_co
     async with db.shared_transaction() as shared:
         receipt = await receipt_of(db, shared.ticket, "1", ann=1)
         commit = await shared.commit([receipt])
-    async with db.snapshot() as snapshot:
-        pages = snapshot.scan_cells(accounts)
-        assert [at async for page in pages for at in page.commit_timestamps] == [commit]
+    pages = db.snapshot().scan_cells(accounts)
+    assert [at async for page in pages for at in page.commit_timestamps] == [commit]
 
 
 async def test_a_deletion_and_a_long_value_are_read_past_their_locks() -> None:
@@ -392,17 +389,16 @@ NOTE = accounts.column("note", balance.codec)
 
 
 async def _rest(db: Database, shared: SharedTransaction, *receipts: Receipt) -> Receipt:
-    async with db.snapshot() as snapshot:
-        return await rest_deleted(
-            db.internal,
-            shared.ticket,
-            receipts,
-            snapshot,
-            accounts,
-            columns=(balance.name,),
-            task="rest",
-            timeout=10.0,
-        )
+    return await rest_deleted(
+        db.internal,
+        shared.ticket,
+        receipts,
+        db.snapshot(),
+        accounts,
+        columns=(balance.name,),
+        task="rest",
+        timeout=10.0,
+    )
 
 
 async def _replaces(db: Database, **values: int) -> Timestamp | None:

@@ -90,8 +90,7 @@ async def lose_once(db: Database, tx: Transaction, lost: list[int]) -> None:
 async def test_increments_of_one_cell_lose_once_at_most(db: Database) -> None:
     increments = Increments()
     await asyncio.gather(*(increments.run(db, "bob", n) for n in range(INCREMENTS)))
-    async with db.snapshot() as snapshot:
-        assert await snapshot.get("bob", balance) == INCREMENTS
+    assert await db.get("bob", balance) == INCREMENTS
     assert increments.attempts <= 2 * INCREMENTS
     assert len(db.internal.engine.env.hot_cells) == 0
 
@@ -249,8 +248,7 @@ async def test_transfers_between_two_hot_cells_take_turns_at_both(db: Database) 
 
     ways = [("bob", "joe"), ("joe", "bob"), ("joe", "ann"), ("ann", "bob")]
     await asyncio.gather(*(db.run(transfer, *ways[n % 4]) for n in range(2 * INCREMENTS)))
-    async with db.snapshot() as snapshot:
-        rows = [row[balance] async for row in snapshot.scan(accounts)]
+    rows = [row[balance] async for row in db.snapshot().scan(accounts)]
     assert sum(rows) == 0
     assert attempts <= 4 * 2 * INCREMENTS
     assert len(db.internal.engine.env.hot_cells) == 0
@@ -327,8 +325,7 @@ async def test_the_unluckiest_wait_hardly_longer_than_most() -> None:
     async with clients(CLIENTS) as opened:
         until = now() + SECONDS
         await asyncio.gather(*(work(db, until) for db in opened))
-        async with opened[0].snapshot() as snapshot:
-            found = await snapshot.get_many(accounts, ROWS, [balance])
+        found = await opened[0].snapshot().get_many(accounts, ROWS, [balance])
     assert sum(row[balance] for row in found) == len(waits)
     assert quantiles(waits, n=100)[98] <= WAIT_TIMES_MAX * median(waits)
     assert attempts <= ATTEMPTS_MAX * len(waits)
@@ -527,16 +524,15 @@ async def test_an_overwrite_leaves_kept_cells_alone_and_deletes_others(db: Datab
     before = await _commits(db)
     async with db.shared_transaction() as shared:
         receipt = await _receipt(db, shared.ticket, ann=1, bob=2)
-        async with db.snapshot() as snapshot:
-            rest = await rest_deleted(
-                db.internal,
-                shared.ticket,
-                [receipt],
-                snapshot,
-                accounts,
-                task="rest",
-                timeout=10.0,
-            )
+        rest = await rest_deleted(
+            db.internal,
+            shared.ticket,
+            [receipt],
+            db.snapshot(),
+            accounts,
+            task="rest",
+            timeout=10.0,
+        )
         assert rest.cells == 1  # joe
         commit = await shared.commit([receipt, rest])
     assert await values_of(db) == {"ann": 1, "bob": 2}

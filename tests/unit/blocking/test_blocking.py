@@ -278,8 +278,7 @@ def test_many_threads_share_one_database(percolator_db: Database) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    with percolator_db.snapshot() as snapshot:
-        assert sum(1 for _ in snapshot.scan(accounts)) == 160
+    assert sum(1 for _ in percolator_db.snapshot().scan(accounts)) == 160
 
 
 def test_a_closed_database_refuses_use_and_closing_twice_is_harmless() -> None:
@@ -492,10 +491,9 @@ def test_what_is_refused_in_the_programs_thread_is_asked_in_the_loops(
         asked.set()
 
     monkeypatch.setattr(db._asynchronous.internal.engine._newer_schemas, "_fetch", refresh)
-    with db.snapshot() as snapshot:
-        (row,) = snapshot.get_many(pages, ["a"])
-        with pytest.raises(SchemaError, match="declares the codec text"):
-            row.get(text)
+    (row,) = db.snapshot().get_many(pages, ["a"])
+    with pytest.raises(SchemaError, match="declares the codec text"):
+        row.get(text)
     assert asked.wait(10.0)
     assert threads != [threading.get_ident()]
 
@@ -504,8 +502,7 @@ def test_a_row_that_outlives_its_database_still_refuses(percolator_db: percolato
     db = percolator_db
     db.create_table(pages)
     db.run(lambda tx: tx.set("a", size, 1))
-    with db.snapshot() as snapshot:
-        (row,) = snapshot.get_many(pages, ["a"])
+    (row,) = db.snapshot().get_many(pages, ["a"])
     db.close()
     with pytest.raises(SchemaError, match="declares the codec text"):
         row.get(text)
@@ -742,12 +739,10 @@ def test_threads_write_one_transaction(percolator_db: percolator.Database) -> No
     with db.shared_transaction() as whole, ThreadPoolExecutor(4) as threads:
         receipts = list(threads.map(write, range(4), [whole.ticket] * 4))
         assert sum(receipt.cells for receipt in receipts) == 8
-        with db.snapshot() as before:
-            assert not list(before.scan(pages))
+        assert not list(db.snapshot().scan(pages))
         commit = whole.commit(receipts)
     assert commit == whole.commit_timestamp == whole.abort()
-    with db.snapshot() as after:
-        assert [row[size] for row in after.scan(pages)] == [0, 1, 2, 3]
+    assert [row[size] for row in db.snapshot().scan(pages)] == [0, 1, 2, 3]
 
 
 def test_without_a_commit_nothing_stays(percolator_db: percolator.Database) -> None:
@@ -761,8 +756,7 @@ def test_without_a_commit_nothing_stays(percolator_db: percolator.Database) -> N
         share.abandon()
     with pytest.raises(UsageError, match="rolled back"):
         whole.commit([receipt])
-    with db.snapshot() as after:
-        assert not list(after.scan(pages))
+    assert not list(db.snapshot().scan(pages))
 
 
 def test_what_was_changed_since_is_a_conflict(percolator_db: percolator.Database) -> None:

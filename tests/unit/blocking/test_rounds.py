@@ -361,8 +361,7 @@ def test_a_storm_of_increments_costs_few_attempts(percolator_db: Database) -> No
     rows = [str(number % 5) for number in range(INCREMENTS)]
     with ThreadPoolExecutor(THREADS) as pool:
         list(pool.map(lambda row: increment(db, row), rows))
-    with db.snapshot() as snapshot:
-        assert sum(row[balance] for row in snapshot.scan(accounts)) == INCREMENTS
+    assert sum(row[balance] for row in db.snapshot().scan(accounts)) == INCREMENTS
     assert len(attempts) <= 2 * INCREMENTS
     until_none_is_hot(db)
 

@@ -16,7 +16,18 @@ from percolator.limits import Limits
 from percolator.v1 import gateway_pb2 as pb
 from percolator.v1.cells_pb2 import RowRange
 from percolator.v1.errors_pb2 import CellAddress as WireAddress
-from tests.unit.gateway.gateways import COLUMN, DELETE, LOCK, NOTIFY, PUT, TABLE, gateways, write
+from tests.unit.gateway.gateways import (
+    COLUMN,
+    DELETE,
+    LOCK,
+    NOTIFY,
+    PUT,
+    TABLE,
+    Cluster,
+    Gateway,
+    gateways,
+    write,
+)
 
 LIMITS = Limits()
 KIND_OF_THE_FUTURE: Any = 9
@@ -45,69 +56,69 @@ BAD_WRITES: dict[str, tuple[Sequence[pb.CellWrite], str]] = {
 
 
 @pytest.mark.parametrize("case", BAD_WRITES)
-async def test_bad_writes_are_refused_whole(case: str) -> None:
+async def test_bad_writes_are_refused_whole(case: str, cluster: Cluster, one: Gateway) -> None:
     writes, field = BAD_WRITES[case]
-    async with gateways(1) as (cluster, (one,)):
-        start = await one.begin()
-        before = cluster.mutations
-        with pytest.raises(InvalidArgument, match=field):
-            await one.commit(start, writes)
-        assert cluster.mutations == before
-        assert await one.commit(start, [write(b"z", b"1")]) > start, "it may be put right"
+    start = await one.begin()
+    before = cluster.mutations
+    with pytest.raises(InvalidArgument, match=field):
+        await one.commit(start, writes)
+    assert cluster.mutations == before
+    assert await one.commit(start, [write(b"z", b"1")]) > start, "it may be put right"
 
 
-async def test_more_than_a_transaction_holds_is_refused() -> None:
-    async with gateways(1) as (cluster, (one,)):
-        start = await one.begin()
-        large = b"v" * LIMITS.value_bytes_max
-        with pytest.raises(InvalidArgument, match=r"writes\[15\]: .* at most 67108864 bytes"):
-            await one.commit(start, [write(b"%d" % number, large) for number in range(20)])
-        assert cluster.mutations == 0
+async def test_more_than_a_transaction_holds_is_refused(cluster: Cluster, one: Gateway) -> None:
+    start = await one.begin()
+    large = b"v" * LIMITS.value_bytes_max
+    with pytest.raises(InvalidArgument, match=r"writes\[15\]: .* at most 67108864 bytes"):
+        await one.commit(start, [write(b"%d" % number, large) for number in range(20)])
+    assert cluster.mutations == 0
 
 
 @pytest.mark.parametrize(("start", "reason"), [(0, "missing"), (2**64 - 1, "future")])
-async def test_impossible_timestamps_are_refused_by_every_call(start: int, reason: str) -> None:
-    async with gateways(1) as (cluster, (one,)):
-        for call in (
-            one.get(start, b"a"),
-            one.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE)),
-            one.commit(start, [write(b"a")]),
-            one.commit(start, []),
-            one.resolve(start, b"a"),
-        ):
-            with pytest.raises(InvalidArgument, match=f"start_timestamp: .*{reason}"):
-                await call
-        assert cluster.mutations == 0
+async def test_impossible_timestamps_are_refused_by_every_call(
+    start: int, reason: str, cluster: Cluster, one: Gateway
+) -> None:
+    for call in (
+        one.get(start, b"a"),
+        one.scan(pb.ScanTableRequest(start_timestamp=start, table=TABLE)),
+        one.commit(start, [write(b"a")]),
+        one.commit(start, []),
+        one.resolve(start, b"a"),
+    ):
+        with pytest.raises(InvalidArgument, match=f"start_timestamp: .*{reason}"):
+            await call
+    assert cluster.mutations == 0
 
 
-async def test_a_timestamp_of_another_gateway_is_accepted_even_if_this_one_knows_none() -> None:
-    async with gateways(2) as (_, (one, other)):
-        start = await one.begin()
-        assert await other.get(start, b"a") == [None]
+async def test_a_timestamp_of_another_gateway_is_accepted_even_if_this_one_knows_none(
+    one: Gateway, other: Gateway
+) -> None:
+    start = await one.begin()
+    assert await other.get(start, b"a") == [None]
 
 
-async def test_a_transaction_of_long_ago_commits_if_its_cells_were_not_written_since() -> None:
+async def test_a_transaction_of_long_ago_commits_if_its_cells_were_not_written_since(
+    one: Gateway, other: Gateway
+) -> None:
     """However old it is, others give its locks the usual time to live, counted from now."""
-    async with gateways(2) as (_, (one, other)):
-        start, late = await one.begin(), await one.begin()
-        await asyncio.sleep(1_000.0)
-        assert await other.commit(start, [write(b"a", b"1"), write(b"z", b"1")]) > start
-        with pytest.raises(Exception, match="was committed by transaction"):
-            await other.commit(late, [write(b"a", b"2")])
+    start, late = await one.begin(), await one.begin()
+    await asyncio.sleep(1_000.0)
+    assert await other.commit(start, [write(b"a", b"1"), write(b"z", b"1")]) > start
+    with pytest.raises(Exception, match="was committed by transaction"):
+        await other.commit(late, [write(b"a", b"2")])
 
 
-async def test_unknown_tables_are_named() -> None:
-    async with gateways(1) as (_, (one,)):
-        start = await one.begin()
-        nowhere = pb.CellWrite(kind=PUT, table="nowhere", row=b"a", column=COLUMN)
-        with pytest.raises(SchemaError, match="nowhere"):
-            await one.commit(start, [write(b"a"), nowhere])
-        with pytest.raises(SchemaError, match="nowhere"):
-            await one.scan(pb.ScanTableRequest(start_timestamp=start, table="nowhere"))
-        query = pb.RowQuery(table="nowhere", row=b"a")
-        with pytest.raises(SchemaError, match="nowhere"):
-            await one.handler.get(pb.GetRequest(start_timestamp=start, rows=[query]))
-        assert await one.read(b"a") == [None]
+async def test_unknown_tables_are_named(one: Gateway) -> None:
+    start = await one.begin()
+    nowhere = pb.CellWrite(kind=PUT, table="nowhere", row=b"a", column=COLUMN)
+    with pytest.raises(SchemaError, match="nowhere"):
+        await one.commit(start, [write(b"a"), nowhere])
+    with pytest.raises(SchemaError, match="nowhere"):
+        await one.scan(pb.ScanTableRequest(start_timestamp=start, table="nowhere"))
+    query = pb.RowQuery(table="nowhere", row=b"a")
+    with pytest.raises(SchemaError, match="nowhere"):
+        await one.handler.get(pb.GetRequest(start_timestamp=start, rows=[query]))
+    assert await one.read(b"a") == [None]
 
 
 BAD_ROWS = {
@@ -132,123 +143,116 @@ BAD_ROWS = {
 
 
 @pytest.mark.parametrize("case", BAD_ROWS)
-async def test_bad_reads_are_refused(case: str) -> None:
+async def test_bad_reads_are_refused(case: str, one: Gateway) -> None:
     query, field = BAD_ROWS[case]
-    async with gateways(1) as (_, (one,)):
-        request = pb.GetRequest(start_timestamp=await one.begin(), rows=[query])
-        with pytest.raises(InvalidArgument, match=field):
-            await one.handler.get(request)
+    request = pb.GetRequest(start_timestamp=await one.begin(), rows=[query])
+    with pytest.raises(InvalidArgument, match=field):
+        await one.handler.get(request)
 
 
-async def test_reading_ends_when_the_answer_is_too_large() -> None:
+async def test_reading_ends_when_the_answer_is_too_large(cluster: Cluster, one: Gateway) -> None:
     """A short request may name gigabytes."""
-    async with gateways(1) as (cluster, (one,)):
-        await one.commit(await one.begin(), [write(b"a", b"v" * LIMITS.value_bytes_max)])
-        before, start = cluster.reads, await one.begin()
-        with pytest.raises(InvalidArgument, match=r"^rows: .* more than 1048576 bytes"):
-            await one.get(start, *[b"a"] * 100)
-        assert cluster.reads - before < 5
+    await one.commit(await one.begin(), [write(b"a", b"v" * LIMITS.value_bytes_max)])
+    before, start = cluster.reads, await one.begin()
+    with pytest.raises(InvalidArgument, match=r"^rows: .* more than 1048576 bytes"):
+        await one.get(start, *[b"a"] * 100)
+    assert cluster.reads - before < 5
 
 
-async def test_what_a_tablet_refuses_to_read_is_named_as_it_was_asked_for() -> None:
-    async with gateways(1) as (_, (one,)):
-        columns = [b"%d" % number for number in range(10_001)]
-        query = pb.RowQuery(table=TABLE, row=b"a", columns=columns)
-        request = pb.GetRequest(start_timestamp=await one.begin(), rows=[query])
-        with pytest.raises(InvalidArgument, match=r"^rows\[\]\.columns: of one row: 10001 entries"):
-            await one.handler.get(request)
-        large = b"v" * LIMITS.value_bytes_max
-        for number in range(8):
-            column = b"c%d" % number
-            await one.commit(await one.begin(), [write(b"a", large, column=column)])
-        query = pb.RowQuery(table=TABLE, row=b"a")
-        request = pb.GetRequest(start_timestamp=await one.begin(), rows=[query])
-        with pytest.raises(InvalidArgument, match=r"^rows: of one row: .* read fewer columns"):
-            await one.handler.get(request)
+async def test_what_a_tablet_refuses_to_read_is_named_as_it_was_asked_for(one: Gateway) -> None:
+    columns = [b"%d" % number for number in range(10_001)]
+    query = pb.RowQuery(table=TABLE, row=b"a", columns=columns)
+    request = pb.GetRequest(start_timestamp=await one.begin(), rows=[query])
+    with pytest.raises(InvalidArgument, match=r"^rows\[\]\.columns: of one row: 10001 entries"):
+        await one.handler.get(request)
+    large = b"v" * LIMITS.value_bytes_max
+    for number in range(8):
+        column = b"c%d" % number
+        await one.commit(await one.begin(), [write(b"a", large, column=column)])
+    query = pb.RowQuery(table=TABLE, row=b"a")
+    request = pb.GetRequest(start_timestamp=await one.begin(), rows=[query])
+    with pytest.raises(InvalidArgument, match=r"^rows: of one row: .* read fewer columns"):
+        await one.handler.get(request)
 
 
-async def test_a_scan_of_bad_prefixes_is_refused() -> None:
-    async with gateways(1) as (_, (one,)):
-        start = await one.begin()
-        for prefixes, columns, field in (
-            ([b""], [], r"^column_prefixes\[0\]: is empty"),
-            ([b"c"], [b""], r"^columns\[0\]: is empty"),
-        ):
-            with pytest.raises(InvalidArgument, match=field):
-                await one.scan(
-                    pb.ScanTableRequest(
-                        start_timestamp=start,
-                        table=TABLE,
-                        columns=columns,
-                        column_prefixes=prefixes,
-                    )
+async def test_a_scan_of_bad_prefixes_is_refused(one: Gateway) -> None:
+    start = await one.begin()
+    for prefixes, columns, field in (
+        ([b""], [], r"^column_prefixes\[0\]: is empty"),
+        ([b"c"], [b""], r"^columns\[0\]: is empty"),
+    ):
+        with pytest.raises(InvalidArgument, match=field):
+            await one.scan(
+                pb.ScanTableRequest(
+                    start_timestamp=start,
+                    table=TABLE,
+                    columns=columns,
+                    column_prefixes=prefixes,
                 )
+            )
 
 
-async def test_an_answer_that_is_too_large_is_not_sent() -> None:
-    async with gateways(1) as (_, (one,)):
-        rows = [b"%d" % number for number in range(3)]
-        writes = [write(row, b"v" * 400_000) for row in rows]
-        await one.commit(await one.begin(), writes)
-        assert len(await one.read(rows[0])) == 1
-        with pytest.raises(InvalidArgument, match="ask for fewer rows at once"):
-            await one.read(*rows)
-        with pytest.raises(InvalidArgument, match="more than 100000 cells"):
-            await one.read(*[b"x"] * 100_001)
+async def test_an_answer_that_is_too_large_is_not_sent(one: Gateway) -> None:
+    rows = [b"%d" % number for number in range(3)]
+    writes = [write(row, b"v" * 400_000) for row in rows]
+    await one.commit(await one.begin(), writes)
+    assert len(await one.read(rows[0])) == 1
+    with pytest.raises(InvalidArgument, match="ask for fewer rows at once"):
+        await one.read(*rows)
+    with pytest.raises(InvalidArgument, match="more than 100000 cells"):
+        await one.read(*[b"x"] * 100_001)
 
 
-async def test_a_range_that_ends_before_it_begins_is_empty() -> None:
-    async with gateways(1) as (_, (one,)):
-        await one.commit(await one.begin(), [write(b"b", b"1")])
-        request = pb.ScanTableRequest(
-            start_timestamp=await one.begin(), table=TABLE, range=RowRange(start=b"c", end=b"a")
-        )
-        assert await one.scan(request) == []
+async def test_a_range_that_ends_before_it_begins_is_empty(one: Gateway) -> None:
+    await one.commit(await one.begin(), [write(b"b", b"1")])
+    request = pb.ScanTableRequest(
+        start_timestamp=await one.begin(), table=TABLE, range=RowRange(start=b"c", end=b"a")
+    )
+    assert await one.scan(request) == []
 
 
-async def test_a_scan_may_begin_and_end_behind_the_longest_row() -> None:
+async def test_a_scan_may_begin_and_end_behind_the_longest_row(one: Gateway) -> None:
     """The key behind a row is a byte longer: a scan that broke off there is continued from it."""
     longest = b"r" * LIMITS.row_bytes_max
-    async with gateways(1) as (_, (one,)):
-        await one.commit(await one.begin(), [write(longest, b"1"), write(b"s", b"2")])
-        request = pb.ScanTableRequest(start_timestamp=await one.begin(), table=TABLE)
-        request.range.start = longest + b"\0"
-        assert await one.scan(request) == [b"s"]
-        request.range.CopyFrom(RowRange(end=longest + b"\0"))
-        assert await one.scan(request) == [longest]
-        request.reverse = True
-        assert await one.scan(request) == [longest]
-        for bound in ("start", "end"):
-            request.range.CopyFrom(RowRange(**{bound: longest + b"a"}))
-            with pytest.raises(InvalidArgument, match=rf"^range\.{bound}: .* at most 4096"):
-                await one.scan(request)
+    await one.commit(await one.begin(), [write(longest, b"1"), write(b"s", b"2")])
+    request = pb.ScanTableRequest(start_timestamp=await one.begin(), table=TABLE)
+    request.range.start = longest + b"\0"
+    assert await one.scan(request) == [b"s"]
+    request.range.CopyFrom(RowRange(end=longest + b"\0"))
+    assert await one.scan(request) == [longest]
+    request.reverse = True
+    assert await one.scan(request) == [longest]
+    for bound in ("start", "end"):
+        request.range.CopyFrom(RowRange(**{bound: longest + b"a"}))
+        with pytest.raises(InvalidArgument, match=rf"^range\.{bound}: .* at most 4096"):
+            await one.scan(request)
 
 
-async def test_a_question_about_an_outcome_names_either_the_primary_or_the_cells() -> None:
-    async with gateways(1) as (_, (one,)):
-        start = await one.begin()
-        cell = pb.CellName(table=TABLE, row=b"a", column=COLUMN)
-        primary = WireAddress(table_id=1, row=b"a", column=COLUMN)
-        for request, field in (
-            (pb.ResolveRequest(), "primary: give"),
-            (pb.ResolveRequest(primary=primary, cells=[cell]), "primary: give"),
-            (pb.ResolveRequest(cells=[cell, pb.CellName(table=TABLE)]), r"cells\[1\]\.column"),
-            (pb.ResolveRequest(primary=WireAddress(table_id=1)), r"primary\.column"),
-        ):
-            request.start_timestamp = start
-            with pytest.raises(InvalidArgument, match=field):
-                await one.handler.resolve(request)
-        told = await one.handler.resolve(pb.ResolveRequest(start_timestamp=start, primary=primary))
-        assert told.fate == pb.ResolveResponse.FATE_ABORTED
-
-
-async def test_a_primary_in_a_deleted_table_is_an_error_that_is_not_retried() -> None:
-    """The error is not `OutcomeUnknown`, which would mean: ask again."""
-    async with gateways(1) as (_, (one,)):
-        gone = WireAddress(table_id=999, row=b"a", column=COLUMN)
-        request = pb.ResolveRequest(start_timestamp=await one.begin(), primary=gone)
-        with pytest.raises(SchemaError, match="999"):
+async def test_a_question_about_an_outcome_names_either_the_primary_or_the_cells(
+    one: Gateway,
+) -> None:
+    start = await one.begin()
+    cell = pb.CellName(table=TABLE, row=b"a", column=COLUMN)
+    primary = WireAddress(table_id=1, row=b"a", column=COLUMN)
+    for request, field in (
+        (pb.ResolveRequest(), "primary: give"),
+        (pb.ResolveRequest(primary=primary, cells=[cell]), "primary: give"),
+        (pb.ResolveRequest(cells=[cell, pb.CellName(table=TABLE)]), r"cells\[1\]\.column"),
+        (pb.ResolveRequest(primary=WireAddress(table_id=1)), r"primary\.column"),
+    ):
+        request.start_timestamp = start
+        with pytest.raises(InvalidArgument, match=field):
             await one.handler.resolve(request)
+    told = await one.handler.resolve(pb.ResolveRequest(start_timestamp=start, primary=primary))
+    assert told.fate == pb.ResolveResponse.FATE_ABORTED
+
+
+async def test_a_primary_in_a_deleted_table_is_an_error_that_is_not_retried(one: Gateway) -> None:
+    """The error is not `OutcomeUnknown`, which would mean: ask again."""
+    gone = WireAddress(table_id=999, row=b"a", column=COLUMN)
+    request = pb.ResolveRequest(start_timestamp=await one.begin(), primary=gone)
+    with pytest.raises(SchemaError, match="999"):
+        await one.handler.resolve(request)
 
 
 async def test_get_and_scan_return_the_columns_with_a_prefix_and_no_others() -> None:

@@ -64,28 +64,30 @@ COMMITTED = ResolveResponse.FATE_COMMITTED
 ABORTED = ResolveResponse.FATE_ABORTED
 
 
-async def test_a_commit_is_visible_at_every_gateway_from_then_on() -> None:
-    async with gateways() as (_, (one, other)):
-        start = await one.begin()
-        commit = await one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"2")])
-        assert commit > start
-        assert await other.read(b"bob", b"zoe", b"nobody") == [b"1", b"2", None]
-        assert await other.get(start, b"bob") == [None], "a snapshot stays as it was"
-        request = ScanTableRequest(start_timestamp=await other.begin(), table=TABLE)
-        assert await other.scan(request) == [b"bob", b"zoe"]
-        request.reverse, request.row_limit = True, 1
-        assert await other.scan(request) == [b"zoe"]
+async def test_a_commit_is_visible_at_every_gateway_from_then_on(
+    one: Gateway, other: Gateway
+) -> None:
+    start = await one.begin()
+    commit = await one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"2")])
+    assert commit > start
+    assert await other.read(b"bob", b"zoe", b"nobody") == [b"1", b"2", None]
+    assert await other.get(start, b"bob") == [None], "a snapshot stays as it was"
+    request = ScanTableRequest(start_timestamp=await other.begin(), table=TABLE)
+    assert await other.scan(request) == [b"bob", b"zoe"]
+    request.reverse, request.row_limit = True, 1
+    assert await other.scan(request) == [b"zoe"]
 
 
-async def test_the_same_commit_again_gives_the_same_timestamp_everywhere() -> None:
-    async with gateways(3) as (_, (one, other, third)):
-        start = await one.begin()
-        writes = [write(b"bob", b"1"), write(b"zoe", b"2"), write(b"yan", kind=DELETE)]
-        commit = await one.commit(start, writes)
-        assert await one.commit(start, writes) == commit
-        assert await other.commit(start, writes[::-1]) == commit, "in any order"
-        assert (await third.resolve(start, b"zoe", b"bob", b"yan")).commit_timestamp == commit
-        assert await third.read(b"bob", b"zoe") == [b"1", b"2"]
+async def test_the_same_commit_again_gives_the_same_timestamp_everywhere(
+    one: Gateway, other: Gateway, third: Gateway
+) -> None:
+    start = await one.begin()
+    writes = [write(b"bob", b"1"), write(b"zoe", b"2"), write(b"yan", kind=DELETE)]
+    commit = await one.commit(start, writes)
+    assert await one.commit(start, writes) == commit
+    assert await other.commit(start, writes[::-1]) == commit, "in any order"
+    assert (await third.resolve(start, b"zoe", b"bob", b"yan")).commit_timestamp == commit
+    assert await third.read(b"bob", b"zoe") == [b"1", b"2"]
 
 
 async def test_gateways_that_commit_the_same_transaction_at_once_agree() -> None:
@@ -100,33 +102,35 @@ async def test_gateways_that_commit_the_same_transaction_at_once_agree() -> None
             assert await all_gateways[1].read(b"bob", b"zoe") == [b"1", b"2"]
 
 
-async def test_a_transaction_that_lost_a_conflict_stays_aborted_everywhere() -> None:
-    async with gateways() as (_, (one, other)):
-        loser, winner = await one.begin(), await one.begin()
-        await one.commit(winner, [write(b"zoe", b"w")])
-        writes = [write(b"bob", b"l"), write(b"zoe", b"l")]
-        with pytest.raises(ConflictError) as caught:
-            await one.commit(loser, writes)
-        assert caught.value.other_start_timestamp == winner
-        assert caught.value.retry is Retry.USELESS, "the same again would fail again"
-        for gateway in (one, other):
-            with pytest.raises(ConflictError):
-                await gateway.commit(loser, writes)
-            assert (await gateway.resolve(loser, b"bob", b"zoe")).fate == ABORTED
-        assert await other.read(b"bob", b"zoe") == [None, b"w"]
-
-
-async def test_nothing_of_what_an_aborted_transaction_would_have_written_is_kept() -> None:
-    """A gateway remembers that it is aborted, but its writes may have 16 MiB."""
-    async with gateways(1) as (_, (one,)):
-        loser = await one.begin()
-        await one.commit(await one.begin(), [write(b"bob", b"w")])
+async def test_a_transaction_that_lost_a_conflict_stays_aborted_everywhere(
+    one: Gateway, other: Gateway
+) -> None:
+    loser, winner = await one.begin(), await one.begin()
+    await one.commit(winner, [write(b"zoe", b"w")])
+    writes = [write(b"bob", b"l"), write(b"zoe", b"l")]
+    with pytest.raises(ConflictError) as caught:
+        await one.commit(loser, writes)
+    assert caught.value.other_start_timestamp == winner
+    assert caught.value.retry is Retry.USELESS, "the same again would fail again"
+    for gateway in (one, other):
         with pytest.raises(ConflictError):
-            await one.commit(loser, [write(b"bob", b"l")])
-        gc.collect()
-        assert not [kept for kept in gc.get_objects() if isinstance(kept, Writes)]
-        with pytest.raises(ConflictError, match="was committed by transaction"):
-            await one.commit(loser, [write(b"bob", b"l")])
+            await gateway.commit(loser, writes)
+        assert (await gateway.resolve(loser, b"bob", b"zoe")).fate == ABORTED
+    assert await other.read(b"bob", b"zoe") == [None, b"w"]
+
+
+async def test_nothing_of_what_an_aborted_transaction_would_have_written_is_kept(
+    one: Gateway,
+) -> None:
+    """A gateway remembers that it is aborted, but its writes may have 16 MiB."""
+    loser = await one.begin()
+    await one.commit(await one.begin(), [write(b"bob", b"w")])
+    with pytest.raises(ConflictError):
+        await one.commit(loser, [write(b"bob", b"l")])
+    gc.collect()
+    assert not [kept for kept in gc.get_objects() if isinstance(kept, Writes)]
+    with pytest.raises(ConflictError, match="was committed by transaction"):
+        await one.commit(loser, [write(b"bob", b"l")])
 
 
 async def test_a_commit_whose_answer_is_lost_is_unknown_until_another_gateway_resolves_it() -> None:
@@ -145,38 +149,40 @@ async def test_a_commit_whose_answer_is_lost_is_unknown_until_another_gateway_re
         assert await one.read(b"bob", b"zoe") == [b"1", b"2"]
 
 
-async def test_a_caller_that_leaves_finds_its_commit_done_when_it_comes_back() -> None:
-    async with gateways(1) as (cluster, (one,)):
-        cluster.delay = lambda request: 3.0 if commits_primary(request) else 0.001
-        start = await one.begin()
-        calling = asyncio.ensure_future(one.commit(start, [write(b"bob", b"1")]))
-        await asyncio.sleep(0.5)
-        calling.cancel()
-        await asyncio.wait([calling])
-        assert one.commits.in_progress == 1
-        again = await asyncio.gather(*(one.commit(start, [write(b"bob", b"1")]) for _ in range(5)))
-        assert len(set(again)) == 1
-        assert one.commits.joined == 5
-        assert +one.commits.outcomes == {"committed": 1}
+async def test_a_caller_that_leaves_finds_its_commit_done_when_it_comes_back(
+    cluster: Cluster, one: Gateway
+) -> None:
+    cluster.delay = lambda request: 3.0 if commits_primary(request) else 0.001
+    start = await one.begin()
+    calling = asyncio.ensure_future(one.commit(start, [write(b"bob", b"1")]))
+    await asyncio.sleep(0.5)
+    calling.cancel()
+    await asyncio.wait([calling])
+    assert one.commits.in_progress == 1
+    again = await asyncio.gather(*(one.commit(start, [write(b"bob", b"1")]) for _ in range(5)))
+    assert len(set(again)) == 1
+    assert one.commits.joined == 5
+    assert +one.commits.outcomes == {"committed": 1}
 
 
-async def test_commits_that_are_given_up_at_the_end_are_given_up_in_the_order_they_began() -> None:
-    async with gateways(1) as (cluster, (one,)):
-        cluster.delay = lambda _: 30.0
-        starts = [await one.begin() for _ in range(30)]
-        told = []
+async def test_commits_that_are_given_up_at_the_end_are_given_up_in_the_order_they_began(
+    cluster: Cluster, one: Gateway
+) -> None:
+    cluster.delay = lambda _: 30.0
+    starts = [await one.begin() for _ in range(30)]
+    told = []
 
-        async def commit(start: int) -> None:
-            try:
-                await one.commit(start, [write(b"%d" % start, b"1")])
-            except OutcomeUnknown as unknown:
-                told.append(unknown.start_timestamp)
+    async def commit(start: int) -> None:
+        try:
+            await one.commit(start, [write(b"%d" % start, b"1")])
+        except OutcomeUnknown as unknown:
+            told.append(unknown.start_timestamp)
 
-        callers = [asyncio.ensure_future(commit(start)) for start in starts]
-        await asyncio.sleep(0.5)
-        await one.commits.close(1.0)
-        await asyncio.wait(callers)
-        assert told == starts
+    callers = [asyncio.ensure_future(commit(start)) for start in starts]
+    await asyncio.sleep(0.5)
+    await one.commits.close(1.0)
+    await asyncio.wait(callers)
+    assert told == starts
 
 
 async def test_aborted_is_reported_only_when_no_prewrite_can_still_arrive() -> None:
@@ -201,45 +207,48 @@ def _rolls_back(request: MutateRequest) -> bool:
     )
 
 
-async def test_resolving_a_transaction_that_never_committed_rules_it_out_for_ever() -> None:
-    async with gateways() as (_, (one, other)):
-        start = await one.begin()
-        assert (await other.resolve(start, b"bob", b"zoe")).fate == ABORTED
-        for gateway in (one, other):
-            with pytest.raises(ConflictError):
-                await gateway.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
-        assert await one.read(b"bob", b"zoe") == [None, None]
+async def test_resolving_a_transaction_that_never_committed_rules_it_out_for_ever(
+    one: Gateway, other: Gateway
+) -> None:
+    start = await one.begin()
+    assert (await other.resolve(start, b"bob", b"zoe")).fate == ABORTED
+    for gateway in (one, other):
+        with pytest.raises(ConflictError):
+            await gateway.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
+    assert await one.read(b"bob", b"zoe") == [None, None]
 
 
-async def test_resolving_at_a_cell_that_is_not_the_primary_removes_no_lock() -> None:
+async def test_resolving_at_a_cell_that_is_not_the_primary_removes_no_lock(
+    cluster: Cluster, one: Gateway, other: Gateway
+) -> None:
     """Otherwise the transaction would be committed without that cell."""
-    async with gateways() as (cluster, (one, other)):
-        cluster.delay = lambda request: 1.0 if commits_primary(request) else 0.001
-        start = await one.begin()
-        committing = asyncio.ensure_future(
-            one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
-        )
-        await asyncio.sleep(0.5)
-        with pytest.raises(InvalidArgument, match=r"cells: .* is decided at row 'bob'"):
-            await other.resolve(start, b"zoe")
-        await committing
-        assert await other.read(b"bob", b"zoe") == [b"1", b"1"]
+    cluster.delay = lambda request: 1.0 if commits_primary(request) else 0.001
+    start = await one.begin()
+    committing = asyncio.ensure_future(
+        one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
+    )
+    await asyncio.sleep(0.5)
+    with pytest.raises(InvalidArgument, match=r"cells: .* is decided at row 'bob'"):
+        await other.resolve(start, b"zoe")
+    await committing
+    assert await other.read(b"bob", b"zoe") == [b"1", b"1"]
 
 
-async def test_a_lock_that_arrives_while_another_cell_is_asked_about_is_left_alone() -> None:
-    async with gateways() as (cluster, (one, other)):
-        start = await one.begin()
-        cluster.delay = lambda request: 0.5 if _rolls_back(request) else 0.001
-        asking = asyncio.ensure_future(other.resolve(start, b"zoe"))
-        await asyncio.sleep(0.1)  # nothing was found there, and the marker has been sent
-        cluster.delay = lambda request: 2.0 if commits_primary(request) else 0.001
-        committing = asyncio.ensure_future(
-            one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
-        )
-        with pytest.raises(InvalidArgument, match="is decided at"):
-            await asking
-        await committing
-        assert await one.read(b"bob", b"zoe") == [b"1", b"1"]
+async def test_a_lock_that_arrives_while_another_cell_is_asked_about_is_left_alone(
+    cluster: Cluster, one: Gateway, other: Gateway
+) -> None:
+    start = await one.begin()
+    cluster.delay = lambda request: 0.5 if _rolls_back(request) else 0.001
+    asking = asyncio.ensure_future(other.resolve(start, b"zoe"))
+    await asyncio.sleep(0.1)  # nothing was found there, and the marker has been sent
+    cluster.delay = lambda request: 2.0 if commits_primary(request) else 0.001
+    committing = asyncio.ensure_future(
+        one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
+    )
+    with pytest.raises(InvalidArgument, match="is decided at"):
+        await asking
+    await committing
+    assert await one.read(b"bob", b"zoe") == [b"1", b"1"]
 
 
 OTHER_WRITES = {
@@ -253,34 +262,34 @@ OTHER_WRITES = {
 @pytest.mark.parametrize("case", OTHER_WRITES)
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_other_writes_under_the_same_start_timestamp_are_refused_and_change_nothing(
-    case: str, elsewhere: bool
+    case: str, elsewhere: bool, one: Gateway, other: Gateway
 ) -> None:
-    async with gateways() as (_, (one, other)):
-        start = await one.begin()
-        writes = [write(b"bob", b"1"), write(b"zoe", b"1")]
-        commit = await one.commit(start, writes)
-        asked = other if elsewhere else one
-        with pytest.raises(InvalidArgument, match=f"another write set .* {start}"):
-            await asked.commit(start, OTHER_WRITES[case])
-        assert await asked.commit(start, writes) == commit, "the true one is answered as before"
-        assert await other.read(b"ann", b"bob", b"yan", b"zoe") == [None, b"1", None, b"1"]
+    start = await one.begin()
+    writes = [write(b"bob", b"1"), write(b"zoe", b"1")]
+    commit = await one.commit(start, writes)
+    asked = other if elsewhere else one
+    with pytest.raises(InvalidArgument, match=f"another write set .* {start}"):
+        await asked.commit(start, OTHER_WRITES[case])
+    assert await asked.commit(start, writes) == commit, "the true one is answered as before"
+    assert await other.read(b"ann", b"bob", b"yan", b"zoe") == [None, b"1", None, b"1"]
 
 
 @pytest.mark.parametrize("case", OTHER_WRITES)
-async def test_other_writes_while_the_first_are_being_committed_are_refused(case: str) -> None:
+async def test_other_writes_while_the_first_are_being_committed_are_refused(
+    case: str, cluster: Cluster, one: Gateway, other: Gateway
+) -> None:
     if case == "one cell more":
         return  # only a finished commit that lacks a cell shows the difference
-    async with gateways() as (cluster, (one, other)):
-        cluster.delay = lambda request: 1.0 if commits_primary(request) else 0.001
-        start = await one.begin()
-        committing = asyncio.ensure_future(
-            one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
-        )
-        await asyncio.sleep(0.5)
-        with pytest.raises(InvalidArgument, match="another write set"):
-            await other.commit(start, OTHER_WRITES[case])
-        await committing
-        assert await other.read(b"ann", b"bob", b"yan", b"zoe") == [None, b"1", None, b"1"]
+    cluster.delay = lambda request: 1.0 if commits_primary(request) else 0.001
+    start = await one.begin()
+    committing = asyncio.ensure_future(
+        one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"1")])
+    )
+    await asyncio.sleep(0.5)
+    with pytest.raises(InvalidArgument, match="another write set"):
+        await other.commit(start, OTHER_WRITES[case])
+    await committing
+    assert await other.read(b"ann", b"bob", b"yan", b"zoe") == [None, b"1", None, b"1"]
 
 
 async def test_two_different_write_sets_committed_at_once_are_not_mixed() -> None:
@@ -306,12 +315,13 @@ async def test_two_different_write_sets_committed_at_once_are_not_mixed() -> Non
     assert met > 20
 
 
-async def test_a_transaction_without_writes_is_committed_with_nothing_sent() -> None:
-    async with gateways(1) as (cluster, (one,)):
-        start = await one.begin()
-        before = cluster.mutations
-        assert await one.commit(start, []) == 0
-        assert cluster.mutations == before
+async def test_a_transaction_without_writes_is_committed_with_nothing_sent(
+    cluster: Cluster, one: Gateway
+) -> None:
+    start = await one.begin()
+    before = cluster.mutations
+    assert await one.commit(start, []) == 0
+    assert cluster.mutations == before
 
 
 async def test_too_many_commits_at_once_are_refused_and_may_come_again() -> None:
@@ -326,13 +336,14 @@ async def test_too_many_commits_at_once_are_refused_and_may_come_again() -> None
         assert await one.commit(starts[2], [write(b"%d" % starts[2], b"1")]) > 0
 
 
-async def test_a_first_commit_looks_at_no_cells_and_any_other_looks_first() -> None:
-    async with gateways() as (_, (one, other)):
-        start = await one.begin()
-        await one.commit(start, [write(b"bob", b"1")])
-        assert one.commits.looked_up == 0
-        await other.commit(start, [write(b"bob", b"1")])
-        assert other.commits.looked_up == 1
+async def test_a_first_commit_looks_at_no_cells_and_any_other_looks_first(
+    one: Gateway, other: Gateway
+) -> None:
+    start = await one.begin()
+    await one.commit(start, [write(b"bob", b"1")])
+    assert one.commits.looked_up == 0
+    await other.commit(start, [write(b"bob", b"1")])
+    assert other.commits.looked_up == 1
 
 
 async def test_increments_by_many_callers_all_count() -> None:
@@ -383,41 +394,42 @@ CALLS: dict[str, Callable[[Gateway, int], Awaitable[object]]] = {
 
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_gateway_that_has_never_heard_of_the_first_table_refuses_the_next(
-    call: str,
+    call: str, cluster: Cluster, one: Gateway, other: Gateway
 ) -> None:
-    async with gateways() as (cluster, (one, other)):
-        await one.commit(await one.begin(), [write(b"bob", b"1")])
-        start = await one.begin()
-        assert await one.get(start, b"bob") == [b"1"]
-        await _create_again(cluster)
-        with pytest.raises(SchemaError, match="'accounts' is younger than the snapshot"):
-            await CALLS[call](other, start)
-        assert await other.read(b"bob") == [None], "nothing was written into the new table"
+    await one.commit(await one.begin(), [write(b"bob", b"1")])
+    start = await one.begin()
+    assert await one.get(start, b"bob") == [b"1"]
+    await _create_again(cluster)
+    with pytest.raises(SchemaError, match="'accounts' is younger than the snapshot"):
+        await CALLS[call](other, start)
+    assert await other.read(b"bob") == [None], "nothing was written into the new table"
 
 
 @pytest.mark.parametrize("call", ["Get", "ScanTable"])
-async def test_a_gateway_that_knows_the_first_table_says_that_it_was_dropped(call: str) -> None:
-    async with gateways() as (cluster, (one, other)):
-        start = await one.begin()
-        assert await one.get(start, b"bob") == [None]
-        await _create_again(cluster)
-        with pytest.raises(SchemaError, match="'accounts' was dropped"):
-            await CALLS[call](one, start)
-        # By now it knows the next table.
-        assert await one.read(b"bob") == [None]
-        with pytest.raises(SchemaError, match="'accounts' is younger than the snapshot"):
-            await _commit(one, start)
-        assert await other.read(b"bob") == [None]
+async def test_a_gateway_that_knows_the_first_table_says_that_it_was_dropped(
+    call: str, cluster: Cluster, one: Gateway, other: Gateway
+) -> None:
+    start = await one.begin()
+    assert await one.get(start, b"bob") == [None]
+    await _create_again(cluster)
+    with pytest.raises(SchemaError, match="'accounts' was dropped"):
+        await CALLS[call](one, start)
+    # By now it knows the next table.
+    assert await one.read(b"bob") == [None]
+    with pytest.raises(SchemaError, match="'accounts' is younger than the snapshot"):
+        await _commit(one, start)
+    assert await other.read(b"bob") == [None]
 
 
-async def test_a_commit_that_is_sent_again_does_not_commit_into_the_next_table() -> None:
-    async with gateways() as (cluster, (one, other)):
-        start, writes = await one.begin(), [write(b"bob", b"1")]
-        await one.commit(start, writes)
-        await _create_again(cluster)
-        with pytest.raises(SchemaError, match="younger"):
-            await other.commit(start, writes)
-        assert await other.read(b"bob") == [None]
+async def test_a_commit_that_is_sent_again_does_not_commit_into_the_next_table(
+    cluster: Cluster, one: Gateway, other: Gateway
+) -> None:
+    start, writes = await one.begin(), [write(b"bob", b"1")]
+    await one.commit(start, writes)
+    await _create_again(cluster)
+    with pytest.raises(SchemaError, match="younger"):
+        await other.commit(start, writes)
+    assert await other.read(b"bob") == [None]
 
 
 async def _get(gateway: Gateway, start: int) -> object:
@@ -426,7 +438,10 @@ async def _get(gateway: Gateway, start: int) -> object:
 
 @pytest.mark.parametrize("read", [_get, _scan])
 async def test_it_is_late_and_may_be_repeated_and_nothing_is_said_to_be_rolled_back(
-    read: Callable[[Gateway, int], Awaitable[object]], monkeypatch: pytest.MonkeyPatch
+    read: Callable[[Gateway, int], Awaitable[object]],
+    monkeypatch: pytest.MonkeyPatch,
+    one: Gateway,
+    other: Gateway,
 ) -> None:
     async def dies(*_: Any) -> int:
         raise KeyboardInterrupt
@@ -434,22 +449,21 @@ async def test_it_is_late_and_may_be_repeated_and_nothing_is_said_to_be_rolled_b
     async def resolves_nothing(*_: Any, **__: Any) -> set[int]:
         return set()
 
-    async with gateways() as (_, (one, other)):
-        with monkeypatch.context() as patch:
-            patch.setattr(Commit, "commit_primary", dies)
-            patch.setattr(commit, "roll_back_all", resolves_nothing)
-            transaction = one.database.transaction()
-            transaction.internal.writes.put(await _address(one), b"1")
-            with pytest.raises(KeyboardInterrupt):
-                await transaction.commit()
-        monkeypatch.setattr(Cleanup, "resolve", resolves_nothing)
-        token = rpc._remaining.set(lambda: 1.0)
-        try:
-            with pytest.raises(DeadlineExceeded, match="is locked by transaction") as caught:
-                await read(other, await other.begin())
-        finally:
-            rpc._remaining.reset(token)
-        assert caught.value.retry is Retry.SAFE
+    with monkeypatch.context() as patch:
+        patch.setattr(Commit, "commit_primary", dies)
+        patch.setattr(commit, "roll_back_all", resolves_nothing)
+        transaction = one.database.transaction()
+        transaction.internal.writes.put(await _address(one), b"1")
+        with pytest.raises(KeyboardInterrupt):
+            await transaction.commit()
+    monkeypatch.setattr(Cleanup, "resolve", resolves_nothing)
+    token = rpc._remaining.set(lambda: 1.0)
+    try:
+        with pytest.raises(DeadlineExceeded, match="is locked by transaction") as caught:
+            await read(other, await other.begin())
+    finally:
+        rpc._remaining.reset(token)
+    assert caught.value.retry is Retry.SAFE
 
 
 async def _address(gateway: Gateway) -> CellAddress:
@@ -473,30 +487,30 @@ async def _resolved(gateway: Gateway, start: int, *writes: pb.CellWrite) -> pb.R
     return (await gateway.handler.resolve(request)).fate
 
 
-async def test_callers_share_a_cell_and_exclude_its_writers() -> None:
-    async with gateways() as (_, (one, other)):
-        starts = [await gateway.begin() for gateway in (one, other, one, other)]
-        await one.commit(starts[0], [_read_lock(b"hub"), write(b"a", b"1")])
-        await other.commit(starts[1], [_read_lock(b"hub"), write(b"z", b"1")])
-        for start, kind in zip(starts[2:], (DELETE, LOCK), strict=True):
-            with pytest.raises(ConflictError, match="was read-locked") as caught:
-                await one.commit(start, [write(b"hub", kind=kind)])
-            assert caught.value.cell is not None
-            assert caught.value.cell.column == COLUMN
+async def test_callers_share_a_cell_and_exclude_its_writers(one: Gateway, other: Gateway) -> None:
+    starts = [await gateway.begin() for gateway in (one, other, one, other)]
+    await one.commit(starts[0], [_read_lock(b"hub"), write(b"a", b"1")])
+    await other.commit(starts[1], [_read_lock(b"hub"), write(b"z", b"1")])
+    for start, kind in zip(starts[2:], (DELETE, LOCK), strict=True):
+        with pytest.raises(ConflictError, match="was read-locked") as caught:
+            await one.commit(start, [write(b"hub", kind=kind)])
+        assert caught.value.cell is not None
+        assert caught.value.cell.column == COLUMN
 
 
-async def test_the_same_commit_again_gives_the_same_timestamp_everywhere_locks() -> None:
-    async with gateways(3) as (_, (one, other, third)):
-        start = await one.begin()
-        writes = [_read_lock(b"bob"), write(b"zoe", b"2"), _read_lock(b"yan")]
-        commit = await one.commit(start, writes)
-        assert await one.commit(start, writes) == commit
-        assert await other.commit(start, writes[::-1]) == commit
-        assert await _resolved(third, start, *writes) == COMMITTED_LOCKS
-        with pytest.raises(InvalidArgument, match="another write set"):
-            await one.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
-        with pytest.raises(InvalidArgument, match="another write set"):
-            await third.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
+async def test_the_same_commit_again_gives_the_same_timestamp_everywhere_locks(
+    one: Gateway, other: Gateway, third: Gateway
+) -> None:
+    start = await one.begin()
+    writes = [_read_lock(b"bob"), write(b"zoe", b"2"), _read_lock(b"yan")]
+    commit = await one.commit(start, writes)
+    assert await one.commit(start, writes) == commit
+    assert await other.commit(start, writes[::-1]) == commit
+    assert await _resolved(third, start, *writes) == COMMITTED_LOCKS
+    with pytest.raises(InvalidArgument, match="another write set"):
+        await one.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
+    with pytest.raises(InvalidArgument, match="another write set"):
+        await third.commit(start, [write(b"bob", kind=LOCK), *writes[1:]])
 
 
 async def test_gateways_that_commit_the_same_transaction_at_once_agree_locks() -> None:
@@ -522,15 +536,16 @@ async def test_one_gateway_commits_in_one_round_and_another_in_two_phases() -> N
             assert len(set(commits)) == 1
 
 
-async def test_a_transaction_that_was_never_committed_is_resolved_and_stays_aborted() -> None:
-    async with gateways() as (_, (one, other)):
-        start = await one.begin()
-        writes = [_read_lock(b"bob"), write(b"zoe", b"2")]
-        assert await _resolved(other, start, *writes) == ABORTED_LOCKS
-        with pytest.raises(ConflictError) as caught:
-            await one.commit(start, writes)
-        assert caught.value.cell is not None
-        assert caught.value.cell.column == COLUMN, "the hidden one means nothing to callers"
+async def test_a_transaction_that_was_never_committed_is_resolved_and_stays_aborted(
+    one: Gateway, other: Gateway
+) -> None:
+    start = await one.begin()
+    writes = [_read_lock(b"bob"), write(b"zoe", b"2")]
+    assert await _resolved(other, start, *writes) == ABORTED_LOCKS
+    with pytest.raises(ConflictError) as caught:
+        await one.commit(start, writes)
+    assert caught.value.cell is not None
+    assert caught.value.cell.column == COLUMN, "the hidden one means nothing to callers"
 
 
 async def test_the_hidden_primary_that_an_error_names_can_be_asked_about() -> None:
@@ -569,21 +584,19 @@ async def test_the_hidden_primary_that_an_error_names_can_be_asked_about() -> No
     ],
 )
 async def test_what_cannot_be_resolved_is_refused_by_name(
-    fields: dict[str, Any], said: str
+    fields: dict[str, Any], said: str, one: Gateway
 ) -> None:
-    async with gateways(1) as (_, (one,)):
-        request = pb.ResolveRequest(start_timestamp=await one.begin(), **fields)
-        with pytest.raises(InvalidArgument, match=said):
-            await one.handler.resolve(request)
+    request = pb.ResolveRequest(start_timestamp=await one.begin(), **fields)
+    with pytest.raises(InvalidArgument, match=said):
+        await one.handler.resolve(request)
 
 
-async def test_a_read_lock_has_no_value_and_is_the_only_write_of_its_cell() -> None:
-    async with gateways(1) as (_, (one,)):
-        start = await one.begin()
-        with pytest.raises(InvalidArgument, match=r"writes\[0\]\.value: is allowed in a put"):
-            await one.commit(start, [write(b"a", b"v", READ_LOCK)])
-        with pytest.raises(InvalidArgument, match=r"writes\[1\]: names the same cell"):
-            await one.commit(start, [_read_lock(b"a"), write(b"a", b"v")])
+async def test_a_read_lock_has_no_value_and_is_the_only_write_of_its_cell(one: Gateway) -> None:
+    start = await one.begin()
+    with pytest.raises(InvalidArgument, match=r"writes\[0\]\.value: is allowed in a put"):
+        await one.commit(start, [write(b"a", b"v", READ_LOCK)])
+    with pytest.raises(InvalidArgument, match=r"writes\[1\]: names the same cell"):
+        await one.commit(start, [_read_lock(b"a"), write(b"a", b"v")])
 
 
 # The changes of a table through a gateway.
@@ -594,129 +607,124 @@ async def follow(gateway: Gateway, **fields: object) -> list[pb.FollowChangesRes
     return [one async for one in gateway.handler.follow_changes(request)]
 
 
-async def test_changes_are_streamed_in_the_order_of_commits() -> None:
-    async with gateways(2) as (cluster, (one, other)):
-        await cluster.set_change_feed(
-            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
+async def test_changes_are_streamed_in_the_order_of_commits(
+    cluster: Cluster, one: Gateway, other: Gateway
+) -> None:
+    await cluster.set_change_feed(master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True))
+    after = await one.begin()
+    first = await one.commit(await one.begin(), [write(b"b", b"1"), write(b"a", b"")])
+    second = await one.commit(await one.begin(), [write(b"b", kind=DELETE)])
+    until = await one.begin()
+    pages = await follow(other, after=after, until=until, before=True)
+    assert pages[-1].reached == until
+    changes = [change for page in pages for change in page.changes]
+    assert [
+        (
+            one.commit_timestamp,
+            one.row,
+            one.column,
+            one.value if one.HasField("value") else None,
+            one.before if one.HasField("before") else None,
         )
-        after = await one.begin()
-        first = await one.commit(await one.begin(), [write(b"b", b"1"), write(b"a", b"")])
-        second = await one.commit(await one.begin(), [write(b"b", kind=DELETE)])
-        until = await one.begin()
-        pages = await follow(other, after=after, until=until, before=True)
-        assert pages[-1].reached == until
-        changes = [change for page in pages for change in page.changes]
-        assert [
-            (
-                one.commit_timestamp,
-                one.row,
-                one.column,
-                one.value if one.HasField("value") else None,
-                one.before if one.HasField("before") else None,
-            )
-            for one in changes
-        ] == [
-            (first, b"a", COLUMN, b"", None),
-            (first, b"b", COLUMN, b"1", None),
-            (second, b"b", COLUMN, None, b"1"),
-        ]
-        assert [page.changes for page in await follow(other, after=second, until=until)] == []
+        for one in changes
+    ] == [
+        (first, b"a", COLUMN, b"", None),
+        (first, b"b", COLUMN, b"1", None),
+        (second, b"b", COLUMN, None, b"1"),
+    ]
+    assert [page.changes for page in await follow(other, after=second, until=until)] == []
 
 
-async def test_an_endless_stream_tells_how_far_it_is_while_nothing_changes() -> None:
-    async with gateways(1) as (cluster, (gateway,)):
-        await cluster.set_change_feed(
-            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
-        )
-        after = await gateway.begin()
-        stream = gateway.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
-        idle = await anext(stream)
-        assert not idle.changes
-        assert idle.reached > after
-        oldest = gateway.database.internal.engine.open_starts.oldest
-        commit = await gateway.commit(await gateway.begin(), [write(b"a", b"1")])
-        found = await anext(stream)
-        assert [one.commit_timestamp for one in found.changes] == [commit]
-        assert found.reached >= commit
-        assert oldest() > after
-        await cast(AsyncGenerator[Any, None], stream).aclose()
-        assert oldest() == 0
+async def test_an_endless_stream_tells_how_far_it_is_while_nothing_changes(
+    cluster: Cluster, one: Gateway
+) -> None:
+    await cluster.set_change_feed(master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True))
+    after = await one.begin()
+    stream = one.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
+    idle = await anext(stream)
+    assert not idle.changes
+    assert idle.reached > after
+    oldest = one.database.internal.engine.open_starts.oldest
+    commit = await one.commit(await one.begin(), [write(b"a", b"1")])
+    found = await anext(stream)
+    assert [change.commit_timestamp for change in found.changes] == [commit]
+    assert found.reached >= commit
+    assert oldest() > after
+    await cast(AsyncGenerator[Any, None], stream).aclose()
+    assert oldest() == 0
 
 
-async def test_a_gateway_that_shuts_down_ends_the_streams_that_never_end_by_themselves() -> None:
-    async with gateways(1) as (cluster, (gateway,)):
-        await cluster.set_change_feed(
-            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
-        )
-        after = await gateway.begin()
-        commit = await gateway.commit(await gateway.begin(), [write(b"a", b"1")])
-        stream = gateway.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
-        assert [one.commit_timestamp for one in (await anext(stream)).changes] == [commit]
-        waiting = asyncio.ensure_future(anext(stream))
-        await asyncio.sleep(0.5)
-        began = gateway.database.internal.engine.now()
-        await gateway.handler.end_streams()
-        with pytest.raises(NotReady, match="shutting down") as caught:
-            await waiting
-        assert caught.value.retry is Retry.SAFE
-        assert gateway.database.internal.engine.now() == began, "at once"
-        assert gateway.database.internal.engine.open_starts.oldest() == 0
-        with pytest.raises(NotReady):
-            await follow(gateway, after=after)
-        assert (await follow(gateway, after=after, until=commit))[-1].reached == commit
+async def test_a_gateway_that_shuts_down_ends_the_streams_that_never_end_by_themselves(
+    cluster: Cluster, one: Gateway
+) -> None:
+    await cluster.set_change_feed(master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True))
+    after = await one.begin()
+    commit = await one.commit(await one.begin(), [write(b"a", b"1")])
+    stream = one.handler.follow_changes(pb.FollowChangesRequest(table=TABLE, after=after))
+    assert [change.commit_timestamp for change in (await anext(stream)).changes] == [commit]
+    waiting = asyncio.ensure_future(anext(stream))
+    await asyncio.sleep(0.5)
+    began = one.database.internal.engine.now()
+    await one.handler.end_streams()
+    with pytest.raises(NotReady, match="shutting down") as caught:
+        await waiting
+    assert caught.value.retry is Retry.SAFE
+    assert one.database.internal.engine.now() == began, "at once"
+    assert one.database.internal.engine.open_starts.oldest() == 0
+    with pytest.raises(NotReady):
+        await follow(one, after=after)
+    assert (await follow(one, after=after, until=commit))[-1].reached == commit
 
 
-async def test_bad_requests_are_refused() -> None:
-    async with gateways(1) as (_, (gateway,)):
-        now = await gateway.begin()
-        with pytest.raises(InvalidArgument, match="after: is missing"):
-            await follow(gateway)
-        with pytest.raises(InvalidArgument, match=r"until: .* in the future"):
-            await follow(gateway, after=now, until=now << 1)
-        with pytest.raises(InvalidArgument, match=r"until: .* is below after"):
-            await follow(gateway, after=now, until=now - 1)
-        for until in (now, await gateway.begin(), 0):
-            with pytest.raises(InvalidArgument, match=f"^table: '{TABLE}' has no change feed"):
-                await follow(gateway, after=now, until=until)
-        request = pb.FollowChangesRequest(table="nothing", after=now)
-        with pytest.raises(SchemaError):
-            await anext(gateway.handler.follow_changes(request))
+async def test_bad_requests_are_refused(one: Gateway) -> None:
+    now = await one.begin()
+    with pytest.raises(InvalidArgument, match="after: is missing"):
+        await follow(one)
+    with pytest.raises(InvalidArgument, match=r"until: .* in the future"):
+        await follow(one, after=now, until=now << 1)
+    with pytest.raises(InvalidArgument, match=r"until: .* is below after"):
+        await follow(one, after=now, until=now - 1)
+    for until in (now, await one.begin(), 0):
+        with pytest.raises(InvalidArgument, match=f"^table: '{TABLE}' has no change feed"):
+            await follow(one, after=now, until=until)
+    request = pb.FollowChangesRequest(table="nothing", after=now)
+    with pytest.raises(SchemaError):
+        await anext(one.handler.follow_changes(request))
 
 
-async def test_the_more_followers_a_client_has_the_less_often_each_looks_for_changes() -> None:
-    async with gateways(1) as (cluster, (gateway,)):
-        await cluster.set_change_feed(
-            master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True)
-        )
-        after = await gateway.begin()
+async def test_the_more_followers_a_client_has_the_less_often_each_looks_for_changes(
+    cluster: Cluster, one: Gateway
+) -> None:
+    await cluster.set_change_feed(master_pb2.SetChangeFeedRequest(table=TABLE, change_feed=True))
+    after = await one.begin()
 
-        async def looks(followers: int, caller: CallerIdentity) -> int:
-            """In a minute."""
-            request = pb.FollowChangesRequest(table=TABLE, after=after)
-            token = rpc._caller.set(caller)
-            try:
-                reading = [
-                    asyncio.create_task(_read_all(gateway.handler.follow_changes(request)))
-                    for _ in range(followers)
-                ]
-            finally:
-                rpc._caller.reset(token)
-            await asyncio.sleep(30)
-            before = cluster.looks
-            await asyncio.sleep(60)
-            counted = cluster.looks - before
-            for one in reading:
-                one.cancel()
-            await asyncio.wait(reading)
-            return counted
+    async def looks(followers: int, caller: CallerIdentity) -> int:
+        """In a minute."""
+        request = pb.FollowChangesRequest(table=TABLE, after=after)
+        token = rpc._caller.set(caller)
+        try:
+            reading = [
+                asyncio.create_task(_read_all(one.handler.follow_changes(request)))
+                for _ in range(followers)
+            ]
+        finally:
+            rpc._caller.reset(token)
+        await asyncio.sleep(30)
+        before = cluster.looks
+        await asyncio.sleep(60)
+        counted = cluster.looks - before
+        for task in reading:
+            task.cancel()
+        await asyncio.wait(reading)
+        return counted
 
-        client = CallerIdentity(Role.CLIENT, (b"a token", "192.0.2.1"))
-        one = await looks(1, client)
-        assert one > 100
-        many = await looks(250, client)
-        assert many <= 25 * one * 1.1
-        assert await looks(25, client) >= 20 * one, "so few are not slowed down"
-        assert not gateway.handler._followers
+    client = CallerIdentity(Role.CLIENT, (b"a token", "192.0.2.1"))
+    alone = await looks(1, client)
+    assert alone > 100
+    many = await looks(250, client)
+    assert many <= 25 * alone * 1.1
+    assert await looks(25, client) >= 20 * alone, "so few are not slowed down"
+    assert not one.handler._followers
 
 
 async def _read_all(stream: AsyncIterator[pb.FollowChangesResponse]) -> None:

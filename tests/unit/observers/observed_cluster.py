@@ -55,8 +55,7 @@ class Observed:
             await tx.delete(row, source)
 
     async def get(self, row: str, column: Column[int] = copy) -> int | None:
-        async with self.db.snapshot() as snapshot:
-            return await snapshot.get(row, column)
+        return await self.db.get(row, column)
 
     async def waiting(self) -> list[Waiting]:
         """All stored notifications, once every cell is committed."""

@@ -681,17 +681,16 @@ async def test_rows_that_another_worker_has_locked_are_left_to_it_and_no_row_is_
             assert not first & second
 
 
-async def test_locks_are_released_when_the_work_is_done() -> None:
+async def test_locks_are_released_when_the_work_is_done(world: Observed) -> None:
     holders: dict[bytes, object] = {}
-    async with observed() as world:
-        await backlog(world)
-        locks = Locks(holders)
-        worker = Worker(replace(world.context, locks=locks), [copying])
-        async with worker:
-            await world.until_nothing_waits()
-        await world.db.internal.engine.env.background.drain(1.0)
-        assert locks.asked
-        assert holders == {}
+    await backlog(world)
+    locks = Locks(holders)
+    worker = Worker(replace(world.context, locks=locks), [copying])
+    async with worker:
+        await world.until_nothing_waits()
+    await world.db.internal.engine.env.background.drain(1.0)
+    assert locks.asked
+    assert holders == {}
 
 
 async def test_a_worker_that_is_started_twice_at_once_starts_once(world: Observed) -> None:
@@ -706,52 +705,53 @@ async def never_copying(tx: Any, row: str) -> None:
     await asyncio.get_running_loop().create_future()
 
 
-async def test_a_worker_that_stops_releases_the_locks_of_runs_that_it_gives_up() -> None:
+async def test_a_worker_that_stops_releases_the_locks_of_runs_that_it_gives_up(
+    world: Observed,
+) -> None:
     """Otherwise, other workers would leave the rows alone until the locks expire."""
     holders: dict[bytes, object] = {}
-    async with observed() as world:
-        await backlog(world)
-        worker = Worker(replace(world.context, locks=Locks(holders)), [never_copying])
-        async with worker:
-            await asyncio.sleep(5.0)
-            assert len(holders) == len(ROWS)
-            assert not await worker.stop(drain_seconds=0.5)
-        await world.db.internal.engine.env.background.drain(1.0)
-        assert holders == {}
+    await backlog(world)
+    worker = Worker(replace(world.context, locks=Locks(holders)), [never_copying])
+    async with worker:
+        await asyncio.sleep(5.0)
+        assert len(holders) == len(ROWS)
+        assert not await worker.stop(drain_seconds=0.5)
+    await world.db.internal.engine.env.background.drain(1.0)
+    assert holders == {}
 
 
-async def test_a_worker_releases_the_locks_of_an_observer_that_is_paused() -> None:
+async def test_a_worker_releases_the_locks_of_an_observer_that_is_paused(world: Observed) -> None:
     holders: dict[bytes, object] = {}
-    async with observed() as world:
-        await backlog(world)
-        limits = WorkerLimits(concurrency_max=1)
-        worker = Worker(replace(world.context, locks=Locks(holders)), [never_copying], limits)
-        async with worker:
-            await asyncio.sleep(5.0)
-            assert len(holders) == len(ROWS)
-            pause = ChangeObserversRequest(table="docs", pause=["copying"])
-            await world.context.catalog.change_observers(pause, world.context.env.deadline())
-            await asyncio.sleep(5.0)
-            assert len(holders) == 1, "the one whose run is in progress"
-            await worker.stop(drain_seconds=0.0)
+    await backlog(world)
+    limits = WorkerLimits(concurrency_max=1)
+    worker = Worker(replace(world.context, locks=Locks(holders)), [never_copying], limits)
+    async with worker:
+        await asyncio.sleep(5.0)
+        assert len(holders) == len(ROWS)
+        pause = ChangeObserversRequest(table="docs", pause=["copying"])
+        await world.context.catalog.change_observers(pause, world.context.env.deadline())
+        await asyncio.sleep(5.0)
+        assert len(holders) == 1, "the one whose run is in progress"
+        await worker.stop(drain_seconds=0.0)
 
 
-async def test_work_that_a_dead_worker_had_locked_is_found_once_its_locks_are_gone() -> None:
+async def test_work_that_a_dead_worker_had_locked_is_found_once_its_locks_are_gone(
+    world: Observed,
+) -> None:
     holders: dict[bytes, object] = {}
-    async with observed() as world:
-        watched = await backlog(world)
-        holders |= {lock_name(watched, row.encode()): "dead" for row in ROWS}
-        worker = Worker(
-            replace(world.context, locks=Locks(holders)),
-            [copying],
-            WorkerLimits(scan_pause_seconds_max=2.0),
-        )
-        async with worker:
-            await asyncio.sleep(10.0)
-            assert worker.counters["docs", "copying"].runs == 0
-            holders.clear()
-            await world.until_nothing_waits()
-            assert worker.counters["docs", "copying"].commits == len(ROWS)
+    watched = await backlog(world)
+    holders |= {lock_name(watched, row.encode()): "dead" for row in ROWS}
+    worker = Worker(
+        replace(world.context, locks=Locks(holders)),
+        [copying],
+        WorkerLimits(scan_pause_seconds_max=2.0),
+    )
+    async with worker:
+        await asyncio.sleep(10.0)
+        assert worker.counters["docs", "copying"].runs == 0
+        holders.clear()
+        await world.until_nothing_waits()
+        assert worker.counters["docs", "copying"].commits == len(ROWS)
 
 
 async def test_young_notifications_are_left_to_the_worker_that_was_told_of_them(
@@ -813,7 +813,9 @@ def test_a_random_row_is_inside_its_tablet(one: bytes, other: bytes, seed: int) 
         assert end
 
 
-async def test_a_worker_that_ends_with_a_long_run_leaves_the_rest_to_others_at_once() -> None:
+async def test_a_worker_that_ends_with_a_long_run_leaves_the_rest_to_others_at_once(
+    world: Observed,
+) -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
 
     @observes(source, name="slow", concurrency=1, deadline=1_000.0)
@@ -823,25 +825,22 @@ async def test_a_worker_that_ends_with_a_long_run_leaves_the_rest_to_others_at_o
             await may_end.wait()
         await tx.set(row, copy, 1)
 
-    async with observed() as world:
-        await register(world.context, [slow])
-        for row in ROWS:
-            await world.put(row, 1)
-        holders: dict[bytes, object] = {}
-        first, second = (
-            Worker(replace(world.context, locks=Locks(holders)), [slow]) for _ in range(2)
-        )
-        await first.start()
-        await began.wait()
-        await asyncio.sleep(5.0)  # by now, everything in its queue is locked
-        stopping = asyncio.create_task(first.stop(drain_seconds=500.0))
-        async with second:
+    await register(world.context, [slow])
+    for row in ROWS:
+        await world.put(row, 1)
+    holders: dict[bytes, object] = {}
+    first, second = (Worker(replace(world.context, locks=Locks(holders)), [slow]) for _ in range(2))
+    await first.start()
+    await began.wait()
+    await asyncio.sleep(5.0)  # by now, everything in its queue is locked
+    stopping = asyncio.create_task(first.stop(drain_seconds=500.0))
+    async with second:
 
-            async def is_done() -> bool:
-                return len(await world.waiting()) == 1
+        async def is_done() -> bool:
+            return len(await world.waiting()) == 1
 
-            await world.until(is_done)
-            assert not stopping.done()
-            may_end.set()
-            assert await stopping
-            await world.until_nothing_waits()
+        await world.until(is_done)
+        assert not stopping.done()
+        may_end.set()
+        assert await stopping
+        await world.until_nothing_waits()

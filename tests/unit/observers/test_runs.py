@@ -24,7 +24,7 @@ from percolator.routing.cells import CellMutation
 from percolator.tablet.state import SafePoints
 from percolator.testing import run_observers_async
 from percolator.v1.cells_pb2 import Space
-from tests.unit.observers.observed_cluster import Observed, copy, docs, observed, source, total
+from tests.unit.observers.observed_cluster import Observed, copy, docs, source, total
 
 
 @observes(source, name="first")
@@ -133,31 +133,30 @@ async def test_two_observers_of_a_column_each_have_their_own_notifications(world
     assert await world.waiting() == []
 
 
-async def test_a_run_for_one_column_says_nothing_about_another() -> None:
+async def test_a_run_for_one_column_says_nothing_about_another(world: Observed) -> None:
     @observes(source, copy, name="both")
     async def both(tx: Any, row: str, column: Any) -> None: ...
 
-    async with observed() as world:
-        (watched,) = await register(world.context, [both])
-        async with world.db.transaction() as tx:
-            await tx.set("a", source, 1)
-            await tx.set("a", copy, 1)
-        waiting = await world.waiting()
-        assert sorted(one.column for one in waiting) == [b"copy", b"source"]
-        for one in waiting:
-            run = world.run_of(world.work_of(watched, one))
-            assert await run.begin()
-            await run.commit()
+    (watched,) = await register(world.context, [both])
+    async with world.db.transaction() as tx:
+        await tx.set("a", source, 1)
+        await tx.set("a", copy, 1)
+    waiting = await world.waiting()
+    assert sorted(one.column for one in waiting) == [b"copy", b"source"]
+    for one in waiting:
+        run = world.run_of(world.work_of(watched, one))
+        assert await run.begin()
+        await run.commit()
 
 
-async def test_an_observer_may_write_its_own_trigger() -> None:
+async def test_an_observer_may_write_its_own_trigger(world: Observed) -> None:
     @observes(source, name="count-down")
     async def count_down(tx: Any, row: str) -> None:
         left = await tx.get(row, source)
         if left:
             await tx.set(row, source, left - 1)
 
-    async with observed() as world, world.db.run_observers([count_down]):
+    async with world.db.run_observers([count_down]):
         await world.put("a", 5)
 
         async def is_zero() -> bool:
@@ -192,33 +191,33 @@ async def test_acknowledgements_are_hidden_from_readers(world: Observed) -> None
     await register(world.context, [first])
     await world.put("a", 1)
     await answer(world)
-    async with world.db.snapshot() as snapshot:
-        rows = [row async for row in snapshot.scan(source.table)]
+    rows = [row async for row in world.db.snapshot().scan(source.table)]
     assert [sorted(row) for row in rows] == [[b"copy", b"source"]]
 
 
-async def test_a_weak_observer_runs_whenever_it_is_notified() -> None:
+async def test_a_weak_observer_runs_whenever_it_is_notified(world: Observed) -> None:
     seen: list[str] = []
 
     @observes(copy, name="weak", weak=True)
     async def weak(tx: Any, row: str) -> None:
         seen.append(row)
 
-    async with observed() as world:
-        await register(world.context, [weak])
+    await register(world.context, [weak])
+    async with world.db.transaction() as tx:
+        await tx.set("a", copy, 1)
+    assert await world.waiting() == []
+    for _ in range(2):
         async with world.db.transaction() as tx:
-            await tx.set("a", copy, 1)
-        assert await world.waiting() == []
-        for _ in range(2):
-            async with world.db.transaction() as tx:
-                await tx.notify("a", copy)
-            await answer(world, weak)
-        assert seen == ["a", "a"]
-        assert await world.waiting() == []
+            await tx.notify("a", copy)
+        await answer(world, weak)
+    assert seen == ["a", "a"]
+    assert await world.waiting() == []
 
 
-async def test_a_deletion_that_was_put_aside_is_handled_even_after_it_was_collected() -> None:
-    async with observed() as world, world.db.run_observers([second]) as worker:
+async def test_a_deletion_that_was_put_aside_is_handled_even_after_it_was_collected(
+    world: Observed,
+) -> None:
+    async with world.db.run_observers([second]) as worker:
         (watched,) = await register(world.context, [second])
         async with world.db.transaction() as tx:
             noted = Acknowledgement(0, has_dead_letter=True)
@@ -314,11 +313,11 @@ def cancelling(cancel: Callable[[], Awaitable[None]]) -> Observer:
 
 
 async def test_an_observer_that_cancels_its_own_task_has_failed(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, world: Observed
 ) -> None:
     caplog.set_level(logging.CRITICAL, "percolator")
     observer = cancelling(and_wait)
-    async with observed() as world, world.db.run_observers([observer]) as worker:
+    async with world.db.run_observers([observer]) as worker:
         await world.put("bad", BAD)
         await world.put("good", 1)
         await world.until_copied("good", 1)
@@ -338,12 +337,12 @@ async def and_raise() -> None:
 
 
 async def test_one_that_raises_before_it_hears_of_it_becomes_a_dead_letter(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, world: Observed
 ) -> None:
     """Otherwise the cancellation would arrive while the change is put aside, again and again."""
     caplog.set_level(logging.CRITICAL, "percolator")
     observer = cancelling(and_raise)
-    async with observed() as world, world.db.run_observers([observer]) as worker:
+    async with world.db.run_observers([observer]) as worker:
         await world.put("bad", BAD)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
@@ -353,12 +352,12 @@ async def test_one_that_raises_before_it_hears_of_it_becomes_a_dead_letter(
 
 @pytest.mark.parametrize("cancel", [and_return, and_swallow_the_first, during_the_commit])
 async def test_one_that_returns_nevertheless_is_not_run_forever(
-    cancel: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture
+    cancel: Callable[[], Awaitable[None]], caplog: pytest.LogCaptureFixture, world: Observed
 ) -> None:
     """Its commit is cancelled. If that came too late, the next run finds the acknowledgement."""
     caplog.set_level(logging.CRITICAL, "percolator")
     observer = cancelling(cancel)
-    async with observed() as world, world.db.run_observers([observer]) as worker:
+    async with world.db.run_observers([observer]) as worker:
         await world.put("bad", BAD)
         await world.until_nothing_waits()
         assert await world.get("bad") == 1 or await world.dead_letters()
@@ -367,50 +366,50 @@ async def test_one_that_returns_nevertheless_is_not_run_forever(
         await world.until_copied("bad", 1)
 
 
-async def test_a_loop_that_cancels_all_of_its_tasks_at_its_end_is_not_kept_from_ending() -> None:
+async def test_a_loop_that_cancels_all_of_its_tasks_at_its_end_is_not_kept_from_ending(
+    world: Observed,
+) -> None:
     """As `asyncio.run` does when a program has not stopped its worker."""
 
     @observes(source, name="waiting", concurrency=2)
     async def waiting(tx: Any, row: str) -> None:
         await asyncio.sleep(3600.0)
 
-    async with observed() as world:
-        worker = world.db.run_observers([waiting], drain_seconds=0.1)
-        await worker.start()
-        for number in range(5):
-            await world.put(f"{number}", number)
-        await asyncio.sleep(1.0)
-        assert worker._parts is not None
-        running = list(worker._parts.pool._runs._tasks)
-        assert len(running) == 2
-        for task in running:
-            task.cancel()
-        async with asyncio.timeout(1.0):
-            await asyncio.gather(*running, return_exceptions=True)
-        await worker.stop()
+    worker = world.db.run_observers([waiting], drain_seconds=0.1)
+    await worker.start()
+    for number in range(5):
+        await world.put(f"{number}", number)
+    await asyncio.sleep(1.0)
+    assert worker._parts is not None
+    running = list(worker._parts.pool._runs._tasks)
+    assert len(running) == 2
+    for task in running:
+        task.cancel()
+    async with asyncio.timeout(1.0):
+        await asyncio.gather(*running, return_exceptions=True)
+    await worker.stop()
 
 
-async def test_what_such_a_loop_interrupts_has_not_failed() -> None:
+async def test_what_such_a_loop_interrupts_has_not_failed(world: Observed) -> None:
     """Nobody would run a dead letter again, and the observer has done nothing wrong."""
 
     @observes(source, name="waiting", attempts=1)
     async def waiting(tx: Any, row: str) -> None:
         await asyncio.sleep(3600.0)
 
-    async with observed() as world:
-        worker = world.db.run_observers([waiting], drain_seconds=0.1)
-        await worker.start()
-        await world.put("a", 1)
-        await asyncio.sleep(1.0)
-        assert worker._parts is not None
-        running = [*worker._tasks._tasks, *worker._parts.pool._runs._tasks]
-        for task in running:
-            task.cancel()
-        await asyncio.wait(running)
-        assert worker.counters["docs", "waiting"].failures == 0
-        assert await world.dead_letters() == []
-        assert len(await world.waiting()) == 1
-        await worker.stop()
+    worker = world.db.run_observers([waiting], drain_seconds=0.1)
+    await worker.start()
+    await world.put("a", 1)
+    await asyncio.sleep(1.0)
+    assert worker._parts is not None
+    running = [*worker._tasks._tasks, *worker._parts.pool._runs._tasks]
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
+    assert worker.counters["docs", "waiting"].failures == 0
+    assert await world.dead_letters() == []
+    assert len(await world.waiting()) == 1
+    await worker.stop()
 
 
 runs: list[str] = []
@@ -448,9 +447,9 @@ async def notify(world: Observed, row: str) -> None:
 
 @pytest.mark.parametrize("observer", [consuming, consuming_in_a_thread])
 async def test_an_observer_that_deletes_its_trigger_runs_once_for_each_change(
-    observer: Observer,
+    observer: Observer, world: Observed
 ) -> None:
-    async with observed() as world, world.db.run_observers([observer]) as worker:
+    async with world.db.run_observers([observer]) as worker:
         for value in (1, 2):
             await world.put("a", value)
             await world.until_copied("a", value)
@@ -510,8 +509,10 @@ async def picky(tx: Any, row: str) -> None:
     raise ValueError(row)
 
 
-async def test_a_delete_takes_the_dead_letter_of_what_it_deleted_away_without_a_run() -> None:
-    async with observed() as world, world.db.run_observers([picky]):
+async def test_a_delete_takes_the_dead_letter_of_what_it_deleted_away_without_a_run(
+    world: Observed,
+) -> None:
+    async with world.db.run_observers([picky]):
         await world.put("a", 1)
         await world.until_nothing_waits()
         assert len(await world.dead_letters()) == 1
@@ -624,50 +625,51 @@ async def test_each_run_sees_the_cells_of_its_own_snapshot(world: Observed, read
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_a_run_sees_its_own_writes_before_what_is_known_of_the_row(read: Read) -> None:
+async def test_a_run_sees_its_own_writes_before_what_is_known_of_the_row(
+    read: Read, world: Observed
+) -> None:
     async def writes_and_reads(tx: aio.Transaction, row: str) -> list[int | None]:
         await read(tx, row)
         await tx.set(row, copy, 7)
         await tx.delete(row, total)
         return await read(tx, row)
 
-    async with observed() as world:
-        run = Run(world, writes_and_reads)
-        await run.prepare()
-        await put(world, "a", copy=2, total=3)
-        for _ in range(2):
-            assert await run.change("a") == [7, None]
+    run = Run(world, writes_and_reads)
+    await run.prepare()
+    await put(world, "a", copy=2, total=3)
+    for _ in range(2):
+        assert await run.change("a") == [7, None]
 
 
 @pytest.mark.parametrize("read", WAYS)
-async def test_cells_of_other_rows_are_not_taken_for_those_of_the_change(read: Read) -> None:
+async def test_cells_of_other_rows_are_not_taken_for_those_of_the_change(
+    read: Read, world: Observed
+) -> None:
     async def reads_another(tx: aio.Transaction, row: str) -> list[int | None]:
         await read(tx, row)
         return await read(tx, "other")
 
-    async with observed() as world:
-        run = Run(world, reads_another)
-        await run.prepare()
-        await put(world, "a", copy=2, total=3)
-        await put(world, "other", copy=5, total=6)
-        for _ in range(2):
-            assert await run.change("a") == [5, 6]
+    run = Run(world, reads_another)
+    await run.prepare()
+    await put(world, "a", copy=2, total=3)
+    await put(world, "other", copy=5, total=6)
+    for _ in range(2):
+        assert await run.change("a") == [5, 6]
 
 
-async def test_columns_that_are_no_longer_read_are_no_longer_fetched() -> None:
+async def test_columns_that_are_no_longer_read_are_no_longer_fetched(world: Observed) -> None:
     reading = True
 
     async def reads_while_told(tx: Any, row: str) -> list[int | None]:
         return await one_by_one(tx, row) if reading else []
 
-    async with observed() as world:
-        run = Run(world, reads_while_told)
-        await run.prepare()
-        await run.change("a")
-        assert list(run._watched.columns_read) == [copy.name, total.name]
-        reading = False
-        await run.change("a")
-        assert not run._watched.columns_read
+    run = Run(world, reads_while_told)
+    await run.prepare()
+    await run.change("a")
+    assert list(run._watched.columns_read) == [copy.name, total.name]
+    reading = False
+    await run.change("a")
+    assert not run._watched.columns_read
 
 
 def _look_up() -> None:
@@ -790,7 +792,9 @@ async def newest_kind(world: Observed, row: bytes) -> RecordKind | None:
     return WriteRecord.decode(found[0].value).kind if found else None
 
 
-async def test_a_deletion_that_was_put_aside_can_be_retried_after_collection() -> None:
+async def test_a_deletion_that_was_put_aside_can_be_retried_after_collection(
+    world: Observed,
+) -> None:
     broken = True
 
     @observes(source, name="careful", attempts=1)
@@ -802,7 +806,7 @@ async def test_a_deletion_that_was_put_aside_can_be_retried_after_collection() -
         else:
             await tx.delete(row, copy)
 
-    async with observed() as world, world.db.run_observers([careful]):
+    async with world.db.run_observers([careful]):
         await world.put("a", 1)
         await world.until_copied("a", 1)
         await world.delete("a")

@@ -180,9 +180,8 @@ async def test_whatever_a_function_raises_propagates(error: BaseException) -> No
 async def until_copied(db: Database, row: str) -> None:
     async with asyncio.timeout(WAIT_SECONDS):
         while True:
-            async with db.snapshot() as snapshot:
-                if await snapshot.get(row, copy) is not None:
-                    return
+            if await db.get(row, copy) is not None:
+                return
             await asyncio.sleep(0.01)
 
 
@@ -217,8 +216,7 @@ async def test_a_hanging_blocking_observer_is_given_up_and_the_others_continue()
                     while counters.hung or counters.runs < 2:
                         await MachineClock().sleep(0.01)
                 assert "begin a new one" in str(used_late[0])
-                async with db.snapshot() as snapshot:
-                    assert await snapshot.get("a", copy) == 1
+                assert await db.get("a", copy) == 1
 
 
 async def test_a_thread_that_waits_for_a_silent_cluster_is_not_given_up() -> None:

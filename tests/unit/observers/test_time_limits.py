@@ -243,8 +243,7 @@ async def test_nor_is_waiting_inside_a_recipe() -> None:
             world.cluster.declare_codecs = declare_late  # type: ignore[method-assign]
             await world.until_nothing_waits()
         assert await world.dead_letters() == []
-        async with world.db.snapshot() as snapshot:
-            assert await sums.get(snapshot, "a") == 1
+        assert await sums.get(world.db.snapshot(), "a") == 1
 
 
 async def test_its_own_time_still_counts_before_and_after() -> None:
@@ -255,7 +254,9 @@ async def test_a_cluster_that_answers_slowly_is_no_excuse() -> None:
     assert await run(0.0, 0.2, reads=1_000) == ["TookTooLong: it did not return within 2 s"]
 
 
-async def test_a_call_that_fails_for_lack_of_an_answer_is_no_failure_whatever_it_becomes() -> None:
+async def test_a_call_that_fails_for_lack_of_an_answer_is_no_failure_whatever_it_becomes(
+    world: Observed,
+) -> None:
     attempts = 0
 
     @observes(source, name="wrapping", attempts=1)
@@ -268,7 +269,7 @@ async def test_a_call_that_fails_for_lack_of_an_answer_is_no_failure_whatever_it
             raise ValueError("its own error") from Unavailable("gone")
         raise ExceptionGroup("of a group of tasks", [Unavailable("gone"), ValueError("a bug")])
 
-    async with observed() as world, world.db.run_observers([wrapping]):
+    async with world.db.run_observers([wrapping]):
         await world.put("a", 1)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
@@ -396,7 +397,7 @@ def not_text() -> None:
     ],
 )
 async def test_whatever_ends_an_observer_is_its_own_failure_and_the_worker_continues(
-    fail: Callable[[], None], said: str, caplog: pytest.LogCaptureFixture
+    fail: Callable[[], None], said: str, caplog: pytest.LogCaptureFixture, world: Observed
 ) -> None:
     # A process of tests cannot tell the others of a log with half a surrogate pair, and ends.
     caplog.set_level(logging.CRITICAL, "percolator")
@@ -407,7 +408,7 @@ async def test_whatever_ends_an_observer_is_its_own_failure_and_the_worker_conti
             fail()
         await tx.set(row, copy, 1)
 
-    async with observed() as world, world.db.run_observers([failing]):
+    async with world.db.run_observers([failing]):
         await world.put("bad", 13)
         await world.put("good", 1)
         await world.until_copied("good", 1)
@@ -432,7 +433,7 @@ async def test_the_log_line_of_the_last_failed_attempt_names_the_dead_letter(
     assert last.endswith("attempt 2 of 2, and the change becomes a dead letter: ValueError: no")
 
 
-async def test_a_worker_stops_even_if_an_observer_ignores_cancellation() -> None:
+async def test_a_worker_stops_even_if_an_observer_ignores_cancellation(world: Observed) -> None:
     may_end = asyncio.Event()
 
     @observes(source, name="deaf")
@@ -443,15 +444,14 @@ async def test_a_worker_stops_even_if_an_observer_ignores_cancellation() -> None
             except asyncio.CancelledError:
                 continue
 
-    async with observed() as world:
-        worker = world.db.run_observers([deaf])
-        await worker.start()
-        await world.put("a", 1)
-        await asyncio.sleep(0.1)
-        async with asyncio.timeout(10.0):
-            assert not await worker.stop(drain_seconds=0.5)
-        may_end.set()
-        await asyncio.sleep(0.1)
+    worker = world.db.run_observers([deaf])
+    await worker.start()
+    await world.put("a", 1)
+    await asyncio.sleep(0.1)
+    async with asyncio.timeout(10.0):
+        assert not await worker.stop(drain_seconds=0.5)
+    may_end.set()
+    await asyncio.sleep(0.1)
 
 
 async def test_deletions_that_are_not_answered_do_not_hold_up_stopping(world: Observed) -> None:

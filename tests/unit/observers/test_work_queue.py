@@ -21,7 +21,7 @@ from percolator.observers.worker import Worker
 from percolator.protocol.contention import HotCells
 from percolator.retries import RetryPolicy
 from percolator.testing.cluster_in_memory import ADDRESS
-from tests.unit.observers.observed_cluster import Observed, copy, observed, source, total
+from tests.unit.observers.observed_cluster import Observed, copy, source, total
 
 docs = Table("docs")
 original = docs.column("source", codecs.integer)
@@ -348,7 +348,9 @@ async def test_documents_that_bump_one_counter_cost_little_more_than_a_run_each(
     assert counters.conflicts <= counting.concurrency
 
 
-async def test_a_run_that_takes_long_now_and_then_does_not_make_all_others_lose() -> None:
+async def test_a_run_that_takes_long_now_and_then_does_not_make_all_others_lose(
+    world: Observed,
+) -> None:
     """On a busy machine, any run may be stopped for a while."""
 
     @observes(source, name="counting", concurrency=10)
@@ -358,36 +360,34 @@ async def test_a_run_that_takes_long_now_and_then_does_not_make_all_others_lose(
             await asyncio.sleep(SLOW_SECONDS)
         await tx.set(TOTAL_ROW, total, found + 1)
 
-    async with observed() as world:
-        await put_documents(world, sometimes_slow)
-        async with working(world, sometimes_slow) as worker:
-            await until_counted(world)
-            counters = worker.counters["docs", "counting"]
-        assert counters.commits == DOCUMENTS
-        # Those that began at the same time, and those that were slow.
-        assert counters.conflicts <= sometimes_slow.concurrency + 2 * DOCUMENTS // SLOW_EVERY
+    await put_documents(world, sometimes_slow)
+    async with working(world, sometimes_slow) as worker:
+        await until_counted(world)
+        counters = worker.counters["docs", "counting"]
+    assert counters.commits == DOCUMENTS
+    # Those that began at the same time, and those that were slow.
+    assert counters.conflicts <= sometimes_slow.concurrency + 2 * DOCUMENTS // SLOW_EVERY
 
 
-async def test_a_worker_that_is_stopped_leaves_its_lines() -> None:
+async def test_a_worker_that_is_stopped_leaves_its_lines(world: Observed) -> None:
     @observes(source, name="counting")
     async def slowly(tx: Any, row: str) -> None:
         await bump(tx, row)
         await asyncio.sleep(0.01)
 
-    async with observed() as world:
-        await put_documents(world, slowly)
-        async with working(world, slowly) as worker:
+    await put_documents(world, slowly)
+    async with working(world, slowly) as worker:
 
-            async def is_hot() -> bool:
-                return len(world.context.env.hot_cells) == 1
+        async def is_hot() -> bool:
+            return len(world.context.env.hot_cells) == 1
 
-            await world.until(is_hot)
-            await worker.stop(drain_seconds=0.1)
-        async with working(world, slowly):
-            await until_counted(world)
+        await world.until(is_hot)
+        await worker.stop(drain_seconds=0.1)
+    async with working(world, slowly):
+        await until_counted(world)
 
 
-async def test_runs_of_other_cells_do_not_stand_in_line() -> None:
+async def test_runs_of_other_cells_do_not_stand_in_line(world: Observed) -> None:
     """One document of eight bumps the counter; the others take long, and all at the same time."""
 
     @observes(source, name="counting")
@@ -398,17 +398,16 @@ async def test_runs_of_other_cells_do_not_stand_in_line() -> None:
             await asyncio.sleep(COLD_SECONDS)
             await tx.set(row, copy, 1)
 
-    async with observed() as world:
-        await put_documents(world, now_and_then)
-        began = world.context.env.now()
-        async with working(world, now_and_then) as worker:
-            await world.until_nothing_waits()
-            assert worker.counters["docs", "counting"].commits == DOCUMENTS
-        at_best = COLD_SECONDS * DOCUMENTS / now_and_then.concurrency
-        assert world.context.env.now() - began < 3 * at_best
+    await put_documents(world, now_and_then)
+    began = world.context.env.now()
+    async with working(world, now_and_then) as worker:
+        await world.until_nothing_waits()
+        assert worker.counters["docs", "counting"].commits == DOCUMENTS
+    at_best = COLD_SECONDS * DOCUMENTS / now_and_then.concurrency
+    assert world.context.env.now() - began < 3 * at_best
 
 
-async def test_a_failing_run_lets_the_next_in_line_go() -> None:
+async def test_a_failing_run_lets_the_next_in_line_go(world: Observed) -> None:
     failed: set[str] = set()
 
     @observes(source, name="counting")
@@ -418,41 +417,38 @@ async def test_a_failing_run_lets_the_next_in_line_go() -> None:
             failed.add(row)
             raise ValueError("the first run of every document")
 
-    async with observed() as world:
-        await put_documents(world, failing_once)
-        async with working(world, failing_once) as worker:
-            await until_counted(world)
-            assert worker.counters["docs", "counting"].failures == DOCUMENTS
+    await put_documents(world, failing_once)
+    async with working(world, failing_once) as worker:
+        await until_counted(world)
+        assert worker.counters["docs", "counting"].failures == DOCUMENTS
 
 
-async def test_a_run_that_always_loses_to_what_it_starts_itself_pauses() -> None:
+async def test_a_run_that_always_loses_to_what_it_starts_itself_pauses(world: Observed) -> None:
     """And what it starts does not wait for the end of its turn."""
     runs = 0
 
-    async with observed() as world:
+    async def inner(tx: Any) -> None:
+        await bump(tx, "")
 
-        async def inner(tx: Any) -> None:
-            await bump(tx, "")
-
-        @observes(source, name="counting")
-        async def outer(tx: Any, row: str) -> None:
-            nonlocal runs
-            runs += 1
-            await tx.get(TOTAL_ROW, total)
-            if runs < RUNS_LOST:
-                began = world.context.env.now()
-                await world.db.run(inner)
-                assert world.context.env.now() == began
-            await bump(tx, row)
-
-        await world.db.register_observers([outer])
-        await world.put("doc", 1)
-        async with working(world, outer):
+    @observes(source, name="counting")
+    async def outer(tx: Any, row: str) -> None:
+        nonlocal runs
+        runs += 1
+        await tx.get(TOTAL_ROW, total)
+        if runs < RUNS_LOST:
             began = world.context.env.now()
-            await world.until_nothing_waits()
-        assert runs == RUNS_LOST
-        assert world.context.env.now() - began > 1.0
-        assert await world.get(TOTAL_ROW, total) == RUNS_LOST
+            await world.db.run(inner)
+            assert world.context.env.now() == began
+        await bump(tx, row)
+
+    await world.db.register_observers([outer])
+    await world.put("doc", 1)
+    async with working(world, outer):
+        began = world.context.env.now()
+        await world.until_nothing_waits()
+    assert runs == RUNS_LOST
+    assert world.context.env.now() - began > 1.0
+    assert await world.get(TOTAL_ROW, total) == RUNS_LOST
 
 
 async def test_two_workers_pause_after_they_have_lost_to_each_other(world: Observed) -> None:

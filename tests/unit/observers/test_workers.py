@@ -45,8 +45,10 @@ def counted(worker: Worker, name: str) -> Counters:
     return worker.counters["docs", name]
 
 
-async def test_changes_are_handled_within_milliseconds_when_tablets_announce_them() -> None:
-    async with observed() as world, world.db.run_observers([copying]) as worker:
+async def test_changes_are_handled_within_milliseconds_when_tablets_announce_them(
+    world: Observed,
+) -> None:
+    async with world.db.run_observers([copying]) as worker:
         await world.until_copied("none", None)
         await world.put("a", 1)
         await world.until_copied("a", 1)
@@ -68,7 +70,7 @@ async def test_notifications_written_while_no_worker_ran_are_found_by_scanning(
         assert counted(worker, "copying").commits == 40
 
 
-async def test_two_workers_share_a_backlog_and_handle_each_change_once() -> None:
+async def test_two_workers_share_a_backlog_and_handle_each_change_once(world: Observed) -> None:
     runs: list[str] = []
 
     @observes(source, name="once")
@@ -77,28 +79,29 @@ async def test_two_workers_share_a_backlog_and_handle_each_change_once() -> None
         await tx.set(row, total, before + 1)
         runs.append(row)
 
-    async with observed() as world:
-        await register(world.context, [once])
-        rows = [f"{number}" for number in range(30)]
-        for row in rows:
-            await world.put(row, 1)
-        limits = WorkerLimits(concurrency_max=3, queue_rows_max=4)
-        one = world.db.run_observers([once], limits=limits)
-        other = world.db.run_observers([once], limits=limits)
-        async with one, other:
-            await world.until_nothing_waits()
-            assert [await world.get(row, total) for row in rows] == [1] * len(rows)
-            assert counted(one, "once").commits + counted(other, "once").commits == len(rows)
+    await register(world.context, [once])
+    rows = [f"{number}" for number in range(30)]
+    for row in rows:
+        await world.put(row, 1)
+    limits = WorkerLimits(concurrency_max=3, queue_rows_max=4)
+    one = world.db.run_observers([once], limits=limits)
+    other = world.db.run_observers([once], limits=limits)
+    async with one, other:
+        await world.until_nothing_waits()
+        assert [await world.get(row, total) for row in rows] == [1] * len(rows)
+        assert counted(one, "once").commits + counted(other, "once").commits == len(rows)
 
 
-async def test_a_row_whose_observer_raises_is_put_aside_and_other_rows_continue() -> None:
+async def test_a_row_whose_observer_raises_is_put_aside_and_other_rows_continue(
+    world: Observed,
+) -> None:
     @observes(source, name="picky", attempts=3)
     async def picky(tx: Any, row: str) -> None:
         if await tx.get(row, source) == 13:
             raise ValueError("thirteen")
         await tx.set(row, copy, 1)
 
-    async with observed() as world, world.db.run_observers([picky]) as worker:
+    async with world.db.run_observers([picky]) as worker:
         await world.put("bad", 13)
         await world.put("good", 1)
         await world.until_copied("good", 1)
@@ -113,7 +116,9 @@ async def test_a_row_whose_observer_raises_is_put_aside_and_other_rows_continue(
         assert await world.dead_letters() == []
 
 
-async def test_a_weak_notification_that_comes_during_the_last_attempt_is_not_put_aside() -> None:
+async def test_a_weak_notification_that_comes_during_the_last_attempt_is_not_put_aside(
+    world: Observed,
+) -> None:
     """As a put into a queue whose exporter fails slowly: its bucket has to be looked at again."""
     began, may_fail = asyncio.Event(), asyncio.Event()
 
@@ -125,7 +130,7 @@ async def test_a_weak_notification_that_comes_during_the_last_attempt_is_not_put
             raise ValueError("nothing there")
         await tx.set(row, copy, value)
 
-    async with observed() as world, world.db.run_observers([slow]) as worker:
+    async with world.db.run_observers([slow]) as worker:
         async with world.db.transaction() as tx:
             await tx.notify("a", source)
         await began.wait()
@@ -139,7 +144,9 @@ async def test_a_weak_notification_that_comes_during_the_last_attempt_is_not_put
         assert counted(worker, "slow").dead_letters == 1
 
 
-async def test_a_dead_letter_is_retried_on_request_and_deleted_once_that_succeeds() -> None:
+async def test_a_dead_letter_is_retried_on_request_and_deleted_once_that_succeeds(
+    world: Observed,
+) -> None:
     broken = True
 
     @observes(source, name="fixed", attempts=1)
@@ -148,7 +155,7 @@ async def test_a_dead_letter_is_retried_on_request_and_deleted_once_that_succeed
             raise ValueError("not yet")
         await tx.set(row, copy, 1)
 
-    async with observed() as world, world.db.run_observers([fixed]):
+    async with world.db.run_observers([fixed]):
         await world.put("a", 1)
         await world.until_nothing_waits()
         box = DeadLetterBox(world.context)
@@ -160,7 +167,7 @@ async def test_a_dead_letter_is_retried_on_request_and_deleted_once_that_succeed
         assert await world.dead_letters() == []
 
 
-async def test_after_a_dead_letter_is_cleared_only_a_new_change_is_handled() -> None:
+async def test_after_a_dead_letter_is_cleared_only_a_new_change_is_handled(world: Observed) -> None:
     broken = True
 
     @observes(source, name="later", attempts=1)
@@ -169,7 +176,7 @@ async def test_after_a_dead_letter_is_cleared_only_a_new_change_is_handled() -> 
             raise ValueError("not yet")
         await tx.set(row, copy, 1)
 
-    async with observed() as world, world.db.run_observers([later]):
+    async with world.db.run_observers([later]):
         await world.put("a", 1)
         await world.until_nothing_waits()
         letters = await world.dead_letters()
@@ -200,13 +207,15 @@ async def test_a_change_whose_observer_writes_too_much_is_put_aside() -> None:
         assert counted(worker, "greedy").commits == 0
 
 
-async def test_a_hanging_asynchronous_observer_is_given_up_and_holds_up_no_other() -> None:
+async def test_a_hanging_asynchronous_observer_is_given_up_and_holds_up_no_other(
+    world: Observed,
+) -> None:
     @observes(source, name="hanging", deadline=1.0, attempts=2, concurrency=1)
     async def hanging(tx: Any, row: str) -> None:
         await tx.set(row, total, 1)
         await asyncio.Event().wait()
 
-    async with observed() as world, world.db.run_observers([hanging, copying]) as worker:
+    async with world.db.run_observers([hanging, copying]) as worker:
         await world.put("a", 1)
         await world.until_copied("a", 1)
         await world.until_nothing_waits()
@@ -216,7 +225,7 @@ async def test_a_hanging_asynchronous_observer_is_given_up_and_holds_up_no_other
         assert await world.get("a", total) is None
 
 
-async def test_conflicts_are_not_failures_and_are_retried_until_they_end() -> None:
+async def test_conflicts_are_not_failures_and_are_retried_until_they_end(world: Observed) -> None:
     conflicts = 20
 
     @observes(source, name="unlucky", attempts=2)
@@ -227,15 +236,15 @@ async def test_conflicts_are_not_failures_and_are_retried_until_they_end() -> No
             raise ConflictError("as if another one had been first")
         await tx.set(row, copy, 1)
 
-    async with observed() as world, world.db.run_observers([unlucky]) as worker:
+    async with world.db.run_observers([unlucky]) as worker:
         await world.put("a", 1)
         await world.until_copied("a", 1)
         assert counted(worker, "unlucky").conflicts == 20
         assert await world.dead_letters() == []
 
 
-async def test_a_paused_observer_runs_when_it_is_resumed() -> None:
-    async with observed() as world, world.db.run_observers([copying]) as worker:
+async def test_a_paused_observer_runs_when_it_is_resumed(world: Observed) -> None:
+    async with world.db.run_observers([copying]) as worker:
         change = world.context.catalog.change_observers
         deadline = world.context.env.deadline() + 100
         await change(ChangeObserversRequest(table="docs", pause=["copying"]), deadline)
@@ -248,8 +257,8 @@ async def test_a_paused_observer_runs_when_it_is_resumed() -> None:
         await world.until_copied("a", 1)
 
 
-async def test_a_running_worker_does_not_register_a_removed_observer_again() -> None:
-    async with observed() as world, world.db.run_observers([copying]) as worker:
+async def test_a_running_worker_does_not_register_a_removed_observer_again(world: Observed) -> None:
+    async with world.db.run_observers([copying]) as worker:
         await world.context.catalog.change_observers(
             ChangeObserversRequest(table="docs", remove=["copying"]), world.context.env.deadline()
         )
@@ -262,7 +271,7 @@ async def test_a_running_worker_does_not_register_a_removed_observer_again() -> 
 
 @pytest.mark.parametrize("fails", [True, False])
 async def test_work_that_comes_back_from_a_run_of_an_observer_removed_meanwhile_is_forgotten(
-    *, fails: bool
+    world: Observed, *, fails: bool
 ) -> None:
     """It would count as backlog, and its lock would be kept, for as long as the worker runs."""
     began, may_end = asyncio.Event(), asyncio.Event()
@@ -274,7 +283,7 @@ async def test_work_that_comes_back_from_a_run_of_an_observer_removed_meanwhile_
         if fails:
             raise ValueError("no")
 
-    async with observed() as world, world.db.run_observers([slow]) as worker:
+    async with world.db.run_observers([slow]) as worker:
         await world.put("a", 1)
         await began.wait()
         await world.put("a", 2)
@@ -300,43 +309,41 @@ async def test_a_running_worker_ignores_a_new_table_of_the_same_name(world: Obse
     assert registrations.active == []
 
 
-async def test_a_worker_leaves_notifications_of_unknown_observers_alone() -> None:
+async def test_a_worker_leaves_notifications_of_unknown_observers_alone(world: Observed) -> None:
     @observes(source, name="elsewhere")
     async def elsewhere(tx: Any, row: str) -> None: ...
 
-    async with observed() as world:
-        await register(world.context, [elsewhere])
-        async with world.db.run_observers([copying]):
-            await world.put("a", 1)
-            await world.until_copied("a", 1)
-            await world.context.world.clock.sleep(20.0)
-            assert [one.observer for one in await world.waiting()] == [b"elsewhere"]
+    await register(world.context, [elsewhere])
+    async with world.db.run_observers([copying]):
+        await world.put("a", 1)
+        await world.until_copied("a", 1)
+        await world.context.world.clock.sleep(20.0)
+        assert [one.observer for one in await world.waiting()] == [b"elsewhere"]
 
 
-async def test_another_definition_under_the_same_name_is_refused() -> None:
+async def test_another_definition_under_the_same_name_is_refused(world: Observed) -> None:
     @observes(copy, name="copying")
     async def namesake(tx: Any, row: str) -> None: ...
 
     @observes(source, name="copying", weak=True)
     async def weak_namesake(tx: Any, row: str) -> None: ...
 
-    async with observed() as world:
-        await register(world.context, [copying])
-        for other, means in ((namesake, "copy"), (weak_namesake, r"source \(weak\)")):
-            text = f"'copying': it is registered for source, but this program's is for {means}"
-            with pytest.raises(InvalidArgument, match=text):
-                await world.db.run_observers([other]).start()
+    await register(world.context, [copying])
+    for other, means in ((namesake, "copy"), (weak_namesake, r"source \(weak\)")):
+        text = f"'copying': it is registered for source, but this program's is for {means}"
+        with pytest.raises(InvalidArgument, match=text):
+            await world.db.run_observers([other]).start()
 
 
 async def test_a_running_worker_leaves_a_namesake_that_was_registered_later_to_others(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, world: Observed
 ) -> None:
     """It would take each notification of the weak one for a change that was handled before."""
 
     @observes(source, name="copying", weak=True)
     async def weak_namesake(tx: Any, row: str) -> None: ...
 
-    async with observed() as world, world.db.run_observers([copying]) as worker:
+    async with world.db.run_observers([copying]) as worker:
         await world.context.catalog.change_observers(
             ChangeObserversRequest(table="docs", remove=["copying"]), world.context.env.deadline()
         )
@@ -351,16 +358,15 @@ async def test_a_running_worker_leaves_a_namesake_that_was_registered_later_to_o
         assert "registered anew, for source (weak), but this worker's is for source." in said
 
 
-async def test_a_missing_table_is_named() -> None:
+async def test_a_missing_table_is_named(world: Observed) -> None:
     @observes(Table("nowhere").column("text", codecs.text), name="lost")
     async def lost(tx: Any, row: str) -> None: ...
 
-    async with observed() as world:
-        with pytest.raises(SchemaError, match="there is no table 'nowhere'"):
-            await world.db.run_observers([lost]).start()
+    with pytest.raises(SchemaError, match="there is no table 'nowhere'"):
+        await world.db.run_observers([lost]).start()
 
 
-async def test_of_several_observers_none_is_registered_if_one_is_refused() -> None:
+async def test_of_several_observers_none_is_registered_if_one_is_refused(world: Observed) -> None:
     """Its backfill would wait for a worker forever, and so would `percolator wait`."""
     elsewhere = Table("elsewhere")
     watched = elsewhere.column("text", codecs.text)
@@ -371,14 +377,13 @@ async def test_of_several_observers_none_is_registered_if_one_is_refused() -> No
     @observes(watched, name="late", weak=True)
     async def other(tx: Any, row: str) -> None: ...
 
-    async with observed() as world:
-        with pytest.raises(SchemaError, match="there is no table 'elsewhere'"):
-            await world.db.register_observers([copying, late])
-        await world.db.create_table(elsewhere)
-        await world.db.register_observers([other])
-        with pytest.raises(InvalidArgument, match="has another observer 'late'"):
-            await start_in_advance(world.db.run_observers([copying, late]))
-        assert not (await world.context.describe("docs")).observers
+    with pytest.raises(SchemaError, match="there is no table 'elsewhere'"):
+        await world.db.register_observers([copying, late])
+    await world.db.create_table(elsewhere)
+    await world.db.register_observers([other])
+    with pytest.raises(InvalidArgument, match="has another observer 'late'"):
+        await start_in_advance(world.db.run_observers([copying, late]))
+    assert not (await world.context.describe("docs")).observers
 
 
 async def test_a_worker_that_waits_is_refused_if_another_one_means_something_else() -> None:
@@ -401,7 +406,7 @@ async def test_a_worker_that_waits_is_refused_if_another_one_means_something_els
 
 
 async def test_a_changed_choice_of_backfill_is_reported_and_has_no_effect(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, world: Observed
 ) -> None:
     @observes(source, name="late", backfill=False)
     async def late(tx: Any, row: str) -> None: ...
@@ -409,18 +414,19 @@ async def test_a_changed_choice_of_backfill_is_reported_and_has_no_effect(
     @observes(source, name="late")
     async def changed(tx: Any, row: str) -> None: ...
 
-    async with observed() as world:
-        for _ in range(2):
-            await world.db.register_observers([late])
-        assert "has no effect" not in caplog.text
-        await world.db.register_observers([changed])
-        assert "was registered with backfill=False, and stays so; backfill=True" in caplog.text
-        (there,) = (await world.context.describe("docs")).observers
-        assert not there.backfill
-        assert not there.HasField("owed")
+    for _ in range(2):
+        await world.db.register_observers([late])
+    assert "has no effect" not in caplog.text
+    await world.db.register_observers([changed])
+    assert "was registered with backfill=False, and stays so; backfill=True" in caplog.text
+    (there,) = (await world.context.describe("docs")).observers
+    assert not there.backfill
+    assert not there.HasField("owed")
 
 
-async def test_a_worker_that_is_stopped_finishes_its_runs_and_starts_no_more() -> None:
+async def test_a_worker_that_is_stopped_finishes_its_runs_and_starts_no_more(
+    world: Observed,
+) -> None:
     began, may_end = asyncio.Event(), asyncio.Event()
 
     @observes(source, name="slow", concurrency=1)
@@ -429,19 +435,18 @@ async def test_a_worker_that_is_stopped_finishes_its_runs_and_starts_no_more() -
         await may_end.wait()
         await tx.set(row, copy, 1)
 
-    async with observed() as world:
-        worker = world.db.run_observers([slow])
-        await worker.start()
-        await world.put("a", 1)
-        await world.put("b", 1)
-        await began.wait()
-        stopping = asyncio.ensure_future(worker.stop(drain_seconds=5.0))
-        await asyncio.sleep(0.1)
-        may_end.set()
-        assert await stopping
-        await worker.wait()
-        assert [await world.get("a"), await world.get("b")].count(1) == 1
-        assert len(await world.waiting()) == 1
+    worker = world.db.run_observers([slow])
+    await worker.start()
+    await world.put("a", 1)
+    await world.put("b", 1)
+    await began.wait()
+    stopping = asyncio.ensure_future(worker.stop(drain_seconds=5.0))
+    await asyncio.sleep(0.1)
+    may_end.set()
+    assert await stopping
+    await worker.wait()
+    assert [await world.get("a"), await world.get("b")].count(1) == 1
+    assert len(await world.waiting()) == 1
 
 
 @pytest.mark.parametrize("seconds", [-1, math.nan, "1", True])
@@ -455,7 +460,9 @@ async def test_stopping_refuses_what_is_no_time_and_stops_nothing(
         await world.until_copied("a", 1)
 
 
-async def test_a_run_that_does_not_end_in_time_is_given_up_and_left_to_the_next_worker() -> None:
+async def test_a_run_that_does_not_end_in_time_is_given_up_and_left_to_the_next_worker(
+    world: Observed,
+) -> None:
     hangs = True
 
     @observes(source, name="once-hanging")
@@ -464,15 +471,14 @@ async def test_a_run_that_does_not_end_in_time_is_given_up_and_left_to_the_next_
             await asyncio.Event().wait()
         await tx.set(row, copy, 1)
 
-    async with observed() as world:
-        worker = world.db.run_observers([once_hanging])
-        await worker.start()
-        await world.put("a", 1)
-        await asyncio.sleep(0.1)
-        assert not await worker.stop(drain_seconds=0.5)
-        hangs = False
-        async with world.db.run_observers([once_hanging]):
-            await world.until_copied("a", 1)
+    worker = world.db.run_observers([once_hanging])
+    await worker.start()
+    await world.put("a", 1)
+    await asyncio.sleep(0.1)
+    assert not await worker.stop(drain_seconds=0.5)
+    hangs = False
+    async with world.db.run_observers([once_hanging]):
+        await world.until_copied("a", 1)
 
 
 async def test_the_lock_of_an_owner_that_died_while_committing_becomes_a_notification(
@@ -490,14 +496,14 @@ async def test_the_lock_of_an_owner_that_died_while_committing_becomes_a_notific
         await world.until_copied("z", 7)
 
 
-async def test_rows_of_any_length_can_be_put_aside() -> None:
+async def test_rows_of_any_length_can_be_put_aside(world: Observed) -> None:
     long = "x" * 4_000
 
     @observes(source, name="failing", attempts=1)
     async def failing(tx: Any, row: str) -> None:
         raise ValueError("e" * 10_000)
 
-    async with observed() as world, world.db.run_observers([failing]):
+    async with world.db.run_observers([failing]):
         await world.put(long, 1)
         await world.until_nothing_waits()
         (letter,) = await world.dead_letters()
@@ -532,7 +538,7 @@ async def test_options_of_a_worker_are_checked() -> None:
 # ---------------------------------------------------------------------------- backfills
 
 
-async def test_live_changes_do_not_wait_for_a_long_backfill() -> None:
+async def test_live_changes_do_not_wait_for_a_long_backfill(world: Observed) -> None:
     """Few of its cells are notified at a time, so the queue has room for others."""
     waiting_most = 0
 
@@ -543,23 +549,24 @@ async def test_live_changes_do_not_wait_for_a_long_backfill() -> None:
         await asyncio.sleep(0.1)
         await tx.set(row, copy, await tx.get(row, source))
 
-    async with observed() as world:
-        for number in range(200):
-            await world.put(f"{number:03}", number)
-        limits = WorkerLimits(queue_rows_max=50)
-        async with world.db.run_observers([slow], limits=limits) as worker:
-            await asyncio.sleep(2.0)
-            began = asyncio.get_running_loop().time()
-            await world.put("z", 1)
-            await world.until_copied("z", 1)
-            assert asyncio.get_running_loop().time() - began < 4.0
-            assert counted(worker, "slow").commits < 200
-            await wait_until_quiet(world.context, 60.0)
-        assert counted(worker, "slow").commits == 201
-        assert waiting_most <= 50 // 5 + 50 // 20 + 1
+    for number in range(200):
+        await world.put(f"{number:03}", number)
+    limits = WorkerLimits(queue_rows_max=50)
+    async with world.db.run_observers([slow], limits=limits) as worker:
+        await asyncio.sleep(2.0)
+        began = asyncio.get_running_loop().time()
+        await world.put("z", 1)
+        await world.until_copied("z", 1)
+        assert asyncio.get_running_loop().time() - began < 4.0
+        assert counted(worker, "slow").commits < 200
+        await wait_until_quiet(world.context, 60.0)
+    assert counted(worker, "slow").commits == 201
+    assert waiting_most <= 50 // 5 + 50 // 20 + 1
 
 
-async def test_a_backfill_is_done_by_one_worker_and_followed_by_another_when_that_dies() -> None:
+async def test_a_backfill_is_done_by_one_worker_and_followed_by_another_when_that_dies(
+    world: Observed,
+) -> None:
     @observes(source, name="slow", concurrency=1)
     async def slow(tx: Any, row: str) -> None:
         await asyncio.sleep(0.1)
@@ -569,18 +576,17 @@ async def test_a_backfill_is_done_by_one_worker_and_followed_by_another_when_tha
         (observer,) = (await world.context.describe("docs")).observers
         return bytes(observer.owed.row)
 
-    async with observed() as world:
-        for number in range(100):
-            await world.put(f"{number:03}", number)
-        limits = WorkerLimits(queue_rows_max=50)
-        async with world.db.run_observers([slow], limits=limits):
-            await asyncio.sleep(5.0)
-        reached = await rows_left()
-        assert b"000" < reached < b"099"
-        async with world.db.run_observers([slow], limits=limits) as worker:
-            await wait_until_quiet(world.context, 60.0)
-        assert counted(worker, "slow").commits < 100
-        assert [await world.get(f"{number:03}") for number in range(100)] == list(range(100))
+    for number in range(100):
+        await world.put(f"{number:03}", number)
+    limits = WorkerLimits(queue_rows_max=50)
+    async with world.db.run_observers([slow], limits=limits):
+        await asyncio.sleep(5.0)
+    reached = await rows_left()
+    assert b"000" < reached < b"099"
+    async with world.db.run_observers([slow], limits=limits) as worker:
+        await wait_until_quiet(world.context, 60.0)
+    assert counted(worker, "slow").commits < 100
+    assert [await world.get(f"{number:03}") for number in range(100)] == list(range(100))
 
 
 async def test_a_paused_observer_is_not_notified_of_older_cells_until_it_is_resumed(
@@ -629,7 +635,9 @@ async def test_a_backfill_ends_with_its_table_or_its_observer(world: Observed) -
         await backfill_owed(world.context, watched)
 
 
-async def test_a_worker_that_lost_its_lock_ends_a_backfill_that_another_has_completed() -> None:
+async def test_a_worker_that_lost_its_lock_ends_a_backfill_that_another_has_completed(
+    world: Observed,
+) -> None:
     @observes(source, name="copying")
     async def unused(tx: Any, row: str) -> None: ...
 
@@ -644,38 +652,38 @@ async def test_a_worker_that_lost_its_lock_ends_a_backfill_that_another_has_comp
         await asyncio.sleep(0.6)
         return True
 
-    async with observed() as world:
-        for number in range(6):
-            await world.put(f"{number}", number)
-        (watched,) = await register(world.context, [unused])
-        await backfill_owed(world.context, watched, rows_at_once=1, go_on=go_on)
-        assert watched.owed is None
-        assert steps <= 2
+    for number in range(6):
+        await world.put(f"{number}", number)
+    (watched,) = await register(world.context, [unused])
+    await backfill_owed(world.context, watched, rows_at_once=1, go_on=go_on)
+    assert watched.owed is None
+    assert steps <= 2
 
 
-async def test_a_backfill_goes_on_at_a_later_snapshot_if_history_is_collected() -> None:
+async def test_a_backfill_goes_on_at_a_later_snapshot_if_history_is_collected(
+    world: Observed,
+) -> None:
     @observes(source, name="copying")
     async def unused(tx: Any, row: str) -> None: ...
 
-    async with observed() as world:
-        for number in range(6):
-            await world.put(f"{number}", number)
-        (watched,) = await register(world.context, [unused])
-        scan, scanned = world.context.env.cells.scan, 0
+    for number in range(6):
+        await world.put(f"{number}", number)
+    (watched,) = await register(world.context, [unused])
+    scan, scanned = world.context.env.cells.scan, 0
 
-        async def scan_that_breaks_off(request: Any, seconds: float) -> Any:
-            nonlocal scanned
-            scanned += 1
-            async for page in scan(request._replace(row_limit=2), seconds):
-                yield page
-                if scanned == 1:
-                    raise SnapshotTooOld("collected")
+    async def scan_that_breaks_off(request: Any, seconds: float) -> Any:
+        nonlocal scanned
+        scanned += 1
+        async for page in scan(request._replace(row_limit=2), seconds):
+            yield page
+            if scanned == 1:
+                raise SnapshotTooOld("collected")
 
-        with patch.object(world.context.env.cells, "scan", scan_that_breaks_off):
-            await backfill_owed(world.context, watched)
-        assert scanned > 1
-        assert {one.row for one in await world.waiting()} == {b"%d" % n for n in range(6)}
-        assert watched.owed is None
+    with patch.object(world.context.env.cells, "scan", scan_that_breaks_off):
+        await backfill_owed(world.context, watched)
+    assert scanned > 1
+    assert {one.row for one in await world.waiting()} == {b"%d" % n for n in range(6)}
+    assert watched.owed is None
 
 
 class Refused:
@@ -785,8 +793,7 @@ async def test_what_a_run_writes_does_not_get_into_the_next_table(world: Observe
         await transaction.get("b", copy)
     with pytest.raises(SchemaError, match="was dropped"):
         await run.commit()
-    async with world.db.snapshot() as snapshot:
-        assert [row.key async for row in snapshot.scan(docs)] == []
+    assert [row.key async for row in world.db.snapshot().scan(docs)] == []
 
 
 async def test_a_change_in_a_table_that_is_gone_is_not_looked_for_in_the_next_one(
@@ -818,7 +825,9 @@ async def test_an_observer_that_stops_because_its_table_was_dropped_says_so_once
     ]
 
 
-async def test_a_dead_letter_of_a_table_that_is_gone_is_not_retried_in_the_next_one() -> None:
+async def test_a_dead_letter_of_a_table_that_is_gone_is_not_retried_in_the_next_one(
+    world: Observed,
+) -> None:
     """No run there would delete it, however often it was retried."""
     broken = True
 
@@ -828,26 +837,23 @@ async def test_a_dead_letter_of_a_table_that_is_gone_is_not_retried_in_the_next_
             raise ValueError("not yet")
         await tx.set(row, copy, 1)
 
-    async with observed() as world:
-        box = DeadLetterBox(world.context)
-        async with world.db.run_observers([fixed]):
-            await world.put("a", 1)
-            await world.until_nothing_waits()
-        await _create_again(world)
-        async with world.db.run_observers([fixed]):
-            await world.put("b", 1)
-            await world.until_nothing_waits()
-            former, _ = sorted(await world.dead_letters(), key=lambda one: one.row)
-            broken = False
-            for _ in range(2):
-                with pytest.raises(
-                    SchemaError, match="put aside in a table 'docs' that was dropped"
-                ):
-                    await box.retry(await world.dead_letters())
-                await world.until_copied("b", 1)
-                assert await world.dead_letters() == [former]
-            assert await box.clear([former]) == 1
-            assert await world.dead_letters() == []
+    box = DeadLetterBox(world.context)
+    async with world.db.run_observers([fixed]):
+        await world.put("a", 1)
+        await world.until_nothing_waits()
+    await _create_again(world)
+    async with world.db.run_observers([fixed]):
+        await world.put("b", 1)
+        await world.until_nothing_waits()
+        former, _ = sorted(await world.dead_letters(), key=lambda one: one.row)
+        broken = False
+        for _ in range(2):
+            with pytest.raises(SchemaError, match="put aside in a table 'docs' that was dropped"):
+                await box.retry(await world.dead_letters())
+            await world.until_copied("b", 1)
+            assert await world.dead_letters() == [former]
+        assert await box.clear([former]) == 1
+        assert await world.dead_letters() == []
 
 
 # What the worker service reports to Prometheus about its observers.

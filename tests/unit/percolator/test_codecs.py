@@ -409,8 +409,7 @@ def test_as_the_first_part_of_a_tuple_it_spreads_groups(percolator_db: Database)
     percolator_db.create_table(readings, codecs.splits_for(key, 4))
     rows = [(f"sensor {number % 7}", number) for number in range(50)]
     percolator_db.set_many((row, {value: row[1]}) for row in rows)
-    with percolator_db.snapshot() as snapshot:
-        found = [row.key for row in snapshot.scan(readings, prefix=("sensor 3",))]
+    found = [row.key for row in percolator_db.snapshot().scan(readings, prefix=("sensor 3",))]
     assert found == [("sensor 3", number) for number in range(3, 50, 7)]
 
 

@@ -339,8 +339,7 @@ def test_a_function_written_once_works_with_blocking_transactions(percolator_db:
         assert deposit(tx, "bob", amount=3) == 3
         assert deposit(tx, "bob", amount=4) == 7
         assert tx.get("bob", balance) == 7
-    with percolator_db.snapshot() as snapshot:
-        assert total(snapshot, ["bob", "joe"]) == 7
+    assert total(percolator_db.snapshot(), ["bob", "joe"]) == 7
 
 
 async def test_a_function_written_once_works_with_those_of_asyncio() -> None:
@@ -348,8 +347,7 @@ async def test_a_function_written_once_works_with_those_of_asyncio() -> None:
         await db.create_table(accounts)
         async with db.transaction() as tx:
             assert await deposit(tx, "bob", amount=3) == 3
-        async with db.snapshot() as snapshot:
-            assert await total(snapshot, ["bob", "joe"]) == 3
+        assert await total(db.snapshot(), ["bob", "joe"]) == 3
 
 
 def test_an_error_of_the_function_reaches_its_blocking_caller(percolator_db: Database) -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from tests.unit.protocol.protocol_world import World, world
+from tests.unit.protocol.protocol_world import PATIENT, Client, World, world
 
 
 @pytest.fixture
@@ -15,3 +15,20 @@ from tests.unit.protocol.protocol_world import World, world
 async def here() -> AsyncIterator[World]:
     """A store, and clients of it, over a network without faults."""
     yield world()
+
+
+@pytest.fixture
+@asynccontextmanager
+async def client(here: World) -> AsyncIterator[Client]:
+    yield here.client()
+
+
+@asynccontextmanager
+async def _patient(here: World) -> AsyncIterator[Client]:
+    """A client whose locks live for three seconds."""
+    yield here.client(PATIENT)
+
+
+patient = pytest.fixture(name="patient")(_patient)
+reader = pytest.fixture(name="reader")(_patient)
+writer = pytest.fixture(name="writer")(_patient)

@@ -51,8 +51,9 @@ from tests.unit.protocol.protocol_world import (
 )
 
 
-async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest(here: World) -> None:
-    client = here.client()
+async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest(
+    here: World, client: Client
+) -> None:
     commit = await client.write({B: put(b"2"), A: put(b"1"), C: put(b"3")})
     await settled(client)
     kinds = [
@@ -68,9 +69,8 @@ async def test_a_commit_is_prewrite_then_timestamp_then_primary_then_the_rest(he
 
 
 async def test_the_commit_timestamp_is_fetched_after_the_last_prewrite_was_answered(
-    here: World,
+    here: World, client: Client
 ) -> None:
-    client = here.client()
     start = await client.start_timestamp()
 
     async def slow(step: CellMutation) -> None:
@@ -90,8 +90,7 @@ async def test_the_least_cell_that_carries_a_lock_is_the_primary() -> None:
     assert commit._write.primary == A
 
 
-async def test_an_unanswered_commit_is_repeated_with_the_same_timestamp(here: World) -> None:
-    client = here.client()
+async def test_an_unanswered_commit_is_repeated_with_the_same_timestamp(client: Client) -> None:
     lost = iter([True, True])
     client.network.loses_answer = lambda step: puts(step, WRITE) and next(lost, False)
     commit = await client.write({A: put(b"1")})
@@ -100,8 +99,9 @@ async def test_an_unanswered_commit_is_repeated_with_the_same_timestamp(here: Wo
     assert {change.timestamp for s in attempts for change in s.message().changes} == {0, commit}
 
 
-async def test_an_unanswered_prewrite_that_was_applied_counts_as_done(here: World) -> None:
-    client = here.client()
+async def test_an_unanswered_prewrite_that_was_applied_counts_as_done(
+    here: World, client: Client
+) -> None:
     lost = iter([True])
     client.network.loses_answer = lambda step: puts(step, LOCK) and next(lost, False)
     commit = await client.write({A: put(b"1")})
@@ -129,9 +129,8 @@ async def test_a_pushed_lock_makes_the_commit_take_a_later_timestamp(here: World
 
 
 async def test_aborting_touches_nothing_before_the_marker_on_the_primary_is_durable(
-    here: World,
+    here: World, client: Client
 ) -> None:
-    client = here.client()
     start = await client.start_timestamp()
     await here.client().write({C: put(b"newer")})
     marked = asyncio.Event()
@@ -175,8 +174,9 @@ async def test_a_marker_that_meets_the_commit_record_reports_committed(here: Wor
     assert [at for at, _ in here.store.commits(A)] == committed
 
 
-async def test_a_conflict_names_the_cell_and_the_other_transaction(here: World) -> None:
-    client = here.client()
+async def test_a_conflict_names_the_cell_and_the_other_transaction(
+    here: World, client: Client
+) -> None:
     start = await client.start_timestamp()
     other = await here.client().write({A: put(b"other")})
     with pytest.raises(ConflictError) as caught:
@@ -187,8 +187,9 @@ async def test_a_conflict_names_the_cell_and_the_other_transaction(here: World) 
     assert error.retry is Retry.SAFE
 
 
-async def test_a_primary_lost_to_a_newer_commit_needs_no_marker(here: World) -> None:
-    client = here.client()
+async def test_a_primary_lost_to_a_newer_commit_needs_no_marker(
+    here: World, client: Client
+) -> None:
     start = await client.start_timestamp()
     await here.client().write({A: put(b"other")})
     with pytest.raises(ConflictError):
@@ -292,21 +293,23 @@ async def test_heartbeats_continue_after_a_prewrite_whose_answer_was_lost(here: 
     await writing
 
 
-async def test_a_time_to_live_counts_from_the_start_of_the_transaction(here: World) -> None:
+async def test_a_time_to_live_counts_from_the_start_of_the_transaction(
+    here: World, patient: Client
+) -> None:
     """A program that took five seconds before its commit must not write expired locks."""
-    client = here.client(PATIENT)
-    start = await client.start_timestamp()
-    commit = client.commit(start, {A: put(b"1")})
+    start = await patient.start_timestamp()
+    commit = patient.commit(start, {A: put(b"1")})
     await asyncio.sleep(5.0)
-    await commit.prewrite(client.deadline())
+    await commit.prewrite(patient.deadline())
     lock = here.store.lock_of(A)
     assert lock is not None
     age = (here.oracle.next() >> SEQUENCE_BITS) - (start >> SEQUENCE_BITS)
     assert lock.ttl_milliseconds - age == pytest.approx(3000, abs=20)
 
 
-async def test_long_values_are_stored_apart_and_removed_by_a_rollback(here: World) -> None:
-    client = here.client()
+async def test_long_values_are_stored_apart_and_removed_by_a_rollback(
+    here: World, client: Client
+) -> None:
     long = bytes(LIMITS.value_inline_bytes_max + 1)
     start = await client.start_timestamp()
     await client.commit(start, {A: put(long)}).run(client.deadline())
@@ -322,9 +325,8 @@ async def test_long_values_are_stored_apart_and_removed_by_a_rollback(here: Worl
 
 
 async def test_a_commit_under_an_old_schema_is_sent_again_with_the_new_notifications(
-    here: World,
+    here: World, client: Client
 ) -> None:
-    client = here.client()
     cell = CellAddress(1, b"a", OBSERVED)
     here.store.schema_versions[1] = 2
 
@@ -349,8 +351,9 @@ async def test_a_lock_only_write_notifies_no_observer(here: World) -> None:
     assert (NOTIFY, OBSERVER, commit) not in here.store.cells[cell]
 
 
-async def test_a_large_transaction_is_sent_in_portions_and_is_still_one(here: World) -> None:
-    client = here.client()
+async def test_a_large_transaction_is_sent_in_portions_and_is_still_one(
+    here: World, client: Client
+) -> None:
     cells = {CellAddress(1, b"%06d" % i, b"x"): put(b"") for i in range(9_000)}
     start = await client.start_timestamp()
     statistics = Statistics()
@@ -390,29 +393,29 @@ async def _in_conflict(here: World, client: Client, *, alone: bool = False) -> C
     return client.commit(start, WRITES, alone=alone)
 
 
-async def test_without_an_answer_to_the_marker_the_outcome_is_unknown(here: World) -> None:
-    client = here.client(PATIENT)
-    commit = await _in_conflict(here, client)
+async def test_without_an_answer_to_the_marker_the_outcome_is_unknown(
+    here: World, patient: Client
+) -> None:
+    commit = await _in_conflict(here, patient)
     with pytest.raises(OutcomeUnknown) as caught:
-        await commit.run(client.deadline(1.0))
+        await commit.run(patient.deadline(1.0))
     assert caught.value.primary == A
     assert isinstance(caught.value.__cause__, ConflictError)
 
 
 async def test_a_transaction_being_given_up_is_settled_by_its_marker_and_never_committed(
-    here: World,
+    here: World, patient: Client
 ) -> None:
-    client = here.client(PATIENT)
-    commit = await _in_conflict(here, client)
+    commit = await _in_conflict(here, patient)
     with pytest.raises(OutcomeUnknown):
-        await commit.run(client.deadline(1.0))
-    client.network.loses_answer = lambda step: False
+        await commit.run(patient.deadline(1.0))
+    patient.network.loses_answer = lambda step: False
     with pytest.raises(ConflictError, match="given up"):
-        await commit.settle(client.deadline())
-    await settled(client)
+        await commit.settle(patient.deadline())
+    await settled(patient)
     assert here.store.lock_of(A) is here.store.lock_of(B) is None
     assert here.store.commits(A) == []
-    assert not any(puts(step, WRITE) for step in client.network.steps)
+    assert not any(puts(step, WRITE) for step in patient.network.steps)
 
 
 async def test_a_transaction_being_given_up_may_turn_out_to_be_committed_by_another_client() -> (
@@ -445,11 +448,12 @@ async def test_a_transaction_being_given_up_may_turn_out_to_be_committed_by_anot
     assert [at for at, _ in here.store.commits(B)] == [at]
 
 
-async def test_a_lone_committer_reports_the_conflict_without_its_marker(here: World) -> None:
-    client = here.client(PATIENT)
-    commit = await _in_conflict(here, client, alone=True)
+async def test_a_lone_committer_reports_the_conflict_without_its_marker(
+    here: World, patient: Client
+) -> None:
+    commit = await _in_conflict(here, patient, alone=True)
     with pytest.raises(ConflictError, match="was committed by transaction"):
-        await commit.run(client.deadline(1.0))
+        await commit.run(patient.deadline(1.0))
 
 
 @pytest.mark.parametrize(
@@ -458,12 +462,10 @@ async def test_a_lone_committer_reports_the_conflict_without_its_marker(here: Wo
     ids=lambda refusal: type(refusal).__name__,
 )
 async def test_a_commit_that_was_refused_may_arrive_late_so_only_its_marker_tells(
-    here: World,
-    refusal: PercolatorError,
+    here: World, refusal: PercolatorError, patient: Client
 ) -> None:
     """A server refuses one copy; another copy finds the tablet there, or was sent before the token
     was withdrawn."""
-    client = here.client(PATIENT)
     commits: list[CellMutation] = []
 
     def refused(step: CellMutation) -> PercolatorError | None:
@@ -472,14 +474,14 @@ async def test_a_commit_that_was_refused_may_arrive_late_so_only_its_marker_tell
         is_final = puts(step, WRITE) or puts(step, ROLLBACK)
         return refusal if is_final else None
 
-    client.network.refuses = refused
-    commit = client.commit(await client.start_timestamp(), WRITES, alone=True)
+    patient.network.refuses = refused
+    commit = patient.commit(await patient.start_timestamp(), WRITES, alone=True)
     with pytest.raises(OutcomeUnknown):
-        await commit.run(client.deadline(1.0))
+        await commit.run(patient.deadline(1.0))
     assert commit.may_be_committed
-    client.network.refuses = lambda step: None
+    patient.network.refuses = lambda step: None
     assert here.store.apply(commits[0]) is APPLIED
-    assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
+    assert await commit.settle(patient.deadline()) == here.store.commits(A)[0][0]
 
 
 async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_conflict(
@@ -494,8 +496,9 @@ async def test_a_transaction_without_a_lock_on_its_primary_fails_with_its_confli
         await client.commit(start, WRITES).run(client.deadline(1.0))
 
 
-async def test_giving_up_a_lock_only_transaction_leaves_nothing(here: World) -> None:
-    client = here.client()
+async def test_giving_up_a_lock_only_transaction_leaves_nothing(
+    here: World, client: Client
+) -> None:
     commit = client.commit(await client.start_timestamp(), {A: (KIND_LOCK_ONLY, b"")})
     await commit.prewrite(client.deadline())
     with pytest.raises(ConflictError):
@@ -506,8 +509,9 @@ async def test_giving_up_a_lock_only_transaction_leaves_nothing(here: World) -> 
 # Commits whose answer never comes, or whose caller does not wait for it.
 
 
-async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown(here: World) -> None:
-    client = here.client()
+async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown(
+    here: World, client: Client
+) -> None:
     client.network.loses_answer = lambda step: puts(step, WRITE)
     commit = client.commit(await client.start_timestamp(), {A: put(b"1"), B: put(b"2")})
     with pytest.raises(OutcomeUnknown) as caught:
@@ -520,8 +524,9 @@ async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown(here
     assert [at for at, _ in here.store.commits(B)] == [at]
 
 
-async def test_an_unknown_outcome_may_turn_out_to_be_rolled_back(here: World) -> None:
-    client = here.client()
+async def test_an_unknown_outcome_may_turn_out_to_be_rolled_back(
+    here: World, client: Client
+) -> None:
 
     async def cut_off(step: CellMutation) -> None:
         if puts(step, WRITE):
@@ -551,8 +556,9 @@ async def test_an_unanswered_prewrite_fails_as_safe_to_retry() -> None:
     await settled(client)
 
 
-async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind(here: World) -> None:
-    client = here.client()
+async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind(
+    here: World, client: Client
+) -> None:
 
     async def slow(step: CellMutation) -> None:
         if address(step) == B and puts(step, LOCK):
@@ -575,9 +581,8 @@ async def test_a_caller_cancelled_during_prewrite_leaves_no_locks_behind(here: W
 
 
 async def test_a_caller_cancelled_after_the_commit_was_sent_is_committed_nevertheless(
-    here: World,
+    here: World, client: Client
 ) -> None:
-    client = here.client()
     sent = asyncio.Event()
 
     async def note(step: CellMutation) -> None:
@@ -636,8 +641,7 @@ async def test_all_who_settle_a_commit_learn_one_timestamp_and_all_cells_have_it
         assert len([step for step in attempts if address(step) == A]) == 2
 
 
-async def test_settling_continues_when_its_caller_is_cancelled(here: World) -> None:
-    client = here.client()
+async def test_settling_continues_when_its_caller_is_cancelled(here: World, client: Client) -> None:
     commit = await _left_with_the_commit_on_its_way(here, client)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(commit.settle(client.deadline()), 0.0001)
@@ -646,8 +650,9 @@ async def test_settling_continues_when_its_caller_is_cancelled(here: World) -> N
     assert [at for at, _ in here.store.commits(A)] == [at]
 
 
-async def test_settling_ends_for_each_caller_at_its_own_deadline(here: World) -> None:
-    client = here.client()
+async def test_settling_ends_for_each_caller_at_its_own_deadline(
+    here: World, client: Client
+) -> None:
     commit = await _left_with_the_commit_on_its_way(here, client)
 
     async def slow(step: CellMutation) -> None:

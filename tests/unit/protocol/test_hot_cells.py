@@ -38,6 +38,7 @@ from tests.unit.protocol.protocol_world import (
     PATIENT,
     A,
     B,
+    Client,
     World,
     address,
     locked,
@@ -486,9 +487,10 @@ async def test_a_commit_in_progress_is_not_overtaken_by_its_own_heartbeats(here:
     assert here.clock.monotonic_seconds() - began < 2 * LONG_SECONDS + 1.0, "sent at most twice"
 
 
-async def test_a_late_heartbeat_does_not_shorten_the_time_to_live(here: World) -> None:
-    client = here.client(PATIENT)
-    point = (await locked(client, A)).begin_two_phases()
+async def test_a_late_heartbeat_does_not_shorten_the_time_to_live(
+    here: World, patient: Client
+) -> None:
+    point = (await locked(patient, A)).begin_two_phases()
 
     def stored() -> LockRecord:
         lock = here.store.lock_of(A)
@@ -512,10 +514,9 @@ async def test_a_late_heartbeat_does_not_shorten_the_time_to_live(here: World) -
 
 
 async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set(
-    here: World,
+    here: World, patient: Client
 ) -> None:
-    client = here.client(PATIENT)
-    commit = await locked(client, A)
+    commit = await locked(patient, A)
     point = commit.begin_two_phases()
     lock = here.store.lock_of(A)
     assert lock is not None
@@ -525,7 +526,7 @@ async def test_a_commit_waits_until_the_oracle_is_above_what_a_heartbeat_has_set
     beat = point.heartbeat()
     assert not point.after_heartbeat(beat, here.store.apply(beat.step), 1.0)
     assert point.min_commit > here.oracle.next() + (1_000 << SEQUENCE_BITS)
-    assert await commit.commit_primary(client.deadline()) >= beat.min_commit
+    assert await commit.commit_primary(patient.deadline()) >= beat.min_commit
 
 
 async def test_two_committers_do_not_raise_a_lock_ever_higher(here: World) -> None:

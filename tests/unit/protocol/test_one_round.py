@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -64,6 +65,26 @@ async def _commit(
     return client.commit(start, writes, alone=True, two_phases=False)
 
 
+@pytest.fixture
+@asynccontextmanager
+async def client(here: World) -> AsyncIterator[Client]:
+    yield here.client(PATIENT)
+
+
+@pytest.fixture
+@asynccontextmanager
+async def younger(commit: Commit, here: World) -> AsyncIterator[Client]:
+    """A client whose transactions begin after the commit's."""
+    yield here.client(PATIENT)
+
+
+@pytest.fixture
+@asynccontextmanager
+async def commit(client: Client) -> AsyncIterator[Commit]:
+    """A commit of WRITES that has not begun."""
+    yield await _commit(client)
+
+
 def _answer_with(client: Client, *answers: Callable[[WholeCommit], CommitAnswer | None]) -> None:
     """Answers the next messages like this; None stands for the true answer."""
     correct, left = client.network.commit, list(answers)
@@ -75,8 +96,7 @@ def _answer_with(client: Client, *answers: Callable[[WholeCommit], CommitAnswer 
     setattr(client.network, "commit", commit)  # noqa: B010 - a method is replaced
 
 
-async def test_one_message_commits_and_leaves_no_locks(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_one_message_commits_and_leaves_no_locks(here: World, client: Client) -> None:
     statistics = Statistics()
     start = await client.start_timestamp()
     commit = client.commit(start, WRITES, statistics=statistics, two_phases=False)
@@ -89,8 +109,9 @@ async def test_one_message_commits_and_leaves_no_locks(here: World) -> None:
     assert client.network.steps == []
 
 
-async def test_observers_and_weak_observers_are_notified_with_it(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_observers_and_weak_observers_are_notified_with_it(
+    here: World, client: Client
+) -> None:
     seen, weakly = CellAddress(1, b"s", OBSERVED), CellAddress(1, b"w", OBSERVED)
     commit = client.commit(
         await client.start_timestamp(), {seen: put(b"1")}, [weakly], two_phases=False
@@ -111,9 +132,8 @@ async def test_observers_and_weak_observers_are_notified_with_it(here: World) ->
     ids=["two tables", "weak notification in another table", "too large"],
 )
 async def test_what_cannot_be_one_message_takes_two_phases(
-    here: World, writes: dict[CellAddress, Write], weak: list[CellAddress]
+    writes: dict[CellAddress, Write], weak: list[CellAddress], client: Client
 ) -> None:
-    client = here.client(PATIENT)
     start = await client.start_timestamp()
     assert await client.commit(start, writes, weak, two_phases=False).run(client.deadline())
     assert client.network.commits == []
@@ -126,8 +146,7 @@ async def test_the_limit_turns_it_off(here: World) -> None:
     assert client.network.commits == []
 
 
-async def test_two_phases_follow_what_was_not_executed(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_two_phases_follow_what_was_not_executed(here: World, client: Client) -> None:
     _answer_with(client, lambda _: NotReady("the oracle is slow"))
     at = await (await _commit(client)).run(client.deadline())
     assert any(puts(step, LOCK) for step in client.network.steps)
@@ -136,10 +155,9 @@ async def test_two_phases_follow_what_was_not_executed(here: World) -> None:
 
 
 async def test_there_is_time_for_the_marker_if_its_prewrites_are_not_answered_either(
-    here: World,
+    here: World, client: Client
 ) -> None:
     """Otherwise the outcome would be unknown, of what was never executed."""
-    client = here.client(PATIENT)
     _answer_with(client, lambda _: NotExecuted("the deadline passed while it waited"))
     answered = client.network.mutate
 
@@ -161,10 +179,12 @@ async def test_there_is_time_for_the_marker_if_its_prewrites_are_not_answered_ei
 # ---------------------------------------------------------------- without an answer
 
 
-async def test_an_unanswered_message_is_sent_again_and_finds_its_commit(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_an_unanswered_message_is_sent_again_and_finds_its_commit(
+    here: World,
+    client: Client,
+    commit: Commit,
+) -> None:
     client.network.loses_answer_of_commit = True
-    commit = await _commit(client)
     running = asyncio.ensure_future(commit.run(client.deadline()))
     await asyncio.sleep(0.1)
     assert len(client.network.commits) > 1
@@ -175,8 +195,7 @@ async def test_an_unanswered_message_is_sent_again_and_finds_its_commit(here: Wo
     assert not any(puts(step, LOCK) for step in client.network.steps)
 
 
-async def test_two_phases_never_follow_an_unanswered_message(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_two_phases_never_follow_an_unanswered_message(client: Client) -> None:
     _answer_with(client, lambda _: Unavailable("lost"), lambda _: NotReady("not now"))
     await (await _commit(client)).run(client.deadline())
     assert client.network.steps == []
@@ -185,10 +204,10 @@ async def test_two_phases_never_follow_an_unanswered_message(here: World) -> Non
 
 async def test_without_any_answer_the_outcome_is_unknown_and_the_same_message_settles_it(
     here: World,
+    client: Client,
+    commit: Commit,
 ) -> None:
-    client = here.client(PATIENT)
     client.network.loses_answer_of_commit = True
-    commit = await _commit(client)
     with pytest.raises(OutcomeUnknown) as caught:
         await commit.run(client.deadline(0.5))
     assert caught.value.primary == A
@@ -197,8 +216,11 @@ async def test_without_any_answer_the_outcome_is_unknown_and_the_same_message_se
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
 
-async def test_after_a_split_the_marker_settles_an_unanswered_message(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_after_a_split_the_marker_settles_an_unanswered_message(
+    here: World,
+    client: Client,
+    commit: Commit,
+) -> None:
     late: list[WholeCommit] = []
 
     def keep(message: WholeCommit) -> CommitAnswer:
@@ -206,7 +228,6 @@ async def test_after_a_split_the_marker_settles_an_unanswered_message(here: Worl
         return Unavailable("still on its way")
 
     _answer_with(client, keep, lambda _: NotInOneRound("split"))
-    commit = await _commit(client)
     with pytest.raises(ConflictError, match="given up"):
         await commit.run(client.deadline())
     assert not commit.may_be_committed
@@ -214,10 +235,12 @@ async def test_after_a_split_the_marker_settles_an_unanswered_message(here: Worl
     assert here.store.commits(A) == here.store.commits(B) == []
 
 
-async def test_a_caller_that_is_cancelled_without_an_answer_settles_it_later(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_a_caller_that_is_cancelled_without_an_answer_settles_it_later(
+    here: World,
+    client: Client,
+    commit: Commit,
+) -> None:
     client.network.loses_answer_of_commit = True
-    commit = await _commit(client)
     running = asyncio.ensure_future(commit.run(client.deadline()))
     await asyncio.sleep(0.05)
     assert client.network.commits
@@ -228,9 +251,11 @@ async def test_a_caller_that_is_cancelled_without_an_answer_settles_it_later(her
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
 
-async def test_what_was_never_sent_needs_no_marker_to_count_as_aborted(here: World) -> None:
-    client, younger = here.client(PATIENT), here.client(PATIENT)
-    commit = await _commit(client)
+async def test_what_was_never_sent_needs_no_marker_to_count_as_aborted(
+    client: Client,
+    commit: Commit,
+    younger: Client,
+) -> None:
     await locked(younger, A)
     _answer_with(client, lambda _: NotSent("its server has fallen silent"))
     client.network.loses_answer = lambda step: puts(step, ROLLBACK)
@@ -240,9 +265,8 @@ async def test_what_was_never_sent_needs_no_marker_to_count_as_aborted(here: Wor
 
 
 async def test_after_an_unanswered_message_one_that_was_not_sent_changes_nothing(
-    here: World,
+    client: Client,
 ) -> None:
-    client = here.client(PATIENT)
     _answer_with(client, lambda _: Unavailable("lost"), lambda _: NotSent("no time"))
     await (await _commit(client)).run(client.deadline())
     assert client.network.steps == []
@@ -258,10 +282,10 @@ FINAL = [
 
 
 @pytest.mark.parametrize("refusal", FINAL, ids=lambda error: type(error).__name__)
-async def test_a_definite_refusal_needs_no_marker(here: World, refusal: PercolatorError) -> None:
+async def test_a_definite_refusal_needs_no_marker(
+    refusal: PercolatorError, client: Client, commit: Commit
+) -> None:
     """Every copy of the message is refused likewise, and so is the marker, perhaps."""
-    client = here.client(PATIENT)
-    commit = await _commit(client)
     _answer_with(client, lambda _: refusal)
     client.network.refuses = lambda step: refusal
     with pytest.raises(type(refusal)):
@@ -271,11 +295,8 @@ async def test_a_definite_refusal_needs_no_marker(here: World, refusal: Percolat
 
 @pytest.mark.parametrize("refusal", FINAL, ids=lambda error: type(error).__name__)
 async def test_after_an_unanswered_message_it_leaves_the_outcome_open_and_says_so_at_once(
-    here: World,
-    refusal: PercolatorError,
+    here: World, refusal: PercolatorError, client: Client, commit: Commit
 ) -> None:
-    client = here.client(PATIENT)
-    commit = await _commit(client)
     _answer_with(client, lambda _: Unavailable("lost"), lambda _: refusal)
     client.network.refuses = lambda step: refusal
     for attempt in (commit.run, commit.settle):
@@ -285,10 +306,12 @@ async def test_after_an_unanswered_message_it_leaves_the_outcome_open_and_says_s
     assert commit.may_be_committed
 
 
-async def test_what_is_committed_is_settled_even_below_the_safe_point(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_what_is_committed_is_settled_even_below_the_safe_point(
+    here: World,
+    client: Client,
+    commit: Commit,
+) -> None:
     client.network.loses_answer_of_commit = True
-    commit = await _commit(client)
     with pytest.raises(OutcomeUnknown):
         await commit.run(client.deadline(0.5))
     client.network.loses_answer_of_commit = False
@@ -296,10 +319,12 @@ async def test_what_is_committed_is_settled_even_below_the_safe_point(here: Worl
     assert await commit.settle(client.deadline()) == here.store.commits(A)[0][0]
 
 
-async def test_if_the_marker_can_be_put_it_decides_then(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_if_the_marker_can_be_put_it_decides_then(
+    here: World,
+    client: Client,
+    commit: Commit,
+) -> None:
     client.network.loses_answer_of_commit = True
-    commit = await _commit(client)
     with pytest.raises(OutcomeUnknown):
         await commit.run(client.deadline(0.5))
     at = here.store.commits(A)[0][0]
@@ -308,11 +333,10 @@ async def test_if_the_marker_can_be_put_it_decides_then(here: World) -> None:
 
 
 async def test_settling_what_is_rolled_back_ends_with_a_conflict_whatever_the_reason(
-    here: World,
+    client: Client,
+    commit: Commit,
 ) -> None:
-    client = here.client(PATIENT)
     _answer_with(client, *[lambda _: Unavailable("lost")] * 100)
-    commit = await _commit(client)
     with pytest.raises(OutcomeUnknown):
         await commit.run(client.deadline(0.1))
     _answer_with(client, lambda _: SchemaError("the table is being deleted"))
@@ -320,18 +344,21 @@ async def test_settling_what_is_rolled_back_ends_with_a_conflict_whatever_the_re
         await commit.settle(client.deadline())
 
 
-async def test_an_overloaded_server_is_left_alone_as_long_as_it_asks_for(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_an_overloaded_server_is_left_alone_as_long_as_it_asks_for(
+    here: World, client: Client
+) -> None:
     _answer_with(client, lambda _: Overloaded("full", retry_after_seconds=3.0))
     assert await (await _commit(client)).run(client.deadline())
     assert 3.0 <= here.clock.monotonic_seconds() < 4.0
     assert client.network.steps == []
 
 
-async def test_with_no_time_to_wait_for_that_the_marker_ends_it(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_with_no_time_to_wait_for_that_the_marker_ends_it(
+    here: World,
+    client: Client,
+    commit: Commit,
+) -> None:
     _answer_with(client, lambda _: Overloaded("full", retry_after_seconds=3.0))
-    commit = await _commit(client)
     with pytest.raises(Overloaded):
         await commit.run(client.deadline(2.0))
     assert (ROLLBACK, b"", commit._write.start) in here.store.cells[A]
@@ -341,9 +368,10 @@ async def test_with_no_time_to_wait_for_that_the_marker_ends_it(here: World) -> 
 # ---------------------------------------------------------------- obstacles
 
 
-async def test_a_newer_commit_of_any_cell_ends_it_without_another_message(here: World) -> None:
+async def test_a_newer_commit_of_any_cell_ends_it_without_another_message(
+    here: World, client: Client
+) -> None:
     """It stops every copy of the message, too."""
-    client = here.client(PATIENT)
     start = await client.start_timestamp()
     await here.client().write({B: put(b"newer")})
     commit = await _commit(client, start=start)
@@ -366,10 +394,11 @@ async def test_the_lock_of_an_older_transaction_is_settled_and_the_message_sent_
 
 async def test_the_lock_of_a_younger_transaction_is_a_conflict_and_leaves_a_marker(
     here: World,
+    client: Client,
+    commit: Commit,
+    younger: Client,
 ) -> None:
     """The lock may go away, and a copy of the message come after that."""
-    client, younger = here.client(PATIENT), here.client(PATIENT)
-    commit = await _commit(client)
     await locked(younger, B)
     with pytest.raises(ConflictError):
         await commit.run(client.deadline())
@@ -377,10 +406,12 @@ async def test_the_lock_of_a_younger_transaction_is_a_conflict_and_leaves_a_mark
     assert not commit.may_be_committed
 
 
-async def test_without_an_answer_to_that_marker_the_outcome_is_unknown(here: World) -> None:
+async def test_without_an_answer_to_that_marker_the_outcome_is_unknown(
+    client: Client,
+    commit: Commit,
+    younger: Client,
+) -> None:
     """Even if no other process commits it: a copy of the message might."""
-    client, younger = here.client(PATIENT), here.client(PATIENT)
-    commit = await _commit(client)
     await locked(younger, B)
     client.network.loses_answer = lambda step: puts(step, ROLLBACK)
     with pytest.raises(OutcomeUnknown):
@@ -411,9 +442,7 @@ async def test_for_a_caller_cancelled_while_it_waits_for_a_lock_the_marker_decid
     assert here.store.commits(B) == []
 
 
-async def test_a_marker_on_the_primary_ends_it(here: World) -> None:
-    client = here.client(PATIENT)
-    commit = await _commit(client)
+async def test_a_marker_on_the_primary_ends_it(here: World, client: Client, commit: Commit) -> None:
     await here.client(PATIENT).env.cells.mutate([commit._write.roll_back(A)], client.deadline())
     with pytest.raises(ConflictError, match="rolled it back"):
         await commit.run(client.deadline())
@@ -432,25 +461,23 @@ async def test_a_second_committer_joins_the_one_in_two_phases(here: World) -> No
     assert [here.store.commits(cell)[0][0] for cell in WRITES] == [at, at]
 
 
-async def test_another_write_set_under_the_same_start_is_noticed(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_another_write_set_under_the_same_start_is_noticed(client: Client) -> None:
     start = await client.start_timestamp()
     await (await _commit(client, start=start)).run(client.deadline())
     with pytest.raises(AnotherWriteSet):
         await (await _commit(client, {A: put(b"else")}, start)).run(client.deadline())
 
 
-async def test_locks_commit_in_one_round_too(here: World) -> None:
-    client = here.client(PATIENT)
+async def test_locks_commit_in_one_round_too(here: World, client: Client) -> None:
     await (await _commit(client, {A: (KIND_LOCK_ONLY, b"")})).run(client.deadline())
     ((_, record),) = here.store.commits(A)
     assert record.kind == KIND_LOCK_ONLY
     assert client.network.steps == []
 
 
-async def test_what_was_sent_is_settled_for_a_caller_who_was_cancelled(here: World) -> None:
-    client = here.client(PATIENT)
-    commit = await _commit(client)
+async def test_what_was_sent_is_settled_for_a_caller_who_was_cancelled(
+    here: World, client: Client, commit: Commit
+) -> None:
     running = asyncio.ensure_future(commit.run(client.deadline()))
     await asyncio.sleep(0)
     running.cancel()
@@ -461,10 +488,8 @@ async def test_what_was_sent_is_settled_for_a_caller_who_was_cancelled(here: Wor
 
 
 async def test_a_caller_cancelled_before_anything_was_sent_leaves_nothing_behind(
-    here: World,
+    client: Client, commit: Commit
 ) -> None:
-    client = here.client(PATIENT)
-    commit = await _commit(client)
     running = asyncio.ensure_future(commit.run(client.deadline()))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -56,23 +56,22 @@ from tests.unit.protocol.protocol_world import (
     put,
     puts,
     settled,
-    world,
 )
 
 NEVER_PUSHING = Limits(push_after_seconds=1e6)
 
 
-async def test_a_commit_is_visible_at_its_timestamp_but_not_below(here: World) -> None:
-    client = here.client()
+async def test_a_commit_is_visible_at_its_timestamp_but_not_below(client: Client) -> None:
     commit = await client.write({A: put(b"1")})
     assert await client.read(A, commit) == b"1"
     assert await client.read(A, commit - 1) is None
 
 
-async def test_a_reader_rolls_forward_what_was_committed_and_left_behind(here: World) -> None:
+async def test_a_reader_rolls_forward_what_was_committed_and_left_behind(
+    here: World, reader: Client
+) -> None:
     observed = CellAddress(2, b"z", OBSERVED)
     await left_behind(here, A, B, observed, committed=True)
-    reader = here.client(PATIENT)
     timestamp = await reader.start_timestamp()
     assert await reader.read(B, timestamp) == b"pending"
     assert await reader.read(observed, timestamp) == b"pending"
@@ -83,9 +82,10 @@ async def test_a_reader_rolls_forward_what_was_committed_and_left_behind(here: W
     assert (NOTIFY, OBSERVER, commit) in here.store.cells[observed]
 
 
-async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first(here: World) -> None:
+async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first(
+    here: World, reader: Client
+) -> None:
     start = await left_behind(here, A, B, committed=False)
-    reader = here.client(PATIENT)
     assert await reader.read(B, await reader.start_timestamp()) is None
     assert here.store.lock_of(A) is None
     assert here.store.lock_of(B) is None
@@ -94,11 +94,10 @@ async def test_a_reader_rolls_back_what_was_not_committed_on_the_primary_first(h
     assert marked == [A, B]
 
 
-async def test_locks_with_one_primary_are_settled_together(here: World) -> None:
+async def test_locks_with_one_primary_are_settled_together(here: World, reader: Client) -> None:
     """Ten locks of one dead transaction cost one question: they say what their cells hold."""
     cells = [CellAddress(1, b"row", b"%d" % i) for i in range(10)]
     await left_behind(here, A, *cells, committed=True)
-    reader = here.client(PATIENT)
     timestamp = await reader.start_timestamp()
     statistics = Statistics()
     request = RowRequest(1, RowRead(row=b"row", all_columns=True, timestamp=timestamp))
@@ -146,8 +145,9 @@ async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_its_holder(he
     writer.heartbeats.close()
 
 
-async def test_a_reader_pushes_a_live_writer_instead_of_waiting_for_its_end(here: World) -> None:
-    writer, reader = here.client(PATIENT), here.client(PATIENT)
+async def test_a_reader_pushes_a_live_writer_instead_of_waiting_for_its_end(
+    here: World, writer: Client, reader: Client
+) -> None:
     await locked(writer, A, B)
     timestamp = await reader.start_timestamp()
     before = here.clock.monotonic_seconds()
@@ -237,8 +237,9 @@ async def test_a_transaction_without_a_trace_on_its_primary_is_not_dead(here: Wo
     assert [record.value for _, record in here.store.commits(B)] == [b"2"]
 
 
-async def test_a_late_prewrite_after_the_cleanup_is_refused(here: World) -> None:
-    writer, reader = here.client(PATIENT), here.client(PATIENT)
+async def test_a_late_prewrite_after_the_cleanup_is_refused(
+    here: World, writer: Client, reader: Client
+) -> None:
     writer.network.session_id = b"gone" * 4
     held: list[CellMutation] = []
 
@@ -259,9 +260,10 @@ async def test_a_late_prewrite_after_the_cleanup_is_refused(here: World) -> None
     await writer.env.background.drain(0.0)
 
 
-async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment(here: World) -> None:
+async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment(
+    here: World, writer: Client, reader: Client
+) -> None:
     """The lock has changed since it was judged, so nothing is rolled back."""
-    writer, reader = here.client(PATIENT), here.client(PATIENT)
     writer.network.session_id = None
     commit = await locked(writer, A)
     await asyncio.sleep(3.2)
@@ -308,8 +310,7 @@ async def test_two_outcomes_of_one_transaction_are_an_invariant_violation() -> N
     assert verdicts.get(5) is None  # forgotten: there are three
 
 
-async def test_a_snapshot_below_the_safe_point_is_refused(here: World) -> None:
-    client = here.client()
+async def test_a_snapshot_below_the_safe_point_is_refused(here: World, client: Client) -> None:
     timestamp = await client.start_timestamp()
     here.store.safe_point = timestamp + 1
     with pytest.raises(SnapshotTooOld):
@@ -441,10 +442,9 @@ async def test_a_scan_shows_the_transactions_own_writes(here: World, reverse: bo
 
 
 async def test_a_commit_whose_record_may_be_collected_is_never_reported_as_aborted(
-    here: World,
+    here: World, client: Client
 ) -> None:
     """Its answer was lost, and when its outcome is asked for, the primary holds no trace of it."""
-    client = here.client()
     client.network.loses_answer = lambda step: puts(step, WRITE)
     commit = client.commit(await client.start_timestamp(), {A: put(b"1")})
     with pytest.raises(OutcomeUnknown):
@@ -459,9 +459,8 @@ async def test_a_commit_whose_record_may_be_collected_is_never_reported_as_abort
 
 
 async def test_a_secondary_that_was_committed_and_collected_meanwhile_is_not_a_torn_commit(
-    here: World,
+    here: World, client: Client
 ) -> None:
-    client = here.client()
 
     async def overtaken(step: CellMutation) -> None:
         if address(step) == B and puts(step, WRITE):
@@ -538,11 +537,11 @@ async def test_a_lock_in_a_table_that_is_younger_than_the_last_collection_is_set
 
 async def test_a_lock_below_the_safe_point_is_rolled_forward_by_whoever_knows_its_commit(
     here: World,
+    reader: Client,
 ) -> None:
     """The owner of such a lock may not do it any more: its message could come late."""
     start = await left_behind(here, A, B, committed=True)
     ((commit, _),) = here.store.commits(A)
-    reader = here.client(PATIENT)
     here.store.safe_point = timestamp = await reader.start_timestamp()
     reader.env.verdicts.put(start, commit)
     assert await reader.read(B, timestamp) == b"pending"
@@ -568,12 +567,12 @@ def answering_once(answer: Call, late: Callable[[Sequence[object]], list[Any]]) 
     return call
 
 
-async def test_a_read_ends_with_the_lock_that_it_met(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_ends_with_the_lock_that_it_met(
+    monkeypatch: pytest.MonkeyPatch, writer: Client, reader: Client
+) -> None:
     def no_answer(_: Sequence[object]) -> list[Any]:
         raise DeadlineExceeded("no answer in time")
 
-    here = world()
-    writer, reader = here.client(PATIENT), here.client(PATIENT)
     commit = await locked(writer, A)
     timestamp = await reader.start_timestamp()
     cells = reader.env.cells
@@ -585,11 +584,12 @@ async def test_a_read_ends_with_the_lock_that_it_met(monkeypatch: pytest.MonkeyP
     assert isinstance(caught.value.__cause__, DeadlineExceeded)
 
 
-async def test_a_commit_ends_with_the_lock_that_it_met(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_commit_ends_with_the_lock_that_it_met(
+    monkeypatch: pytest.MonkeyPatch, here: World
+) -> None:
     def no_answers(steps: Sequence[object]) -> list[Any]:
         return [DeadlineExceeded("no answer in time") for _ in steps]
 
-    here = world()
     older, younger = here.client(PATIENT), here.client(PATIENT)
     holder = await locked(older, A)
     commit = younger.commit(await younger.start_timestamp(), {A: put(b"new")})

@@ -49,6 +49,13 @@ def db() -> Iterator[Database]:
         yield opened
 
 
+@pytest.fixture
+def sums(db: Database) -> CombineQueue[str, int]:
+    sums = queue()
+    sums.create(db)
+    return sums
+
+
 def add(db: Database, sums: CombineQueue[str, int], *pairs: tuple[str, int]) -> None:
     with db.transaction() as tx:
         for key, value in pairs:
@@ -56,13 +63,12 @@ def add(db: Database, sums: CombineQueue[str, int], *pairs: tuple[str, int]) -> 
 
 
 def shown(db: Database, sums: CombineQueue[str, int]) -> dict[str, int]:
-    with db.snapshot() as snapshot:
-        return sums.items(snapshot)
+    return sums.items(db.snapshot())
 
 
-def test_what_was_added_counts_before_and_after_it_is_combined(db: Database) -> None:
-    sums = queue()
-    sums.create(db)
+def test_what_was_added_counts_before_and_after_it_is_combined(
+    db: Database, sums: CombineQueue[str, int]
+) -> None:
     add(db, sums, ("a", 1), ("b", 2), ("a", 3))
     assert shown(db, sums) == {"a": 4, "b": 2}
     assert percolator.testing.run_observers(db, [sums.combiner()]) > 0
@@ -76,9 +82,9 @@ def test_what_was_added_counts_before_and_after_it_is_combined(db: Database) -> 
     assert shown(db, sums) == {"a": 14, "b": 2}
 
 
-def test_a_transaction_sees_what_it_has_added_itself(db: Database) -> None:
-    sums = queue()
-    sums.create(db)
+def test_a_transaction_sees_what_it_has_added_itself(
+    db: Database, sums: CombineQueue[str, int]
+) -> None:
     with db.transaction() as tx:
         sums.add(tx, "a", 1)
         sums.add(tx, "a", 1)
@@ -87,9 +93,9 @@ def test_a_transaction_sees_what_it_has_added_itself(db: Database) -> None:
     assert shown(db, sums) == {}
 
 
-def test_changes_of_a_key_form_a_chain_and_a_value_of_none_is_no_value(db: Database) -> None:
-    sums = queue()
-    sums.create(db)
+def test_changes_of_a_key_form_a_chain_and_a_value_of_none_is_no_value(
+    db: Database, sums: CombineQueue[str, int]
+) -> None:
     seen: list[KeyChange[str, int]] = []
 
     @sums.changed
@@ -119,8 +125,7 @@ def test_a_function_that_changes_the_first_value_it_is_given_loses_nothing(db: D
         with db.transaction() as tx:
             sets.add(tx, "a", {member: 1})
         percolator.testing.run_observers(db, [note])
-    with db.snapshot() as snapshot:
-        assert sets.get(snapshot, "a") == {"ann": 1, "bob": 1}
+    assert sets.get(db.snapshot(), "a") == {"ann": 1, "bob": 1}
     assert seen == [("a", None, {"ann": 1}), ("a", {"ann": 1}, {"ann": 1, "bob": 1})]
 
 
@@ -133,11 +138,9 @@ def test_a_function_may_go_through_the_values_twice(db: Database) -> None:
     for value, expected in ((7, [7, 7]), (3, [3, 7]), (9, [3, 9])):
         with db.transaction() as tx:
             spans.add(tx, "a", [value, value])
-        with db.snapshot() as snapshot:
-            assert spans.get(snapshot, "a") == expected
+        assert spans.get(db.snapshot(), "a") == expected
         percolator.testing.run_observers(db, [spans.combiner()])
-        with db.snapshot() as snapshot:
-            assert spans.get(snapshot, "a") == expected
+        assert spans.get(db.snapshot(), "a") == expected
 
 
 def test_a_value_of_another_type_is_a_change_even_if_python_calls_it_equal(db: Database) -> None:
@@ -147,8 +150,7 @@ def test_a_value_of_another_type_is_a_change_even_if_python_calls_it_equal(db: D
         with db.transaction() as tx:
             newest.add(tx, "a", value)
         percolator.testing.run_observers(db, [newest.combiner()])
-    with db.snapshot() as snapshot:
-        assert newest.get(snapshot, "a") is True
+    assert newest.get(db.snapshot(), "a") is True
 
 
 def test_what_a_changed_observer_writes_is_in_the_transaction_that_combines(db: Database) -> None:
@@ -175,9 +177,9 @@ def test_what_a_changed_observer_writes_is_in_the_transaction_that_combines(db: 
     assert shown(db, order) == Counter(map(str, found.values()))
 
 
-def test_an_observer_that_fails_combines_nothing(db: Database) -> None:
-    sums = queue()
-    sums.create(db)
+def test_an_observer_that_fails_combines_nothing(
+    db: Database, sums: CombineQueue[str, int]
+) -> None:
 
     @sums.changed
     def fail(tx: Transaction, changes: object) -> None:
@@ -207,9 +209,9 @@ def test_an_error_of_the_function_that_combines_names_the_key(db: Database) -> N
         assert "combining the values of key 'b' of 'sums'" in met.value.__notes__
 
 
-def test_a_function_that_ran_nothing_is_a_failure(db: Database) -> None:
-    sums = queue()
-    sums.create(db)
+def test_a_function_that_ran_nothing_is_a_failure(
+    db: Database, sums: CombineQueue[str, int]
+) -> None:
 
     async def asynchronous(changes: object) -> None:
         """Never runs: what calls it is blocking."""
@@ -253,10 +255,9 @@ def test_keys_with_more_bytes_than_a_transaction_may_write_are_combined_in_sever
         for key in keys:
             letters.add(tx, key, b"a")
     assert percolator.testing.run_observers(db, [letters.combiner()]) == 4
-    with db.snapshot() as snapshot:
-        assert {key: value[-2:] for key, value in letters.items(snapshot).items()} == dict.fromkeys(
-            keys, b"\x00a"
-        )
+    assert {
+        key: value[-2:] for key, value in letters.items(db.snapshot()).items()
+    } == dict.fromkeys(keys, b"\x00a")
 
 
 @pytest.mark.parametrize("tablets", [1, 5])
@@ -270,14 +271,11 @@ def test_programs_with_different_numbers_of_buckets_share_a_queue(
     percolator.testing.run_observers(db, [many.combiner()])
     expected = {f"key {key}": sum(range(60)[key::7]) for key in range(7)}
     assert shown(db, few) == shown(db, many) == expected
-    with db.snapshot() as snapshot:
-        left = list(snapshot.scan(few.table, columns=[few.table.column("entry", codecs.raw)]))
+    left = list(db.snapshot().scan(few.table, columns=[few.table.column("entry", codecs.raw)]))
     assert left == []
 
 
-def test_a_snapshot_of_the_past_is_exact(db: Database) -> None:
-    sums = queue()
-    sums.create(db)
+def test_a_snapshot_of_the_past_is_exact(db: Database, sums: CombineQueue[str, int]) -> None:
     moments = []
     for _ in range(5):
         add(db, sums, ("a", 1))
@@ -291,9 +289,7 @@ def test_a_snapshot_of_the_past_is_exact(db: Database) -> None:
     assert found == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
-def test_adders_of_one_key_do_not_conflict(db: Database) -> None:
-    sums = queue()
-    sums.create(db)
+def test_adders_of_one_key_do_not_conflict(db: Database, sums: CombineQueue[str, int]) -> None:
     transactions = [db.transaction() for _ in range(10)]
     for tx in transactions:
         sums.add(tx, "a", 1)
@@ -330,7 +326,7 @@ def test_workers_combine_while_threads_add(db: Database) -> None:
     assert shown(db, sums) == {f"key {number}": 40 for number in range(5)}
 
 
-def test_bad_arguments_are_refused_by_name(db: Database) -> None:
+def test_bad_arguments_are_refused_by_name(db: Database, sums: CombineQueue[str, int]) -> None:
     with pytest.raises(InvalidArgument, match="buckets"):
         queue(buckets=0)
     with pytest.raises(InvalidArgument, match="buckets: at most 4096"):
@@ -343,8 +339,6 @@ def test_bad_arguments_are_refused_by_name(db: Database) -> None:
         CombineQueue("x", key=codecs.text, value=codecs.integer, combine=3)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="key: expected a codec"):
         CombineQueue("x", key=codecs.integer, value=codecs.integer, combine=sum)  # type: ignore[arg-type]
-    sums = queue()
-    sums.create(db)
     with db.transaction() as tx:
         with pytest.raises(SchemaError, match="table 'sums', key 7: expected str, got int"):
             sums.add(tx, 7, 1)  # type: ignore[call-overload]
@@ -401,12 +395,10 @@ def test_committed_values_arrive_once_in_the_order_of_commits(percolator_db: Dat
     never = percolator_db.transaction()
     out.put(never, "a", 5)
     never.rollback()
-    with percolator_db.snapshot() as snapshot:
-        assert out.pending(snapshot) == 1
+    assert out.pending(percolator_db.snapshot()) == 1
     percolator.testing.run_observers(percolator_db, [out.exporter()(received)])
     assert received.by_key == {"a": [2, 4, 1], "b": [3]}
-    with percolator_db.snapshot() as snapshot:
-        assert out.pending(snapshot) == 0
+    assert out.pending(percolator_db.snapshot()) == 0
 
 
 def test_what_is_refused_since_there_is_no_observer_is_not_put(percolator_db: Database) -> None:
@@ -414,8 +406,7 @@ def test_what_is_refused_since_there_is_no_observer_is_not_put(percolator_db: Da
     percolator_db.create_table(out.table)  # and not out.create
     with percolator_db.transaction() as tx, pytest.raises(UsageError, match="no weak observer"):
         out.put(tx, "a", 1)
-    with percolator_db.snapshot() as snapshot:
-        assert out.pending(snapshot) == 0
+    assert out.pending(percolator_db.snapshot()) == 0
 
 
 def test_one_snapshot_is_exported_in_the_order_of_commits(percolator_db: Database) -> None:
@@ -494,8 +485,7 @@ async def test_an_export_queue_has_the_same_methods_for_asyncio() -> None:
         await out.create(db)
         async with db.transaction() as tx:
             await out.put(tx, "a", 1)
-        async with db.snapshot() as snapshot:
-            assert await out.pending(snapshot) == 1
+        assert await out.pending(db.snapshot()) == 1
 
         @out.exporter()
         async def send(exports: Sequence[Export[str, int]]) -> None:
@@ -678,8 +668,7 @@ def test_few_of_those_that_add_at_the_same_time_conflict(percolator_db: Database
     transactions = [percolator_db.transaction() for _ in range(20)]
     for tx in transactions:
         visits.add(tx, "home", 1)
-    with percolator_db.snapshot() as snapshot:
-        assert visits.value(snapshot, "home") == 0
+    assert visits.value(percolator_db.snapshot(), "home") == 0
     committed = 0
     for tx in transactions:
         try:
@@ -688,8 +677,7 @@ def test_few_of_those_that_add_at_the_same_time_conflict(percolator_db: Database
             continue
         committed += 1
     assert committed >= 15
-    with percolator_db.snapshot() as snapshot:
-        assert visits.value(snapshot, "home") == committed
+    assert visits.value(percolator_db.snapshot(), "home") == committed
 
 
 async def test_a_counter_has_the_same_methods_for_asyncio() -> None:

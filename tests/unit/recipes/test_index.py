@@ -40,25 +40,37 @@ def by_city(*, by_observer: bool = False) -> Index[str, str, str]:
     return Index("by city", on=city, value=codecs.text, by_observer=by_observer)
 
 
+@pytest.fixture
+def db(percolator_db: Database) -> Database:
+    """A database with the table of people."""
+    percolator_db.create_table(people)
+    return percolator_db
+
+
+@pytest.fixture
+def index(db: Database) -> Index[str, str, str]:
+    index = by_city()
+    index.create(db)
+    return index
+
+
 def by_words(words: Callable[[str], list[str]]) -> Index[str, str, str]:
     return Index("by word", on=city, value=codecs.text, values=words)
 
 
 def test_an_index_in_the_same_transaction_is_exact_in_it_and_after_it(
-    percolator_db: Database,
+    db: Database,
+    index: Index[str, str, str],
 ) -> None:
-    index = by_city()
-    percolator_db.create_table(people)
-    index.create(percolator_db)
-    with percolator_db.transaction() as tx:
+    with db.transaction() as tx:
         for person, lives_in in (("ann", "Rome"), ("bob", "Bern"), ("eve", "Rome")):
             index.set(tx, person, lives_in)
         assert index.find(tx, "Rome") == ["ann", "eve"]
-    with percolator_db.transaction() as tx:
+    with db.transaction() as tx:
         index.set(tx, "ann", "Oslo")
         index.delete(tx, "eve")
         index.set(tx, "bob", "Bern")
-    with percolator_db.snapshot() as snapshot:
+    with db.snapshot() as snapshot:
         assert index.find(snapshot, "Rome") == []
         assert index.range(snapshot) == [("Bern", "bob"), ("Oslo", "ann")]
         assert index.range(snapshot, "C", "P") == [("Oslo", "ann")]
@@ -67,85 +79,76 @@ def test_an_index_in_the_same_transaction_is_exact_in_it_and_after_it(
         assert index.check(snapshot) == []
 
 
-def test_a_value_that_begins_another_is_not_found_for_it(percolator_db: Database) -> None:
-    index = by_city()
-    percolator_db.create_table(people)
-    index.create(percolator_db)
-    with percolator_db.transaction() as tx:
+def test_a_value_that_begins_another_is_not_found_for_it(
+    db: Database, index: Index[str, str, str]
+) -> None:
+    with db.transaction() as tx:
         index.set(tx, "ann", "Ro")
         index.set(tx, "bob", "Rome\x00")
-    with percolator_db.snapshot() as snapshot:
+    with db.snapshot() as snapshot:
         assert index.find(snapshot, "Ro") == ["ann"]
         assert index.find(snapshot, "Rome\x00", limit=1) == ["bob"]
 
 
-def test_an_index_by_an_observer_follows_changes_and_deletions(percolator_db: Database) -> None:
+def test_an_index_by_an_observer_follows_changes_and_deletions(db: Database) -> None:
     text = people.column("text", codecs.text)
     index: Index[str, str, str] = Index(
         "by word", on=text, value=codecs.text, values=str.split, by_observer=True
     )
-    percolator_db.create_table(people)
-    index.create(percolator_db)
+    index.create(db)
     chance, kept = Random(5), dict[str, str]()
     for _ in range(10):
         for _ in range(15):
             row = f"row {chance.randrange(12)}"
-            with percolator_db.transaction() as tx:
+            with db.transaction() as tx:
                 if chance.random() < 0.3:
                     tx.delete(row, text)
                     kept.pop(row, None)
                 else:
                     kept[row] = " ".join(chance.choices("abcdef", k=3))
                     tx.set(row, text, kept[row])
-        percolator.testing.run_observers(percolator_db, [index.observer()])
+        percolator.testing.run_observers(db, [index.observer()])
         plain = defaultdict(set)
         for row, words in kept.items():
             for word in words.split():
                 plain[word].add(row)
-        with percolator_db.snapshot() as snapshot:
+        with db.snapshot() as snapshot:
             found = {word: set(index.find(snapshot, word)) for word in plain}
             assert index.check(snapshot) == []
         assert found == plain
 
 
 @pytest.mark.parametrize("by_observer", [False, True])
-def test_backfill_builds_and_mends_what_check_reports(
-    percolator_db: Database, *, by_observer: bool
-) -> None:
-    percolator_db.create_table(people)
-    percolator_db.set_many((f"person {n}", {city: f"city {n % 5}"}) for n in range(450))
+def test_backfill_builds_and_mends_what_check_reports(db: Database, *, by_observer: bool) -> None:
+    db.set_many((f"person {n}", {city: f"city {n % 5}"}) for n in range(450))
     index = by_city(by_observer=by_observer)
-    index.create(percolator_db)
-    with percolator_db.snapshot() as snapshot:
-        assert len(index.check(snapshot)) == 450
-    assert index.backfill(percolator_db) == 450
-    with percolator_db.transaction() as tx:  # as a program does that knows no index
+    index.create(db)
+    assert len(index.check(db.snapshot())) == 450
+    assert index.backfill(db) == 450
+    with db.transaction() as tx:  # as a program does that knows no index
         tx.set("person 3", city, "elsewhere")
         tx.delete("person 4", city)
-    with percolator_db.snapshot() as snapshot:
+    with db.snapshot() as snapshot:
         assert len(index.find(snapshot, "city 0")) == 90
         assert index.check(snapshot) == [
             "row 'person 3' is missing for 'elsewhere'",
             "row 'person 3' is indexed for 'city 3', which it does not have",
             "row 'person 4' is indexed for 'city 4', which it does not have",
         ]
-    index.backfill(percolator_db)
-    with percolator_db.snapshot() as snapshot:
-        assert index.check(snapshot) == []
+    index.backfill(db)
+    assert index.check(db.snapshot()) == []
 
 
-def test_a_backfill_and_a_writer_of_the_same_row_conflict(percolator_db: Database) -> None:
+def test_a_backfill_and_a_writer_of_the_same_row_conflict(db: Database) -> None:
     index = by_city()
-    percolator_db.create_table(people)
-    percolator_db.set_many([("ann", {city: "Rome"})])
-    index.create(percolator_db)
-    with percolator_db.transaction() as tx:
+    db.set_many([("ann", {city: "Rome"})])
+    index.create(db)
+    with db.transaction() as tx:
         index.set(tx, "ann", "Oslo")
-        index.backfill(percolator_db)
+        index.backfill(db)
         with pytest.raises(percolator.ConflictError):
             tx.commit()
-    with percolator_db.snapshot() as snapshot:
-        assert index.find(snapshot, "Rome") == ["ann"]
+    assert index.find(db.snapshot(), "Rome") == ["ann"]
 
 
 async def test_asyncio_has_the_same_methods() -> None:
@@ -164,7 +167,7 @@ async def test_asyncio_has_the_same_methods() -> None:
             assert await index.check(snapshot) == []
 
 
-def test_bad_arguments_and_the_wrong_way_are_refused(percolator_db: Database) -> None:
+def test_bad_arguments_and_the_wrong_way_are_refused(db: Database) -> None:
     with pytest.raises(InvalidArgument, match="on: expected a Column, got Table"):
         Index("x", on=people, value=codecs.text)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="value: expected a codec for row keys"):
@@ -175,12 +178,11 @@ def test_bad_arguments_and_the_wrong_way_are_refused(percolator_db: Database) ->
     Index("x" * 59, on=city, value=codecs.text)
     with pytest.raises(InvalidArgument, match="name: expected at most 58 bytes for an index that"):
         Index("x" * 59, on=city, value=codecs.text, by_observer=True)
-    percolator_db.create_table(people)
     index, observed = by_city(), by_city(by_observer=True)
-    index.create(percolator_db)
+    index.create(db)
     with pytest.raises(UsageError, match="it has no observer"):
         index.observer()
-    with percolator_db.transaction() as tx:
+    with db.transaction() as tx:
         with pytest.raises(UsageError, match="kept by an observer: write the column with tx"):
             observed.set(tx, "ann", "Rome")
         with pytest.raises(SchemaError, match="expected str, got int"):
@@ -203,51 +205,45 @@ def refusing(text: str) -> list[str]:
     ],
 )
 def test_a_set_that_fails_writes_neither_column_nor_index(
-    percolator_db: Database, text: str, says: str
+    db: Database, text: str, says: str
 ) -> None:
     index: Index[str, str, str] = Index("by word", on=city, value=codecs.text, values=refusing)
-    percolator_db.create_table(people)
-    index.create(percolator_db)
-    with percolator_db.transaction() as tx:
+    index.create(db)
+    with db.transaction() as tx:
         index.set(tx, "ann", "old words")
         with pytest.raises(SchemaError, match=says):
             index.set(tx, "ann", text)
-    with percolator_db.snapshot() as snapshot:
+    with db.snapshot() as snapshot:
         assert snapshot.get("ann", city) == "old words"
         assert index.find(snapshot, "old") == ["ann"]
         assert index.check(snapshot) == []
 
 
-def test_a_row_that_cannot_be_indexed_is_named_and_check_goes_on(percolator_db: Database) -> None:
-    index = by_city()
-    percolator_db.create_table(people)
-    index.create(percolator_db)
-    percolator_db.set_many([("ann", {city: "x" * 5_000}), ("bob", {city: "Bern"})])
+def test_a_row_that_cannot_be_indexed_is_named_and_check_goes_on(
+    db: Database, index: Index[str, str, str]
+) -> None:
+    db.set_many([("ann", {city: "x" * 5_000}), ("bob", {city: "Bern"})])
     with pytest.raises(SchemaError, match="index 'by city', row 'ann', value 'xxx"):
-        index.backfill(percolator_db)
-    with percolator_db.snapshot() as snapshot:
-        too_long, missing = index.check(snapshot)
+        index.backfill(db)
+    too_long, missing = index.check(db.snapshot())
     assert too_long.startswith("index 'by city', row 'ann', value 'xxx")
     assert missing == "row 'bob' is missing for 'Bern'"
 
 
-def test_backfill_writes_lost_entries_anew_and_removes_stray_ones(percolator_db: Database) -> None:
-    index = by_city()
-    percolator_db.create_table(people)
-    index.create(percolator_db)
-    with percolator_db.transaction() as tx:
+def test_backfill_writes_lost_entries_anew_and_removes_stray_ones(
+    db: Database, index: Index[str, str, str]
+) -> None:
+    with db.transaction() as tx:
         index.set(tx, "ann", "Rome")
         index.set(tx, "bob", "Bern")
     entries = index.table.column("entry", codecs.raw)
-    with percolator_db.snapshot() as snapshot:
-        _, rome = [row.key for row in snapshot.scan(index.table, prefix=b"i")]
-    with percolator_db.transaction() as tx:  # as a tool does that knows nothing of indexes
+    _, rome = [row.key for row in db.snapshot().scan(index.table, prefix=b"i")]
+    with db.transaction() as tx:  # as a tool does that knows nothing of indexes
         tx.delete(rome, entries)
         tx.set(rome.replace(b"Rome", b"Oslo"), entries, b"")
-    with percolator_db.snapshot() as snapshot:
-        assert len(index.check(snapshot)) == 2
-    index.backfill(percolator_db)
-    with percolator_db.snapshot() as snapshot:
+    assert len(index.check(db.snapshot())) == 2
+    index.backfill(db)
+    with db.snapshot() as snapshot:
         assert index.check(snapshot) == []
         assert index.range(snapshot) == [("Bern", "bob"), ("Rome", "ann")]
 
@@ -260,8 +256,7 @@ def test_rows_may_have_more_values_together_than_can_be_read_or_written_at_once(
         db.create_table(people)
         db.set_many((f"person {n}", {city: text}) for n in range(100))
         index.create(db)
-        with db.snapshot() as snapshot:
-            assert len(index.check(snapshot)) == 1_000, "as many as it lists"
+        assert len(index.check(db.snapshot())) == 1_000, "as many as it lists"
         assert index.backfill(db) == 100
         with db.snapshot() as snapshot:
             assert index.check(snapshot) == []
@@ -269,7 +264,7 @@ def test_rows_may_have_more_values_together_than_can_be_read_or_written_at_once(
 
 
 def test_what_a_second_backfill_costs_does_not_depend_on_how_many_values_rows_have(
-    percolator_db: Database,
+    db: Database,
 ) -> None:
     asked: list[str] = []
 
@@ -278,26 +273,22 @@ def test_what_a_second_backfill_costs_does_not_depend_on_how_many_values_rows_ha
         return text.split()
 
     index = by_words(words)
-    percolator_db.create_table(people)
     text = " ".join(str(number) for number in range(100))
-    percolator_db.set_many((f"person {n}", {city: text}) for n in range(10))
-    index.create(percolator_db)
-    index.backfill(percolator_db)
+    db.set_many((f"person {n}", {city: text}) for n in range(10))
+    index.create(db)
+    index.backfill(db)
     asked.clear()
-    index.backfill(percolator_db)
+    index.backfill(db)
     assert len(asked) == 20, "for each row with the column, and for each that the index knows"
 
 
 @pytest.mark.parametrize("returned", [5, None, "rome", b"rome"])
-def test_values_that_are_no_values_are_refused_by_name(
-    percolator_db: Database, returned: Any
-) -> None:
+def test_values_that_are_no_values_are_refused_by_name(db: Database, returned: Any) -> None:
     index: Index[str, str, str] = Index(
         "by word", on=city, value=codecs.text, values=lambda _: returned
     )
-    percolator_db.create_table(people)
-    index.create(percolator_db)
-    with percolator_db.transaction() as tx:
+    index.create(db)
+    with db.transaction() as tx:
         says = f"index 'by word', row 'ann': values returned {returned!r}, not several values"
         with pytest.raises(SchemaError, match=says):
             index.set(tx, "ann", "Rome")
@@ -305,33 +296,30 @@ def test_values_that_are_no_values_are_refused_by_name(
 
 
 def test_an_index_that_is_kept_by_an_observer_indexes_older_rows_by_itself(
-    percolator_db: Database,
+    db: Database,
 ) -> None:
     index = by_city(by_observer=True)
-    percolator_db.create_table(people)
-    percolator_db.set_many([("ann", {city: "Rome"}), ("bob", {city: "Bern"})])
-    index.create(percolator_db)
-    percolator.testing.run_observers(percolator_db, [index.observer()])
-    with percolator_db.snapshot() as snapshot:
+    db.set_many([("ann", {city: "Rome"}), ("bob", {city: "Bern"})])
+    index.create(db)
+    percolator.testing.run_observers(db, [index.observer()])
+    with db.snapshot() as snapshot:
         assert index.range(snapshot) == [("Bern", "bob"), ("Rome", "ann")]
         assert index.check(snapshot) == []
 
 
 def test_a_plain_write_leaves_wrong_entries_as_the_guide_says_until_a_backfill(
-    percolator_db: Database,
+    db: Database,
+    index: Index[str, str, str],
 ) -> None:
-    index = by_city()
-    percolator_db.create_table(people)
-    index.create(percolator_db)
-    with percolator_db.transaction() as tx:
+    with db.transaction() as tx:
         index.set(tx, "ann", "Rome")
-    with percolator_db.transaction() as tx:
+    with db.transaction() as tx:
         tx.set("ann", city, "Oslo")
-    with percolator_db.snapshot() as snapshot:
+    with db.snapshot() as snapshot:
         assert (index.find(snapshot, "Rome"), index.find(snapshot, "Oslo")) == (["ann"], [])
         assert len(index.check(snapshot)) == 2
-    index.backfill(percolator_db)
-    with percolator_db.snapshot() as snapshot:
+    index.backfill(db)
+    with db.snapshot() as snapshot:
         assert (index.find(snapshot, "Rome"), index.find(snapshot, "Oslo")) == ([], ["ann"])
 
 
@@ -411,7 +399,7 @@ class SuspendingCluster(ClusterInMemory):
         return await super().describe_table(request)
 
 
-@pytest.fixture(name="db")
+@pytest.fixture(name="async_db")
 @asynccontextmanager
 async def fresh_client() -> AsyncIterator[AsyncDatabase]:
     clock = VirtualClock(asyncio.get_running_loop())
@@ -424,39 +412,38 @@ async def fresh_client() -> AsyncIterator[AsyncDatabase]:
             yield fresh
 
 
-async def test_gathered_additions_to_a_queue_all_count(db: AsyncDatabase) -> None:
-    async with db.transaction() as tx:
+async def test_gathered_additions_to_a_queue_all_count(async_db: AsyncDatabase) -> None:
+    async with async_db.transaction() as tx:
         await asyncio.gather(*(sums.add(tx, "home", 1) for _ in range(10)))
-    async with db.snapshot() as snapshot:
-        assert await sums.get(snapshot, "home") == 10
+    assert await sums.get(async_db.snapshot(), "home") == 10
 
 
-async def test_gathered_exports_are_all_put(db: AsyncDatabase) -> None:
-    async with db.transaction() as tx:
+async def test_gathered_exports_are_all_put(async_db: AsyncDatabase) -> None:
+    async with async_db.transaction() as tx:
         await asyncio.gather(*(out.put(tx, "home", number) for number in range(10)))
-    async with db.snapshot() as snapshot:
-        assert await out.pending(snapshot) == 10
+    assert await out.pending(async_db.snapshot()) == 10
 
 
-async def test_gathered_additions_to_a_sharded_counter_all_count(db: AsyncDatabase) -> None:
-    async with db.transaction() as tx:
+async def test_gathered_additions_to_a_sharded_counter_all_count(async_db: AsyncDatabase) -> None:
+    async with async_db.transaction() as tx:
         await asyncio.gather(*(counter.add(tx, "home", 1) for _ in range(10)))
-    async with db.snapshot() as snapshot:
-        assert await counter.value(snapshot, "home") == 10
+    assert await counter.value(async_db.snapshot(), "home") == 10
 
 
-async def test_gathered_increments_of_a_cell_all_count(db: AsyncDatabase) -> None:
-    async with db.transaction() as tx:
+async def test_gathered_increments_of_a_cell_all_count(async_db: AsyncDatabase) -> None:
+    async with async_db.transaction() as tx:
         sums_seen = await asyncio.gather(*(tx.increment("ann", visits) for _ in range(10)))
     assert sums_seen == list(range(1, 11))
-    assert await db.get("ann", visits) == 10
+    assert await async_db.get("ann", visits) == 10
 
 
-async def test_an_index_agrees_with_the_last_of_gathered_writes_of_a_row(db: AsyncDatabase) -> None:
-    async with db.transaction() as tx:
+async def test_an_index_agrees_with_the_last_of_gathered_writes_of_a_row(
+    async_db: AsyncDatabase,
+) -> None:
+    async with async_db.transaction() as tx:
         await asyncio.gather(
             *(by_city_of_gathered_calls.set(tx, "ann", one) for one in ("Rome", "Bern", "Oslo"))
         )
-    async with db.snapshot() as snapshot:
+    async with async_db.snapshot() as snapshot:
         assert await by_city_of_gathered_calls.range(snapshot) == [("Oslo", "ann")]
         assert await by_city_of_gathered_calls.check(snapshot) == []
