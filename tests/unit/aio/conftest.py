@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from percolator import Limits
 from percolator.aio import Database
 from percolator.aio.shared import SharedTransaction
 from tests.unit import connected
@@ -26,10 +27,18 @@ def kind_of_cluster() -> type[Cluster]:
 
 
 @pytest.fixture
+def limits() -> Limits:
+    """Its client's: every commit takes two phases. A test may have others as well."""
+    return connected.TWO_PHASES
+
+
+@pytest.fixture
 @asynccontextmanager
-async def connection(kind_of_cluster: type[Cluster]) -> AsyncIterator[tuple[Database, Cluster]]:
-    """A cluster in memory, in which every commit takes two phases, and a client of it."""
-    async with connected.connected_to(kind_of_cluster) as (db, cluster):
+async def connection(
+    kind_of_cluster: type[Cluster], limits: Limits
+) -> AsyncIterator[tuple[Database, Cluster]]:
+    """A cluster in memory, and a client of it."""
+    async with connected.connected_to(kind_of_cluster, limits) as (db, cluster):
         yield db, cluster
 
 

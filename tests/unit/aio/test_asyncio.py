@@ -36,7 +36,7 @@ from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.wire import methods
-from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected
+from tests.unit.connected import Cluster, accounts, balance, connected
 
 
 async def test_several_reads_of_one_transaction_share_one_timestamp(db: Database) -> None:
@@ -163,30 +163,30 @@ async def test_what_has_a_method_run_is_not_taken_for_a_database() -> None:
         await function(Service())  # type: ignore[arg-type]  # the mistake
 
 
-async def test_a_value_that_is_too_long_is_refused_and_not_written() -> None:
-    async with connected(Limits(value_bytes_max=100)) as (db, _):
-        blob = accounts.column("blob", codecs.raw)
-        async with db.transaction() as tx:
-            await tx.set("a", blob, bytes(100))
-            with pytest.raises(InvalidArgument, match="101 bytes, at most 100"):
-                await tx.set("a", blob, bytes(101))
-            tx.rollback()
-        assert await db.get("a", blob) is None
+@pytest.mark.parametrize("limits", [Limits(value_bytes_max=100)])
+async def test_a_value_that_is_too_long_is_refused_and_not_written(db: Database) -> None:
+    blob = accounts.column("blob", codecs.raw)
+    async with db.transaction() as tx:
+        await tx.set("a", blob, bytes(100))
+        with pytest.raises(InvalidArgument, match="101 bytes, at most 100"):
+            await tx.set("a", blob, bytes(101))
+        tx.rollback()
+    assert await db.get("a", blob) is None
 
 
+@pytest.mark.parametrize("limits", [Limits(slow_transaction_seconds=1.0)])
 async def test_a_slow_transaction_is_logged_in_one_line(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, db: Database
 ) -> None:
-    async with connected(Limits(slow_transaction_seconds=1.0)) as (db, _):
-        with caplog.at_level(logging.WARNING, "percolator.transactions"):
-            async with db.transaction() as tx:
-                await tx.get("a", balance)
-                await asyncio.sleep(1.5)
-                await tx.set("a", balance, 1)
-            async with db.transaction() as tx:
-                await tx.set("a", balance, 2)
-        (line,) = caplog.messages
-        assert "slow transaction: committed after 1.5" in line
+    with caplog.at_level(logging.WARNING, "percolator.transactions"):
+        async with db.transaction() as tx:
+            await tx.get("a", balance)
+            await asyncio.sleep(1.5)
+            await tx.set("a", balance, 1)
+        async with db.transaction() as tx:
+            await tx.set("a", balance, 2)
+    (line,) = caplog.messages
+    assert "slow transaction: committed after 1.5" in line
 
 
 async def test_slow_transactions_are_one_line_a_minute_that_counts_the_others(
@@ -328,31 +328,34 @@ async def test_a_function_that_is_not_a_coroutine_function_is_refused(db: Databa
 # Rows that are longer than the tablet servers allow: they are refused, and block nothing.
 
 
-@pytest.mark.parametrize("one_round_cells_max", [0, 256])
+@pytest.mark.parametrize(
+    "limits",
+    [Limits(row_bytes_max=8_192, one_round_cells_max=cells) for cells in (0, 256)],
+    ids=["two phases", "one round"],
+)
 @pytest.mark.parametrize(
     ("long", "other"),
     [("a" * 5_000, "z"), ("z" * 5_000, "a")],
     ids=["as the primary", "as another cell"],
 )
 async def test_a_transaction_with_a_refused_row_leaves_no_lock_that_nobody_can_settle(
-    long: str, other: str, one_round_cells_max: int
+    long: str, other: str, db: Database
 ) -> None:
     """The two are in different tablets: one refuses its cell, and the other one locks its own."""
-    limits = Limits(row_bytes_max=8_192, one_round_cells_max=one_round_cells_max)
-    async with connected(limits) as (db, _):
-        tx = db.transaction()
-        await tx.set(long, balance, 1)
-        await tx.set(other, balance, 1)
-        with pytest.raises(InvalidArgument, match="5000 bytes, at most 4096 allowed"):
-            await tx.commit()
-        async with db.transaction() as later:
-            assert [await later.get(row, balance) for row in (long, other)] == [None, None]
-            await later.set(other, balance, 2)
-        assert await db.get(other, balance) == 2
+    tx = db.transaction()
+    await tx.set(long, balance, 1)
+    await tx.set(other, balance, 1)
+    with pytest.raises(InvalidArgument, match="5000 bytes, at most 4096 allowed"):
+        await tx.commit()
+    async with db.transaction() as later:
+        assert [await later.get(row, balance) for row in (long, other)] == [None, None]
+        await later.set(other, balance, 2)
+    assert await db.get(other, balance) == 2
 
 
-async def test_a_row_that_no_server_could_store_is_refused_when_it_is_written() -> None:
-    async with connected(Limits(row_bytes_max=65_536)) as (db, _), db.transaction() as tx:
+@pytest.mark.parametrize("limits", [Limits(row_bytes_max=65536)])
+async def test_a_row_that_no_server_could_store_is_refused_when_it_is_written(db: Database) -> None:
+    async with db.transaction() as tx:
         with pytest.raises(InvalidArgument, match="row: has 65537 bytes, at most 65536"):
             await tx.set("a" * 65_537, balance, 1)
 
@@ -365,22 +368,22 @@ on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 @on_both_engines
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("limit", [1, 10])
+@pytest.mark.parametrize("limits", [Limits()])
 async def test_a_limited_scan_over_many_own_deletions_takes_few_calls(
-    limit: int, reverse: bool
+    limit: int, reverse: bool, db: Database
 ) -> None:
-    async with connected(Limits()) as (db, _):
-        keys = [f"a{number:03}" for number in range(400)]
-        await db.set_many((key, {balance: 1}) for key in keys)
-        async with db.transaction() as tx:
-            await tx.timestamp()
-            left = sorted(keys, reverse=reverse)
-            for key in left[:300]:
-                await tx.delete(key, balance)
-            before = tx.statistics.round_trips
-            scan = tx.scan(accounts, limit=limit, reverse=reverse)
-            assert [row.key async for row in scan] == left[300 : 300 + limit]
-            assert tx.statistics.round_trips - before <= 12
-            tx.rollback()
+    keys = [f"a{number:03}" for number in range(400)]
+    await db.set_many((key, {balance: 1}) for key in keys)
+    async with db.transaction() as tx:
+        await tx.timestamp()
+        left = sorted(keys, reverse=reverse)
+        for key in left[:300]:
+            await tx.delete(key, balance)
+        before = tx.statistics.round_trips
+        scan = tx.scan(accounts, limit=limit, reverse=reverse)
+        assert [row.key async for row in scan] == left[300 : 300 + limit]
+        assert tx.statistics.round_trips - before <= 12
+        tx.rollback()
 
 
 class Counted(dict[CellAddress, Write]):
@@ -398,8 +401,11 @@ class Counted(dict[CellAddress, Write]):
 
 
 @on_both_engines
-async def test_all_reads_of_rows_together_look_once_at_what_the_transaction_has_written() -> None:
-    async with connected(Limits()) as (db, _), db.transaction() as tx:
+@pytest.mark.parametrize("limits", [Limits()])
+async def test_all_reads_of_rows_together_look_once_at_what_the_transaction_has_written(
+    db: Database,
+) -> None:
+    async with db.transaction() as tx:
         keys = [f"a{number:03}" for number in range(100)]
         for number, key in enumerate(keys):
             await tx.set(key, balance, number)
@@ -452,18 +458,18 @@ async def test_a_mapping_sets_several_columns_of_a_row(db: Database) -> None:
         assert joe.items() == []
 
 
-async def test_a_row_is_deleted_whole_or_not_at_all() -> None:
+@pytest.mark.parametrize("limits", [Limits(transaction_cells_max=3)])
+async def test_a_row_is_deleted_whole_or_not_at_all(db: Database) -> None:
     """A program that commits what had room must not make half a row visible."""
-    async with connected(Limits(transaction_cells_max=3)) as (db, _):
-        async with db.transaction() as tx:
-            await tx.set("bob", {balance: 1, owner: "Bob"})
-        async with db.transaction() as tx:
-            for row in ("joe", "zoe"):
-                await tx.set(row, balance, 2)
-            with pytest.raises(TransactionTooLarge):
-                await tx.delete_row(accounts, "bob")
-        (bob,) = await db.snapshot().get_many(accounts, ["bob"], [balance, owner])
-        assert bob.items() == [(balance, 1), (owner, "Bob")]
+    async with db.transaction() as tx:
+        await tx.set("bob", {balance: 1, owner: "Bob"})
+    async with db.transaction() as tx:
+        for row in ("joe", "zoe"):
+            await tx.set(row, balance, 2)
+        with pytest.raises(TransactionTooLarge):
+            await tx.delete_row(accounts, "bob")
+    (bob,) = await db.snapshot().get_many(accounts, ["bob"], [balance, owner])
+    assert bob.items() == [(balance, 1), (owner, "Bob")]
 
 
 @pytest.mark.parametrize(
@@ -632,89 +638,85 @@ class Died(BaseException):
     """The client has gone no further."""
 
 
-@pytest.mark.parametrize("page_rows_max", [1, 3, 1000])
+@pytest.mark.parametrize("limits", [Limits(page_rows_max=rows) for rows in (1, 3, 1000)])
 @pytest.mark.parametrize("reverse", [False, True])
 async def test_only_the_family_is_found_and_limits_count_only_its_rows(
-    page_rows_max: int, reverse: bool
+    reverse: bool, db: Database
 ) -> None:
-    async with connected(Limits(page_rows_max=page_rows_max)) as (db, _):
-        async with db.transaction() as tx:
-            for row in "abcdefghijklmnopqrst":
-                await tx.set(row, balance, 1)
-                if row in "dmps":
-                    await tx.set(row, edges.column("x"), 2)
-            await tx.delete("m", balance)
-        wanted = ["s", "p", "m", "d"] if reverse else ["d", "m", "p", "s"]
-        async with db.snapshot() as snapshot:
-            for limit in (None, 4, 3, 1):
-                found = snapshot.scan(accounts, columns=[edges], reverse=reverse, limit=limit)
-                rows = [row async for row in found]
-                assert [row.key for row in rows] == wanted[:limit]
-                assert all(list(row) == [b"edge:x"] for row in rows)
-            got = await snapshot.get_many(accounts, ["a", "d", "m"], [edges])
-            assert [row.raw() for row in got] == [
-                {},
-                *2 * [{b"edge:x": codecs.integer.encode(2)}],
-            ]
+    async with db.transaction() as tx:
+        for row in "abcdefghijklmnopqrst":
+            await tx.set(row, balance, 1)
+            if row in "dmps":
+                await tx.set(row, edges.column("x"), 2)
+        await tx.delete("m", balance)
+    wanted = ["s", "p", "m", "d"] if reverse else ["d", "m", "p", "s"]
+    async with db.snapshot() as snapshot:
+        for limit in (None, 4, 3, 1):
+            found = snapshot.scan(accounts, columns=[edges], reverse=reverse, limit=limit)
+            rows = [row async for row in found]
+            assert [row.key for row in rows] == wanted[:limit]
+            assert all(list(row) == [b"edge:x"] for row in rows)
+        got = await snapshot.get_many(accounts, ["a", "d", "m"], [edges])
+        assert [row.raw() for row in got] == [
+            {},
+            *2 * [{b"edge:x": codecs.integer.encode(2)}],
+        ]
 
 
-async def test_a_family_is_read_past_the_lock_of_a_client_that_died(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def _dies_before_its_commit(patch: pytest.MonkeyPatch) -> None:
+    """From now on, a client locks its cells, and does nothing more."""
+
     async def dies(*_: Any) -> int:
         raise Died
 
     async def removes_nothing(*_: Any) -> None:
         pass
 
-    async with connected(TWO_PHASES) as (db, _):
-        async with db.transaction() as tx:
-            await tx.set("a", edges.column("x"), 1)
-            await tx.set("a", balance, 1)
-            await tx.set("b", edges.column("x"), 1)
-        with monkeypatch.context() as patch:
-            patch.setattr(commit, "roll_back_all", removes_nothing)
-            patch.setattr(Commit, "commit_primary", dies)
-            lost = db.transaction()
-            await lost.set("a", edges.column("x"), 2)
-            await lost.set("a", edges.column("y"), 2)
-            await lost.set("z", edges.column("y"), 2)
-            with pytest.raises(Died):
-                await lost.commit()
-        async with db.snapshot() as snapshot:
-            for _ in range(2):
-                found = [row async for row in snapshot.scan(accounts, columns=[edges])]
-                assert [(row.key, row.family(edges)) for row in found] == [
-                    ("a", {"x": 1}),
-                    ("b", {"x": 1}),
-                ]
-                assert list(found[0]) == [b"edge:x"]
+    patch.setattr(commit, "roll_back_all", removes_nothing)
+    patch.setattr(Commit, "commit_primary", dies)
+
+
+async def test_a_family_is_read_past_the_lock_of_a_client_that_died(
+    monkeypatch: pytest.MonkeyPatch, db: Database
+) -> None:
+    async with db.transaction() as tx:
+        await tx.set("a", edges.column("x"), 1)
+        await tx.set("a", balance, 1)
+        await tx.set("b", edges.column("x"), 1)
+    with monkeypatch.context() as patch:
+        _dies_before_its_commit(patch)
+        lost = db.transaction()
+        await lost.set("a", edges.column("x"), 2)
+        await lost.set("a", edges.column("y"), 2)
+        await lost.set("z", edges.column("y"), 2)
+        with pytest.raises(Died):
+            await lost.commit()
+    async with db.snapshot() as snapshot:
+        for _ in range(2):
+            found = [row async for row in snapshot.scan(accounts, columns=[edges])]
+            assert [(row.key, row.family(edges)) for row in found] == [
+                ("a", {"x": 1}),
+                ("b", {"x": 1}),
+            ]
+            assert list(found[0]) == [b"edge:x"]
 
 
 @pytest.mark.parametrize("read", ["scan", "get_many"])
 async def test_a_lock_outside_of_the_family_is_not_in_the_way(
-    read: str, monkeypatch: pytest.MonkeyPatch
+    read: str, monkeypatch: pytest.MonkeyPatch, db: Database
 ) -> None:
-    async def dies(*_: Any) -> int:
-        raise Died
-
-    async def removes_nothing(*_: Any) -> None:
-        pass
-
-    async with connected(TWO_PHASES) as (db, _):
-        monkeypatch.setattr(commit, "roll_back_all", removes_nothing)
-        monkeypatch.setattr(Commit, "commit_primary", dies)
-        lost = db.transaction()
-        await lost.set("a", balance, 2)
-        with pytest.raises(Died):
-            await lost.commit()
-        async with db.snapshot() as snapshot:
-            if read == "scan":
-                assert [row async for row in snapshot.scan(accounts, columns=[edges])] == []
-            else:
-                (row,) = await snapshot.get_many(accounts, ["a"], [edges])
-                assert not row
-            assert snapshot.statistics.lock_waits == []
+    _dies_before_its_commit(monkeypatch)
+    lost = db.transaction()
+    await lost.set("a", balance, 2)
+    with pytest.raises(Died):
+        await lost.commit()
+    async with db.snapshot() as snapshot:
+        if read == "scan":
+            assert [row async for row in snapshot.scan(accounts, columns=[edges])] == []
+        else:
+            (row,) = await snapshot.get_many(accounts, ["a"], [edges])
+            assert not row
+        assert snapshot.statistics.lock_waits == []
 
 
 @pytest.mark.usefixtures("engine_of_cells")

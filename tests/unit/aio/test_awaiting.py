@@ -19,7 +19,7 @@ from percolator.errors import ConflictError, InvalidArgument, SchemaError
 from percolator.recipes import CombineQueue, Index, ShardedCounter
 from percolator.v1 import master_pb2
 from tests.unit.aio.shared_attempts import values_of
-from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected, connected_to
+from tests.unit.connected import Cluster, accounts, balance
 
 visits = accounts.column("visits", codecs.integer)
 elsewhere = Table("elsewhere")
@@ -404,8 +404,8 @@ async def test_the_end_of_a_shared_transaction_that_is_not_awaited_is_an_error(
     assert await values_of(db) == {}
 
 
-async def test_finished_calls_are_not_kept() -> None:
-    async with connected(limits=TWO_PHASES) as (db, _), db.transaction() as tx:
+async def test_finished_calls_are_not_kept(db: Database) -> None:
+    async with db.transaction() as tx:
         for _ in range(1_000):
             await tx.get("ann", balance)
         assert tx._calls is not None
@@ -454,60 +454,68 @@ class SlowMaster(Cluster):
         lambda tx: tx.lock("bob", other_number),
     ],
 )
-async def test_a_commit_waits_until_earlier_writes_have_their_tables(write: Write) -> None:
-    async with connected_to(SlowMaster) as (db, cluster):
-        await cluster.create_table(master_pb2.CreateTableRequest(name="others"))
-        tx = db.transaction()
-        await tx.set("bob", balance, 1)
-        writing = asyncio.ensure_future(write(tx))
-        await cluster.asked.wait()
-        committing = asyncio.create_task(tx.commit())
-        await asyncio.sleep(0.1)
-        assert not writing.done()
-        assert not committing.done()
-        cluster.may_answer.set()
-        await writing
-        await committing
-        assert len(tx.internal.writes.cells) == 2
+@pytest.mark.parametrize("kind_of_cluster", [SlowMaster])
+async def test_a_commit_waits_until_earlier_writes_have_their_tables(
+    write: Write, db: Database, cluster: SlowMaster
+) -> None:
+    await cluster.create_table(master_pb2.CreateTableRequest(name="others"))
+    tx = db.transaction()
+    await tx.set("bob", balance, 1)
+    writing = asyncio.ensure_future(write(tx))
+    await cluster.asked.wait()
+    committing = asyncio.create_task(tx.commit())
+    await asyncio.sleep(0.1)
+    assert not writing.done()
+    assert not committing.done()
+    cluster.may_answer.set()
+    await writing
+    await committing
+    assert len(tx.internal.writes.cells) == 2
 
 
-async def test_a_notification_that_is_refused_while_it_is_awaited_is_left_out() -> None:
-    async with connected_to(SlowMaster) as (db, cluster):
-        await cluster.create_table(master_pb2.CreateTableRequest(name="others"))
-        tx = db.transaction()
-        await tx.set("bob", balance, 1)
-        notifying = asyncio.ensure_future(tx.notify("bob", other_number))
-        await cluster.asked.wait()
-        committing = asyncio.create_task(tx.commit())
-        cluster.may_answer.set()
-        with pytest.raises(UsageError, match="has no weak observer"):
-            await notifying
-        assert await committing is not None
+@pytest.mark.parametrize("kind_of_cluster", [SlowMaster])
+async def test_a_notification_that_is_refused_while_it_is_awaited_is_left_out(
+    db: Database, cluster: SlowMaster
+) -> None:
+    await cluster.create_table(master_pb2.CreateTableRequest(name="others"))
+    tx = db.transaction()
+    await tx.set("bob", balance, 1)
+    notifying = asyncio.ensure_future(tx.notify("bob", other_number))
+    await cluster.asked.wait()
+    committing = asyncio.create_task(tx.commit())
+    cluster.may_answer.set()
+    with pytest.raises(UsageError, match="has no weak observer"):
+        await notifying
+    assert await committing is not None
 
 
-async def test_a_read_that_runs_out_of_time_beside_an_awaited_write_does_not_lose_it() -> None:
-    async with connected_to(SlowMaster) as (db, cluster):
-        tx = db.transaction()
-        await tx.set("bob", balance, 1)
-        writing = asyncio.create_task(tx.set("bob", visits, 2))
-        await cluster.asked.wait()
-        with pytest.raises(DeadlineExceeded):
-            await tx.get("bob", balance, timeout=0.5)
-        cluster.may_answer.set()
-        await writing
+@pytest.mark.parametrize("kind_of_cluster", [SlowMaster])
+async def test_a_read_that_runs_out_of_time_beside_an_awaited_write_does_not_lose_it(
+    db: Database, cluster: SlowMaster
+) -> None:
+    tx = db.transaction()
+    await tx.set("bob", balance, 1)
+    writing = asyncio.create_task(tx.set("bob", visits, 2))
+    await cluster.asked.wait()
+    with pytest.raises(DeadlineExceeded):
+        await tx.get("bob", balance, timeout=0.5)
+    cluster.may_answer.set()
+    await writing
+    await tx.commit()
+    assert await db.get("bob", visits) == 2
+
+
+@pytest.mark.parametrize("kind_of_cluster", [SlowMaster])
+async def test_an_increment_that_is_under_way_when_the_commit_begins_fails_it(
+    db: Database, cluster: SlowMaster
+) -> None:
+    tx = db.transaction()
+    await tx.set("bob", balance, 1)
+    incrementing = asyncio.ensure_future(tx.increment("bob", visits))
+    await cluster.asked.wait()
+    with pytest.raises(UsageError, match=r"tx\.increment\(.*is still running, so nothing is"):
         await tx.commit()
-        assert await db.get("bob", visits) == 2
-
-
-async def test_an_increment_that_is_under_way_when_the_commit_begins_fails_it() -> None:
-    async with connected_to(SlowMaster) as (db, cluster):
-        tx = db.transaction()
-        await tx.set("bob", balance, 1)
-        incrementing = asyncio.ensure_future(tx.increment("bob", visits))
-        await cluster.asked.wait()
-        with pytest.raises(UsageError, match=r"tx\.increment\(.*is still running, so nothing is"):
-            await tx.commit()
-        cluster.may_answer.set()
-        with pytest.raises(UsageError, match="this transaction was rolled back; begin a new one"):
-            await incrementing
-        assert await db.get("bob", balance) is None
+    cluster.may_answer.set()
+    with pytest.raises(UsageError, match="this transaction was rolled back; begin a new one"):
+        await incrementing
+    assert await db.get("bob", balance) is None

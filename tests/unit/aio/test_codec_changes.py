@@ -30,8 +30,6 @@ from tests.unit.connected import (
     Cluster,
     accounts,
     balance,
-    connected,
-    connected_to,
     written_out,
 )
 
@@ -47,21 +45,22 @@ async def kept(db: Database) -> dict[bytes, str]:
 
 
 @pytest.mark.parametrize("limits", [Limits(), TWO_PHASES], ids=["one round", "two phases"])
-async def test_what_was_encoded_before_a_change_is_not_committed_after_it(limits: Limits) -> None:
-    async with connected(limits=limits) as (db, cluster):
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        late = db.transaction()
-        await late.set("a", balance, 2)
-        await cluster.change_codecs(CHANGE)  # by another client
-        with pytest.raises(SchemaError, match=r"changed from integer to text.*nothing was commit"):
-            await late.commit()
-        assert late.outcome is Outcome.ABORTED
-        with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
-            await db.get("a", balance)
-        async with db.transaction() as tx:
-            await tx.set("a", text, "one")
-        assert await db.get("a", text) == "one"
+async def test_what_was_encoded_before_a_change_is_not_committed_after_it(
+    db: Database, cluster: Cluster
+) -> None:
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    late = db.transaction()
+    await late.set("a", balance, 2)
+    await cluster.change_codecs(CHANGE)  # by another client
+    with pytest.raises(SchemaError, match=r"changed from integer to text.*nothing was commit"):
+        await late.commit()
+    assert late.outcome is Outcome.ABORTED
+    with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
+        await db.get("a", balance)
+    async with db.transaction() as tx:
+        await tx.set("a", text, "one")
+    assert await db.get("a", text) == "one"
 
 
 async def test_a_change_that_this_client_knows_already_stops_a_commit_too(
@@ -116,35 +115,39 @@ class WithoutDescriptions(Cluster):
         return answer
 
 
-async def test_a_client_that_only_reads_learns_of_a_change_when_a_master_answers_again() -> None:
+@pytest.mark.parametrize("kind_of_cluster", [WithoutDescriptions])
+async def test_a_client_that_only_reads_learns_of_a_change_when_a_master_answers_again(
+    db: Database, cluster: WithoutDescriptions
+) -> None:
     """The tablet says only once that there is a newer schema."""
-    async with connected_to(WithoutDescriptions) as (db, cluster):
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        await cluster.change_codecs(CHANGE)
-        cluster.answers = False
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    await cluster.change_codecs(CHANGE)
+    cluster.answers = False
+    await db.get("a", balance)
+    await asyncio.sleep(30)
+    cluster.answers = True
+    await asyncio.sleep(5)
+    with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
         await db.get("a", balance)
-        await asyncio.sleep(30)
-        cluster.answers = True
-        await asyncio.sleep(5)
-        with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
-            await db.get("a", balance)
 
 
-async def test_a_client_that_only_reads_learns_of_a_change_while_it_learns_of_another() -> None:
-    async with connected_to(WithoutDescriptions) as (db, cluster):
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        cluster.seconds = 0.5
-        feed = master_pb2.SetChangeFeedRequest(table="accounts", change_feed=True)
-        await cluster.set_change_feed(feed)
+@pytest.mark.parametrize("kind_of_cluster", [WithoutDescriptions])
+async def test_a_client_that_only_reads_learns_of_a_change_while_it_learns_of_another(
+    db: Database, cluster: WithoutDescriptions
+) -> None:
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    cluster.seconds = 0.5
+    feed = master_pb2.SetChangeFeedRequest(table="accounts", change_feed=True)
+    await cluster.set_change_feed(feed)
+    await db.get("a", balance)
+    await asyncio.sleep(0.2)
+    await cluster.change_codecs(CHANGE)
+    await db.get("a", balance)
+    await asyncio.sleep(5)
+    with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
         await db.get("a", balance)
-        await asyncio.sleep(0.2)
-        await cluster.change_codecs(CHANGE)
-        await db.get("a", balance)
-        await asyncio.sleep(5)
-        with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
-            await db.get("a", balance)
 
 
 @pytest.mark.parametrize("how", ["get", "get_many", "row", "family", "set", "key"])
@@ -201,16 +204,18 @@ class Asked(Cluster):
         return await super().describe_table(request)
 
 
-async def test_a_client_that_is_refused_all_the_time_asks_once_a_second() -> None:
-    async with connected_to(Asked) as (db, asked):
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        before = asked.times
-        for _ in range(300):
-            with pytest.raises(SchemaError):
-                await db.get("a", text)
-            await asyncio.sleep(0.01)
-        assert 2 <= asked.times - before <= 4
+@pytest.mark.parametrize("kind_of_cluster", [Asked])
+async def test_a_client_that_is_refused_all_the_time_asks_once_a_second(
+    db: Database, cluster: Asked
+) -> None:
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    before = cluster.times
+    for _ in range(300):
+        with pytest.raises(SchemaError):
+            await db.get("a", text)
+        await asyncio.sleep(0.01)
+    assert 2 <= cluster.times - before <= 4
 
 
 async def test_observers_and_feeds_change_the_schema_and_no_codec(
@@ -241,32 +246,35 @@ class Counting(Cluster):
         return await super().declare_codecs(request)
 
 
-async def test_many_transactions_that_begin_with_a_column_ask_once() -> None:
-    async with connected_to(Counting) as (db, cluster):
-
-        async def put(number: int) -> None:
-            async with db.transaction() as tx:
-                await tx.set(f"{number}", balance, number)
-
-        await asyncio.gather(*(put(number) for number in range(100)))
-        assert cluster.declared == 1
-
-
-async def test_without_a_master_the_first_write_fails_in_time_and_can_be_repeated() -> None:
-    async with connected_to(Counting) as (db, cluster):
-        await db.get("a", balance)
-        cluster.answers = False
-        tx = db.transaction(timeout=0.5)
-        with pytest.raises(DeadlineExceeded, match=r"balance.*before the first write") as late:
-            await tx.set("a", balance, 1)
-        assert late.value.retry is Retry.SAFE
-        tx.rollback()
-        cluster.answers = True
+@pytest.mark.parametrize("kind_of_cluster", [Counting])
+async def test_many_transactions_that_begin_with_a_column_ask_once(
+    db: Database, cluster: Counting
+) -> None:
+    async def put(number: int) -> None:
         async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        cluster.answers = False  # nobody has to ask again
-        async with db.transaction() as tx:
-            await tx.set("b", balance, 1)
+            await tx.set(f"{number}", balance, number)
+
+    await asyncio.gather(*(put(number) for number in range(100)))
+    assert cluster.declared == 1
+
+
+@pytest.mark.parametrize("kind_of_cluster", [Counting])
+async def test_without_a_master_the_first_write_fails_in_time_and_can_be_repeated(
+    db: Database, cluster: Counting
+) -> None:
+    await db.get("a", balance)
+    cluster.answers = False
+    tx = db.transaction(timeout=0.5)
+    with pytest.raises(DeadlineExceeded, match=r"balance.*before the first write") as late:
+        await tx.set("a", balance, 1)
+    assert late.value.retry is Retry.SAFE
+    tx.rollback()
+    cluster.answers = True
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    cluster.answers = False  # nobody has to ask again
+    async with db.transaction() as tx:
+        await tx.set("b", balance, 1)
 
 
 async def test_a_program_that_learns_of_a_codec_late_is_refused_from_then_on(
@@ -288,15 +296,15 @@ async def test_a_program_that_learns_of_a_codec_late_is_refused_from_then_on(
         await db.get("a", text)
 
 
-async def test_tables_of_the_library_keep_no_codecs() -> None:
-    async with connected_to(Counting) as (db, cluster):
-        table = Table("percolator.sinks")
-        await db.internal.engine.catalog.create(
-            table.name, (), master_pb2.TableOptions(), exist_ok=True, deadline=1e9
-        )
-        async with db.transaction() as tx:
-            await tx.set("a", table.column("batch", codecs.integer), 1)
-        assert cluster.declared == 0
+@pytest.mark.parametrize("kind_of_cluster", [Counting])
+async def test_tables_of_the_library_keep_no_codecs(db: Database, cluster: Counting) -> None:
+    table = Table("percolator.sinks")
+    await db.internal.engine.catalog.create(
+        table.name, (), master_pb2.TableOptions(), exist_ok=True, deadline=1e9
+    )
+    async with db.transaction() as tx:
+        await tx.set("a", table.column("batch", codecs.integer), 1)
+    assert cluster.declared == 0
 
 
 # A client that meets a newer schema asks for it once, however many cells it writes.
@@ -343,73 +351,76 @@ class AskedSlowly(Cluster):
         return response
 
 
-async def test_many_weak_notifications_ask_once() -> None:
-    async with connected_to(AskedSlowly) as (db, cluster):
-        await cluster.register("first", weak=True)
-        engine = db.internal.engine
-        info = await engine.catalog.table("accounts", engine.now() + 1.0)
-        await engine.catalog.refresh(info.table_id, engine.now() + 1.0)
-        tx = db.transaction()
-        for number in range(2_000):
-            await tx.notify(f"{number}", balance)
-        await cluster.register("second", weak=True)
-        cluster.described = 0
-        await tx.commit()
-        assert cluster.described == 1
+@pytest.mark.parametrize("kind_of_cluster", [AskedSlowly])
+async def test_many_weak_notifications_ask_once(db: Database, cluster: AskedSlowly) -> None:
+    await cluster.register("first", weak=True)
+    engine = db.internal.engine
+    info = await engine.catalog.table("accounts", engine.now() + 1.0)
+    await engine.catalog.refresh(info.table_id, engine.now() + 1.0)
+    tx = db.transaction()
+    for number in range(2_000):
+        await tx.notify(f"{number}", balance)
+    await cluster.register("second", weak=True)
+    cluster.described = 0
+    await tx.commit()
+    assert cluster.described == 1
 
 
-async def test_the_other_cells_of_a_large_commit_ask_once_or_twice() -> None:
-    async with connected_to(AskedSlowly) as (db, cluster):
-        tx = db.transaction()
-        for number in range(2_000):
-            await tx.set(f"{number}", balance, number)
-        cluster.described = 0
-        cluster.registers_after_a_commit = "first"
-        await tx.commit()
-        await asyncio.sleep(3.0)
-        assert cluster.described <= 2
-        assert not any(len(tablet._state.mirror) for tablet in cluster.tablets.values())
+@pytest.mark.parametrize("kind_of_cluster", [AskedSlowly])
+async def test_the_other_cells_of_a_large_commit_ask_once_or_twice(
+    db: Database, cluster: AskedSlowly
+) -> None:
+    tx = db.transaction()
+    for number in range(2_000):
+        await tx.set(f"{number}", balance, number)
+    cluster.described = 0
+    cluster.registers_after_a_commit = "first"
+    await tx.commit()
+    await asyncio.sleep(3.0)
+    assert cluster.described <= 2
+    assert not any(len(tablet._state.mirror) for tablet in cluster.tablets.values())
 
 
 async def _dead(self: SharedTransaction, commit: int) -> None:
     """The process has ended."""
 
 
+@pytest.mark.parametrize("kind_of_cluster", [AskedSlowly])
 async def test_a_reader_that_knows_a_newer_schema_than_a_tablet_asks_now_and_then(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database, cluster: AskedSlowly
 ) -> None:
     """A tablet hears of a schema after the master has recorded it."""
     monkeypatch.setattr(SharedTransaction, "_tell_tablets", _dead)
     values = {f"a{number}": number for number in range(MANY // 2)}
-    async with connected_to(AskedSlowly) as (db, cluster):
-        async with db.shared_transaction() as shared:
-            await shared.commit([await receipt_of(db, shared.ticket, "a", **values)])
-        await cluster.register("first")
-        engine = db.internal.engine
-        info = await engine.catalog.table("accounts", engine.now() + 1.0)
-        await engine.catalog.refresh(info.table_id, engine.now() + 1.0)
-        cluster.described = 0
-        cluster.lag_until = engine.now() + 2.0
-        assert await values_of(db) == values
-        await asyncio.sleep(3.0)
-        assert cluster.described < 20
-        assert not any(len(tablet._state.mirror) for tablet in cluster.tablets.values())
+    async with db.shared_transaction() as shared:
+        await shared.commit([await receipt_of(db, shared.ticket, "a", **values)])
+    await cluster.register("first")
+    engine = db.internal.engine
+    info = await engine.catalog.table("accounts", engine.now() + 1.0)
+    await engine.catalog.refresh(info.table_id, engine.now() + 1.0)
+    cluster.described = 0
+    cluster.lag_until = engine.now() + 2.0
+    assert await values_of(db) == values
+    await asyncio.sleep(3.0)
+    assert cluster.described < 20
+    assert not any(len(tablet._state.mirror) for tablet in cluster.tablets.values())
 
 
-async def test_a_backfill_that_is_ahead_of_a_tablet_asks_now_and_then() -> None:
-    async with connected_to(AskedSlowly) as (db, cluster):
+@pytest.mark.parametrize("kind_of_cluster", [AskedSlowly])
+async def test_a_backfill_that_is_ahead_of_a_tablet_asks_now_and_then(
+    db: Database, cluster: AskedSlowly
+) -> None:
+    @observes(balance)
+    async def first(tx: Transaction, row: str) -> None:
+        """Is never run."""
 
-        @observes(balance)
-        async def first(tx: Transaction, row: str) -> None:
-            """Is never run."""
-
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 1)
-        await db.register_observers([first])
-        cluster.described = 0
-        cluster.lag_until = db.internal.engine.now() + 2.0
-        assert await db.backfill(first) == 1
-        assert 2 < cluster.described < 60
+    async with db.transaction() as tx:
+        await tx.set("a", balance, 1)
+    await db.register_observers([first])
+    cluster.described = 0
+    cluster.lag_until = db.internal.engine.now() + 2.0
+    assert await db.backfill(first) == 1
+    assert 2 < cluster.described < 60
 
 
 # What is sent to other processes: tables, columns and rows arrive there, and so do receipts by

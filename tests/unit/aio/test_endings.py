@@ -395,22 +395,22 @@ async def test_waiting_for_a_timestamp_ends_with_the_database(
         await waiting
 
 
+@pytest.mark.parametrize("limits", [Limits(background_tasks_max=1)])
 async def test_a_committed_transaction_stays_committed_whatever_happens_to_its_other_cells(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, db: Database
 ) -> None:
     """Even if it finishes them itself, because too many others are already being finished."""
 
     async def fail(*_: object) -> None:
         raise SchemaError("a table has been deleted meanwhile")
 
-    async with connected(Limits(background_tasks_max=1)) as (db, _):
-        busy = db.internal.engine.env.background.start(asyncio.sleep(600))
-        monkeypatch.setattr(commit, "commit_secondaries", fail)
-        async with db.transaction() as tx:
-            await tx.set("bob", balance, 1)
-            await tx.set("joe", balance, 1)
-        assert tx.outcome is Outcome.COMMITTED
-        busy.cancel()
+    busy = db.internal.engine.env.background.start(asyncio.sleep(600))
+    monkeypatch.setattr(commit, "commit_secondaries", fail)
+    async with db.transaction() as tx:
+        await tx.set("bob", balance, 1)
+        await tx.set("joe", balance, 1)
+    assert tx.outcome is Outcome.COMMITTED
+    busy.cancel()
 
 
 # Connecting to a cluster whose servers are still finding each other.

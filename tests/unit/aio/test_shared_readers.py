@@ -28,7 +28,7 @@ from tests.unit.aio.shared_attempts import (
     share_of,
     values_of,
 )
-from tests.unit.connected import Cluster, accounts, balance, connected, connected_to, written_out
+from tests.unit.connected import Cluster, accounts, balance, connected, written_out
 
 PATIENCE = Limits().push_after_seconds
 FEW, MANY = 50, 2_500
@@ -103,13 +103,10 @@ async def test_reading_many_rows_pays_for_parts_and_not_for_locks(
         assert _now() - began < 2 * PATIENCE
 
 
-async def test_a_scan_in_small_pages_asks_once() -> None:
+@pytest.mark.parametrize("limits", [Limits(page_rows_max=100)])
+async def test_a_scan_in_small_pages_asks_once(db: Database) -> None:
     """Pages behind the first pass the locks: they are not met again."""
-    async with (
-        connected(Limits(page_rows_max=100)) as (db, _),
-        _job(db, 1_000, finished=True),
-        db.snapshot() as snapshot,
-    ):
+    async with _job(db, 1000, finished=True), db.snapshot() as snapshot:
         assert [row async for row in snapshot.scan(accounts)] == []
         assert snapshot.statistics.retries <= 2 * len(TASKS)
         assert len(snapshot.statistics.lock_waits) == len(TASKS)
@@ -117,21 +114,21 @@ async def test_a_scan_in_small_pages_asks_once() -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("limit", [None, 1, 150, 299])
+@pytest.mark.parametrize("limits", [Limits(page_rows_max=7)])
 async def test_a_scan_that_begins_again_behind_a_page_leaves_nothing_out(
-    reverse: bool, limit: int | None
+    reverse: bool, limit: int | None, db: Database
 ) -> None:
-    async with connected(Limits(page_rows_max=7)) as (db, _):
-        before = {f"k{number:03}": number for number in range(300)}
-        async with db.transaction() as tx:
-            for row, value in before.items():
-                await tx.set(row, balance, value)
-        async with db.shared_transaction() as shared:
-            for task in range(10):
-                rows = {f"k{number:03}": -1 for number in range(task * 30, task * 30 + 20)}
-                await share_of(db, shared.ticket, str(task), **rows)
-            scan = db.snapshot().scan(accounts, reverse=reverse, limit=limit)
-            found = [(row.key, row[balance]) async for row in scan]
-        assert found == sorted(before.items(), reverse=reverse)[:limit]
+    before = {f"k{number:03}": number for number in range(300)}
+    async with db.transaction() as tx:
+        for row, value in before.items():
+            await tx.set(row, balance, value)
+    async with db.shared_transaction() as shared:
+        for task in range(10):
+            rows = {f"k{number:03}": -1 for number in range(task * 30, task * 30 + 20)}
+            await share_of(db, shared.ticket, str(task), **rows)
+        scan = db.snapshot().scan(accounts, reverse=reverse, limit=limit)
+        found = [(row.key, row[balance]) async for row in scan]
+    assert found == sorted(before.items(), reverse=reverse)[:limit]
 
 
 async def test_a_part_that_is_being_written_is_pushed_at_once(db: Database) -> None:
@@ -236,14 +233,14 @@ async def test_timestamps_of_values_that_are_read_from_locks_are_those_of_the_co
     assert [at async for page in pages for at in page.commit_timestamps] == [commit]
 
 
-async def test_a_deletion_and_a_long_value_are_read_past_their_locks() -> None:
-    async with connected(Limits(value_inline_bytes_max=1)) as (db, _):
-        await set_value(db, "ann", 1)
-        async with db.shared_transaction() as shared, db.share(shared.ticket, task="1") as share:
-            await share.delete("ann", balance)
-            await share.set("bob", balance, 123_456_789)
-            await shared.commit([await share.finish()])
-        assert await values_of(db) == {"bob": 123_456_789}
+@pytest.mark.parametrize("limits", [Limits(value_inline_bytes_max=1)])
+async def test_a_deletion_and_a_long_value_are_read_past_their_locks(db: Database) -> None:
+    await set_value(db, "ann", 1)
+    async with db.shared_transaction() as shared, db.share(shared.ticket, task="1") as share:
+        await share.delete("ann", balance)
+        await share.set("bob", balance, 123_456_789)
+        await shared.commit([await share.finish()])
+    assert await values_of(db) == {"bob": 123_456_789}
 
 
 async def test_a_value_that_is_read_from_a_lock_expires_as_any_other(
@@ -588,72 +585,76 @@ async def _settled(cluster: Watched) -> None:
     pytest.fail(f"{cluster.locks()} locks are left")
 
 
-async def test_the_driver_tells_all_tablets() -> None:
-    async with connected_to(Watched) as (db, cluster):
-        sent_before = cluster.mutations
-        shared = await _committed_job(db, VALUES)
-        await shared.told(1.0)
-        assert len(cluster.told) == 2
-        await _settled(cluster)
-        assert cluster.mutations - sent_before < len(VALUES) * 1.1, "more than the prewrites"
-        assert await values_of(db) == VALUES
+@pytest.mark.parametrize("kind_of_cluster", [Watched])
+async def test_the_driver_tells_all_tablets(db: Database, cluster: Watched) -> None:
+    sent_before = cluster.mutations
+    shared = await _committed_job(db, VALUES)
+    await shared.told(1.0)
+    assert len(cluster.told) == 2
+    await _settled(cluster)
+    assert cluster.mutations - sent_before < len(VALUES) * 1.1, "more than the prewrites"
+    assert await values_of(db) == VALUES
 
 
-async def test_the_driver_knows_what_to_tell_from_receipts_that_can_be_read_only_once() -> None:
-    async with connected_to(Watched) as (db, cluster), db.shared_transaction() as shared:
-        receipts: Any = iter([await receipt_of(db, shared.ticket, "1", ann=1, zoe=2)])
-        await shared.commit(receipts)
-        await shared.told(1.0)
-        await _settled(cluster)
-        assert await values_of(db) == {"ann": 1, "zoe": 2}
+@pytest.mark.parametrize("kind_of_cluster", [Watched])
+async def test_the_driver_knows_what_to_tell_from_receipts_that_can_be_read_only_once(
+    db: Database, cluster: Watched, shared: SharedTransaction
+) -> None:
+    receipts: Any = iter([await receipt_of(db, shared.ticket, "1", ann=1, zoe=2)])
+    await shared.commit(receipts)
+    await shared.told(1.0)
+    await _settled(cluster)
+    assert await values_of(db) == {"ann": 1, "zoe": 2}
 
 
-async def test_a_reader_of_many_locks_tells_their_tablet(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind_of_cluster", [Watched])
+async def test_a_reader_of_many_locks_tells_their_tablet(
+    monkeypatch: pytest.MonkeyPatch, db: Database, cluster: Watched
+) -> None:
     """Also if its driver died right after the commit."""
     monkeypatch.setattr(SharedTransaction, "_tell_tablets", _dead)
-    async with connected_to(Watched) as (db, cluster):
-        await _committed_job(db, VALUES)
-        sent_before = cluster.mutations
-        assert cluster.locks() == len(VALUES)
-        assert await values_of(db) == VALUES
-        await _settled(cluster)
-        assert 2 <= len(cluster.told) <= 6, "one for each page would be no better than before"
-        assert cluster.mutations - sent_before < len(VALUES) / 100
-        assert await values_of(db) == VALUES
+    await _committed_job(db, VALUES)
+    sent_before = cluster.mutations
+    assert cluster.locks() == len(VALUES)
+    assert await values_of(db) == VALUES
+    await _settled(cluster)
+    assert 2 <= len(cluster.told) <= 6, "one for each page would be no better than before"
+    assert cluster.mutations - sent_before < len(VALUES) / 100
+    assert await values_of(db) == VALUES
 
 
 async def _dead(self: SharedTransaction, commit: int) -> None:
     """The process has ended."""
 
 
-async def test_few_locks_are_rolled_forward_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind_of_cluster", [Watched])
+async def test_few_locks_are_rolled_forward_one_by_one(
+    monkeypatch: pytest.MonkeyPatch, db: Database, cluster: Watched
+) -> None:
     monkeypatch.setattr(SharedTransaction, "_tell_tablets", _dead)
     values = {f"{task}{number}": number for task in "az" for number in range(LOCKS_TOLD // 2)}
-    async with connected_to(Watched) as (db, cluster):
-        await _committed_job(db, values)
-        assert await values_of(db) == values
-        await _settled(cluster)
-        assert not cluster.told
+    await _committed_job(db, values)
+    assert await values_of(db) == values
+    await _settled(cluster)
+    assert not cluster.told
 
 
-async def test_observers_are_told_even_under_a_newer_schema() -> None:
+@pytest.mark.parametrize("kind_of_cluster", [Watched])
+async def test_observers_are_told_even_under_a_newer_schema(db: Database, cluster: Watched) -> None:
     """One that was registered while the job wrote, by another client."""
-    async with connected_to(Watched) as (db, cluster):
-        async with db.shared_transaction() as shared:
-            receipts = [await receipt_of(db, shared.ticket, "a", **_few("a"))]
-            schema = db.internal.engine.catalog
-            stale = {info: schema.get(info) for info in _tables(receipts)}
-            await db.register_observers([_index])
-            for table_id, known in stale.items():
-                assert known is not None
-                schema._by_id[table_id] = known  # as the driver's process knows it
-            await shared.commit(receipts)
-            await shared.told(1.0)
-        await _settled(cluster)
-        written = sum(
-            tablet.statistics().notifications_written for tablet in cluster.tablets.values()
-        )
-        assert written == LOCKS_TOLD
+    async with db.shared_transaction() as shared:
+        receipts = [await receipt_of(db, shared.ticket, "a", **_few("a"))]
+        schema = db.internal.engine.catalog
+        stale = {info: schema.get(info) for info in _tables(receipts)}
+        await db.register_observers([_index])
+        for table_id, known in stale.items():
+            assert known is not None
+            schema._by_id[table_id] = known  # as the driver's process knows it
+        await shared.commit(receipts)
+        await shared.told(1.0)
+    await _settled(cluster)
+    written = sum(tablet.statistics().notifications_written for tablet in cluster.tablets.values())
+    assert written == LOCKS_TOLD
 
 
 def _few(task: str) -> dict[str, int]:

@@ -35,7 +35,7 @@ from tests.unit.aio.shared_attempts import (
     share_of,
     values_of,
 )
-from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, connected, connected_to
+from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance
 
 on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
@@ -187,15 +187,15 @@ async def test_a_driver_without_an_answer_that_lost_to_another_is_not_told_of_a_
 
 
 @on_both_engines
-async def test_a_deletion_and_large_values_are_committed_as_such() -> None:
-    async with connected(replace(TWO_PHASES, value_inline_bytes_max=1)) as (db, _):
-        async with db.transaction() as tx:
-            await tx.set("ann", balance, 1)
-        async with db.shared_transaction() as shared, db.share(shared.ticket, task="1") as share:
-            await share.delete("ann", balance)
-            await share.set("bob", balance, 123_456_789)
-            await shared.commit([await share.finish()])
-        assert await values_of(db) == {"bob": 123_456_789}
+@pytest.mark.parametrize("limits", [replace(TWO_PHASES, value_inline_bytes_max=1)])
+async def test_a_deletion_and_large_values_are_committed_as_such(db: Database) -> None:
+    async with db.transaction() as tx:
+        await tx.set("ann", balance, 1)
+    async with db.shared_transaction() as shared, db.share(shared.ticket, task="1") as share:
+        await share.delete("ann", balance)
+        await share.set("bob", balance, 123_456_789)
+        await shared.commit([await share.finish()])
+    assert await values_of(db) == {"bob": 123_456_789}
 
 
 @on_both_engines
@@ -301,32 +301,36 @@ class Refusing(Cluster):
         return await super().mutate_together(request)
 
 
-async def test_a_refused_commit_whose_rollback_fails_may_be_committed_by_a_late_copy() -> None:
-    async with connected_to(Refusing) as (db, cluster):
-        async with db.shared_transaction(timeout=1.0) as shared:
-            receipt = await receipt_of(db, shared.ticket, "1", ann=1)
-            cluster.refuses = cluster.silent = True
-            with pytest.raises(OutcomeUnknown) as unknown:
-                await shared.commit([receipt])
-            assert isinstance(unknown.value.__cause__, NotReady)
-            cluster.refuses = cluster.silent = False
-            assert cluster.refused is not None
-            await cluster.mutate_together(cluster.refused)
-            assert await shared.commit([receipt])
-        assert await values_of(db) == {"ann": 1}
+@pytest.mark.parametrize("kind_of_cluster", [Refusing])
+async def test_a_refused_commit_whose_rollback_fails_may_be_committed_by_a_late_copy(
+    db: Database, cluster: Refusing
+) -> None:
+    async with db.shared_transaction(timeout=1.0) as shared:
+        receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+        cluster.refuses = cluster.silent = True
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await shared.commit([receipt])
+        assert isinstance(unknown.value.__cause__, NotReady)
+        cluster.refuses = cluster.silent = False
+        assert cluster.refused is not None
+        await cluster.mutate_together(cluster.refused)
+        assert await shared.commit([receipt])
+    assert await values_of(db) == {"ann": 1}
 
 
-async def test_a_refused_commit_that_was_rolled_back_raises_its_cause() -> None:
-    async with connected_to(Refusing) as (db, cluster):
-        async with db.shared_transaction(timeout=1.0) as shared:
-            receipt = await receipt_of(db, shared.ticket, "1", ann=1)
-            cluster.refuses = True
-            with pytest.raises(NotReady):
-                await shared.commit([receipt])
-            cluster.refuses = False
-            assert cluster.refused is not None
-            await cluster.mutate_together(cluster.refused)
-        assert await values_of(db) == {}
+@pytest.mark.parametrize("kind_of_cluster", [Refusing])
+async def test_a_refused_commit_that_was_rolled_back_raises_its_cause(
+    db: Database, cluster: Refusing
+) -> None:
+    async with db.shared_transaction(timeout=1.0) as shared:
+        receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+        cluster.refuses = True
+        with pytest.raises(NotReady):
+            await shared.commit([receipt])
+        cluster.refuses = False
+        assert cluster.refused is not None
+        await cluster.mutate_together(cluster.refused)
+    assert await values_of(db) == {}
 
 
 @on_both_engines

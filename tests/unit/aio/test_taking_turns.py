@@ -34,7 +34,7 @@ from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.world import World
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.aio.shared_attempts import dies, set_value, share_of, values_of
-from tests.unit.connected import Cluster, DistantMaster, accounts, balance, connected, connected_to
+from tests.unit.connected import Cluster, DistantMaster, accounts, balance
 
 INCREMENTS = 50
 
@@ -95,21 +95,23 @@ async def test_increments_of_one_cell_lose_once_at_most(db: Database) -> None:
     assert len(db.internal.engine.env.hot_cells) == 0
 
 
-async def test_the_next_in_line_begins_above_the_winner_without_a_timestamp_and_a_read() -> None:
+@pytest.mark.parametrize("limits", [Limits()])
+async def test_the_next_in_line_begins_above_the_winner_without_a_timestamp_and_a_read(
+    db: Database,
+) -> None:
     trips: list[int] = []
 
     async def add(tx: Transaction) -> None:
         await tx.set("bob", balance, await tx.get("bob", balance, default=0) + 1)
         trips.append(tx.statistics.round_trips)
 
-    async with connected(Limits()) as (db, _):
-        owner = await held_turn(db, caller=add.__code__)
-        tasks = [asyncio.create_task(db.run(add)) for _ in range(INCREMENTS)]
-        await asyncio.sleep(0.1)
-        owner.leave()
-        await asyncio.gather(*tasks)
-        assert trips == [2, *[0] * (INCREMENTS - 1)]
-        assert await db.get("bob", balance) == INCREMENTS
+    owner = await held_turn(db, caller=add.__code__)
+    tasks = [asyncio.create_task(db.run(add)) for _ in range(INCREMENTS)]
+    await asyncio.sleep(0.1)
+    owner.leave()
+    await asyncio.gather(*tasks)
+    assert trips == [2, *[0] * (INCREMENTS - 1)]
+    assert await db.get("bob", balance) == INCREMENTS
 
 
 async def test_the_oldest_commit_first_and_newcomers_last(db: Database) -> None:
@@ -357,37 +359,43 @@ async def write(tx: Transaction) -> None:
 
 
 @pytest.mark.parametrize("work", [read, write])
-async def test_a_transaction_is_tried_until_its_own_deadline(work: object) -> None:
-    async with connected_to(Paused) as (db, cluster):
-        await db.run(write)
-        began, cluster.until = now(), inf
-        with pytest.raises(DeadlineExceeded, match="gave up after") as late:
-            await db.run(work, retry=RetryPolicy(deadline_seconds=20.0))  # type: ignore[arg-type]
-        assert late.value.retry is Retry.SAFE
-        assert 19.0 < now() - began < 21.0
-        cluster.until = 0.0
+@pytest.mark.parametrize("kind_of_cluster", [Paused])
+async def test_a_transaction_is_tried_until_its_own_deadline(
+    work: object, db: Database, cluster: Paused
+) -> None:
+    await db.run(write)
+    began, cluster.until = now(), inf
+    with pytest.raises(DeadlineExceeded, match="gave up after") as late:
+        await db.run(work, retry=RetryPolicy(deadline_seconds=20.0))  # type: ignore[arg-type]
+    assert late.value.retry is Retry.SAFE
+    assert 19.0 < now() - began < 21.0
+    cluster.until = 0.0
 
 
-async def test_a_transaction_outlasts_a_pause_that_is_shorter_than_its_deadline() -> None:
-    async with connected_to(Paused) as (db, cluster):
-        await db.run(write)
-        cluster.until = now() + 15.0
-        assert await db.run(read, retry=RetryPolicy(deadline_seconds=20.0)) == 1
+@pytest.mark.parametrize("kind_of_cluster", [Paused])
+async def test_a_transaction_outlasts_a_pause_that_is_shorter_than_its_deadline(
+    db: Database, cluster: Paused
+) -> None:
+    await db.run(write)
+    cluster.until = now() + 15.0
+    assert await db.run(read, retry=RetryPolicy(deadline_seconds=20.0)) == 1
 
 
-async def test_several_readers_are_told_that_a_missing_timestamp_is_harmless() -> None:
-    async with connected_to(Paused) as (db, cluster):
-        await db.run(write)
-        cluster.until = inf
-        tx = db.transaction(timeout=2.0)
-        errors = await asyncio.gather(
-            tx.get("a", balance), tx.get("b", balance), return_exceptions=True
-        )
-        assert [(type(one), getattr(one, "retry", None)) for one in errors] == [
-            (DeadlineExceeded, Retry.SAFE)
-        ] * 2
-        tx.rollback()
-        cluster.until = 0.0
+@pytest.mark.parametrize("kind_of_cluster", [Paused])
+async def test_several_readers_are_told_that_a_missing_timestamp_is_harmless(
+    db: Database, cluster: Paused
+) -> None:
+    await db.run(write)
+    cluster.until = inf
+    tx = db.transaction(timeout=2.0)
+    errors = await asyncio.gather(
+        tx.get("a", balance), tx.get("b", balance), return_exceptions=True
+    )
+    assert [(type(one), getattr(one, "retry", None)) for one in errors] == [
+        (DeadlineExceeded, Retry.SAFE)
+    ] * 2
+    tx.rollback()
+    cluster.until = 0.0
 
 
 @pytest.mark.parametrize(
@@ -399,17 +407,17 @@ async def test_several_readers_are_told_that_a_missing_timestamp_is_harmless() -
     ],
     ids=["timestamp", "snapshot of the past", "pin"],
 )
+@pytest.mark.parametrize("kind_of_cluster", [Paused])
 async def test_whatever_only_misses_a_timestamp_can_be_repeated(
-    call: Callable[[Database, Timestamp], Awaitable[object]],
+    call: Callable[[Database, Timestamp], Awaitable[object]], db: Database, cluster: Paused
 ) -> None:
-    async with connected_to(Paused) as (db, cluster):
-        await db.run(write)
-        at = await db.timestamp()
-        cluster.until = inf
-        with pytest.raises(DeadlineExceeded) as late:
-            await call(db, at)
-        assert late.value.retry is Retry.SAFE
-        cluster.until = 0.0
+    await db.run(write)
+    at = await db.timestamp()
+    cluster.until = inf
+    with pytest.raises(DeadlineExceeded) as late:
+        await call(db, at)
+    assert late.value.retry is Retry.SAFE
+    cluster.until = 0.0
 
 
 @pytest.mark.parametrize(
@@ -421,20 +429,20 @@ async def test_whatever_only_misses_a_timestamp_can_be_repeated(
     ],
     ids=["timestamp", "read", "write"],
 )
+@pytest.mark.parametrize("kind_of_cluster", [Paused])
 async def test_an_error_of_the_oracle_is_not_its_own_cause(
-    call: Callable[[Database], Awaitable[object]],
+    call: Callable[[Database], Awaitable[object]], db: Database, cluster: Paused
 ) -> None:
     """Programs that follow causes to the first one would never get there."""
-    async with connected_to(Paused) as (db, cluster):
-        await db.run(write)
+    await db.run(write)
 
-        async def refuses(request: oracle_pb2.GetTimestampsRequest) -> object:
-            raise Unauthenticated("who are you?")
+    async def refuses(request: oracle_pb2.GetTimestampsRequest) -> object:
+        raise Unauthenticated("who are you?")
 
-        cluster.get_timestamps = refuses  # type: ignore[assignment, method-assign]
-        with pytest.raises(Unauthenticated, match="who are you") as refused:
-            await call(db)
-        assert refused.value.__cause__ is None
+    cluster.get_timestamps = refuses  # type: ignore[assignment, method-assign]
+    with pytest.raises(Unauthenticated, match="who are you") as refused:
+        await call(db)
+    assert refused.value.__cause__ is None
 
 
 # A shared transaction that writes only changes: cells that have their values already are locked,
@@ -644,17 +652,19 @@ async def test_values_that_expire_are_written_again(db: Database) -> None:
     assert await values_of(db) == {"ann": 1}
 
 
-async def test_values_that_expire_since_another_program_said_so_are_written_again() -> None:
+@pytest.mark.parametrize("kind_of_cluster", [DistantMaster])
+async def test_values_that_expire_since_another_program_said_so_are_written_again(
+    db: Database, cluster: DistantMaster
+) -> None:
     """The client has learned the schema before, and hears of the newer one only as it reads."""
-    async with connected_to(DistantMaster) as (db, cluster):
-        await _writes(db, ann=1)
-        await asyncio.sleep(1.0)  # its locks are rolled forward
-        ttl = ColumnTtl(column=b"balance", ttl_milliseconds=60_000)
-        await cluster.set_ttls(SetTtlsRequest(table="accounts", ttls=[ttl]))
-        await asyncio.sleep(50.0)
-        await _writes(db, ann=1)
-        await asyncio.sleep(50.0)
-        assert await values_of(db) == {"ann": 1}
+    await _writes(db, ann=1)
+    await asyncio.sleep(1.0)  # its locks are rolled forward
+    ttl = ColumnTtl(column=b"balance", ttl_milliseconds=60_000)
+    await cluster.set_ttls(SetTtlsRequest(table="accounts", ttls=[ttl]))
+    await asyncio.sleep(50.0)
+    await _writes(db, ann=1)
+    await asyncio.sleep(50.0)
+    assert await values_of(db) == {"ann": 1}
 
 
 async def test_long_values_are_compared_too(db: Database) -> None:
