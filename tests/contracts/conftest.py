@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,13 @@ def db(request: pytest.FixtureRequest) -> Iterator[Database]:
     address = cluster.address if request.param == CLUSTER else cluster.gateway_address
     with percolator.connect(address) as database:
         yield database
+
+
+def put(db: Database, column: Column[Any], /, **values: object) -> None:
+    """Sets cells of a column, by row, in one transaction."""
+    with db.transaction() as tx:
+        for row, value in values.items():
+            tx.set(row, column, value)
 
 
 class Accounts:

@@ -32,7 +32,7 @@ from percolator.tablet import group_commit, requests
 from percolator.tablet.cells import ColumnEncoder
 from percolator.tablet.requests import MutationChecker, StepChecker
 from percolator.v1 import tabletserver_pb2 as pb
-from tests.contracts.conftest import Accounts
+from tests.contracts.conftest import Accounts, put
 from tests.unit.tablet.tablets import Rig
 
 Use = Callable[[Transaction, Accounts, Any], object]
@@ -106,8 +106,7 @@ def test_what_does_not_fit_is_named(db: Database, accounts: Accounts, what: str)
 
 
 def test_bytes_that_a_codec_cannot_read_are_named(db: Database, accounts: Accounts) -> None:
-    with db.transaction() as tx:
-        tx.set("bob", accounts.table.column("balance", codecs.stored), b"abc")
+    put(db, accounts.table.column("balance", codecs.stored), bob=b"abc")
     where = f"^table '{accounts.table.name}', row 'bob', column 'balance': 3 stored bytes are not"
     with db.snapshot() as snapshot:
         with pytest.raises(SchemaError, match=where):
@@ -148,8 +147,7 @@ def _always_too_late(db: Database, accounts: Accounts) -> Callable[[Transaction]
 
     def function(tx: Transaction) -> None:
         tx.get("a", accounts.balance)
-        with db.transaction() as other:
-            other.set("a", accounts.balance, 0)
+        put(db, accounts.balance, a=0)
         tx.set("a", accounts.balance, 1)
 
     return function

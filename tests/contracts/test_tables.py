@@ -32,7 +32,7 @@ from percolator.protocol import commit
 from percolator.protocol.commit import Commit
 from percolator.protocol.environment import Verdicts
 from percolator.v1 import master_pb2
-from tests.contracts.conftest import Accounts, needs_backward_scans, needs_tablets
+from tests.contracts.conftest import Accounts, needs_backward_scans, needs_tablets, put
 
 
 def test_history_is_read_by_timestamp_and_by_time(db: Database, accounts: Accounts) -> None:
@@ -113,8 +113,7 @@ def test_rows_are_typed_by_column(db: Database, accounts: Accounts) -> None:
 def test_values_of_every_size_come_back(db: Database, accounts: Accounts, size: int) -> None:
     blob = accounts.table.column("blob", codecs.raw)
     value = bytes(i % 251 for i in range(size))
-    with db.transaction() as tx:
-        tx.set("a", blob, value)
+    put(db, blob, a=value)
     assert db.get("a", blob) == value
 
 
@@ -146,8 +145,7 @@ def test_tables_are_created_listed_and_dropped(db: Database) -> None:
     db.create_table(table, exist_ok=True)
     with pytest.raises(InvalidArgument, match="exists; pass exist_ok=True to use it"):
         db.create_table(table)
-    with db.transaction() as tx:
-        tx.set("a", column, "old")
+    put(db, column, a="old")
     db.drop_table(table)
     assert table.name not in db.tables()
     db.drop_table(table, missing_ok=True)
@@ -224,9 +222,7 @@ def test_cells_are_read_through_the_writes_of_the_transaction(
     db: Database, accounts: Accounts
 ) -> None:
     balance = accounts.balance
-    with db.transaction() as tx:
-        tx.set("bob", balance, 1)
-        tx.set("joe", balance, 2)
+    put(db, balance, bob=1, joe=2)
     with db.transaction() as tx:
         tx.set("bob", balance, 5)
         tx.delete("joe", balance)
@@ -252,8 +248,7 @@ def test_what_is_no_list_of_cells_is_refused(
 
 
 def test_rows_without_columns_are_empty(db: Database, accounts: Accounts) -> None:
-    with db.transaction() as tx:
-        tx.set("bob", accounts.balance, 10)
+    put(db, accounts.balance, bob=10)
     with db.snapshot() as snapshot:
         bob, zoe = snapshot.get_many(accounts.table, ["bob", "zoe"], [])
         assert (bob.key, list(bob), zoe.key, list(zoe)) == ("bob", [], "zoe", [])
@@ -267,8 +262,7 @@ def test_the_first_read_takes_the_snapshot_and_timestamp_counts_as_one(
     balance = accounts.balance
 
     def change(value: int) -> None:
-        with db.transaction() as other:
-            other.set("bob", balance, value)
+        put(db, balance, bob=value)
 
     for begin in (db.snapshot, db.transaction):
         change(1)
@@ -493,8 +487,7 @@ def test_the_first_write_of_a_column_declares_its_codec(db: Database, accounts: 
     assert db.get("bob", accounts.balance) is None
     assert kept(db, accounts.table) == {}
     for _ in range(2):
-        with db.transaction() as tx:
-            tx.set("bob", accounts.balance, 7)
+        put(db, accounts.balance, bob=7)
     assert kept(db, accounts.table) == {b"balance": "integer"}
 
 
@@ -523,8 +516,7 @@ WAYS: dict[str, Callable[[Database, Column[Any]], object]] = {
 def test_another_codec_is_refused_with_both_names(
     db: Database, accounts: Accounts, way: str
 ) -> None:
-    with db.transaction() as tx:
-        tx.set("bob", accounts.balance, 7)
+    put(db, accounts.balance, bob=7)
     text = accounts.table.column("balance", codecs.text)
     for _ in range(2):  # refused once is refused again
         with pytest.raises(SchemaError) as refused:
@@ -657,8 +649,7 @@ def test_the_values_of_a_change_are_read_with_the_codec_of_the_column(db: Databa
 def test_a_family_reads_columns_that_were_declared_singly_with_the_same_codec(
     db: Database, accounts: Accounts
 ) -> None:
-    with db.transaction() as tx:
-        tx.set("bob", accounts.balance, 7)
+    put(db, accounts.balance, bob=7)
     family = accounts.table.family("bal", codecs.integer)
     with db.snapshot() as snapshot:
         (row,) = snapshot.scan(accounts.table, columns=[family])
@@ -691,8 +682,7 @@ def others(db: Database) -> Accounts:
 @pytest.fixture
 def bob(db: Database, accounts: Accounts) -> Accounts:
     """A table with one row."""
-    with db.transaction() as tx:
-        tx.set("bob", accounts.balance, 1)
+    put(db, accounts.balance, bob=1)
     return accounts
 
 
@@ -850,8 +840,7 @@ def test_what_was_committed_is_completed(db: Database, forgetful: pytest.MonkeyP
     db.drop_table(first.table)
     for _ in range(2):
         assert db.get("a", second.balance) == 1
-    with db.transaction() as tx:
-        tx.set("a", second.balance, 2)
+    put(db, second.balance, a=2)
 
 
 def test_what_was_not_committed_is_rolled_back(
@@ -865,5 +854,4 @@ def test_what_was_not_committed_is_rolled_back(
     monkeypatch.undo()
     db.drop_table(first.table)
     assert db.get("a", second.balance) is None
-    with db.transaction() as tx:
-        tx.set("a", second.balance, 2)
+    put(db, second.balance, a=2)

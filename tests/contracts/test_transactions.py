@@ -35,7 +35,7 @@ from percolator.protocol.cleanup import Cleanup
 from percolator.protocol.commit import Commit
 from percolator.schema import Column
 from percolator.testing import run_observers
-from tests.contracts.conftest import Accounts, needs_tablets
+from tests.contracts.conftest import Accounts, needs_tablets, put
 
 
 def test_what_was_committed_is_read_and_only_that(db: Database, accounts: Accounts) -> None:
@@ -66,9 +66,7 @@ def test_an_exception_rolls_everything_back(db: Database, accounts: Accounts) ->
 
 def test_a_transaction_reads_its_own_writes(db: Database, accounts: Accounts) -> None:
     balance = accounts.balance
-    with db.transaction() as tx:
-        tx.set("a", balance, 1)
-        tx.set("b", balance, 2)
+    put(db, balance, a=1, b=2)
     with db.transaction() as tx:
         tx.set("a", balance, 10)
         tx.delete("b", balance)
@@ -87,13 +85,10 @@ def test_a_transaction_reads_its_own_writes(db: Database, accounts: Accounts) ->
 
 def test_a_snapshot_stays_as_it_was(db: Database, accounts: Accounts) -> None:
     balance = accounts.balance
-    with db.transaction() as tx:
-        tx.set("a", balance, 1)
+    put(db, balance, a=1)
     with db.snapshot() as snapshot:
         assert snapshot.get("a", balance) == 1
-        with db.transaction() as tx:
-            tx.set("a", balance, 2)
-            tx.set("b", balance, 2)
+        put(db, balance, a=2, b=2)
         assert snapshot.get("a", balance) == 1
         assert [row.key for row in snapshot.scan(accounts.table)] == ["a"]
 
@@ -482,8 +477,7 @@ def test_a_write_that_committed_since_it_began_stops_a_read_lock(
 def test_other_cells_of_the_row_are_free(db: Database, hub: Accounts) -> None:
     reader = db.transaction()
     reader.get("hub", hub.balance)
-    with db.transaction() as tx:
-        tx.set("hub", hub.owner, "Joe")
+    put(db, hub.owner, hub="Joe")
     reader.lock("hub", hub.balance, shared=True)
     reader.set("edge", hub.balance, 1)
     reader.commit()
@@ -535,8 +529,7 @@ def test_a_row_that_does_not_exist_can_be_read_locked(db: Database, accounts: Ac
     """It stays absent while the lock is held, and afterwards."""
     reader = db.transaction()
     assert reader.get("new", accounts.balance) is None
-    with db.transaction() as tx:
-        tx.set("new", accounts.balance, 1)
+    put(db, accounts.balance, new=1)
     reader.lock("new", accounts.balance, shared=True)
     with pytest.raises(ConflictError):
         reader.commit()
@@ -590,8 +583,7 @@ def test_a_table_that_was_dropped_takes_its_read_locks_with_it(db: Database) -> 
     with pytest.raises(SchemaError):
         tx.commit()
     db.create_table(table)
-    with db.transaction() as again:
-        again.set("hub", value, 1)
+    put(db, value, hub=1)
     db.drop_table(table)
 
 
@@ -601,8 +593,7 @@ def test_changes_do_not_tell_of_read_locks(db: Database) -> None:
     value = table.column("value", codecs.integer)
     db.create_table(table, change_feed=True)
     after = db.timestamp()
-    with db.transaction() as tx:
-        tx.set("hub", value, 1)
+    put(db, value, hub=1)
     with db.transaction() as tx:
         tx.lock("hub", value, shared=True)
         tx.set("edge", value, 2)

@@ -9,9 +9,9 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from percolator import Limits, RetryPolicy, Table, codecs
+from percolator import Column, Limits, RetryPolicy, Table, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
 from percolator.aio.engine import Rows
@@ -104,6 +104,13 @@ class DistantMaster(Cluster):
     ) -> master_pb2.DescribeTableResponse:
         await asyncio.sleep(0.01)
         return await super().describe_table(request)
+
+
+async def put(db: Database, column: Column[Any], /, **values: object) -> None:
+    """Sets cells of a column, by row, in one transaction."""
+    async with db.transaction() as tx:
+        for row, value in values.items():
+            await tx.set(row, column, value)
 
 
 ClusterT = TypeVar("ClusterT", bound=Cluster)

@@ -36,7 +36,7 @@ from percolator.v1 import master_pb2
 from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_NOTIFY
 from percolator.wire import methods
-from tests.unit.connected import Cluster, accounts, balance, connected
+from tests.unit.connected import Cluster, accounts, balance, connected, put
 
 
 async def test_several_reads_of_one_transaction_share_one_timestamp(db: Database) -> None:
@@ -116,8 +116,7 @@ async def test_a_function_that_always_conflicts_is_given_up_in_the_end(db: Datab
     @transactional(retry=RetryPolicy(attempts_max=3))
     async def hopeless(tx: Transaction) -> None:
         await tx.get("a", balance)
-        async with db.transaction() as other:
-            await other.set("a", balance, 1)
+        await put(db, balance, a=1)
         await tx.set("a", balance, 2)
 
     with pytest.raises(ConflictError):
@@ -183,8 +182,7 @@ async def test_a_slow_transaction_is_logged_in_one_line(
             await tx.get("a", balance)
             await asyncio.sleep(1.5)
             await tx.set("a", balance, 1)
-        async with db.transaction() as tx:
-            await tx.set("a", balance, 2)
+        await put(db, balance, a=2)
     (line,) = caplog.messages
     assert "slow transaction: committed after 1.5" in line
 
@@ -213,8 +211,7 @@ async def test_slow_transactions_are_one_line_a_minute_that_counts_the_others(
 
 
 async def test_a_dropped_and_recreated_table_is_found_again(db: Database, cluster: Cluster) -> None:
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     # Another client drops and creates it: this one only knows the old table.
     await cluster.delete_table(master_pb2.DeleteTableRequest(name="accounts"))
     await cluster.create_table(master_pb2.CreateTableRequest(name="accounts"))

@@ -25,13 +25,7 @@ from percolator.v1 import master_pb2, tabletserver_pb2
 from percolator.wire.status import to_detail
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.aio.shared_attempts import receipt_of, values_of
-from tests.unit.connected import (
-    TWO_PHASES,
-    Cluster,
-    accounts,
-    balance,
-    written_out,
-)
+from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, put, written_out
 
 text = accounts.column("balance", codecs.text)
 CHANGE = master_pb2.ChangeCodecsRequest(
@@ -48,8 +42,7 @@ async def kept(db: Database) -> dict[bytes, str]:
 async def test_what_was_encoded_before_a_change_is_not_committed_after_it(
     db: Database, cluster: Cluster
 ) -> None:
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     late = db.transaction()
     await late.set("a", balance, 2)
     await cluster.change_codecs(CHANGE)  # by another client
@@ -58,16 +51,14 @@ async def test_what_was_encoded_before_a_change_is_not_committed_after_it(
     assert late.outcome is Outcome.ABORTED
     with pytest.raises(SchemaError, match="declares the codec integer, but the table has text"):
         await db.get("a", balance)
-    async with db.transaction() as tx:
-        await tx.set("a", text, "one")
+    await put(db, text, a="one")
     assert await db.get("a", text) == "one"
 
 
 async def test_a_change_that_this_client_knows_already_stops_a_commit_too(
     db: Database, cluster: Cluster
 ) -> None:
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     late = db.transaction()
     await late.set("a", balance, 2)
     await cluster.change_codecs(CHANGE)
@@ -88,8 +79,7 @@ async def test_a_change_of_another_column_stops_nothing(db: Database, cluster: C
 
 
 async def test_a_client_that_only_reads_learns_of_a_change(db: Database, cluster: Cluster) -> None:
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     await cluster.change_codecs(CHANGE)
     await db.get("a", balance)  # a tablet says that there is a newer schema
     await asyncio.sleep(1)
@@ -120,8 +110,7 @@ async def test_a_client_that_only_reads_learns_of_a_change_when_a_master_answers
     db: Database, cluster: WithoutDescriptions
 ) -> None:
     """The tablet says only once that there is a newer schema."""
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     await cluster.change_codecs(CHANGE)
     cluster.answers = False
     await db.get("a", balance)
@@ -136,8 +125,7 @@ async def test_a_client_that_only_reads_learns_of_a_change_when_a_master_answers
 async def test_a_client_that_only_reads_learns_of_a_change_while_it_learns_of_another(
     db: Database, cluster: WithoutDescriptions
 ) -> None:
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     cluster.seconds = 0.5
     feed = master_pb2.SetChangeFeedRequest(table="accounts", change_feed=True)
     await cluster.set_change_feed(feed)
@@ -155,8 +143,7 @@ async def test_a_client_that_was_refused_is_accepted_once_the_codec_is_changed(
     how: str, db: Database, cluster: Cluster
 ) -> None:
     """It asked nobody any more: the remedy that the error names did not help programs that ran."""
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     assert await _refused(db, how)
     change = master_pb2.ChangeCodecsRequest()
     change.CopyFrom(CHANGE)
@@ -208,8 +195,7 @@ class Asked(Cluster):
 async def test_a_client_that_is_refused_all_the_time_asks_once_a_second(
     db: Database, cluster: Asked
 ) -> None:
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     before = cluster.times
     for _ in range(300):
         with pytest.raises(SchemaError):
@@ -221,8 +207,7 @@ async def test_a_client_that_is_refused_all_the_time_asks_once_a_second(
 async def test_observers_and_feeds_change_the_schema_and_no_codec(
     db: Database, cluster: Cluster
 ) -> None:
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     late = db.transaction()
     await late.set("a", balance, 2)
     feed = master_pb2.SetChangeFeedRequest(table="accounts", change_feed=True)
@@ -290,8 +275,7 @@ async def test_a_program_that_learns_of_a_codec_late_is_refused_from_then_on(
         master_pb2.DeclareCodecsRequest(table_id=info.table.table_id, codecs=declared)
     )
     with pytest.raises(SchemaError, match="declares the codec text, but the table has integer"):
-        async with db.transaction() as tx:
-            await tx.set("a", text, "x")
+        await put(db, text, a="x")
     with pytest.raises(SchemaError, match="declares the codec text, but the table has integer"):
         await db.get("a", text)
 
@@ -302,8 +286,7 @@ async def test_tables_of_the_library_keep_no_codecs(db: Database, cluster: Count
     await db.internal.engine.catalog.create(
         table.name, (), master_pb2.TableOptions(), exist_ok=True, deadline=1e9
     )
-    async with db.transaction() as tx:
-        await tx.set("a", table.column("batch", codecs.integer), 1)
+    await put(db, table.column("batch", codecs.integer), a=1)
     assert cluster.declared == 0
 
 
@@ -414,8 +397,7 @@ async def test_a_backfill_that_is_ahead_of_a_tablet_asks_now_and_then(
     async def first(tx: Transaction, row: str) -> None:
         """Is never run."""
 
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
+    await put(db, balance, a=1)
     await db.register_observers([first])
     cluster.described = 0
     cluster.lag_until = db.internal.engine.now() + 2.0

@@ -49,7 +49,14 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.master_pb2 import DescribeCollectionResponse
 from percolator.world import Clock, World
 from tests.simulation.virtual_time import VirtualClock, run_virtually
-from tests.unit.connected import Cluster, accounts, balance, connected, connected_to, written_out
+from tests.unit.connected import (
+    Cluster,
+    accounts,
+    balance,
+    connected,
+    put,
+    written_out,
+)
 
 
 async def test_an_unanswered_commit_is_unknown_and_the_transaction_resolves_it(
@@ -244,9 +251,7 @@ async def test_closing_finishes_background_work() -> None:
     world = World(clock, InProcessNetwork({ADDRESS: cluster}), random.Random(1))
     db = await connect_to(world, [ADDRESS], Limits(), RetryPolicy())
     await db.create_table(accounts, splits=["m"])
-    async with db.transaction() as tx:
-        await tx.set("a", balance, 1)
-        await tx.set("z", balance, 1)
+    await put(db, balance, a=1, z=1)
     await db.close()
     assert sum(tablet.statistics().locks for tablet in cluster.tablets.values()) == 0
 
@@ -608,13 +613,18 @@ class Held(Cluster):
         return response
 
 
+on_a_held_cluster = pytest.mark.parametrize(
+    ("kind_of_cluster", "limits"), [(Held, Limits())], ids=["held"]
+)
+
+
+@pytest.fixture
 @asynccontextmanager
-async def held() -> AsyncIterator[tuple[Database, Held]]:
-    async with connected_to(Held, Limits()) as (db, cluster):
-        async with db.transaction() as tx:
-            await tx.set("known", balance, 0)
-        cluster.messages = 0
-        yield db, cluster
+async def held(db: Database, cluster: Held) -> AsyncIterator[Held]:
+    """The cluster, whose table the client knows already."""
+    await put(db, balance, known=0)
+    cluster.messages = 0
+    yield cluster
 
 
 async def cancelled(call: Coroutine[Any, Any, object]) -> None:
@@ -632,225 +642,237 @@ async def written(db: Database, value: int) -> Transaction:
     return tx
 
 
-async def test_a_write_asks_for_its_timestamp_and_commits_in_two_round_trips() -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        before = await db.timestamp()
-        commit = await tx.commit()
-        assert commit is not None
-        assert before < (tx.start_timestamp or 0) < commit == tx.commit_timestamp
-        assert (tx.statistics.round_trips, cluster.messages) == (2, 1)
-        assert await db.get("a", balance) == 1
+@pytest.fixture
+@asynccontextmanager
+async def tx(db: Database, held: Held) -> AsyncIterator[Transaction]:
+    """A transaction that has written a cell."""
+    yield await written(db, 1)
 
 
-async def test_a_caller_cancelled_before_the_timestamp_has_sent_nothing_and_never_will() -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        cluster.gives_timestamps.clear()
-        await cancelled(tx.commit())
-        assert tx.outcome is Outcome.ABORTED
-        cluster.gives_timestamps.set()
-        await asyncio.sleep(0.05)
-        assert cluster.messages == 0
-        assert await db.get("a", balance) is None
-
-
-async def test_a_caller_cancelled_after_it_can_find_out_that_it_has_committed() -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        cluster.answers_commits.clear()
-        await cancelled(tx.commit())
-        assert tx.outcome is Outcome.UNKNOWN
-        cluster.answers_commits.set()
-        assert await tx.resolve() is Outcome.COMMITTED
-        assert tx.commit_timestamp is not None
-        assert await db.get("a", balance) == 1
-
-
-async def test_a_caller_cancelled_in_the_turn_of_the_answer_is_not_told_of_a_rollback(
-    monkeypatch: pytest.MonkeyPatch,
+@on_a_held_cluster
+async def test_a_write_asks_for_its_timestamp_and_commits_in_two_round_trips(
+    db: Database, held: Held, tx: Transaction
 ) -> None:
-    async with held() as (db, _):
-        tx = await written(db, 1)
-        running = asyncio.ensure_future(tx.commit())
-        correct = PendingCommit.answer
-
-        def answer(self: PendingCommit, index: int, answer: object) -> None:
-            correct(self, index, answer)
-            running.cancel()
-
-        monkeypatch.setattr(PendingCommit, "answer", answer)
-        with pytest.raises(asyncio.CancelledError):
-            await running
-        assert tx.outcome is Outcome.UNKNOWN
-        assert await tx.resolve() is Outcome.COMMITTED
+    before = await db.timestamp()
+    commit = await tx.commit()
+    assert commit is not None
+    assert before < (tx.start_timestamp or 0) < commit == tx.commit_timestamp
+    assert (tx.statistics.round_trips, held.messages) == (2, 1)
+    assert await db.get("a", balance) == 1
 
 
-async def test_without_a_timestamp_nothing_was_done_and_it_may_be_done_again() -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        cluster.oracle_says = Unavailable("connection refused")
-        with pytest.raises(DeadlineExceeded, match="did not answer in time") as late:
-            await tx.commit(timeout=1.0)
-        assert late.value.retry is Retry.SAFE
-        assert (tx.outcome, cluster.messages) == (Outcome.ABORTED, 0)
+@on_a_held_cluster
+async def test_a_caller_cancelled_before_the_timestamp_has_sent_nothing_and_never_will(
+    db: Database, held: Held, tx: Transaction
+) -> None:
+    held.gives_timestamps.clear()
+    await cancelled(tx.commit())
+    assert tx.outcome is Outcome.ABORTED
+    held.gives_timestamps.set()
+    await asyncio.sleep(0.05)
+    assert held.messages == 0
+    assert await db.get("a", balance) is None
 
 
-async def test_a_refusal_by_the_oracle_is_raised_as_it_is() -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        cluster.oracle_says = Unauthenticated("who are you?")
-        with pytest.raises(Unauthenticated, match="who are you"):
-            await tx.commit()
-        assert (tx.outcome, cluster.messages) == (Outcome.ABORTED, 0)
+@on_a_held_cluster
+async def test_a_caller_cancelled_after_it_can_find_out_that_it_has_committed(
+    db: Database, held: Held, tx: Transaction
+) -> None:
+    held.answers_commits.clear()
+    await cancelled(tx.commit())
+    assert tx.outcome is Outcome.UNKNOWN
+    held.answers_commits.set()
+    assert await tx.resolve() is Outcome.COMMITTED
+    assert tx.commit_timestamp is not None
+    assert await db.get("a", balance) == 1
 
 
-async def test_closing_the_database_ends_a_commit_that_waits_for_its_timestamp() -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        cluster.gives_timestamps.clear()
-        committing = asyncio.ensure_future(tx.commit())
-        await asyncio.sleep(0.05)
-        await db.close()
-        with pytest.raises(UsageError, match="closed"):
-            await committing
-        assert (tx.outcome, cluster.messages) == (Outcome.ABORTED, 0)
-        cluster.gives_timestamps.set()
+@on_a_held_cluster
+async def test_a_caller_cancelled_in_the_turn_of_the_answer_is_not_told_of_a_rollback(
+    monkeypatch: pytest.MonkeyPatch, tx: Transaction
+) -> None:
+    running = asyncio.ensure_future(tx.commit())
+    correct = PendingCommit.answer
+
+    def answer(self: PendingCommit, index: int, answer: object) -> None:
+        correct(self, index, answer)
+        running.cancel()
+
+    monkeypatch.setattr(PendingCommit, "answer", answer)
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert tx.outcome is Outcome.UNKNOWN
+    assert await tx.resolve() is Outcome.COMMITTED
 
 
-async def test_an_unanswered_message_is_sent_again_and_its_outcome_is_found() -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        cluster.answers_lost = True
-        with pytest.raises(OutcomeUnknown):
-            await tx.commit(timeout=1.0)
-        assert cluster.messages > 1
-        cluster.answers_lost = False
-        assert await tx.resolve() is Outcome.COMMITTED
-        assert await db.get("a", balance) == 1
+@on_a_held_cluster
+async def test_without_a_timestamp_nothing_was_done_and_it_may_be_done_again(
+    held: Held, tx: Transaction
+) -> None:
+    held.oracle_says = Unavailable("connection refused")
+    with pytest.raises(DeadlineExceeded, match="did not answer in time") as late:
+        await tx.commit(timeout=1.0)
+    assert late.value.retry is Retry.SAFE
+    assert (tx.outcome, held.messages) == (Outcome.ABORTED, 0)
+
+
+@on_a_held_cluster
+async def test_a_refusal_by_the_oracle_is_raised_as_it_is(held: Held, tx: Transaction) -> None:
+    held.oracle_says = Unauthenticated("who are you?")
+    with pytest.raises(Unauthenticated, match="who are you"):
+        await tx.commit()
+    assert (tx.outcome, held.messages) == (Outcome.ABORTED, 0)
+
+
+@on_a_held_cluster
+async def test_closing_the_database_ends_a_commit_that_waits_for_its_timestamp(
+    db: Database, held: Held, tx: Transaction
+) -> None:
+    held.gives_timestamps.clear()
+    committing = asyncio.ensure_future(tx.commit())
+    await asyncio.sleep(0.05)
+    await db.close()
+    with pytest.raises(UsageError, match="closed"):
+        await committing
+    assert (tx.outcome, held.messages) == (Outcome.ABORTED, 0)
+    held.gives_timestamps.set()
+
+
+@on_a_held_cluster
+async def test_an_unanswered_message_is_sent_again_and_its_outcome_is_found(
+    db: Database, held: Held, tx: Transaction
+) -> None:
+    held.answers_lost = True
+    with pytest.raises(OutcomeUnknown):
+        await tx.commit(timeout=1.0)
+    assert held.messages > 1
+    held.answers_lost = False
+    assert await tx.resolve() is Outcome.COMMITTED
+    assert await db.get("a", balance) == 1
 
 
 async def _scanned(tx: Transaction) -> list[str]:
     return [row.key async for row in tx.scan(accounts)]
 
 
-async def test_a_commit_shares_the_timestamp_that_a_scan_of_its_transaction_waits_for() -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        cluster.gives_timestamps.clear()
-        reading = asyncio.ensure_future(_scanned(tx))
-        await asyncio.sleep(0.05)
-        committing = asyncio.ensure_future(tx.commit())
-        await asyncio.sleep(0.05)
-        cluster.gives_timestamps.set()
-        assert await committing is not None
-        with pytest.raises(UsageError, match="commit"):
-            await reading
-        assert cluster.messages == 1
+@on_a_held_cluster
+async def test_a_commit_shares_the_timestamp_that_a_scan_of_its_transaction_waits_for(
+    held: Held, tx: Transaction
+) -> None:
+    held.gives_timestamps.clear()
+    reading = asyncio.ensure_future(_scanned(tx))
+    await asyncio.sleep(0.05)
+    committing = asyncio.ensure_future(tx.commit())
+    await asyncio.sleep(0.05)
+    held.gives_timestamps.set()
+    assert await committing is not None
+    with pytest.raises(UsageError, match="commit"):
+        await reading
+    assert held.messages == 1
 
 
-async def test_a_commit_begins_at_the_timestamp_for_which_a_scan_has_asked_again() -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        cluster.gives_timestamps.clear()
-        reading, left = (asyncio.ensure_future(_scanned(tx)) for _ in range(2))
-        await asyncio.sleep(0.05)
-        left.cancel()  # and with it the request that both had waited for
-        cluster.gives_timestamps.set()
-        cluster.gives_timestamps.clear()
-        await asyncio.sleep(0.05)  # the other one has asked again, and waits
-        committing = asyncio.ensure_future(tx.commit())
-        await asyncio.sleep(0.05)
-        cluster.gives_timestamps.set()
-        cluster.gives_timestamps.clear()
-        with pytest.raises(UsageError, match="commit"):
-            await reading
-        begun = tx.start_timestamp
-        cluster.gives_timestamps.set()
-        assert await committing is not None
-        assert begun == tx.start_timestamp
+@on_a_held_cluster
+async def test_a_commit_begins_at_the_timestamp_for_which_a_scan_has_asked_again(
+    held: Held, tx: Transaction
+) -> None:
+    held.gives_timestamps.clear()
+    reading, left = (asyncio.ensure_future(_scanned(tx)) for _ in range(2))
+    await asyncio.sleep(0.05)
+    left.cancel()  # and with it the request that both had waited for
+    held.gives_timestamps.set()
+    held.gives_timestamps.clear()
+    await asyncio.sleep(0.05)  # the other one has asked again, and waits
+    committing = asyncio.ensure_future(tx.commit())
+    await asyncio.sleep(0.05)
+    held.gives_timestamps.set()
+    held.gives_timestamps.clear()
+    with pytest.raises(UsageError, match="commit"):
+        await reading
+    begun = tx.start_timestamp
+    held.gives_timestamps.set()
+    assert await committing is not None
+    assert begun == tx.start_timestamp
 
 
-async def test_commits_that_wait_for_one_answer_of_the_oracle_share_a_message() -> None:
-    async with held() as (db, cluster):
-        open_ones = [await written(db, number) for number in range(3)]
-        others = [db.transaction() for _ in range(20)]
-        for number, tx in enumerate(others):
-            await tx.set(f"row {number}", balance, number)
-        cluster.gives_timestamps.clear()
-        committing = [asyncio.ensure_future(tx.commit()) for tx in (*others, *open_ones)]
-        await asyncio.sleep(0.05)
-        committing[3].cancel()
-        cluster.gives_timestamps.set()
-        ended = await asyncio.gather(*committing, return_exceptions=True)
-        committed = [one for one in ended if isinstance(one, int)]
-        assert isinstance(ended[3], asyncio.CancelledError)
-        assert others[3].outcome is Outcome.ABORTED
-        assert await db.get("row 3", balance) is None
-        # Of the three that write one cell, one has committed.
-        assert len(committed) == len(set(committed)) == 20
-        assert sum(tx.outcome is Outcome.COMMITTED for tx in open_ones) == 1
+@on_a_held_cluster
+async def test_commits_that_wait_for_one_answer_of_the_oracle_share_a_message(
+    db: Database, held: Held
+) -> None:
+    open_ones = [await written(db, number) for number in range(3)]
+    others = [db.transaction() for _ in range(20)]
+    for number, tx in enumerate(others):
+        await tx.set(f"row {number}", balance, number)
+    held.gives_timestamps.clear()
+    committing = [asyncio.ensure_future(tx.commit()) for tx in (*others, *open_ones)]
+    await asyncio.sleep(0.05)
+    committing[3].cancel()
+    held.gives_timestamps.set()
+    ended = await asyncio.gather(*committing, return_exceptions=True)
+    committed = [one for one in ended if isinstance(one, int)]
+    assert isinstance(ended[3], asyncio.CancelledError)
+    assert others[3].outcome is Outcome.ABORTED
+    assert await db.get("row 3", balance) is None
+    # Of the three that write one cell, one has committed.
+    assert len(committed) == len(set(committed)) == 20
+    assert sum(tx.outcome is Outcome.COMMITTED for tx in open_ones) == 1
 
 
 @pytest.mark.parametrize("reads_first", [False, True])
+@on_a_held_cluster
 async def test_a_message_that_may_have_left_before_a_bug_had_an_effect_has_an_unknown_outcome(
-    monkeypatch: pytest.MonkeyPatch, *, reads_first: bool
+    monkeypatch: pytest.MonkeyPatch, db: Database, tx: Transaction, *, reads_first: bool
 ) -> None:
-    async with held() as (db, _):
-        tx = await written(db, 1)
-        if reads_first:
-            assert await tx.get("known", balance) == 0
-        cells = db.internal.engine.cells
-        correct = cells.commit
+    if reads_first:
+        assert await tx.get("known", balance) == 0
+    cells = db.internal.engine.cells
+    correct = cells.commit
 
-        def broken(*arguments: Any) -> object:
-            correct(*arguments)
-            raise RuntimeError("a bug")
+    def broken(*arguments: Any) -> object:
+        correct(*arguments)
+        raise RuntimeError("a bug")
 
-        monkeypatch.setattr(cells, "commit", broken)
-        with pytest.raises(RuntimeError, match="a bug"):
-            await tx.commit()
-        assert tx.outcome is Outcome.UNKNOWN
-        monkeypatch.undo()
-        assert await tx.resolve() is Outcome.COMMITTED
+    monkeypatch.setattr(cells, "commit", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        await tx.commit()
+    assert tx.outcome is Outcome.UNKNOWN
+    monkeypatch.undo()
+    assert await tx.resolve() is Outcome.COMMITTED
 
 
+@on_a_held_cluster
 async def test_ctrl_c_while_the_message_is_handed_over_is_not_told_of_a_rollback(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, held: Held, tx: Transaction
 ) -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        await tx.timestamp()
-        correct = Router.commit
+    await tx.timestamp()
+    correct = Router.commit
 
-        def interrupted(self: Router, *arguments: Any) -> object:
-            correct(self, *arguments)
-            raise KeyboardInterrupt
+    def interrupted(self: Router, *arguments: Any) -> object:
+        correct(self, *arguments)
+        raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Router, "commit", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                tx.commit().send(None)
-        await asyncio.sleep(0.05)
-        assert cluster.messages == 1
-        assert tx.outcome is Outcome.UNKNOWN
-        assert await tx.resolve() is Outcome.COMMITTED
+    with monkeypatch.context() as patch:
+        patch.setattr(Router, "commit", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            tx.commit().send(None)
+    await asyncio.sleep(0.05)
+    assert held.messages == 1
+    assert tx.outcome is Outcome.UNKNOWN
+    assert await tx.resolve() is Outcome.COMMITTED
 
 
+@on_a_held_cluster
 async def test_ctrl_c_before_the_answer_is_heard_is_not_told_of_a_rollback(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, held: Held, tx: Transaction
 ) -> None:
-    async with held() as (db, cluster):
-        tx = await written(db, 1)
-        cluster.answers_lost = True
+    held.answers_lost = True
 
-        def interrupted(self: Commit, answer: object) -> None:
-            raise Interrupted  # a `KeyboardInterrupt` would end the test's loop
+    def interrupted(self: Commit, answer: object) -> None:
+        raise Interrupted  # a `KeyboardInterrupt` would end the test's loop
 
-        with monkeypatch.context() as patch:
-            patch.setattr(Commit, "_heard", interrupted)
-            with pytest.raises(Interrupted):
-                await tx.commit()
-        cluster.answers_lost = False
-        assert tx.outcome is Outcome.UNKNOWN
-        assert await tx.resolve() is Outcome.COMMITTED
+    with monkeypatch.context() as patch:
+        patch.setattr(Commit, "_heard", interrupted)
+        with pytest.raises(Interrupted):
+            await tx.commit()
+    held.answers_lost = False
+    assert tx.outcome is Outcome.UNKNOWN
+    assert await tx.resolve() is Outcome.COMMITTED

@@ -36,7 +36,7 @@ from percolator.v1.master_pb2 import ChangeObserversRequest
 from percolator.wire.sessions import ACTIVITY_BYTES_MAX
 from percolator.world import World
 from tests.simulation.virtual_time import WALL_MILLISECONDS, VirtualClock
-from tests.unit.connected import TWO_PHASES, accounts, balance, connected, written_out
+from tests.unit.connected import TWO_PHASES, accounts, balance, connected, put, written_out
 
 pages = Table("pages")
 body = pages.column("body", codecs.text)
@@ -176,8 +176,7 @@ async def test_a_commit_to_a_column_that_is_no_longer_observed_notifies_no_obser
         await stale.internal.engine.catalog.describe("pages", stale.internal.engine.now() + 1)
         removal = master_pb2.ChangeObserversRequest(table="pages", remove=["index"])
         await cluster.change_observers(removal)
-        async with stale.transaction() as tx:
-            await tx.set("a", body, "text")
+        await put(stale, body, a="text")
         assert await notified(other) == {}
 
 
@@ -264,12 +263,10 @@ async def measure(tx: aio.Transaction, row: str) -> None:
 async def test_commits_and_conflicts_are_counted_with_the_cell() -> None:
     async with connect_async() as db:
         await db.create_table(people)
-        async with db.transaction() as tx:
-            await tx.set("a", name, "ann")
+        await put(db, name, a="ann")
         loser = db.transaction()
         assert await loser.get("a", name) == "ann"
-        async with db.transaction() as tx:
-            await tx.set("a", name, "eve")
+        await put(db, name, a="eve")
         await loser.set("a", name, "joe")
         with pytest.raises(ConflictError):
             await loser.commit()
@@ -284,8 +281,7 @@ async def test_observers_are_reported_while_they_run_and_not_after() -> None:
         await db.create_table(people)
         activity = db.internal.engine.activity
         async with db.run_observers([measure]):
-            async with db.transaction() as tx:
-                await tx.set("a", name, "ann")
+            await put(db, name, a="ann")
             await db.wait_for_observers()
             [one] = activity.report().observers
             assert (one.table, one.observer, one.runs, one.commits) == ("people", "measure", 1, 1)

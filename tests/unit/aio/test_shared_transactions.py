@@ -35,7 +35,7 @@ from tests.unit.aio.shared_attempts import (
     share_of,
     values_of,
 )
-from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance
+from tests.unit.connected import TWO_PHASES, Cluster, accounts, balance, put
 
 on_both_engines = pytest.mark.usefixtures("engine_of_cells")
 
@@ -189,8 +189,7 @@ async def test_a_driver_without_an_answer_that_lost_to_another_is_not_told_of_a_
 @on_both_engines
 @pytest.mark.parametrize("limits", [replace(TWO_PHASES, value_inline_bytes_max=1)])
 async def test_a_deletion_and_large_values_are_committed_as_such(db: Database) -> None:
-    async with db.transaction() as tx:
-        await tx.set("ann", balance, 1)
+    await put(db, balance, ann=1)
     async with db.shared_transaction() as shared, db.share(shared.ticket, task="1") as share:
         await share.delete("ann", balance)
         await share.set("bob", balance, 123_456_789)

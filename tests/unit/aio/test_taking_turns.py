@@ -34,7 +34,7 @@ from percolator.v1.tabletserver_pb2 import ColumnTtl
 from percolator.world import World
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.aio.shared_attempts import dies, set_value, share_of, values_of
-from tests.unit.connected import Cluster, DistantMaster, accounts, balance
+from tests.unit.connected import Cluster, DistantMaster, accounts, balance, put
 
 INCREMENTS = 50
 
@@ -74,8 +74,7 @@ class Increments:
 
 
 async def set_balance(db: Database, value: int) -> None:
-    async with db.transaction() as tx:
-        await tx.set("bob", balance, value)
+    await put(db, balance, bob=value)
 
 
 async def lose_once(db: Database, tx: Transaction, lost: list[int]) -> None:
@@ -668,9 +667,7 @@ async def test_values_that_expire_since_another_program_said_so_are_written_agai
 
 
 async def test_long_values_are_compared_too(db: Database) -> None:
-    async with db.transaction() as tx:
-        await tx.set("ann", TEXT, "x" * 5_000)
-        await tx.set("bob", TEXT, "x" * 5_000)
+    await put(db, TEXT, ann="x" * 5000, bob="x" * 5000)
     before = await _commits(db)
     async with db.shared_transaction() as shared, _changing(db, shared.ticket) as share:
         await share.set("ann", TEXT, "x" * 5_000)

@@ -105,6 +105,7 @@ class Restless(ClusterInMemory):
         assert (answer.mutations, len(answer.unapplied)) == (1, 0)
 
 
+@pytest.fixture
 @asynccontextmanager
 async def restless() -> AsyncIterator[tuple[Restless, Database]]:
     clock = VirtualClock(asyncio.get_running_loop(), wall_milliseconds=(AT >> 18) + 1)
@@ -118,87 +119,102 @@ async def restless() -> AsyncIterator[tuple[Restless, Database]]:
         yield cluster, db
 
 
+@pytest.fixture
+@asynccontextmanager
+async def cluster(restless: tuple[Restless, Database]) -> AsyncIterator[Restless]:
+    yield restless[0]
+
+
+@pytest.fixture
+@asynccontextmanager
+async def db(restless: tuple[Restless, Database]) -> AsyncIterator[Database]:
+    yield restless[1]
+
+
 async def wait(db: Database, seconds: float | None = None) -> tuple[Quiet, list[Remaining]]:
     seen: list[Remaining] = []
     context = worker_context(db.internal.engine)
     return await wait_until_quiet(context, seconds, on_pass=seen.append), seen
 
 
-async def test_an_idle_cluster_is_quiet_after_two_passes() -> None:
-    async with restless() as (cluster, db):
-        quiet, _ = await wait(db)
-        assert (quiet.passes, cluster.answers) == (2, 4)
-        assert not quiet.paused
-        assert not quiet.dead_letters
+async def test_an_idle_cluster_is_quiet_after_two_passes(cluster: Restless, db: Database) -> None:
+    quiet, _ = await wait(db)
+    assert (quiet.passes, cluster.answers) == (2, 4)
+    assert not quiet.paused
+    assert not quiet.dead_letters
 
 
-async def test_work_that_keeps_moving_between_tablets_is_waited_for() -> None:
-    async with restless() as (cluster, db):
-        await cluster.change(ROWS[1], AT, put=True)
-        cluster.moves_left = 40
-        waiting = asyncio.create_task(wait(db))
-        while cluster.moves_left:
-            await asyncio.sleep(0.01)
-            assert not waiting.done()
-        await asyncio.sleep(5)
+async def test_work_that_keeps_moving_between_tablets_is_waited_for(
+    cluster: Restless, db: Database
+) -> None:
+    await cluster.change(ROWS[1], AT, put=True)
+    cluster.moves_left = 40
+    waiting = asyncio.create_task(wait(db))
+    while cluster.moves_left:
+        await asyncio.sleep(0.01)
         assert not waiting.done()
-        await cluster.settle()
-        _, seen = await waiting
-        unseen = [one for one in seen if not one]
-        assert len(unseen) >= 18, "the work was found, but this test is about work that is not"
+    await asyncio.sleep(5)
+    assert not waiting.done()
+    await cluster.settle()
+    _, seen = await waiting
+    unseen = [one for one in seen if not one]
+    assert len(unseen) >= 18, "the work was found, but this test is about work that is not"
 
 
-async def test_a_tablet_that_does_not_answer_may_hide_work() -> None:
-    async with restless() as (cluster, db):
-        await cluster.change(ROWS[0], AT, put=True)
-        cluster.refusing = True
-        with pytest.raises(DeadlineExceeded, match="it is being opened"):
-            await wait(db, 30)
-        waiting = asyncio.create_task(wait(db))
-        await asyncio.sleep(60)
-        assert not waiting.done()
-        await cluster.settle()
-        cluster.refusing = False
-        await waiting
+async def test_a_tablet_that_does_not_answer_may_hide_work(cluster: Restless, db: Database) -> None:
+    await cluster.change(ROWS[0], AT, put=True)
+    cluster.refusing = True
+    with pytest.raises(DeadlineExceeded, match="it is being opened"):
+        await wait(db, 30)
+    waiting = asyncio.create_task(wait(db))
+    await asyncio.sleep(60)
+    assert not waiting.done()
+    await cluster.settle()
+    cluster.refusing = False
+    await waiting
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])
-async def test_a_timeout_that_is_not_positive_and_finite_is_refused(seconds: float) -> None:
-    async with restless() as (_, db):
-        with pytest.raises(InvalidArgument, match="timeout"):
-            await wait(db, seconds)
+async def test_a_timeout_that_is_not_positive_and_finite_is_refused(
+    seconds: float, db: Database
+) -> None:
+    with pytest.raises(InvalidArgument, match="timeout"):
+        await wait(db, seconds)
 
 
-async def test_a_deadline_is_kept_even_if_no_tablet_answers() -> None:
-    async with restless() as (cluster, db):
-        cluster.refusing = True
-        started = db.internal.engine.now()
-        with pytest.raises(DeadlineExceeded):
-            await wait(db, 1)
-        assert db.internal.engine.now() - started < 1.5
+async def test_a_deadline_is_kept_even_if_no_tablet_answers(
+    cluster: Restless, db: Database
+) -> None:
+    cluster.refusing = True
+    started = db.internal.engine.now()
+    with pytest.raises(DeadlineExceeded):
+        await wait(db, 1)
+    assert db.internal.engine.now() - started < 1.5
 
 
-async def test_dead_letters_that_cannot_be_counted_yet_are_waited_for() -> None:
-    async with restless() as (cluster, db):
-        await dead_letters_table(worker_context(db.internal.engine))
-        cluster.serves_scans = False
-        waiting = asyncio.create_task(wait(db))
-        await asyncio.sleep(60)
-        assert not waiting.done()
-        assert cluster.scans_refused
-        cluster.serves_scans = True
-        quiet, _ = await waiting
-        assert not quiet.dead_letters
+async def test_dead_letters_that_cannot_be_counted_yet_are_waited_for(
+    cluster: Restless, db: Database
+) -> None:
+    await dead_letters_table(worker_context(db.internal.engine))
+    cluster.serves_scans = False
+    waiting = asyncio.create_task(wait(db))
+    await asyncio.sleep(60)
+    assert not waiting.done()
+    assert cluster.scans_refused
+    cluster.serves_scans = True
+    quiet, _ = await waiting
+    assert not quiet.dead_letters
 
 
-async def test_a_deadline_is_kept_even_if_dead_letters_cannot_be_counted() -> None:
-    async with restless() as (cluster, db):
-        await dead_letters_table(worker_context(db.internal.engine))
-        cluster.serves_scans = False
-        started = db.internal.engine.now()
-        with pytest.raises(DeadlineExceeded, match=r"timed out after 1 s.*not here"):
-            await wait(db, 1)
-        assert db.internal.engine.now() - started < 1.5
+async def test_a_deadline_is_kept_even_if_dead_letters_cannot_be_counted(
+    cluster: Restless, db: Database
+) -> None:
+    await dead_letters_table(worker_context(db.internal.engine))
+    cluster.serves_scans = False
+    started = db.internal.engine.now()
+    with pytest.raises(DeadlineExceeded, match=r"timed out after 1 s.*not here"):
+        await wait(db, 1)
+    assert db.internal.engine.now() - started < 1.5
 
 
 def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -206,36 +222,37 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 async def test_waiting_for_an_observer_that_no_worker_runs_is_said_once(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, cluster: Restless, db: Database
 ) -> None:
-    async with restless() as (cluster, db):
-        await cluster.change(ROWS[0], AT, put=True)
-        waiting = asyncio.create_task(wait(db))
-        await asyncio.sleep(2)
-        assert not _warnings(caplog), "a worker may just be starting"
-        await asyncio.sleep(60)
-        [said] = _warnings(caplog)
-        assert "observer 'index' of table 'pages'" in said
-        await cluster.settle()
-        await waiting
+    await cluster.change(ROWS[0], AT, put=True)
+    waiting = asyncio.create_task(wait(db))
+    await asyncio.sleep(2)
+    assert not _warnings(caplog), "a worker may just be starting"
+    await asyncio.sleep(60)
+    [said] = _warnings(caplog)
+    assert "observer 'index' of table 'pages'" in said
+    await cluster.settle()
+    await waiting
 
 
 async def test_nothing_is_said_if_a_worker_runs_it_or_if_nobody_knows(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: Restless,
+    db: Database,
 ) -> None:
-    async with restless() as (cluster, db):
-        for known in ({("pages", "index")}, None):
+    for known in ({("pages", "index")}, None):
 
-            async def running(known: set[tuple[str, str]] | None = known) -> object:
-                return known
+        async def running(known: set[tuple[str, str]] | None = known) -> object:
+            return known
 
-            monkeypatch.setattr(db.internal.engine.activity, "running_observers", running)
-            await cluster.change(ROWS[0], AT, put=True)
-            waiting = asyncio.create_task(wait(db))
-            await asyncio.sleep(30)
-            await cluster.settle()
-            await waiting
-        assert not _warnings(caplog)
+        monkeypatch.setattr(db.internal.engine.activity, "running_observers", running)
+        await cluster.change(ROWS[0], AT, put=True)
+        waiting = asyncio.create_task(wait(db))
+        await asyncio.sleep(30)
+        await cluster.settle()
+        await waiting
+    assert not _warnings(caplog)
 
 
 # Traces: which change has caused each run, directly or through others, and what it has cost.
