@@ -9,8 +9,9 @@ import pytest
 
 from percolator import Limits
 from percolator.aio import Database
-from percolator.aio.shared import SharedTransaction
+from percolator.aio.shared import Receipt, Share, SharedTransaction
 from tests.unit import connected
+from tests.unit.aio.shared_attempts import share_of
 from tests.unit.connected import Cluster
 
 
@@ -59,3 +60,17 @@ async def cluster(connection: tuple[Database, Cluster]) -> AsyncIterator[Cluster
 async def shared(db: Database) -> AsyncIterator[SharedTransaction]:
     async with db.shared_transaction() as shared:
         yield shared
+
+
+@pytest.fixture
+@asynccontextmanager
+async def share(db: Database, shared: SharedTransaction) -> AsyncIterator[Share]:
+    """An attempt of the shared transaction that has locked a cell."""
+    yield await share_of(db, shared.ticket, "1", ann=1)
+
+
+@pytest.fixture
+@asynccontextmanager
+async def receipt(share: Share) -> AsyncIterator[Receipt]:
+    """The receipt of that attempt, which has finished."""
+    yield await share.finish()

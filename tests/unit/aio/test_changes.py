@@ -43,6 +43,12 @@ async def db() -> AsyncIterator[Database]:
         yield db
 
 
+@pytest.fixture
+@asynccontextmanager
+async def start(db: Database) -> AsyncIterator[Timestamp]:
+    yield await db.timestamp()
+
+
 async def put(db: Database, **prices: int) -> Timestamp:
     async with db.transaction() as tx:
         for row, value in prices.items():
@@ -55,8 +61,9 @@ async def read(db: Database, after: Timestamp, **fields: Any) -> list[Change[str
     return [change async for change in db.changes(orders, after=after, until=until, **fields)]
 
 
-async def test_changes_come_in_the_order_of_commits_over_all_tablets(db: Database) -> None:
-    start = await db.timestamp()
+async def test_changes_come_in_the_order_of_commits_over_all_tablets(
+    db: Database, start: Timestamp
+) -> None:
     await put(db, a=1, k=2, z=3)
     await put(db, z=4)
     async with db.transaction() as tx:
@@ -82,8 +89,9 @@ async def test_changes_come_in_the_order_of_commits_over_all_tablets(db: Databas
         assert await snapshot.get("a", state) == found[-1].value(state) == "gone"
 
 
-async def test_it_goes_on_after_the_last_commit_that_was_handled(db: Database) -> None:
-    start = await db.timestamp()
+async def test_it_goes_on_after_the_last_commit_that_was_handled(
+    db: Database, start: Timestamp
+) -> None:
     for number in range(5):
         await put(db, a=number, z=number)
     found_first = await read(db, start)
@@ -94,8 +102,7 @@ async def test_it_goes_on_after_the_last_commit_that_was_handled(db: Database) -
             ]
 
 
-async def test_what_was_before_is_told_on_request(db: Database) -> None:
-    start = await db.timestamp()
+async def test_what_was_before_is_told_on_request(db: Database, start: Timestamp) -> None:
     await put(db, a=1)
     await put(db, a=2)
     async with db.transaction() as tx:
@@ -111,8 +118,7 @@ async def test_what_was_before_is_told_on_request(db: Database) -> None:
         unknown.before(price)
 
 
-async def test_a_column_of_another_table_is_refused(db: Database) -> None:
-    start = await db.timestamp()
+async def test_a_column_of_another_table_is_refused(db: Database, start: Timestamp) -> None:
     await put(db, a=1)
     [change] = await read(db, start)
     assert change.is_of(price)
@@ -167,8 +173,9 @@ async def test_an_idle_table_is_not_read() -> None:
         assert calls == {"scan": 1, "look": 6}  # only the tablet with a change
 
 
-async def test_the_newest_change_tells_how_far_there_is_something_to_read(db: Database) -> None:
-    start = await db.timestamp()
+async def test_the_newest_change_tells_how_far_there_is_something_to_read(
+    db: Database, start: Timestamp
+) -> None:
     await put(db, a=1)
     newest = await db.newest_change(orders, after=start)
     assert newest is not None
@@ -177,8 +184,7 @@ async def test_the_newest_change_tells_how_far_there_is_something_to_read(db: Da
     assert await db.newest_change(orders, after=newest) is None
 
 
-async def test_history_is_kept_from_where_the_reader_is(db: Database) -> None:
-    start = await db.timestamp()
+async def test_history_is_kept_from_where_the_reader_is(db: Database, start: Timestamp) -> None:
     for number in range(3):
         await put(db, a=number)
     held: list[int] = []
@@ -192,8 +198,7 @@ async def test_history_is_kept_from_where_the_reader_is(db: Database) -> None:
     assert engine.open_starts.oldest() == 0
 
 
-async def test_a_transaction_under_way_is_waited_for(db: Database) -> None:
-    start = await db.timestamp()
+async def test_a_transaction_under_way_is_waited_for(db: Database, start: Timestamp) -> None:
     tx = db.transaction()
     await tx.set("a", price, 1)
     await tx.set("z", price, 1)

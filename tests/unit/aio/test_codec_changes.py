@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -33,6 +34,16 @@ CHANGE = master_pb2.ChangeCodecsRequest(
 )
 
 
+@pytest.fixture
+@asynccontextmanager
+async def late(db: Database) -> AsyncIterator[Transaction]:
+    """A transaction that has set an integer, like one before it, and is not committed yet."""
+    await put(db, balance, a=1)
+    late = db.transaction()
+    await late.set("a", balance, 2)
+    yield late
+
+
 async def kept(db: Database) -> dict[bytes, str]:
     found = await db.internal.engine.catalog.describe("accounts", db.internal.engine.now() + 5)
     return {one.column: one.codec for one in found.codecs.columns}
@@ -40,11 +51,8 @@ async def kept(db: Database) -> dict[bytes, str]:
 
 @pytest.mark.parametrize("limits", [Limits(), TWO_PHASES], ids=["one round", "two phases"])
 async def test_what_was_encoded_before_a_change_is_not_committed_after_it(
-    db: Database, cluster: Cluster
+    db: Database, cluster: Cluster, late: Transaction
 ) -> None:
-    await put(db, balance, a=1)
-    late = db.transaction()
-    await late.set("a", balance, 2)
     await cluster.change_codecs(CHANGE)  # by another client
     with pytest.raises(SchemaError, match=r"changed from integer to text.*nothing was commit"):
         await late.commit()
@@ -56,11 +64,8 @@ async def test_what_was_encoded_before_a_change_is_not_committed_after_it(
 
 
 async def test_a_change_that_this_client_knows_already_stops_a_commit_too(
-    db: Database, cluster: Cluster
+    db: Database, cluster: Cluster, late: Transaction
 ) -> None:
-    await put(db, balance, a=1)
-    late = db.transaction()
-    await late.set("a", balance, 2)
     await cluster.change_codecs(CHANGE)
     assert await kept(db) == {b"balance": "text"}
     with pytest.raises(SchemaError, match="changed from integer to text"):
@@ -205,11 +210,8 @@ async def test_a_client_that_is_refused_all_the_time_asks_once_a_second(
 
 
 async def test_observers_and_feeds_change_the_schema_and_no_codec(
-    db: Database, cluster: Cluster
+    db: Database, cluster: Cluster, late: Transaction
 ) -> None:
-    await put(db, balance, a=1)
-    late = db.transaction()
-    await late.set("a", balance, 2)
     feed = master_pb2.SetChangeFeedRequest(table="accounts", change_feed=True)
     await cluster.set_change_feed(feed)
     await late.commit()

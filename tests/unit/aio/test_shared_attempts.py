@@ -13,7 +13,7 @@ import pytest
 from percolator import InvalidArgument, Limits, RetryPolicy, codecs
 from percolator.aio import Database
 from percolator.aio.connecting import connect_to
-from percolator.aio.shared import SharedTransaction
+from percolator.aio.shared import Receipt, Share, SharedTransaction
 from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
@@ -248,9 +248,8 @@ async def test_two_tasks_may_not_write_one_cell(db: Database, shared: SharedTran
 
 @on_both_engines
 async def test_a_task_may_not_write_two_values_to_one_cell(
-    db: Database, shared: SharedTransaction
+    shared: SharedTransaction, share: Share
 ) -> None:
-    share = await share_of(db, shared.ticket, "1", ann=1)
     await share.set("ann", balance, 1)
     await share._flush()
     await share.set("ann", balance, 2)
@@ -389,9 +388,12 @@ async def _fails_at_once_to_set(db: Database, row: str) -> None:
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 3.0])
 async def test_a_part_at_work_lives_on_among_readers_who_push_faster_than_its_messages_travel(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, db: Database, shared: SharedTransaction
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    db: Database,
+    shared: SharedTransaction,
+    share: Share,
 ) -> None:
-    share = await share_of(db, shared.ticket, "1", ann=1)
     slow = SlowMutations(monkeypatch, db, seconds)
     async with _crowd(db, "ann"):
         await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
@@ -403,9 +405,12 @@ async def test_a_part_at_work_lives_on_among_readers_who_push_faster_than_its_me
 
 @pytest.mark.parametrize("seconds", [0.2, 1.0, 3.0])
 async def test_so_does_a_part_that_has_finished(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, db: Database, shared: SharedTransaction
+    monkeypatch: pytest.MonkeyPatch,
+    seconds: float,
+    db: Database,
+    shared: SharedTransaction,
+    receipt: Receipt,
 ) -> None:
-    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
     slow = SlowMutations(monkeypatch, db, seconds)
     async with _crowd(db, "ann"):
         await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
@@ -438,10 +443,9 @@ async def test_a_part_whose_beginning_takes_seconds_is_not_taken_for_lost(
 
 
 async def test_without_readers_the_driver_need_not_wait_for_the_oracle(
-    db: Database, shared: SharedTransaction
+    db: Database, shared: SharedTransaction, receipt: Receipt
 ) -> None:
     """A part that nobody has pushed is not raised ahead of the clock."""
-    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
     await asyncio.sleep(1.5 * TTL_SECONDS + 0.5)
     (lock,) = await _locks(db, shared.ticket.job)
     assert lock.min_commit_timestamp < await db.timestamp()
@@ -451,11 +455,10 @@ async def test_without_readers_the_driver_need_not_wait_for_the_oracle(
 
 
 async def test_a_late_copy_of_a_beat_does_not_replace_what_finished(
-    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
+    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction, share: Share
 ) -> None:
     """It says that the attempt is at work: the driver would let the part expire. The copies here
     had no answer, and arrive when the attempt has finished without them."""
-    share = await share_of(db, shared.ticket, "1", ann=1)
     router = db.internal.engine.router
     lost: list[CellMutation] = []
 
@@ -482,10 +485,9 @@ async def test_a_late_copy_of_a_beat_does_not_replace_what_finished(
 
 
 async def test_a_beat_that_is_under_way_does_not_replace_what_finishes_meanwhile(
-    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
+    monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction, share: Share
 ) -> None:
     """A reader's push makes it fail: it must not be repeated above what finished."""
-    share = await share_of(db, shared.ticket, "1", ann=1)
     router, loop = db.internal.engine.router, asyncio.get_running_loop()
     mutate = router.mutate
     (lock,) = await _locks(db, shared.ticket.job)
@@ -520,9 +522,8 @@ async def test_a_beat_that_is_under_way_does_not_replace_what_finishes_meanwhile
 
 
 async def test_a_beat_does_not_bring_back_a_part_that_was_rolled_back(
-    db: Database, shared: SharedTransaction
+    db: Database, shared: SharedTransaction, share: Share
 ) -> None:
-    share = await share_of(db, shared.ticket, "1", ann=1)
     dies(share)
     dies(shared)
     await asyncio.sleep(TTL_SECONDS + 1.0)
@@ -534,9 +535,8 @@ async def test_a_beat_does_not_bring_back_a_part_that_was_rolled_back(
 
 
 async def test_a_part_that_was_rolled_back_does_not_keep_the_others_from_living_on(
-    db: Database, shared: SharedTransaction
+    db: Database, shared: SharedTransaction, share: Share
 ) -> None:
-    share = await share_of(db, shared.ticket, "1", ann=1)
     await set_value(db, "bob", 5)
     await share.set("bob", balance, 1)  # under a further part: it was committed meanwhile
     await share._flush()

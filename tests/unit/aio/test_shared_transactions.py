@@ -12,6 +12,7 @@ import pytest
 
 from percolator import Outcome, Timestamp
 from percolator.aio import Database, SharedTransaction
+from percolator.aio.shared import Receipt, Share
 from percolator.errors import (
     ConflictError,
     DeadlineExceeded,
@@ -443,10 +444,9 @@ async def test_readers_pass_after_a_short_wait(db: Database) -> None:
 
 @on_both_engines
 async def test_a_commit_that_came_first_is_written_over(
-    db: Database, shared: SharedTransaction
+    db: Database, shared: SharedTransaction, share: Share
 ) -> None:
     """Without `unchanged_since`, a task needs only that no one writes while it does."""
-    share = await share_of(db, shared.ticket, "1", ann=1)
     await set_value(db, "bob", 5)
     await share.set("bob", balance, 1)
     receipt = await share.finish()
@@ -457,9 +457,8 @@ async def test_a_commit_that_came_first_is_written_over(
 
 @on_both_engines
 async def test_a_younger_lock_is_waited_for_under_a_newer_timestamp(
-    db: Database, shared: SharedTransaction
+    db: Database, shared: SharedTransaction, share: Share
 ) -> None:
-    share = await share_of(db, shared.ticket, "1", ann=1)
     async with db.shared_transaction() as other:
         await receipt_of(db, other.ticket, "1", bob=2)
         await share.set("bob", balance, 1)
@@ -558,8 +557,9 @@ async def test_only_one_call_at_a_time_decides(db: Database, shared: SharedTrans
 
 
 @on_both_engines
-async def test_a_commit_during_an_abort_is_refused(db: Database, shared: SharedTransaction) -> None:
-    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
+async def test_a_commit_during_an_abort_is_refused(
+    shared: SharedTransaction, receipt: Receipt
+) -> None:
     aborting = asyncio.ensure_future(shared.abort())
     await asyncio.sleep(0)
     with pytest.raises(UsageError, match="is being rolled back"):
@@ -569,9 +569,8 @@ async def test_a_commit_during_an_abort_is_refused(db: Database, shared: SharedT
 
 @on_both_engines
 async def test_a_cancelled_commit_may_be_repeated(
-    db: Database, cluster: Cluster, shared: SharedTransaction
+    db: Database, cluster: Cluster, shared: SharedTransaction, receipt: Receipt
 ) -> None:
-    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
     cluster.silent = True
     first = asyncio.ensure_future(shared.commit([receipt]))
     await asyncio.sleep(0.5)
@@ -784,10 +783,13 @@ async def test_a_part_whose_beginning_is_on_its_way_is_refused_or_found(
 
 @pytest.mark.parametrize("place", [0, 1])
 async def test_a_commit_of_which_one_answer_says_nothing_is_asked_again_at_the_same_timestamp(
-    place: int, monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
+    place: int,
+    monkeypatch: pytest.MonkeyPatch,
+    db: Database,
+    shared: SharedTransaction,
+    receipt: Receipt,
 ) -> None:
     """Taken for refused, it would be sent with another timestamp, although it was applied."""
-    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
     correct = ClusterInMemory.mutate_together
     commits: list[pb.MutateTogetherRequest] = []
 
@@ -810,9 +812,8 @@ async def test_a_commit_of_which_one_answer_says_nothing_is_asked_again_at_the_s
 
 @on_both_engines
 async def test_a_transaction_that_another_process_has_given_up_cannot_be_committed(
-    db: Database, shared: SharedTransaction
+    db: Database, shared: SharedTransaction, receipt: Receipt
 ) -> None:
-    receipt = await receipt_of(db, shared.ticket, "1", ann=1)
     async with db.internal.shared_transaction(None, None, 1.0, shared.ticket) as other:
         assert await other.abort() is None
     with pytest.raises(ConflictError, match="none of it is committed"):

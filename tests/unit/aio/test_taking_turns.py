@@ -73,6 +73,11 @@ class Increments:
         self.committed.append(number)
 
 
+@pytest.fixture
+def increments() -> Increments:
+    return Increments()
+
+
 async def set_balance(db: Database, value: int) -> None:
     await put(db, balance, bob=value)
 
@@ -86,8 +91,9 @@ async def lose_once(db: Database, tx: Transaction, lost: list[int]) -> None:
     await tx.set("bob", balance, value + 1)
 
 
-async def test_increments_of_one_cell_lose_once_at_most(db: Database) -> None:
-    increments = Increments()
+async def test_increments_of_one_cell_lose_once_at_most(
+    db: Database, increments: Increments
+) -> None:
     await asyncio.gather(*(increments.run(db, "bob", n) for n in range(INCREMENTS)))
     assert await db.get("bob", balance) == INCREMENTS
     assert increments.attempts <= 2 * INCREMENTS
@@ -113,8 +119,9 @@ async def test_the_next_in_line_begins_above_the_winner_without_a_timestamp_and_
     assert await db.get("bob", balance) == INCREMENTS
 
 
-async def test_the_oldest_commit_first_and_newcomers_last(db: Database) -> None:
-    increments = Increments()
+async def test_the_oldest_commit_first_and_newcomers_last(
+    db: Database, increments: Increments
+) -> None:
     owner = await held_turn(db, caller=Increments.add.__code__)
     tasks = []
     for number in range(INCREMENTS):
@@ -134,8 +141,9 @@ async def test_one_that_lost_to_its_own_client_tries_again_without_a_pause(db: D
     assert now() == began
 
 
-async def test_without_contention_there_is_no_line_and_no_pause(db: Database) -> None:
-    increments = Increments()
+async def test_without_contention_there_is_no_line_and_no_pause(
+    db: Database, increments: Increments
+) -> None:
     began = now()
     for number in range(INCREMENTS):
         await increments.run(db, "bob", number)
@@ -143,8 +151,7 @@ async def test_without_contention_there_is_no_line_and_no_pause(db: Database) ->
     assert now() == began
 
 
-async def test_cells_that_are_not_hot_are_not_held_up(db: Database) -> None:
-    increments = Increments()
+async def test_cells_that_are_not_hot_are_not_held_up(db: Database, increments: Increments) -> None:
     await held_turn(db, "joe", caller=Increments.add.__code__)
     began = now()
     await increments.run(db, "bob", 1)
@@ -174,16 +181,16 @@ async def test_the_deadline_is_obeyed_in_line(db: Database) -> None:
     assert len(db.internal.engine.env.hot_cells) == 1  # the one that does nothing
 
 
-async def test_a_newcomer_waits_for_half_of_its_time_at_most(db: Database) -> None:
-    increments = Increments()
+async def test_a_newcomer_waits_for_half_of_its_time_at_most(
+    db: Database, increments: Increments
+) -> None:
     await held_turn(db, caller=Increments.add.__code__)
     began = now()
     await db.run(increments.add, "bob", 1, retry=RetryPolicy(deadline_seconds=0.5))
     assert now() == began + 0.25
 
 
-async def test_one_that_is_cancelled_leaves_the_line(db: Database) -> None:
-    increments = Increments()
+async def test_one_that_is_cancelled_leaves_the_line(db: Database, increments: Increments) -> None:
     owner = await held_turn(db, caller=Increments.add.__code__)
     first, second = (asyncio.create_task(increments.run(db, "bob", number)) for number in (1, 2))
     await asyncio.sleep(0.01)
@@ -211,9 +218,8 @@ async def test_one_that_dies_in_its_turn_lets_the_next_go_at_once(db: Database) 
 
 
 async def test_one_that_waits_for_something_else_in_its_turn_holds_up_others_for_a_while(
-    db: Database,
+    db: Database, increments: Increments
 ) -> None:
-    increments = Increments()
     lost, forever = list[int](), asyncio.Event()
 
     async def hang(tx: Transaction) -> None:

@@ -29,3 +29,10 @@ async def _gateway(around: Site) -> AsyncIterator[Gateway]:
 one = pytest.fixture(name="one")(_gateway)
 other = pytest.fixture(name="other")(_gateway)
 third = pytest.fixture(name="third")(_gateway)
+
+
+@pytest.fixture
+@asynccontextmanager
+async def start(one: Gateway) -> AsyncIterator[int]:
+    """The start timestamp of a transaction."""
+    yield await one.begin()

@@ -66,8 +66,9 @@ async def test_bad_writes_are_refused_whole(case: str, cluster: Cluster, one: Ga
     assert await one.commit(start, [write(b"z", b"1")]) > start, "it may be put right"
 
 
-async def test_more_than_a_transaction_holds_is_refused(cluster: Cluster, one: Gateway) -> None:
-    start = await one.begin()
+async def test_more_than_a_transaction_holds_is_refused(
+    cluster: Cluster, one: Gateway, start: int
+) -> None:
     large = b"v" * LIMITS.value_bytes_max
     with pytest.raises(InvalidArgument, match=r"writes\[15\]: .* at most 67108864 bytes"):
         await one.commit(start, [write(b"%d" % number, large) for number in range(20)])
@@ -91,9 +92,8 @@ async def test_impossible_timestamps_are_refused_by_every_call(
 
 
 async def test_a_timestamp_of_another_gateway_is_accepted_even_if_this_one_knows_none(
-    one: Gateway, other: Gateway
+    one: Gateway, other: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     assert await other.get(start, b"a") == [None]
 
 
@@ -108,8 +108,7 @@ async def test_a_transaction_of_long_ago_commits_if_its_cells_were_not_written_s
         await other.commit(late, [write(b"a", b"2")])
 
 
-async def test_unknown_tables_are_named(one: Gateway) -> None:
-    start = await one.begin()
+async def test_unknown_tables_are_named(one: Gateway, start: int) -> None:
     nowhere = pb.CellWrite(kind=PUT, table="nowhere", row=b"a", column=COLUMN)
     with pytest.raises(SchemaError, match="nowhere"):
         await one.commit(start, [write(b"a"), nowhere])
@@ -175,8 +174,7 @@ async def test_what_a_tablet_refuses_to_read_is_named_as_it_was_asked_for(one: G
         await one.handler.get(request)
 
 
-async def test_a_scan_of_bad_prefixes_is_refused(one: Gateway) -> None:
-    start = await one.begin()
+async def test_a_scan_of_bad_prefixes_is_refused(one: Gateway, start: int) -> None:
     for prefixes, columns, field in (
         ([b""], [], r"^column_prefixes\[0\]: is empty"),
         ([b"c"], [b""], r"^columns\[0\]: is empty"),
@@ -229,9 +227,8 @@ async def test_a_scan_may_begin_and_end_behind_the_longest_row(one: Gateway) -> 
 
 
 async def test_a_question_about_an_outcome_names_either_the_primary_or_the_cells(
-    one: Gateway,
+    one: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     cell = pb.CellName(table=TABLE, row=b"a", column=COLUMN)
     primary = WireAddress(table_id=1, row=b"a", column=COLUMN)
     for request, field in (

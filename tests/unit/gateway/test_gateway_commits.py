@@ -65,9 +65,8 @@ ABORTED = ResolveResponse.FATE_ABORTED
 
 
 async def test_a_commit_is_visible_at_every_gateway_from_then_on(
-    one: Gateway, other: Gateway
+    one: Gateway, other: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     commit = await one.commit(start, [write(b"bob", b"1"), write(b"zoe", b"2")])
     assert commit > start
     assert await other.read(b"bob", b"zoe", b"nobody") == [b"1", b"2", None]
@@ -79,9 +78,8 @@ async def test_a_commit_is_visible_at_every_gateway_from_then_on(
 
 
 async def test_the_same_commit_again_gives_the_same_timestamp_everywhere(
-    one: Gateway, other: Gateway, third: Gateway
+    one: Gateway, other: Gateway, third: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     writes = [write(b"bob", b"1"), write(b"zoe", b"2"), write(b"yan", kind=DELETE)]
     commit = await one.commit(start, writes)
     assert await one.commit(start, writes) == commit
@@ -208,9 +206,8 @@ def _rolls_back(request: MutateRequest) -> bool:
 
 
 async def test_resolving_a_transaction_that_never_committed_rules_it_out_for_ever(
-    one: Gateway, other: Gateway
+    one: Gateway, other: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     assert (await other.resolve(start, b"bob", b"zoe")).fate == ABORTED
     for gateway in (one, other):
         with pytest.raises(ConflictError):
@@ -235,9 +232,8 @@ async def test_resolving_at_a_cell_that_is_not_the_primary_removes_no_lock(
 
 
 async def test_a_lock_that_arrives_while_another_cell_is_asked_about_is_left_alone(
-    cluster: Cluster, one: Gateway, other: Gateway
+    cluster: Cluster, one: Gateway, other: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     cluster.delay = lambda request: 0.5 if _rolls_back(request) else 0.001
     asking = asyncio.ensure_future(other.resolve(start, b"zoe"))
     await asyncio.sleep(0.1)  # nothing was found there, and the marker has been sent
@@ -262,9 +258,8 @@ OTHER_WRITES = {
 @pytest.mark.parametrize("case", OTHER_WRITES)
 @pytest.mark.parametrize("elsewhere", [False, True])
 async def test_other_writes_under_the_same_start_timestamp_are_refused_and_change_nothing(
-    case: str, elsewhere: bool, one: Gateway, other: Gateway
+    case: str, elsewhere: bool, one: Gateway, other: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     writes = [write(b"bob", b"1"), write(b"zoe", b"1")]
     commit = await one.commit(start, writes)
     asked = other if elsewhere else one
@@ -316,9 +311,8 @@ async def test_two_different_write_sets_committed_at_once_are_not_mixed() -> Non
 
 
 async def test_a_transaction_without_writes_is_committed_with_nothing_sent(
-    cluster: Cluster, one: Gateway
+    cluster: Cluster, one: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     before = cluster.mutations
     assert await one.commit(start, []) == 0
     assert cluster.mutations == before
@@ -337,9 +331,8 @@ async def test_too_many_commits_at_once_are_refused_and_may_come_again() -> None
 
 
 async def test_a_first_commit_looks_at_no_cells_and_any_other_looks_first(
-    one: Gateway, other: Gateway
+    one: Gateway, other: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     await one.commit(start, [write(b"bob", b"1")])
     assert one.commits.looked_up == 0
     await other.commit(start, [write(b"bob", b"1")])
@@ -407,9 +400,8 @@ async def test_a_gateway_that_has_never_heard_of_the_first_table_refuses_the_nex
 
 @pytest.mark.parametrize("call", ["Get", "ScanTable"])
 async def test_a_gateway_that_knows_the_first_table_says_that_it_was_dropped(
-    call: str, cluster: Cluster, one: Gateway, other: Gateway
+    call: str, cluster: Cluster, one: Gateway, other: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     assert await one.get(start, b"bob") == [None]
     await _create_again(cluster)
     with pytest.raises(SchemaError, match="'accounts' was dropped"):
@@ -499,9 +491,8 @@ async def test_callers_share_a_cell_and_exclude_its_writers(one: Gateway, other:
 
 
 async def test_the_same_commit_again_gives_the_same_timestamp_everywhere_locks(
-    one: Gateway, other: Gateway, third: Gateway
+    one: Gateway, other: Gateway, third: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     writes = [_read_lock(b"bob"), write(b"zoe", b"2"), _read_lock(b"yan")]
     commit = await one.commit(start, writes)
     assert await one.commit(start, writes) == commit
@@ -537,9 +528,8 @@ async def test_one_gateway_commits_in_one_round_and_another_in_two_phases() -> N
 
 
 async def test_a_transaction_that_was_never_committed_is_resolved_and_stays_aborted(
-    one: Gateway, other: Gateway
+    one: Gateway, other: Gateway, start: int
 ) -> None:
-    start = await one.begin()
     writes = [_read_lock(b"bob"), write(b"zoe", b"2")]
     assert await _resolved(other, start, *writes) == ABORTED_LOCKS
     with pytest.raises(ConflictError) as caught:
@@ -591,8 +581,9 @@ async def test_what_cannot_be_resolved_is_refused_by_name(
         await one.handler.resolve(request)
 
 
-async def test_a_read_lock_has_no_value_and_is_the_only_write_of_its_cell(one: Gateway) -> None:
-    start = await one.begin()
+async def test_a_read_lock_has_no_value_and_is_the_only_write_of_its_cell(
+    one: Gateway, start: int
+) -> None:
     with pytest.raises(InvalidArgument, match=r"writes\[0\]\.value: is allowed in a put"):
         await one.commit(start, [write(b"a", b"v", READ_LOCK)])
     with pytest.raises(InvalidArgument, match=r"writes\[1\]: names the same cell"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import pytest
@@ -121,6 +122,21 @@ async def through(model: BigtableInMemory, *, place: Place = SEEN_FROM_OUTSIDE) 
     return BigtableStore(RelayedNetwork(cast("Any", Behind(handler))), place)
 
 
+@pytest.fixture
+@asynccontextmanager
+async def model() -> AsyncIterator[Watched]:
+    """A model of Bigtable with a table of each kind."""
+    model = Watched()
+    await through(model)
+    yield model
+
+
+@pytest.fixture
+@asynccontextmanager
+async def store(model: Watched) -> AsyncIterator[BigtableStore]:
+    yield await through(model)
+
+
 _NOTHING = Check((Selection(DATA),), found=False)
 
 
@@ -128,9 +144,9 @@ def _put(value: bytes) -> list[Change]:
     return [SetCell(DATA, b"c", TIME, value)]
 
 
-async def test_a_store_behind_a_gateway_keeps_all_promises() -> None:
-    model = Watched()
-    store = await through(model)
+async def test_a_store_behind_a_gateway_keeps_all_promises(
+    model: Watched, store: BigtableStore
+) -> None:
     promises = Conformance(store, 1, b"run", LATEST, SECONDS)
     found = [verdict async for verdict in promises.verdicts()]
     assert [one for one in found if one.broken] == []
@@ -146,10 +162,10 @@ async def test_intents_are_written_and_tables_sampled_there_too() -> None:
     assert (await store.sample(1, SECONDS))[-1].key == b""
 
 
-async def test_what_a_cluster_knows_of_itself_is_out_of_reach_but_for_its_identity() -> None:
+async def test_what_a_cluster_knows_of_itself_is_out_of_reach_but_for_its_identity(
+    model: Watched, store: BigtableStore
+) -> None:
     """Whoever could write the oracle's mark could have timestamps handed out twice."""
-    model = BigtableInMemory()
-    store = await through(model)
     own = BigtableStore(InProcessNetwork({PLACE.address: model}), PLACE)
     change = [SetCell(DATA, IDENTITY, TIME, b'{"cluster_id": "c"}')]
     await own.check_and_mutate(TABLE_ID, CLUSTER, _NOTHING, change, SECONDS)
@@ -193,9 +209,7 @@ async def test_tables_of_another_instance_are_out_of_reach(place: Place) -> None
         "x" * 9,
     ],
 )
-async def test_tables_that_are_not_the_clusters_are_out_of_reach(name: str) -> None:
-    model = BigtableInMemory()
-    await through(model)
+async def test_tables_that_are_not_the_clusters_are_out_of_reach(name: str, model: Watched) -> None:
     handler = RowStoreHandler(cast("Any", Described()), lambda _: cast("Any", Connection(model)))
     request = pb.BigtableMutateRowsRequest(table_name=f"{PLACE.parent}/tables/{name}")
     with pytest.raises(InvalidArgument, match="table_name"):
@@ -228,10 +242,10 @@ def _deleted(family: str, start: int, end: int) -> pb.BigtableMutation:
     return pb.BigtableMutation(delete_from_column=deleted)
 
 
-async def test_only_who_may_load_writes_without_conditions_outside_of_intents() -> None:
+async def test_only_who_may_load_writes_without_conditions_outside_of_intents(
+    model: Watched,
+) -> None:
     """On tablets, LOAD needs that role, too: what is written so replaces what others rely on."""
-    model = BigtableInMemory()
-    await through(model)
     handler = _served(model)
     client = rpc._caller.set(CallerIdentity(Role.CLIENT))
     try:
@@ -255,10 +269,8 @@ async def test_only_who_may_load_writes_without_conditions_outside_of_intents() 
     ],
 )
 async def test_of_intents_single_versions_are_set_and_deleted(
-    change: pb.BigtableMutation,
+    change: pb.BigtableMutation, model: Watched
 ) -> None:
-    model = BigtableInMemory()
-    await through(model)
     with pytest.raises(InvalidArgument, match=r"entries\[0\].mutations\[0\]: expected one version"):
         await _write(_served(model), INTENTS_TABLE, change)
     await _write(_served(model), INTENTS_TABLE, _deleted(WRITES, TIME, TIME + 1_000))
@@ -268,10 +280,10 @@ async def test_of_intents_single_versions_are_set_and_deleted(
     "change",
     [_set(COLLECTED), _deleted(COLLECTED, TIME, TIME + 1_000), _deleted(WRITES, 0, 0)],
 )
-async def test_no_caller_makes_what_no_step_consists_of(change: pb.BigtableMutation) -> None:
+async def test_no_caller_makes_what_no_step_consists_of(
+    change: pb.BigtableMutation, model: Watched
+) -> None:
     """A note of collection would make the row unreadable for every older snapshot."""
-    model = BigtableInMemory()
-    await through(model)
     for field in ("true_mutations", "false_mutations"):
         request = pb.BigtableCheckAndMutateRowRequest(table_name=PLACE.table(1), row_key=b"key")
         getattr(request, field).extend([_set(LOCKS), change])
@@ -289,10 +301,8 @@ def _of_no_table() -> pb.BigtableRowFilter:
     return found
 
 
-async def test_a_family_that_no_table_has_is_the_callers_mistake() -> None:
+async def test_a_family_that_no_table_has_is_the_callers_mistake(model: Watched) -> None:
     """Otherwise the error would say that somebody has removed it in the store."""
-    model = Watched()
-    await through(model)
     handler, table = _served(model), PLACE.table(1)
     reading = pb.BigtableReadRowsRequest(table_name=table, filter=_of_no_table())
     with pytest.raises(InvalidArgument, match="filter: names the family 'x'"):
@@ -306,11 +316,9 @@ async def test_a_family_that_no_table_has_is_the_callers_mistake() -> None:
         await _write(handler, 1, _set("x"))
 
 
-async def test_what_the_gateway_does_not_know_is_not_passed_on() -> None:
+async def test_what_the_gateway_does_not_know_is_not_passed_on(model: Watched) -> None:
     """Bigtable knows more than our messages say: to delete a whole row, or to call a view of
     another table by its name."""
-    model = Watched()
-    await through(model)
     view_of_another_table, delete_from_row = b"\x4a\x04view", b"\x22\x00"
     known = pb.BigtableCheckAndMutateRowRequest(table_name=PLACE.table(1), row_key=b"key")
     named = known.SerializeToString() + view_of_another_table
@@ -329,11 +337,9 @@ async def test_what_the_gateway_does_not_know_is_not_passed_on() -> None:
     "refusal", [Unauthenticated("no such token"), PermissionDenied("grant the account a role")]
 )
 async def test_what_the_store_refuses_to_the_gateway_is_not_the_callers_fault(
-    refusal: PercolatorError,
+    refusal: PercolatorError, model: Watched, store: BigtableStore
 ) -> None:
     """A client would replace its own token, which is right."""
-    model = Watched()
-    store = await through(model)
     model.refusal = refusal
     expected = f"the account of this gateway cannot use the store: {refusal.message}"
     with pytest.raises(NotReady, match=expected):
@@ -342,9 +348,9 @@ async def test_what_the_store_refuses_to_the_gateway_is_not_the_callers_fault(
         await store.read(1, [b"key"], [Selection(DATA)], SECONDS)
 
 
-async def test_an_overloaded_store_slows_the_client_down() -> None:
-    model = Watched()
-    store = await through(model)
+async def test_an_overloaded_store_slows_the_client_down(
+    model: Watched, store: BigtableStore
+) -> None:
     before = store._admission.bound
     model.refusal = Overloaded("a quota is used up", retry_after_seconds=0.0)
     with pytest.raises(Overloaded):
@@ -370,9 +376,9 @@ def test_what_is_passed_on_needs_the_role_of_a_client() -> None:
     assert REQUIRED[methods.CREATE_TABLE.path] is Role.ADMIN
 
 
-async def test_the_gateway_asks_which_family_a_table_lacks_since_its_callers_cannot() -> None:
-    model = BigtableInMemory()
-    store = await through(model)
+async def test_the_gateway_asks_which_family_a_table_lacks_since_its_callers_cannot(
+    model: Watched, store: BigtableStore
+) -> None:
     model.tables[PLACE.table(1)].families.remove(DATA)
     says = "the table percolator-1 lacks the family d: somebody has removed it in the store"
     with pytest.raises(InvariantViolation, match=says):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -40,8 +40,18 @@ def gate() -> Iterator[threading.Event]:
 def nothing() -> None: ...
 
 
-async def test_a_thread_that_is_given_up_is_replaced_and_ends_when_it_returns() -> None:
+@pytest.fixture
+@asynccontextmanager
+async def threads() -> AsyncIterator[Threads]:
+    """One thread."""
     threads = Threads(1)
+    yield threads
+    threads.close()
+
+
+async def test_a_thread_that_is_given_up_is_replaced_and_ends_when_it_returns(
+    threads: Threads,
+) -> None:
     came_back = asyncio.Event()
     with gate() as hangs:
         with pytest.raises(TookTooLong):
@@ -51,7 +61,6 @@ async def test_a_thread_that_is_given_up_is_replaced_and_ends_when_it_returns() 
         hangs.set()
         await asyncio.wait_for(came_back.wait(), WAIT_SECONDS)
         await threads.call(nothing, WAIT_SECONDS, nothing)
-    threads.close()
 
 
 async def test_a_job_that_arrives_when_an_idle_thread_is_about_to_end_is_done_by_it() -> None:
@@ -134,8 +143,7 @@ async def test_a_run_takes_too_long_also_where_there_is_no_room_for_a_thread_in_
     threads.close()
 
 
-async def test_waiting_for_a_thread_is_not_a_failure() -> None:
-    threads = Threads(1)
+async def test_waiting_for_a_thread_is_not_a_failure(threads: Threads) -> None:
     with gate() as hangs:
         first = asyncio.ensure_future(threads.call(hangs.wait, WAIT_SECONDS, nothing))
         second = asyncio.ensure_future(threads.call(nothing, WAIT_SECONDS / 2, nothing))
@@ -143,11 +151,11 @@ async def test_waiting_for_a_thread_is_not_a_failure() -> None:
         assert not second.done()
         hangs.set()
         await asyncio.gather(first, second)
-    threads.close()
 
 
-async def test_a_caller_that_is_cancelled_while_waiting_takes_no_thread_from_others() -> None:
-    threads = Threads(1)
+async def test_a_caller_that_is_cancelled_while_waiting_takes_no_thread_from_others(
+    threads: Threads,
+) -> None:
     with gate() as hangs:
         first = asyncio.ensure_future(threads.call(hangs.wait, WAIT_SECONDS, nothing))
         second = asyncio.ensure_future(threads.call(nothing, WAIT_SECONDS, nothing))
@@ -157,14 +165,14 @@ async def test_a_caller_that_is_cancelled_while_waiting_takes_no_thread_from_oth
         await first
         await threads.call(nothing, WAIT_SECONDS, nothing)
         assert second.cancelled()
-    threads.close()
 
 
 @pytest.mark.parametrize(
     "error", [ValueError("raised"), SystemExit(3), StopIteration(), KeyboardInterrupt()]
 )
-async def test_whatever_a_function_raises_propagates(error: BaseException) -> None:
-    threads = Threads(1)
+async def test_whatever_a_function_raises_propagates(
+    error: BaseException, threads: Threads
+) -> None:
 
     def fail() -> None:
         raise error
@@ -174,7 +182,6 @@ async def test_whatever_a_function_raises_propagates(error: BaseException) -> No
     with pytest.raises(expected):
         await threads.call(fail, WAIT_SECONDS, nothing)
     await threads.call(nothing, WAIT_SECONDS, nothing)
-    threads.close()
 
 
 async def until_copied(db: Database, row: str) -> None:
@@ -219,8 +226,7 @@ async def test_a_hanging_blocking_observer_is_given_up_and_the_others_continue()
                 assert await db.get("a", copy) == 1
 
 
-async def test_a_thread_that_waits_for_a_silent_cluster_is_not_given_up() -> None:
-    threads = Threads(1)
+async def test_a_thread_that_waits_for_a_silent_cluster_is_not_given_up(threads: Threads) -> None:
     waited = 0.0
     with gate() as hangs:
         call = threads.call(hangs.wait, 0.05, nothing, lambda: waited)
@@ -230,7 +236,6 @@ async def test_a_thread_that_waits_for_a_silent_cluster_is_not_given_up() -> Non
         assert not running.done()
         hangs.set()
         await running
-    threads.close()
 
 
 async def test_a_blocking_observer_is_not_given_up_while_the_cluster_is_silent() -> None:
