@@ -1,4 +1,4 @@
-"""What only the asyncio API can get wrong: attempts, starts, bulk writes, notifications."""
+"""Attempts, starts, bulk writes and notifications, as only the asyncio API can get them wrong."""
 
 from __future__ import annotations
 
@@ -457,7 +457,7 @@ async def test_a_mapping_sets_several_columns_of_a_row(db: Database) -> None:
 
 @pytest.mark.parametrize("limits", [Limits(transaction_cells_max=3)])
 async def test_a_row_is_deleted_whole_or_not_at_all(db: Database) -> None:
-    """A program that commits what had room must not make half a row visible."""
+    """A program that commits as much as did fit must not make half a row visible."""
     async with db.transaction() as tx:
         await tx.set("bob", {balance: 1, owner: "Bob"})
     async with db.transaction() as tx:
@@ -775,7 +775,7 @@ NAMED: dict[str, Callable[[Database, Any], object]] = {
     ],
     ids=str,
 )
-async def test_a_bad_moment_is_refused_by_the_name_of_its_argument(
+async def test_a_bad_time_is_refused_by_the_name_of_its_argument(
     db: Database, field: str, moment: object
 ) -> None:
     with pytest.raises(InvalidArgument, match=f"^{field}: ") as refused:

@@ -186,7 +186,7 @@ async def test_shares_commit_what_was_not_awaited(db: Database) -> None:
     assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
-async def test_a_share_with_a_refused_write_cannot_be_finished(
+async def test_an_attempt_with_a_refused_write_cannot_be_finished(
     db: Database, shared: SharedTransaction
 ) -> None:
     async with db.share(shared.ticket, task="1") as share:

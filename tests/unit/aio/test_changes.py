@@ -1,4 +1,4 @@
-"""What programs read from the change feed of a table, over all of its tablets."""
+"""Changes that programs read from the feed of a table, over all of its tablets."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ async def test_a_feed_can_be_switched_on_and_is_complete_from_then_on(db: Databa
         await anext(db.changes(accounts, after=on, until=until))
 
 
-async def test_bad_moments_are_refused(db: Database) -> None:
+async def test_bad_bounds_are_refused(db: Database) -> None:
     now = await db.timestamp()
     future = Timestamp(now + (60_000 << 18))
     with pytest.raises(InvalidArgument, match="future"):

@@ -364,7 +364,7 @@ async def test_closing_refuses_what_is_no_time_and_closes_nothing(
 async def test_calls_that_wait_while_the_database_is_closed_fail_at_once(
     db: Database, cluster: Cluster
 ) -> None:
-    """Even those whose turn has not come yet."""
+    """Even calls that have not been sent yet."""
     await db.set_many([("bob", {balance: 1})])
     cluster.silent = True
 
@@ -555,7 +555,7 @@ async def test_who_connects_before_the_lock_service_is_listed_opens_a_session_wh
     assert cluster.calls[-1] == "end"
 
 
-async def test_a_session_lasts_though_a_master_lists_no_lock_service_for_a_moment() -> None:
+async def test_a_session_lasts_though_a_master_lists_no_lock_service_for_a_while() -> None:
     """As one that has just begun to lead. If the client believed it until it asks again, others
     would roll back its transactions."""
     clock = VirtualClock(asyncio.get_running_loop())

@@ -51,7 +51,7 @@ async def test_one_that_always_loses_to_its_own_inner_call_pauses_between_its_at
 
 
 @nested
-async def test_others_go_on_while_one_that_lost_in_its_turn_pauses(db: Database) -> None:
+async def test_others_go_on_while_one_that_lost_as_the_first_in_line_pauses(db: Database) -> None:
     increments = Increments()
 
     async def outer(tx: Transaction) -> None:
@@ -89,7 +89,7 @@ async def test_a_function_that_calls_itself_does_not_wait_behind_itself(db: Data
 
 
 @nested
-async def test_an_inner_call_that_lost_in_the_outer_ones_turn_does_not_wait_for_its_end(
+async def test_an_inner_call_that_lost_while_the_outer_one_is_first_does_not_wait_for_its_end(
     db: Database,
 ) -> None:
     lost, inner_lost = list[int](), list[int]()
@@ -108,7 +108,7 @@ async def test_an_inner_call_that_lost_in_the_outer_ones_turn_does_not_wait_for_
 @nested
 @pytest.mark.parametrize("others", ["get", "get_many", "scan", "timestamp"])
 @pytest.mark.parametrize("hot_first", [True, False])
-async def test_first_reads_at_the_same_time_all_wait_for_the_turn(
+async def test_first_reads_at_the_same_time_all_wait_in_line(
     others: str, db: Database, *, hot_first: bool
 ) -> None:
     """If one of them fetched the timestamp meanwhile, the transaction would lose."""

@@ -285,7 +285,7 @@ async def test_parts_live_as_long_as_any_attempt(db: Database, shared: SharedTra
     assert await values_of(db) == {"ann": 1, "bob": 2}
 
 
-async def test_parts_live_on_while_each_message_waits_seconds_for_its_turn(
+async def test_parts_live_on_while_each_message_waits_seconds_to_be_sent(
     monkeypatch: pytest.MonkeyPatch, db: Database, shared: SharedTransaction
 ) -> None:
     """Behind what the client writes itself, or in a busy cluster. With a short time-out, each beat
@@ -343,7 +343,7 @@ async def test_a_longer_time_to_live_is_possible(db: Database) -> None:
 
 
 class SlowMutations:
-    """The mutations of one client wait for their turn, and are not sent if that comes too late."""
+    """The mutations of one client wait in line, and are not sent once it is too late."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, db: Database, seconds: float) -> None:
         self.seconds = seconds

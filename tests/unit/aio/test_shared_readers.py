@@ -38,7 +38,7 @@ MESSAGES_MAX = 4 * len(TASKS)
 
 
 class Counted:
-    """What the cluster was asked since this was made: mutations, and messages with reads."""
+    """Mutations that the cluster was asked for since this was made."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[pb.Mutation] = []

@@ -1,4 +1,4 @@
-"""`db.run`: those that have lost at a cell take turns there, and the others notice nothing."""
+"""`db.run`: transactions that have lost at a cell stand in line there; others notice nothing."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def cell(db: Database, row: str = "bob") -> CellAddress:
 
 
 async def held_turn(db: Database, row: str = "bob", *, caller: object = None) -> Contender:
-    """Someone who has their turn at the cell, and does nothing in it."""
+    """A transaction that is the first in line at the cell, and does nothing."""
     owner = Contender(db.internal.engine.env.hot_cells, caller, 0.0)
     owner.lost_at(await cell(db, row))
     await owner.stand_in_line()
@@ -202,7 +202,7 @@ async def test_one_that_is_cancelled_leaves_the_line(db: Database, increments: I
     assert len(db.internal.engine.env.hot_cells) == 0
 
 
-async def test_one_that_dies_in_its_turn_lets_the_next_go_at_once(db: Database) -> None:
+async def test_one_that_dies_as_the_first_in_line_lets_the_next_go_at_once(db: Database) -> None:
     lost = list[int]()
 
     async def fail_at_last(tx: Transaction) -> None:
@@ -217,7 +217,7 @@ async def test_one_that_dies_in_its_turn_lets_the_next_go_at_once(db: Database) 
     assert len(db.internal.engine.env.hot_cells) == 0
 
 
-async def test_one_that_waits_for_something_else_in_its_turn_holds_up_others_for_a_while(
+async def test_one_that_waits_for_something_else_holds_up_those_in_line_for_a_while(
     db: Database, increments: Increments
 ) -> None:
     lost, forever = list[int](), asyncio.Event()
@@ -244,7 +244,7 @@ async def test_one_that_waits_for_something_else_in_its_turn_holds_up_others_for
     await hanging  # it loses, and then has its turn again
 
 
-async def test_transfers_between_two_hot_cells_take_turns_at_both(db: Database) -> None:
+async def test_transfers_between_two_hot_cells_stand_in_line_at_both(db: Database) -> None:
     attempts = 0
 
     async def transfer(tx: Transaction, source: str, target: str) -> None:
@@ -342,7 +342,7 @@ async def test_the_unluckiest_wait_hardly_longer_than_most() -> None:
 
 
 class Paused(Cluster):
-    """Its oracle answers nothing until a moment."""
+    """A cluster whose oracle answers nothing until a given time."""
 
     until = 0.0
 

@@ -191,7 +191,7 @@ class Network:
             await self._time_out()
             return Unavailable("late")
         answer = world.store.apply(step)
-        if answer is APPLIED and _buries(step):
+        if answer is APPLIED and _rolls_back_expired(step):
             world.buried_alive += 1
         if chance() < faults.duplicated:
             world.later(lambda: world.store.apply(step), self._random.expovariate(1 / 0.03))
@@ -276,7 +276,7 @@ class Network:
 
 @dataclass
 class Transaction:
-    """What one transaction read and wrote, and the outcomes reported for it."""
+    """Reads and writes of one transaction, and the outcomes reported for it."""
 
     start: int
     writes: dict[CellAddress, Write]
@@ -415,7 +415,7 @@ class Client:
 
 
 def _prewrites(step: CellMutation) -> bool:
-    """Whether the step puts a lock where there must be none."""
+    """True of a step that puts a lock where there must be none."""
     return _puts(step, LOCK) and len(step.message().conditions) > 1
 
 
@@ -423,8 +423,8 @@ def _commits_primary(step: CellMutation) -> bool:
     return _puts(step, WRITE) and len(step.message().conditions) > 2
 
 
-def _buries(step: CellMutation) -> bool:
-    """Whether the step rolls back a lock (not the absence of one) whose time to live has passed."""
+def _rolls_back_expired(step: CellMutation) -> bool:
+    """True of a step that rolls back a lock, not its absence, whose time to live has passed."""
     expectations = [condition.expectation for condition in step.message().conditions]
     return Condition.EXPECTATION_BEGINS_IF_PRESENT in expectations
 
@@ -501,7 +501,7 @@ CELLS = [
 
 @dataclass
 class Run:
-    """What happened in the run of one seed."""
+    """Counts of the run of one seed, and the rules that it broke."""
 
     violations: list[str] = field(default_factory=list)
     committed: int = 0

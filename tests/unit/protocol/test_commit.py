@@ -418,9 +418,7 @@ async def test_a_transaction_being_given_up_is_settled_by_its_marker_and_never_c
     assert not any(puts(step, WRITE) for step in patient.network.steps)
 
 
-async def test_a_transaction_being_given_up_may_turn_out_to_be_committed_by_another_client() -> (
-    None
-):
+async def test_a_transaction_being_given_up_may_have_been_committed_by_another_client() -> None:
     here = World(0, replace(NO_FAULTS))
     slow, quick, younger = here.client(PATIENT), here.client(PATIENT), here.client(PATIENT)
 
@@ -524,9 +522,7 @@ async def test_without_an_answer_before_the_deadline_the_outcome_is_unknown(
     assert [at for at, _ in here.store.commits(B)] == [at]
 
 
-async def test_an_unknown_outcome_may_turn_out_to_be_rolled_back(
-    here: World, client: Client
-) -> None:
+async def test_an_unknown_outcome_may_prove_to_be_a_rollback(here: World, client: Client) -> None:
 
     async def cut_off(step: CellMutation) -> None:
         if puts(step, WRITE):
@@ -687,7 +683,7 @@ def test_the_last_write_of_a_cell_counts() -> None:
     }
 
 
-def test_writes_without_room_for_all_of_them_change_nothing() -> None:
+def test_writes_that_do_not_all_fit_change_nothing() -> None:
     own = WriteSet(Limits(transaction_cells_max=2))
     own.put(A, b"1")
     before, size_bytes = dict(own.cells), own.size_bytes

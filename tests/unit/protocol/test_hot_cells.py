@@ -1,4 +1,4 @@
-"""Transactions that have lost at a cell take turns: the oldest first, and none forever."""
+"""Transactions that have lost at a cell stand in line: the oldest first, and none forever."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_the_first_in_line_waits_for_nothing(lines: HotCells) -> None:
     assert contender(lines, 1.0, BOB).stand_in_line().done()
 
 
-async def test_a_line_ends_a_moment_after_the_last_one_has_left(lines: HotCells) -> None:
+async def test_a_line_ends_soon_after_the_last_one_has_left(lines: HotCells) -> None:
     one, two = contender(lines, 1.0, BOB), contender(lines, 2.0, BOB, JOE)
     one.stand_in_line()
     two.stand_in_line()
@@ -113,7 +113,7 @@ async def test_the_oldest_goes_first_whenever_it_came() -> None:
     assert order == [1.0, 2.0, 5.0, 8.0]
 
 
-async def test_one_who_leaves_the_line_gets_no_turn_and_holds_up_no_one(lines: HotCells) -> None:
+async def test_one_who_leaves_the_line_is_never_first_and_holds_up_no_one(lines: HotCells) -> None:
     one, two, three = (contender(lines, since, BOB) for since in (1.0, 2.0, 3.0))
     one.stand_in_line()
     second, third = two.stand_in_line(), three.stand_in_line()
@@ -124,7 +124,7 @@ async def test_one_who_leaves_the_line_gets_no_turn_and_holds_up_no_one(lines: H
     assert not third.cancelled()
 
 
-async def test_a_turn_that_lasts_too_long_ends_and_the_next_one_is_twice_as_long() -> None:
+async def test_one_who_is_first_for_too_long_is_passed_and_has_twice_as_long_next_time() -> None:
     lines, now = HotCells(), asyncio.get_running_loop().time
     slow, patient = contender(lines, 1.0, BOB), contender(lines, 2.0, BOB)
     began = now()
@@ -139,7 +139,7 @@ async def test_a_turn_that_lasts_too_long_ends_and_the_next_one_is_twice_as_long
     assert now() - began == 2 * GRANT_SECONDS
 
 
-async def test_one_who_lost_at_two_cells_has_its_turn_at_both_or_at_none(lines: HotCells) -> None:
+async def test_one_who_lost_at_two_cells_goes_first_at_both_or_at_none(lines: HotCells) -> None:
     at_bob, at_joe = contender(lines, 1.0, BOB), contender(lines, 2.0, JOE)
     at_bob.stand_in_line()
     at_joe.stand_in_line()
@@ -159,7 +159,7 @@ async def test_one_who_lost_at_two_cells_has_its_turn_at_both_or_at_none(lines: 
 async def test_those_who_want_the_same_cells_in_any_order_never_wait_for_each_other(
     lines: HotCells,
 ) -> None:
-    """With one turn while waiting for another, three such contenders would wait forever."""
+    """If each were first at one cell and waited at another, three contenders would wait forever."""
     pairs = (BOB, JOE), (JOE, ANN), (ANN, BOB)
     waiting = [contender(lines, float(at), *pair) for at, pair in enumerate(pairs)]
     turns = [one.stand_in_line() for one in waiting]
@@ -182,7 +182,7 @@ async def test_only_a_function_that_has_lost_at_a_cell_is_known_there(lines: Hot
     assert not lines.has_lost("a function", JOE)
 
 
-async def test_whatever_they_do_everyone_gets_a_turn_and_no_cell_has_two_at_once() -> None:
+async def test_whatever_they_do_everyone_comes_first_once_and_no_cell_has_two_at_once() -> None:
     chance = random.Random(1)
     lines = HotCells()
     busy: set[CellAddress] = set()
@@ -217,7 +217,9 @@ async def test_whatever_they_do_everyone_gets_a_turn_and_no_cell_has_two_at_once
 HANDOVER = Handover(101, {BOB: (KIND_PUT, b"7")})
 
 
-async def test_the_next_reader_in_line_uses_the_handover_and_only_one_does(lines: HotCells) -> None:
+async def test_the_next_reader_in_line_follows_the_commit_and_only_one_does(
+    lines: HotCells,
+) -> None:
     winner = contender(lines, 1.0, BOB)
     winner.stand_in_line()
     following = [contender(lines, since, BOB) for since in (2.0, 3.0)]
@@ -229,7 +231,7 @@ async def test_the_next_reader_in_line_uses_the_handover_and_only_one_does(lines
     assert third.result() is None
 
 
-async def test_one_that_has_yet_to_read_gets_no_handover(lines: HotCells) -> None:
+async def test_one_that_has_yet_to_read_follows_no_commit(lines: HotCells) -> None:
     """Its snapshot has to show what it waits for before it reads."""
     winner, other = contender(lines, 1.0, BOB), contender(lines, 2.0, BOB)
     winner.stand_in_line()
@@ -239,7 +241,7 @@ async def test_one_that_has_yet_to_read_gets_no_handover(lines: HotCells) -> Non
     assert turn.result() is None
 
 
-async def test_one_that_came_after_the_commit_was_sent_gets_no_handover(lines: HotCells) -> None:
+async def test_one_that_came_after_the_commit_was_sent_does_not_follow_it(lines: HotCells) -> None:
     winner, follower, older = (contender(lines, since, BOB) for since in (1.0, 3.0, 2.0))
     winner.stand_in_line()
     follower.stand_in_line(is_reading=True)
@@ -249,7 +251,7 @@ async def test_one_that_came_after_the_commit_was_sent_gets_no_handover(lines: H
     assert late.result() is None
 
 
-async def test_whose_turn_is_over_is_followed_by_no_one(lines: HotCells) -> None:
+async def test_one_who_was_passed_is_followed_by_no_one(lines: HotCells) -> None:
     winner = contender(lines, 1.0, BOB)
     winner.stand_in_line()
     contender(lines, 2.0, BOB).stand_in_line(is_reading=True)
@@ -257,14 +259,14 @@ async def test_whose_turn_is_over_is_followed_by_no_one(lines: HotCells) -> None
     assert not winner.is_followed
 
 
-def test_a_handover_is_made_only_of_a_commit_with_a_timestamp_set_aside() -> None:
+def test_only_a_commit_with_a_timestamp_set_aside_is_followed() -> None:
     assert Handover.after(100, {}) is None
-    handover = Handover.after(FollowedCommit(100), {})
-    assert handover is not None
-    assert handover.start == 101
+    baton = Handover.after(FollowedCommit(100), {})
+    assert baton is not None
+    assert baton.start == 101
 
 
-def test_a_handover_shows_what_was_put_and_deleted_and_not_what_was_locked() -> None:
+def test_a_follower_knows_what_was_put_and_deleted_and_not_what_was_locked() -> None:
     writes = {BOB: (KIND_PUT, b"7"), JOE: (KIND_DELETE, b""), ANN: (KIND_LOCK_ONLY, b"")}
     handover = Handover(101, writes)
     bob, joe = handover.known(BOB), handover.known(JOE)

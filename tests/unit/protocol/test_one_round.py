@@ -140,7 +140,7 @@ async def test_what_cannot_be_one_message_takes_two_phases(
     assert client.network.steps
 
 
-async def test_the_limit_turns_it_off(here: World) -> None:
+async def test_the_limit_switches_it_off(here: World) -> None:
     client = here.client(Limits(one_round_cells_max=0))
     await (await _commit(client)).run(client.deadline())
     assert client.network.commits == []

@@ -260,7 +260,7 @@ async def test_a_late_prewrite_after_the_cleanup_is_refused(
     await writer.env.background.drain(0.0)
 
 
-async def test_a_heartbeat_proves_the_owner_alive_until_the_last_moment(
+async def test_a_heartbeat_proves_the_owner_alive_until_it_is_rolled_back(
     here: World, writer: Client, reader: Client
 ) -> None:
     """The lock has changed since it was judged, so nothing is rolled back."""
