@@ -29,7 +29,7 @@ from rich.table import Table as Screen
 
 from percolator.services.local.cluster import LocalCluster
 from percolator.world import Random
-from tests.soak import client, series
+from tests.soak import client
 from tests.soak.client import TABLES
 from tests.soak.series import Judged, Sampler, Samples, growing, write_verdict
 
@@ -236,10 +236,8 @@ class Soak:
                     yield f"{name}: {line[:300]}"
 
     def _tell(self, sampler: Sampler, judged: list[Judged]) -> None:
-        minutes = self._seconds / 60
         self._samples.write_csv(self._out / "samples.csv")
         write_verdict(self._out / "verdict.json", judged, self._problems)
-        series.write(self._out / "plots.svg", f"{minutes:g} minutes", judged)
         screen = Screen("series", "samples", "middle third", "last third", "", box=None)
         for one in judged:
             found = one.judgement
@@ -254,7 +252,7 @@ class Soak:
         console.print(f"refused by a cluster that was disturbed: {dict(sampler.failed)}")
         console.print(f"disturbances: {dict(self._disturbances.injected)}")
         console.print(f"samples without an answer: {dict(sampler.unanswered)}")
-        console.print(f"{len(self._samples):,} samples and plots: {self._out}")
+        console.print(f"{len(self._samples):,} samples: {self._out}")
         for problem in self._problems:
             console.print(f"[red]{escape(problem)}[/red]")
 

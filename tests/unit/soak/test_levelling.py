@@ -10,7 +10,6 @@ from collections.abc import Callable
 from math import exp, log
 from pathlib import Path
 from random import Random
-from xml.etree import ElementTree
 
 import pytest
 
@@ -25,7 +24,6 @@ from tests.soak.series import (
     growing,
     judge,
     leveldb_files,
-    page,
     write_verdict,
 )
 
@@ -179,16 +177,6 @@ def test_the_verdict_and_the_samples_are_written(tmp_path: Path) -> None:
         "seconds": "0.00",
         "value": "80.0000",
     }
-
-
-def test_the_page_has_a_chart_for_each_series_and_shows_in_red_what_grows() -> None:
-    samples = a_run()
-    samples.add(Key("<gateway>", 1, "tasks"), 0.0, 0.0)
-    text = page("a run", samples.judged())
-    root = ElementTree.fromstring(text)
-    charts = root.findall("{http://www.w3.org/2000/svg}g")
-    assert len(charts) == 3
-    assert text.count("#c62828") == 2  # its title and its line
 
 
 # What is sampled besides metrics: the files of LevelDB, and what the client reports.
