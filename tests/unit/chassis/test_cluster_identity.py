@@ -43,6 +43,7 @@ from percolator.testing.row_database import MODEL
 from percolator.world import World
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles, run_until_killed
 from tests.simulation.virtual_time import VirtualClock
+from tests.unit.refusals import refused
 
 ROOT = Path("/disk/store")
 
@@ -129,9 +130,8 @@ async def staggered(disk: MemoryDisk, seed: int, number: int) -> ClusterIdentity
 
 async def test_a_root_that_holds_something_else_is_refused_and_left_alone(disk: MemoryDisk) -> None:
     await put(disk, "holiday.jpg", b"...")
-    with pytest.raises(InvalidArgument, match=r"not empty.*holiday\.jpg") as caught:
+    with refused("store", match=r"not empty.*holiday\.jpg"):
         await establish(disk, 1)
-    assert caught.value.field == "store"
     assert await MemoryFiles(disk).list(ROOT) == ["holiday.jpg"]
 
 

@@ -29,6 +29,7 @@ from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.roles import Role
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.lockservice.test_lockservice_model import HandMovedClock
+from tests.unit.refusals import refused
 
 # Short names for the calls that the tests of the lock service make.
 
@@ -204,9 +205,8 @@ async def test_the_timestamp_of_a_pin_never_changes(handler: LockServiceHandler)
         (info(oldest_start_timestamp=0, pin=True), "info.oldest_start_timestamp"),
         (info(oldest_start_timestamp=42, pin=False), "info.pin"),
     ):
-        with pytest.raises(InvalidArgument) as caught:
+        with refused(field):
             await renewed(handler, session_id, other)
-        assert caught.value.field == field
     assert not await renewed(handler, session_id, pin)
     assert (await listed(handler))[0].info == pin
 
@@ -489,12 +489,10 @@ async def test_an_invalid_session_is_refused_by_the_name_of_the_field(
 ) -> None:
     session_id = await opened(handler)
     before = await listed(handler)
-    with pytest.raises(InvalidArgument) as caught:
+    with refused(field):
         await opened(handler, bad)
-    assert caught.value.field == field
-    with pytest.raises(InvalidArgument) as caught:
+    with refused(field):
         await renewed(handler, session_id, bad)
-    assert caught.value.field == field
     assert await listed(handler) == before
 
 
@@ -531,9 +529,8 @@ async def test_invalid_names_are_refused_and_nothing_changes(
         ),
         handler.unlock(pb.UnlockRequest(session_id=session_id, names=names)),
     ):
-        with pytest.raises(InvalidArgument) as caught:
+        with refused(field):
             await call
-        assert caught.value.field == field
     assert [session.locks for session in await listed(handler)] == [1]
 
 
@@ -574,12 +571,10 @@ async def test_an_id_of_the_wrong_length_is_refused_everywhere(
         handler.renew_locks(pb.RenewLocksRequest(session_id=session_id)),
         handler.unlock(pb.UnlockRequest(session_id=session_id)),
     ):
-        with pytest.raises(InvalidArgument) as caught:
+        with refused("session_id"):
             await call
-        assert caught.value.field == "session_id"
-    with pytest.raises(InvalidArgument) as caught:
+    with refused("session_ids[1]"):
         await handler.check_sessions(pb.CheckSessionsRequest(session_ids=[UNKNOWN_ID, session_id]))
-    assert caught.value.field == "session_ids[1]"
 
 
 async def test_a_liveness_check_names_at_least_one_session_and_not_too_many(
@@ -692,9 +687,8 @@ async def test_the_newest_activity_is_listed_for_those_who_ask_and_for_no_others
 async def test_an_activity_that_is_too_large_is_refused_by_name_and_changes_nothing() -> None:
     async with lock_service(LockServiceLimits(activity_bytes_max=100)) as handler:
         session_id = await opened(handler, _busy(1))
-        with pytest.raises(InvalidArgument) as caught:
+        with refused("info.activity"):
             await renewed(handler, session_id, _busy(2, column=b"c" * 200))
-        assert caught.value.field == "info.activity"
         assert await _activities(handler) == [1]
 
 

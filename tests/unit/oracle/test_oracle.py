@@ -53,6 +53,7 @@ from percolator.wire.timestamp_source import ATTEMPT_SECONDS_MAX
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.oracle.ledgers import STORE, HandClock, open_ledger
+from tests.unit.refusals import refused
 
 
 @pytest.fixture
@@ -235,9 +236,8 @@ async def test_a_burst_is_bounded_by_the_time_and_delays_other_requests_only_bri
 
 @pytest.mark.parametrize("count", [0, -1, 1_000_001, 2**32])
 async def test_a_count_outside_its_limits_is_refused_by_name(at: Bench, count: int) -> None:
-    with pytest.raises(InvalidArgument) as refused:
+    with refused("count"):
         await at.oracle.get_timestamps(count)
-    assert refused.value.field == "count"
     assert await at.ask() == at.clock.wall_milliseconds() << 18
 
 

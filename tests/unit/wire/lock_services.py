@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -49,6 +49,8 @@ class LockServices:
         self.answer_seconds = ROUND_TRIP_SECONDS / 2
         self.calls: list[tuple[str, str, Any]] = []
         self.dialled: list[str] = []
+        self.clients: list[Sessions] = []
+        """They are closed at the end, after those that a test closes itself."""
         self._living: dict[str, asyncio.Task[None]] = {}
         self._starts = 0
 
@@ -92,6 +94,8 @@ class LockServices:
         raise AssertionError("the lock service streams nothing")
 
     async def close(self) -> None:
+        for sessions in self.clients:
+            await sessions.close()
         for address in list(self._living):
             self.stop(address)
 
@@ -100,6 +104,11 @@ class LockServices:
         handler = self.handlers[address]
         sessions, _ = handler.sessions.page(0, 100)
         return [handler.describe(session) for session in sessions]
+
+    async def seconds_of(self, work: Awaitable[object]) -> float:
+        before = self.clock.monotonic_seconds()
+        await work
+        return self.clock.monotonic_seconds() - before
 
     def count(self, name: str) -> int:
         return sum(called == name for _, called, _ in self.calls)
@@ -116,10 +125,19 @@ async def lock_services(*addresses: str) -> AsyncIterator[LockServices]:
         await services.close()
 
 
-def client(services: LockServices, *addresses: str, seed: int = 9, **more: Any) -> Sessions:
+def client(
+    services: LockServices,
+    *addresses: str,
+    all_of: Sequence[str] = (A,),
+    seed: int = 9,
+    **more: Any,
+) -> Sessions:
+    """A client that knows these addresses, or those of a list that may change."""
     world = World(services.clock, services, random.Random(seed))
     settings = more.pop("settings", SessionSettings(description="a test"))
-    return Sessions(world, addresses or [A], settings, **more)
+    sessions = Sessions(world, addresses or all_of, settings, **more)
+    services.clients.append(sessions)
+    return sessions
 
 
 def held(sessions: Sessions) -> bytes | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import random
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -26,7 +25,7 @@ from percolator.wire.advisory_locks import NAME_BYTES_MAX, AdvisoryLocks, row_na
 from percolator.wire.liveness import Liveness
 from percolator.wire.lock_service import LockServiceCalls
 from percolator.wire.sessions import Sessions, SessionSettings
-from percolator.world import World
+from tests.unit.refusals import refused
 from tests.unit.wire.lock_services import (
     ROUND_TRIP_SECONDS,
     A,
@@ -45,7 +44,15 @@ def services(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Lock
     return lock_services(*getattr(request, "param", [A]))
 
 
+on_no_service = pytest.mark.parametrize("services", [[]], indirect=True)
 on_two_services = pytest.mark.parametrize("services", [[A, B]], indirect=True)
+
+
+async def opened(sessions: Sessions) -> bytes:
+    """The id of the session, which can be opened."""
+    session_id = await sessions.current()
+    assert session_id is not None
+    return session_id
 
 
 async def test_a_session_is_opened_when_it_is_first_needed(services: LockServices) -> None:
@@ -57,25 +64,24 @@ async def test_a_session_is_opened_when_it_is_first_needed(services: LockService
     assert first is not None
     assert first == second == held(sessions)
     assert [s.session_id for s in services.alive(A)] == [first]
-    await sessions.close()
 
 
-async def test_a_session_is_renewed_in_the_background_for_as_long_as_it_is_open() -> None:
+async def test_a_session_is_renewed_in_the_background_for_as_long_as_it_is_open(
+    services: LockServices,
+) -> None:
     oldest = 0
-    async with lock_services(A) as services:
-        sessions = client(services, oldest_start=lambda: oldest)
-        session_id = await sessions.current()
-        for oldest in (17, 99, 0):
-            await asyncio.sleep(60)
-            (session,) = services.alive(A)
-            assert session.session_id == session_id == held(sessions)
-            assert session.info.oldest_start_timestamp == oldest
-        assert 1.0 <= services.count("RenewSession") / 180 <= 1.3
-        # However slow the answers are.
-        services.answer_seconds = 0.7
-        await asyncio.sleep(180)
-        assert 1.0 <= services.count("RenewSession") / 360 <= 1.3
-        await sessions.close()
+    sessions = client(services, oldest_start=lambda: oldest)
+    session_id = await sessions.current()
+    for oldest in (17, 99, 0):
+        await asyncio.sleep(60)
+        (session,) = services.alive(A)
+        assert session.session_id == session_id == held(sessions)
+        assert session.info.oldest_start_timestamp == oldest
+    assert 1.0 <= services.count("RenewSession") / 180 <= 1.3
+    # However slow the answers are.
+    services.answer_seconds = 0.7
+    await asyncio.sleep(180)
+    assert 1.0 <= services.count("RenewSession") / 360 <= 1.3
 
 
 async def test_closing_ends_the_session_at_once_and_for_good(services: LockServices) -> None:
@@ -91,16 +97,13 @@ async def test_closing_ends_the_session_at_once_and_for_good(services: LockServi
         await sessions.current()
     with pytest.raises(UsageError):
         await sessions.liveness([b"x" * 16])
-    await sessions.close()
 
 
 async def test_closing_does_not_hang_on_a_silent_lock_service(services: LockServices) -> None:
     sessions = client(services)
     await sessions.current()
     services.silent.add(A)
-    before = services.clock.monotonic_seconds()
-    await sessions.close()
-    assert services.clock.monotonic_seconds() - before <= 1.0
+    assert await services.seconds_of(sessions.close()) <= 1.0
 
 
 async def test_a_session_that_is_being_opened_when_it_is_closed_is_not_left_behind(
@@ -150,23 +153,22 @@ async def test_closing_does_not_wait_for_long_for_a_session_that_is_being_opened
     sessions = client(services, settings=SessionSettings(ttl_seconds=60.0))
     opening = asyncio.ensure_future(sessions.current())
     await asyncio.sleep(ROUND_TRIP_SECONDS)
-    before = services.clock.monotonic_seconds()
-    await sessions.close()
-    assert services.clock.monotonic_seconds() - before <= 1.0
+    assert await services.seconds_of(sessions.close()) <= 1.0
     assert await opening is None
 
 
-async def test_without_a_lock_service_work_continues_without_a_session() -> None:
-    async with lock_services() as services:
-        services.refusing.add(A)
-        sessions = client(services)
-        assert await sessions.current() is None
-        assert isinstance(problem(sessions), Unavailable)
-        services.start(A)
-        await asyncio.sleep(1.1)
-        assert held(sessions) is not None
-        assert problem(sessions) is None
-        await sessions.close()
+@on_no_service
+async def test_without_a_lock_service_work_continues_without_a_session(
+    services: LockServices,
+) -> None:
+    services.refusing.add(A)
+    sessions = client(services)
+    assert await sessions.current() is None
+    assert isinstance(problem(sessions), Unavailable)
+    services.start(A)
+    await asyncio.sleep(1.1)
+    assert held(sessions) is not None
+    assert problem(sessions) is None
 
 
 async def test_a_silent_lock_service_delays_only_the_first_lookup(services: LockServices) -> None:
@@ -178,21 +180,20 @@ async def test_a_silent_lock_service_delays_only_the_first_lookup(services: Lock
     before = services.clock.monotonic_seconds()
     assert await sessions.current() is None
     assert services.clock.monotonic_seconds() == before
-    await sessions.close()
 
 
-async def test_without_addresses_everything_is_as_if_no_service_answered() -> None:
-    async with lock_services() as services:
-        addresses: list[str] = []
-        world = World(services.clock, services, random.Random(9))
-        sessions = Sessions(world, addresses, SessionSettings())
-        assert await sessions.current() is None
-        assert await sessions.liveness([b"x" * 16]) == [Liveness.UNDECIDED]
-        services.start(A)
-        addresses.append(A)
-        await asyncio.sleep(1.1)
-        assert held(sessions) is not None
-        await sessions.close()
+@on_no_service
+async def test_without_addresses_everything_is_as_if_no_service_answered(
+    services: LockServices,
+) -> None:
+    addresses: list[str] = []
+    sessions = client(services, all_of=addresses)
+    assert await sessions.current() is None
+    assert await sessions.liveness([b"x" * 16]) == [Liveness.UNDECIDED]
+    services.start(A)
+    addresses.append(A)
+    await asyncio.sleep(1.1)
+    assert held(sessions) is not None
 
 
 async def test_two_renewals_may_be_lost_before_the_session_is_given_up(
@@ -205,41 +206,40 @@ async def test_two_renewals_may_be_lost_before_the_session_is_given_up(
     assert held(sessions) == session_id
     await asyncio.sleep(1.2)
     assert held(sessions) is None
-    await sessions.close()
 
 
 async def test_a_session_is_used_only_while_it_is_certainly_alive(services: LockServices) -> None:
     """The client's own clock decides, counted from before the renewal was sent."""
     sessions = client(services)
-    session_id = await sessions.current()
-    assert session_id is not None
+    session_id = await opened(sessions)
     services.answer_seconds = 0.9
     await asyncio.sleep(10)
     services.silent.add(A)
     while held(sessions) is not None:
         assert services.handlers[A].sessions.liveness(session_id) is Liveness.ALIVE
         await asyncio.sleep(0.01)
-    await sessions.close()
 
 
-async def test_an_expired_session_is_replaced_and_its_owner_notified() -> None:
+async def test_an_expired_session_is_replaced_and_its_owner_notified(
+    services: LockServices,
+) -> None:
     lost: list[bytes] = []
-    async with lock_services(A) as services:
-        sessions = client(services, on_expired=lost.append)
-        first = await sessions.current()
-        services.silent.add(A)
-        await asyncio.sleep(10)
-        services.silent.clear()
-        await asyncio.sleep(1.1)
-        second = held(sessions)
-        assert second is not None
-        assert second != first
-        assert lost == [first]
-        assert [s.session_id for s in services.alive(A)] == [second]
-        await sessions.close()
+    sessions = client(services, on_expired=lost.append)
+    first = await sessions.current()
+    services.silent.add(A)
+    await asyncio.sleep(10)
+    services.silent.clear()
+    await asyncio.sleep(1.1)
+    second = held(sessions)
+    assert second is not None
+    assert second != first
+    assert lost == [first]
+    assert [s.session_id for s in services.alive(A)] == [second]
 
 
-async def test_an_error_in_the_owners_callback_does_not_stop_the_renewals() -> None:
+async def test_an_error_in_the_owners_callback_does_not_stop_the_renewals(
+    services: LockServices,
+) -> None:
     complaints: list[dict[str, Any]] = []
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: complaints.append(context))
@@ -247,14 +247,12 @@ async def test_an_error_in_the_owners_callback_does_not_stop_the_renewals() -> N
     def fail(session_id: bytes) -> None:
         raise ValueError("the owner's own bug")
 
-    async with lock_services(A) as services:
-        sessions = client(services, on_expired=fail)
-        first = await sessions.current()
-        await services.handlers[A].end_session(pb.EndSessionRequest(session_id=first))
-        await asyncio.sleep(60)
-        assert held(sessions) is not None
-        assert [str(context["exception"]) for context in complaints] == ["the owner's own bug"]
-        await sessions.close()
+    sessions = client(services, on_expired=fail)
+    first = await sessions.current()
+    await services.handlers[A].end_session(pb.EndSessionRequest(session_id=first))
+    await asyncio.sleep(60)
+    assert held(sessions) is not None
+    assert [str(context["exception"]) for context in complaints] == ["the owner's own bug"]
 
 
 async def test_a_restart_of_the_lock_service_costs_no_session(services: LockServices) -> None:
@@ -266,7 +264,6 @@ async def test_a_restart_of_the_lock_service_costs_no_session(services: LockServ
     await asyncio.sleep(1.1)
     assert held(sessions) == session_id
     assert [s.session_id for s in services.alive(A)] == [session_id]
-    await sessions.close()
 
 
 @on_two_services
@@ -291,7 +288,6 @@ async def test_a_silent_address_leaves_time_for_the_next_one(services: LockServi
     sessions = client(services, A, B)
     assert await sessions.current() is not None
     assert services.clock.monotonic_seconds() < 1.0
-    await sessions.close()
 
 
 @on_two_services
@@ -307,7 +303,6 @@ async def test_calls_that_fail_together_move_on_to_the_next_address_once(
     await sessions.liveness([b"1" * 16])
     await asyncio.sleep(10.0)
     assert {address for address, _, _ in services.calls} == {B}
-    await sessions.close()
 
 
 @on_two_services
@@ -317,14 +312,12 @@ async def test_a_session_stays_with_its_lock_service_when_others_come_and_go(
     """The others do not know the session, and a pin that is lost is not set again."""
     await asyncio.sleep(61)  # their grace periods are over
     addresses = [B]
-    world = World(services.clock, services, random.Random(9))
-    sessions = Sessions(world, addresses, SessionSettings(pin_at=42))
+    sessions = client(services, all_of=addresses, settings=SessionSettings(pin_at=42))
     first = await sessions.current()
     for now in ([A, B], [B], ["lock-0:7102", A, B], [B, A]):
         addresses[:] = now
         await asyncio.sleep(3.0)
         assert held(sessions) == first
-    await sessions.close()
 
 
 @on_two_services
@@ -340,7 +333,6 @@ async def test_a_session_that_is_renewed_keeps_its_lock_service_though_lookups_f
     await asyncio.sleep(3.0)
     assert held(sessions) == first
     assert sessions.calls.current() == A
-    await sessions.close()
 
 
 async def test_a_time_to_live_that_may_be_shorter_is_what_the_lock_service_allows(
@@ -357,14 +349,12 @@ async def test_a_time_to_live_that_may_be_shorter_is_what_the_lock_service_allow
     services.refusing.add(A)
     await asyncio.sleep(61)
     assert held(sessions) is None, "it is not taken to be alive for longer"
-    await sessions.close()
 
 
 async def test_a_time_to_live_that_must_not_be_shorter_is_refused(services: LockServices) -> None:
     sessions = client(services, settings=SessionSettings(ttl_seconds=90, pin_at=42))
     assert await sessions.current() is None
     assert isinstance(problem(sessions), InvalidArgument)
-    await sessions.close()
 
 
 async def test_a_mistake_is_reported_once_and_does_not_stop_the_work(
@@ -377,7 +367,6 @@ async def test_a_mistake_is_reported_once_and_does_not_stop_the_work(
     assert isinstance(problem(sessions), InvalidArgument)
     assert len(caplog.records) == 1
     assert "info.ttl_milliseconds" in caplog.text
-    await sessions.close()
 
 
 def _fails() -> int:
@@ -389,36 +378,30 @@ async def test_a_wrong_oldest_start_is_reported_and_keeps_no_caller_waiting(
     services: LockServices,
     oldest_start: Callable[[], int],
 ) -> None:
-    world = World(services.clock, services, random.Random(1))
-    sessions = Sessions(world, [A], SessionSettings(), oldest_start=oldest_start)
+    sessions = client(services, oldest_start=oldest_start)
     async with asyncio.timeout(1):
         assert await sessions.current() is None
     assert isinstance(sessions.last_error, UsageError)
     assert "oldest_start" in str(sessions.last_error)
-    await sessions.close()
 
 
 async def test_a_session_id_that_is_not_bytes_is_refused_and_harms_no_other_caller(
     services: LockServices,
 ) -> None:
-    world = World(services.clock, services, random.Random(1))
-    sessions = Sessions(world, [A], SessionSettings())
-    session_id = await sessions.current()
-    assert session_id is not None
+    sessions = client(services)
+    session_id = await opened(sessions)
     other = asyncio.ensure_future(sessions.liveness([session_id]))
     wrong: Any = ["y" * 16]
     with pytest.raises(InvalidArgument, match=r"session_ids\[0\]"):
         await sessions.liveness(wrong)
     assert await other == [Liveness.ALIVE]
-    await sessions.close()
 
 
 async def test_one_address_in_place_of_a_list_is_refused_by_sessions(
     services: LockServices,
 ) -> None:
-    world = World(services.clock, services, random.Random(1))
     with pytest.raises(InvalidArgument, match="addresses: expected a list"):
-        Sessions(world, A, SessionSettings())
+        client(services, all_of=A)
 
 
 async def test_renewals_of_clients_that_began_together_spread_out(services: LockServices) -> None:
@@ -434,8 +417,6 @@ async def test_renewals_of_clients_that_began_together_spread_out(services: Lock
         renewed_at += [loop.time() - started] * (len(services.calls) - before - len(renewed_at))
     assert 0.7 <= min(renewed_at) < max(renewed_at) <= 1.0
     assert max(renewed_at) - min(renewed_at) > 0.1
-    for sessions in clients:
-        await sessions.close()
 
 
 @on_two_services
@@ -474,9 +455,8 @@ async def test_an_address_that_left_the_cluster_is_dialled_anew_when_it_comes_ba
 )
 def test_settings_that_cannot_be_sent_are_refused_by_name(field: str, value: Any) -> None:
     """They would end the task that renews, and leave callers waiting for a session."""
-    with pytest.raises(InvalidArgument) as refused:
+    with refused(field):
         SessionSettings(**{field: value})
-    assert refused.value.field == field
 
 
 # The sessions of all lock services, and which of these do not answer.
@@ -508,8 +488,6 @@ async def test_the_sessions_of_all_lock_services_are_listed_and_who_does_not_ans
     services.refusing.add(B)
     with pytest.raises(Unavailable):
         await all_sessions()
-    await one.close()
-    await other.close()
 
 
 # Pins: sessions that stay with their lock service, and are lost after their time to live.
@@ -524,7 +502,6 @@ async def test_a_pin_sends_the_same_with_every_renewal(services: LockServices) -
     assert session.info == pb.SessionInfo(
         description="a backup", ttl_milliseconds=30_000, oldest_start_timestamp=42, pin=True
     )
-    await sessions.close()
 
 
 @on_two_services
@@ -535,8 +512,7 @@ async def test_a_restart_of_its_lock_service_costs_no_pin_though_there_are_other
 ) -> None:
     await asyncio.sleep(61)  # their grace periods are over
     pin = client(services, A, B, settings=SessionSettings(ttl_seconds=30, pin_at=42))
-    first = await pin.current()
-    assert first is not None
+    first = await opened(pin)
     services.refusing.add(A)
     await asyncio.sleep(15)
     if restarts:
@@ -563,10 +539,7 @@ async def test_silent_lock_services_take_no_more_than_the_time_of_who_sets_or_re
     assert await pin.current() is not None
     assert services.clock.monotonic_seconds() - before < 5, "B answers, and some time is left"
     services.silent.add(B)
-    before = services.clock.monotonic_seconds()
-    await pin.close()
-    assert services.clock.monotonic_seconds() - before <= 8
-    await sessions.close()
+    assert await services.seconds_of(pin.close()) <= 8
 
 
 @on_two_services
@@ -583,7 +556,6 @@ async def test_a_pin_is_lost_when_its_lock_service_stays_away_for_its_time_to_li
     assert (lost, held(pin)) == ([], first)
     await asyncio.sleep(20)
     assert (lost, held(pin)) == ([first], None)
-    await pin.close()
 
 
 async def test_a_pin_that_becomes_too_old_is_lost_and_its_holder_is_told_why(
@@ -602,8 +574,6 @@ async def test_a_pin_that_becomes_too_old_is_lost_and_its_holder_is_told_why(
     another = client(services, A, settings=settings)
     assert await another.current() is None
     assert isinstance(another.last_error, SnapshotTooOld)
-    await pin.close()
-    await another.close()
 
 
 # Questions about the owners of locks, with real lock services behind a network that can be cut.
@@ -611,9 +581,7 @@ async def test_a_pin_that_becomes_too_old_is_lost_and_its_holder_is_told_why(
 
 async def test_live_dead_and_undecided_sessions_are_told_apart(services: LockServices) -> None:
     one, other = client(services), client(services)
-    living, ended = await one.current(), await other.current()
-    assert living is not None
-    assert ended is not None
+    living, ended = await opened(one), await opened(other)
     await other.close()
     never = b"never seen here!"
     expected = [Liveness.DEAD, Liveness.ALIVE, Liveness.UNDECIDED]
@@ -621,7 +589,6 @@ async def test_live_dead_and_undecided_sessions_are_told_apart(services: LockSer
     await asyncio.sleep(61)
     expected = [Liveness.DEAD, Liveness.ALIVE, Liveness.DEAD]
     assert await one.liveness([ended, living, never]) == expected
-    await one.close()
 
 
 async def test_no_answer_means_undecided(services: LockServices) -> None:
@@ -631,7 +598,6 @@ async def test_no_answer_means_undecided(services: LockServices) -> None:
     before = services.clock.monotonic_seconds()
     assert await sessions.liveness([b"x" * 16]) == [Liveness.UNDECIDED]
     assert services.clock.monotonic_seconds() - before <= 1.0
-    await sessions.close()
 
 
 async def test_a_malformed_session_id_is_undecided_and_harms_no_other_lookup(
@@ -644,22 +610,18 @@ async def test_a_malformed_session_id_is_undecided_and_harms_no_other_lookup(
     assert await sessions.liveness([b""]) == [Liveness.UNDECIDED]
     assert await sessions.liveness([]) == []
     assert services.count("CheckSessions") == 1
-    await sessions.close()
 
 
 async def test_an_answer_is_never_older_than_its_lookup(services: LockServices) -> None:
     """The session dies after the first lookup arrived and before the second began."""
     owner, asker = client(services), client(services)
-    session_id = await owner.current()
-    assert session_id is not None
+    session_id = await opened(owner)
     first = asyncio.create_task(asker.liveness([session_id]))
     await asyncio.sleep(ROUND_TRIP_SECONDS * 0.75)
     await services.handlers[A].end_session(pb.EndSessionRequest(session_id=session_id))
     second = asyncio.create_task(asker.liveness([session_id]))
     assert await first == [Liveness.ALIVE]
     assert await second == [Liveness.DEAD]
-    await owner.close()
-    await asker.close()
 
 
 async def test_lookups_during_a_call_share_the_next_one(services: LockServices) -> None:
@@ -675,7 +637,6 @@ async def test_lookups_during_a_call_share_the_next_one(services: LockServices) 
     assert answers[1:] == [[Liveness.DEAD, Liveness.DEAD]] * 2_499
     asked = [len(c.session_ids) for _, name, c in services.calls if name == "CheckSessions"]
     assert asked == [1, 1_000, 1_000, 500]
-    await sessions.close()
 
 
 async def test_closing_leaves_no_lookup_waiting(services: LockServices) -> None:
@@ -696,15 +657,12 @@ async def test_a_session_is_dead_only_if_no_lock_service_knows_it(services: Lock
     """Clients may be with different ones, as after the first was away for a while."""
     await asyncio.sleep(61)  # their grace periods are over
     one, other = client(services, A, B), client(services, B, A)
-    session = await one.current()
-    assert session is not None
+    session = await opened(one)
     nobody = b"?" * 16
     await other.current()
     assert await other.liveness([session, nobody]) == [Liveness.ALIVE, Liveness.DEAD]
     services.refusing.add(A)
     assert await other.liveness([session, nobody]) == [Liveness.UNDECIDED] * 2
-    await one.close()
-    await other.close()
 
 
 # Advisory locks keep processes from doing the same work, and never from doing any.
@@ -712,8 +670,7 @@ async def test_a_session_is_dead_only_if_no_lock_service_knows_it(services: Lock
 
 async def test_a_lock_that_one_session_holds_is_refused_to_others(services: LockServices) -> None:
     one, other = client(services), client(services, seed=8)
-    await one.current()
-    await other.current()
+    await asyncio.gather(one.current(), other.current())
     first, second = AdvisoryLocks(one), AdvisoryLocks(other)
     assert await first.try_lock([b"a", b"b"]) == [True, True]
     assert await second.try_lock([b"b", b"c", b"b"]) == [False, True, False]
@@ -722,7 +679,6 @@ async def test_a_lock_that_one_session_holds_is_refused_to_others(services: Lock
     assert await second.try_lock([b"b", b"a"]) == [True, False]
     await one.close()
     assert await second.try_lock([b"a"]) == [True]
-    await other.close()
 
 
 async def test_a_lock_that_is_not_renewed_is_free_again(services: LockServices) -> None:
@@ -735,8 +691,6 @@ async def test_a_lock_that_is_not_renewed_is_free_again(services: LockServices) 
         await asyncio.sleep(0.5)
         await first.renew([b"kept"])
     assert await AdvisoryLocks(other).try_lock([b"kept", b"forgotten"]) == [False, True]
-    await one.close()
-    await other.close()
 
 
 async def test_work_continues_without_a_lock_service_or_a_session(services: LockServices) -> None:
@@ -753,19 +707,18 @@ async def test_work_continues_without_a_lock_service_or_a_session(services: Lock
     await asyncio.sleep(10)
     assert await locks.renew([b"a"]) == [False]  # it is asked again as soon as it answers
     assert locks.last_error is None
-    await session.close()
 
 
-async def test_many_names_go_in_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_many_names_go_in_several_calls(
+    services: LockServices, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(advisory_locks, "NAMES_PER_CALL_MAX", 2)
-    async with lock_services(A) as services:
-        session = client(services)
-        await session.current()
-        locks = AdvisoryLocks(session)
-        assert await locks.try_lock([b"%d" % number for number in range(5)]) == [True] * 5
-        assert services.count("TryLock") == 3
-        assert await locks.try_lock([]) == []
-        await session.close()
+    session = client(services)
+    await session.current()
+    locks = AdvisoryLocks(session)
+    assert await locks.try_lock([b"%d" % number for number in range(5)]) == [True] * 5
+    assert services.count("TryLock") == 3
+    assert await locks.try_lock([]) == []
 
 
 def test_every_row_has_a_unique_name_that_the_lock_service_accepts() -> None:
