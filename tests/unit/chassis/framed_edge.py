@@ -75,13 +75,19 @@ class Framed:
         call = self.network.unary(self.address, GET_TIMESTAMPS)
         return await call(GetTimestampsRequest(count=count), timeout)
 
-    async def until_connected(self) -> None:
+    @property
+    def connection(self) -> FrameConnection | None:
+        """The connection on which calls of the network travel in frames."""
+        return self.network._frames._peers.get(self.address).connection
+
+    async def until_connected(self) -> FrameConnection:
         """Calls until calls travel in frames."""
         async with asyncio.timeout(SECONDS):
             for _ in range(CALLS_BEFORE):
                 await self.timestamps()
-            while self.network._frames._peers.get(self.address).connection is None:
+            while (connection := self.connection) is None:
                 await self.timestamps()
+            return connection
 
     async def connected(self, server_id: str = SERVER_ID) -> FrameConnection:
         hello = FramesHello(server_id=server_id)

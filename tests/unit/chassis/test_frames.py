@@ -17,9 +17,9 @@ import gc
 import socket
 import ssl
 import struct
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import pytest
@@ -59,16 +59,10 @@ from tests.unit.chassis.framed_edge import (
 )
 from tests.unit.chassis.test_rpc_edge import EVERY_ERROR, cut_off
 
-
-@pytest.fixture
-def edge() -> AbstractAsyncContextManager[Framed]:
-    """A server that answers over gRPC and in frames, and its callers."""
-    return framed(echo)
-
-
 pytestmark = pytest.mark.real_time
 
 PATH = GET_TIMESTAMPS.path
+ResultT = TypeVar("ResultT")
 SO_ATTACH_FILTER = 26
 BPF_RET = 0x06
 """Linux's numbers for a filter of packets, and for its instruction that says how much to keep."""
@@ -83,6 +77,13 @@ class Held:
         self.cancelled = asyncio.Event()
         self.hold = False
 
+    async def begun(self, call: Awaitable[ResultT]) -> asyncio.Future[ResultT]:
+        """A call that is in progress, and is held."""
+        self.hold = True
+        begun = asyncio.ensure_future(call)
+        await asyncio.wait_for(self.asked.wait(), SECONDS)
+        return begun
+
     async def answer(self, request: GetTimestampsRequest) -> GetTimestampsResponse:
         if self.hold:
             self.asked.set()
@@ -95,16 +96,27 @@ class Held:
 
 
 @pytest.fixture
-@asynccontextmanager
-async def held() -> AsyncIterator[Held]:
-    """A handler whose calls end when the test says so."""
-    yield Held()
+def held() -> Held:
+    return Held()
+
+
+@pytest.fixture
+def holding(held: Held) -> AbstractAsyncContextManager[Framed]:
+    """A server whose calls end when the test says so."""
+    return framed(held.answer)
+
+
+@pytest.fixture
+def edge(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Framed]:
+    """A server that answers at once."""
+    return framed(echo, **getattr(request, "param", {}))
+
+
+near = pytest.mark.parametrize("edge", [{"near": True}], indirect=True)
 
 
 async def test_calls_travel_in_frames_once_the_server_has_offered_them(edge: Framed) -> None:
-    await edge.until_connected()
-    connection = edge.network._frames._peers.get(edge.address).connection
-    assert connection is not None
+    connection = await edge.until_connected()
     sent = []
     call = connection.call
 
@@ -160,27 +172,29 @@ async def test_a_handler_is_told_how_long_its_caller_waits() -> None:
         connection.close()
 
 
-async def test_a_call_that_is_too_late_fails_and_is_cancelled_at_the_server(held: Held) -> None:
-    async with framed(held.answer) as edge:
-        await edge.until_connected()
-        held.hold = True
-        with pytest.raises(errors.DeadlineExceeded) as caught:
-            await edge.timestamps(timeout=0.1)
-        assert edge.address in caught.value.where
-        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
-        held.hold = False
-        assert (await edge.timestamps(2)).count == 2
+async def test_a_call_that_is_too_late_fails_and_is_cancelled_at_the_server(
+    holding: Framed,
+    held: Held,
+) -> None:
+    await holding.until_connected()
+    held.hold = True
+    with pytest.raises(errors.DeadlineExceeded) as caught:
+        await holding.timestamps(timeout=0.1)
+    assert holding.address in caught.value.where
+    await asyncio.wait_for(held.cancelled.wait(), SECONDS)
+    held.hold = False
+    assert (await holding.timestamps(2)).count == 2
 
 
 async def test_the_server_gives_up_a_call_at_its_deadline_even_if_it_hears_nothing(
+    holding: Framed,
     held: Held,
 ) -> None:
-    async with framed(held.answer) as edge:
-        held.hold = True
-        peer = await edge.greeted()
-        peer.send(frame(Kind.CALL, 1, CALL_HEAD.pack(0, 50)))
-        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
-        peer.writer.close()
+    held.hold = True
+    peer = await holding.greeted()
+    peer.send(frame(Kind.CALL, 1, CALL_HEAD.pack(0, 50)))
+    await asyncio.wait_for(held.cancelled.wait(), SECONDS)
+    peer.writer.close()
 
 
 async def test_a_caller_is_told_if_what_its_call_waits_for_is_cancelled() -> None:
@@ -191,64 +205,59 @@ async def test_a_caller_is_told_if_what_its_call_waits_for_is_cancelled() -> Non
         connection.close()
 
 
-async def test_a_cancelled_call_is_cancelled_at_the_server(held: Held) -> None:
-    async with framed(held.answer) as edge:
-        await edge.until_connected()
-        held.hold = True
-        call = asyncio.create_task(edge.timestamps())
-        await held.asked.wait()
-        call.cancel()
-        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
-        assert call.cancelled()
+async def test_a_cancelled_call_is_cancelled_at_the_server(holding: Framed, held: Held) -> None:
+    await holding.until_connected()
+    call = await held.begun(holding.timestamps())
+    call.cancel()
+    await asyncio.wait_for(held.cancelled.wait(), SECONDS)
+    assert call.cancelled()
 
 
 async def test_with_its_connection_gone_nobody_knows_whether_a_call_was_executed(
+    holding: Framed,
     held: Held,
 ) -> None:
-    async with framed(held.answer) as edge:
-        await edge.until_connected()
-        held.hold = True
-        call = asyncio.create_task(edge.timestamps())
-        await held.asked.wait()
-        for connection in list(edge.frames._connections):
-            connection.abort()
-        with pytest.raises(errors.Unavailable) as caught:
-            await call
-        assert caught.value.retry is errors.Retry.UNKNOWN
-        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
-        held.hold = False
-        # Over gRPC, at once; and in frames again, after a while.
-        assert (await edge.timestamps(2)).count == 2
-        await edge.until_connected()
+    await holding.until_connected()
+    call = await held.begun(holding.timestamps())
+    for connection in list(holding.frames._connections):
+        connection.abort()
+    with pytest.raises(errors.Unavailable) as caught:
+        await call
+    assert caught.value.retry is errors.Retry.UNKNOWN
+    await asyncio.wait_for(held.cancelled.wait(), SECONDS)
+    held.hold = False
+    # Over gRPC, at once; and in frames again, after a while.
+    assert (await holding.timestamps(2)).count == 2
+    await holding.until_connected()
 
 
-async def test_a_closed_network_ends_its_calls_with_an_error_not_a_cancellation(held: Held) -> None:
-    async with framed(held.answer) as edge:
-        await edge.until_connected()
-        held.hold = True
-        bound = edge.network.unary(edge.address, GET_TIMESTAMPS)
-        call = asyncio.create_task(edge.timestamps())
-        await held.asked.wait()
-        await edge.network.close()
-        with pytest.raises(errors.Unavailable, match="the connection was closed"):
-            await call
-        with pytest.raises(errors.UsageError, match="closed"):
-            await bound(GetTimestampsRequest(count=1), 5.0)
+async def test_a_closed_network_ends_its_calls_with_an_error_not_a_cancellation(
+    holding: Framed,
+    held: Held,
+) -> None:
+    await holding.until_connected()
+    bound = holding.network.unary(holding.address, GET_TIMESTAMPS)
+    call = await held.begun(holding.timestamps())
+    await holding.network.close()
+    with pytest.raises(errors.Unavailable, match="the connection was closed"):
+        await call
+    with pytest.raises(errors.UsageError, match="closed"):
+        await bound(GetTimestampsRequest(count=1), 5.0)
 
 
-async def test_a_server_that_leaves_answers_what_it_has_and_takes_no_more(held: Held) -> None:
-    async with framed(held.answer) as edge:
-        await edge.until_connected()
-        held.hold = True
-        call = asyncio.create_task(edge.timestamps(3))
-        await held.asked.wait()
-        stopping = asyncio.create_task(edge.frames.stop(2 * SECONDS))
-        await asyncio.sleep(0.1)
-        held.hold = False
-        assert (await edge.timestamps(2)).count == 2, "over gRPC"
-        held.let_go.set()
-        assert (await call).count == 3
-        await asyncio.wait_for(stopping, SECONDS)
+async def test_a_server_that_leaves_answers_what_it_has_and_takes_no_more(
+    holding: Framed,
+    held: Held,
+) -> None:
+    await holding.until_connected()
+    call = await held.begun(holding.timestamps(3))
+    stopping = asyncio.create_task(holding.frames.stop(2 * SECONDS))
+    await asyncio.sleep(0.1)
+    held.hold = False
+    assert (await holding.timestamps(2)).count == 2, "over gRPC"
+    held.let_go.set()
+    assert (await call).count == 3
+    await asyncio.wait_for(stopping, SECONDS)
 
 
 async def test_a_connection_whose_handshake_ends_after_the_server_has_left_is_ended(
@@ -286,7 +295,7 @@ async def test_grpc_goes_on_where_frames_are_not_offered_or_another_server_answe
             assert (await edge.timestamps(2)).count == 2
             await asyncio.sleep(0.01)
         assert edge.frames.connections() == 0
-        assert edge.network._frames._peers.get(edge.address).connection is None
+        assert edge.connection is None
 
 
 async def test_grpc_goes_on_where_the_port_cannot_be_reached(edge: Framed) -> None:
@@ -297,19 +306,17 @@ async def test_grpc_goes_on_where_the_port_cannot_be_reached(edge: Framed) -> No
 
 
 async def test_a_request_above_the_limit_is_refused_as_over_grpc_and_disturbs_no_other(
+    holding: Framed,
     held: Held,
 ) -> None:
-    async with framed(held.answer) as edge:
-        await edge.until_connected()
-        held.hold = True
-        other = asyncio.create_task(edge.timestamps(3))
-        await held.asked.wait()
-        large = GetTimestampsRequest(count=1)
-        large.MergeFromString(b"\x7a" + b"\x80\x80\x08" + bytes(131_072))
-        with pytest.raises(errors.InvalidArgument, match="at most 65536"):
-            await edge.network.unary(edge.address, GET_TIMESTAMPS)(large, 5.0)
-        held.let_go.set()
-        assert (await other).count == 3
+    await holding.until_connected()
+    other = await held.begun(holding.timestamps(3))
+    large = GetTimestampsRequest(count=1)
+    large.MergeFromString(b"\x7a" + b"\x80\x80\x08" + bytes(131_072))
+    with pytest.raises(errors.InvalidArgument, match="at most 65536"):
+        await holding.network.unary(holding.address, GET_TIMESTAMPS)(large, 5.0)
+    held.let_go.set()
+    assert (await other).count == 3
 
 
 async def test_a_hello_for_another_server_is_refused(edge: Framed) -> None:
@@ -319,39 +326,37 @@ async def test_a_hello_for_another_server_is_refused(edge: Framed) -> None:
 
 
 async def test_a_server_that_gives_no_sign_of_life_is_given_up(
+    held: Held,
+    holding: Framed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_frames, "LOOK_SECONDS", 0.05)
-    held = Held()
-    async with framed(held.answer) as edge:
-        held.hold = True
-        connection = await edge.connected()
-        call = asyncio.create_task(connection.call(PATH, b"", 2 * SECONDS))
-        await held.asked.wait()
-        # It answers nothing for long, but it is there.
-        await asyncio.sleep(0.5)
-        assert not call.done()
-        # As if it stood still.
-        for one in edge.frames._connections:
-            assert one._transport is not None
-            one._transport.pause_reading()
-        with pytest.raises(errors.Unavailable, match="no sign of life"):
-            await asyncio.wait_for(call, SECONDS)
+    connection = await holding.connected()
+    call = await held.begun(connection.call(PATH, b"", 2 * SECONDS))
+    # It answers nothing for long, but it is there.
+    await asyncio.sleep(0.5)
+    assert not call.done()
+    # As if it stood still.
+    for one in holding.frames._connections:
+        assert one._transport is not None
+        one._transport.pause_reading()
+    with pytest.raises(errors.Unavailable, match="no sign of life"):
+        await asyncio.wait_for(call, SECONDS)
 
 
 async def test_a_connection_on_which_everything_is_lost_is_given_up_sooner_than_a_silent_one(
+    edge: Framed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As after a firewall has forgotten it: what is sent is lost, and nothing says so."""
     monkeypatch.setattr(client_frames, "UNACKNOWLEDGED_SECONDS", 0.3)
     monkeypatch.setattr(client_frames, "LOOK_SECONDS", 1000.0)
-    async with framed(echo) as edge:
-        connection = await edge.connected()
-        (served,) = edge.frames._connections
-        lose_what_arrives(served)
-        async with asyncio.timeout(SECONDS):
-            with pytest.raises(errors.Unavailable, match="timed out"):
-                await connection.call(PATH, b"", 10 * SECONDS)
+    connection = await edge.connected()
+    (served,) = edge.frames._connections
+    lose_what_arrives(served)
+    async with asyncio.timeout(SECONDS):
+        with pytest.raises(errors.Unavailable, match="timed out"):
+            await connection.call(PATH, b"", 10 * SECONDS)
 
 
 def lose_what_arrives(at: ServedConnection) -> None:
@@ -364,22 +369,22 @@ def lose_what_arrives(at: ServedConnection) -> None:
 
 
 async def test_a_server_with_as_many_calls_as_it_takes_gives_signs_of_life(
+    held: Held,
+    holding: Framed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(client_frames, "LOOK_SECONDS", 0.1)
-    held = Held()
-    async with framed(held.answer) as edge:
-        held.hold = True
-        connection = await edge.connected()
-        calls = []
-        while connection.takes(PATH):
-            calls.append(asyncio.create_task(connection.call(PATH, b"", 2 * SECONDS)))
-            await asyncio.sleep(0)
-        await asyncio.sleep(1.0)
-        assert not any(call.done() for call in calls)
-        held.let_go.set()
-        await asyncio.gather(*calls)
-        connection.close()
+    held.hold = True
+    connection = await holding.connected()
+    calls = []
+    while connection.takes(PATH):
+        calls.append(asyncio.create_task(connection.call(PATH, b"", 2 * SECONDS)))
+        await asyncio.sleep(0)
+    await asyncio.sleep(1.0)
+    assert not any(call.done() for call in calls)
+    held.let_go.set()
+    await asyncio.gather(*calls)
+    connection.close()
 
 
 @pytest.mark.parametrize(
@@ -387,16 +392,17 @@ async def test_a_server_with_as_many_calls_as_it_takes_gives_signs_of_life(
     [frame(Kind.CALL, 1), frame(Kind.WELCOME, 0), b"\xff" * 9],
     ids=["a call", "a second welcome", "a huge frame"],
 )
-async def test_a_server_that_sends_nonsense_is_left(held: Held, nonsense: bytes) -> None:
-    async with framed(held.answer) as edge:
-        held.hold = True
-        connection = await edge.connected()
-        call = asyncio.create_task(connection.call(PATH, b"", 2 * SECONDS))
-        await held.asked.wait()
-        connection.data_received(nonsense)
-        with pytest.raises(errors.Unavailable, match="nonsense"):
-            await call
-        assert not connection.takes(PATH)
+async def test_a_server_that_sends_nonsense_is_left(
+    holding: Framed,
+    held: Held,
+    nonsense: bytes,
+) -> None:
+    connection = await holding.connected()
+    call = await held.begun(connection.call(PATH, b"", 2 * SECONDS))
+    connection.data_received(nonsense)
+    with pytest.raises(errors.Unavailable, match="nonsense"):
+        await call
+    assert not connection.takes(PATH)
 
 
 async def test_a_network_is_closed_while_it_connects(edge: Framed) -> None:
@@ -469,10 +475,14 @@ class Pages:
 
 
 @pytest.fixture
-@asynccontextmanager
-async def pages() -> AsyncIterator[Pages]:
-    """A handler that streams pages."""
-    yield Pages()
+def pages() -> Pages:
+    return Pages()
+
+
+@pytest.fixture
+def paged(pages: Pages) -> AbstractAsyncContextManager[Framed]:
+    """A server that streams pages."""
+    return framed(echo, pages.exposed)
 
 
 class _Everything:
@@ -491,19 +501,25 @@ async def scanned(edge: Framed, request: ScanRequest) -> list[bytes]:
 
 
 @pytest.mark.parametrize("rows", [1, SHORT_SCAN_ROWS_MAX])
-async def test_a_short_scan_ends_after_its_first_page(pages: Pages, rows: int) -> None:
-    async with framed(echo, pages.exposed) as edge:
-        await edge.until_connected()
-        assert await scanned(edge, ScanRequest(row_limit=rows)) == [b"1"]
-        assert pages.ends == ["after 1"]
-        assert edge.gate.idle.is_set()
+async def test_a_short_scan_ends_after_its_first_page(
+    paged: Framed,
+    pages: Pages,
+    rows: int,
+) -> None:
+    await paged.until_connected()
+    assert await scanned(paged, ScanRequest(row_limit=rows)) == [b"1"]
+    assert pages.ends == ["after 1"]
+    assert paged.gate.idle.is_set()
 
 
 @pytest.mark.parametrize("rows", [0, SHORT_SCAN_ROWS_MAX + 1])
-async def test_any_other_scan_gets_all_its_pages_over_grpc(pages: Pages, rows: int) -> None:
-    async with framed(echo, pages.exposed) as edge:
-        await edge.until_connected()
-        assert await scanned(edge, ScanRequest(row_limit=rows)) == [b"1", b"2", b"3"]
+async def test_any_other_scan_gets_all_its_pages_over_grpc(
+    paged: Framed,
+    pages: Pages,
+    rows: int,
+) -> None:
+    await paged.until_connected()
+    assert await scanned(paged, ScanRequest(row_limit=rows)) == [b"1", b"2", b"3"]
 
 
 async def test_without_frames_a_short_scan_gets_all_its_pages(pages: Pages) -> None:
@@ -528,14 +544,16 @@ async def test_an_error_of_a_short_scan_arrives_as_over_grpc() -> None:
         assert vars(caught.value) == vars(over_grpc.value)
 
 
-async def test_a_short_scan_that_is_given_up_is_cancelled_at_the_server(pages: Pages) -> None:
-    async with framed(echo, pages.exposed) as edge:
-        await edge.until_connected()
-        scan = asyncio.create_task(scanned(edge, ScanRequest(row_limit=1, reverse=True)))
-        await pages.asked.wait()
-        scan.cancel()
-        await asyncio.wait_for(pages.closed.wait(), SECONDS)
-        assert pages.ends == ["after 0"]
+async def test_a_short_scan_that_is_given_up_is_cancelled_at_the_server(
+    paged: Framed,
+    pages: Pages,
+) -> None:
+    await paged.until_connected()
+    scan = asyncio.create_task(scanned(paged, ScanRequest(row_limit=1, reverse=True)))
+    await pages.asked.wait()
+    scan.cancel()
+    await asyncio.wait_for(pages.closed.wait(), SECONDS)
+    assert pages.ends == ["after 0"]
 
 
 NEAR = HostPort("127.0.0.1", 7001)
@@ -543,7 +561,7 @@ NEAR = HostPort("127.0.0.1", 7001)
 
 def family(edge: Framed) -> int:
     """How the network is connected to the edge."""
-    connection = edge.network._frames._peers.get(edge.address).connection
+    connection = edge.connection
     assert connection is not None
     assert connection._transport is not None
     return int(connection._transport.get_extra_info("socket").family)
@@ -557,20 +575,20 @@ async def offered(frames: FrameServer) -> OfferFramesResponse:
     return answer
 
 
-async def test_calls_within_a_machine_travel_over_a_unix_socket() -> None:
-    async with framed(echo, near=True) as edge:
-        await edge.until_connected()
-        assert family(edge) == socket.AF_UNIX
-        assert (await edge.timestamps(5)).count == 5
-        assert edge.frames.connections() == 1
+@near
+async def test_calls_within_a_machine_travel_over_a_unix_socket(edge: Framed) -> None:
+    await edge.until_connected()
+    assert family(edge) == socket.AF_UNIX
+    assert (await edge.timestamps(5)).count == 5
+    assert edge.frames.connections() == 1
 
 
-async def test_who_dials_another_address_gets_no_further_than_that_address() -> None:
+@near
+async def test_who_dials_another_address_gets_no_further_than_that_address(edge: Framed) -> None:
     # Such as a relay on the same machine, which a shorter way would leave out.
-    async with framed(echo, near=True) as edge:
-        edge.address = edge.address.replace("127.0.0.1", "localhost")
-        await edge.until_connected()
-        assert family(edge) != socket.AF_UNIX
+    edge.address = edge.address.replace("127.0.0.1", "localhost")
+    await edge.until_connected()
+    assert family(edge) != socket.AF_UNIX
 
 
 async def test_a_server_elsewhere_sends_nobody_to_a_socket_of_this_machine() -> None:
@@ -585,13 +603,13 @@ async def test_a_server_elsewhere_sends_nobody_to_a_socket_of_this_machine() -> 
         assert peer._is_near(answer, dialled) is followed
 
 
-async def test_tcp_is_used_where_the_socket_cannot_be_reached() -> None:
-    async with framed(echo, near=True) as edge:
-        assert edge.frames._local is not None
-        edge.frames._local.close()
-        await edge.until_connected()
-        assert family(edge) == socket.AF_INET
-        assert (await edge.timestamps(5)).count == 5
+@near
+async def test_tcp_is_used_where_the_socket_cannot_be_reached(edge: Framed) -> None:
+    assert edge.frames._local is not None
+    edge.frames._local.close()
+    await edge.until_connected()
+    assert family(edge) == socket.AF_INET
+    assert (await edge.timestamps(5)).count == 5
 
 
 async def test_a_server_with_tls_or_beyond_this_machine_has_no_such_socket() -> None:
@@ -611,30 +629,28 @@ async def test_a_server_with_tls_or_beyond_this_machine_has_no_such_socket() -> 
         assert bool(answer.local_address) is expected
 
 
-async def test_callers_that_come_all_at_once_wait_in_line() -> None:
+@near
+async def test_callers_that_come_all_at_once_wait_in_line(edge: Framed) -> None:
     # As after a restart. The server accepts none of them while this function runs.
-    async with framed(echo, near=True) as edge:
-        assert edge.frames._local is not None
-        (local,) = edge.frames._local.sockets
-        tcp = (edge.frames.listen.host, edge.frames.listen.port)
-        for family_of_both, at in ((socket.AF_UNIX, local.getsockname()), (socket.AF_INET, tcp)):
-            callers = [socket.socket(family_of_both) for _ in range(300)]
-            for caller in callers:
-                caller.settimeout(5)
-                caller.connect(at)
-            for caller in callers:
-                caller.close()
+    assert edge.frames._local is not None
+    (local,) = edge.frames._local.sockets
+    tcp = (edge.frames.listen.host, edge.frames.listen.port)
+    for family_of_both, at in ((socket.AF_UNIX, local.getsockname()), (socket.AF_INET, tcp)):
+        callers = [socket.socket(family_of_both) for _ in range(300)]
+        for caller in callers:
+            caller.settimeout(5)
+            caller.connect(at)
+        for caller in callers:
+            caller.close()
 
 
-async def test_a_server_that_stops_ends_the_connections_at_its_socket() -> None:
-    async with framed(echo, near=True) as edge:
-        await edge.until_connected()
-        connection = edge.network._frames._peers.get(edge.address).connection
-        assert connection is not None
-        await edge.frames.stop(0)
-        async with asyncio.timeout(SECONDS):
-            await connection.ended
-        assert (await edge.timestamps(3)).count == 3, "gRPC goes on"
+@near
+async def test_a_server_that_stops_ends_the_connections_at_its_socket(edge: Framed) -> None:
+    connection = await edge.until_connected()
+    await edge.frames.stop(0)
+    async with asyncio.timeout(SECONDS):
+        await connection.ended
+    assert (await edge.timestamps(3)).count == 3, "gRPC goes on"
 
 
 HELLO = FramesHello(server_id=SERVER_ID).SerializeToString()
@@ -671,17 +687,20 @@ async def test_nobody_who_does_not_say_hello_stays_connected(edge: Framed, noise
 
 
 @pytest.mark.parametrize("noise", AFTER_THE_HELLO)
-async def test_what_is_no_call_ends_the_connection_and_its_calls(held: Held, noise: str) -> None:
-    async with framed(held.answer) as edge:
-        held.hold = True
-        peer = await edge.greeted()
-        peer.send(frame(Kind.CALL, 7, CALL))
-        await held.asked.wait()
-        peer.send(AFTER_THE_HELLO[noise])
-        assert await peer.is_ended()
-        await asyncio.wait_for(held.cancelled.wait(), SECONDS)
-        assert edge.gate.in_flight == 0
-        assert edge.frames.connections() == 0
+async def test_what_is_no_call_ends_the_connection_and_its_calls(
+    holding: Framed,
+    held: Held,
+    noise: str,
+) -> None:
+    held.hold = True
+    peer = await holding.greeted()
+    peer.send(frame(Kind.CALL, 7, CALL))
+    await held.asked.wait()
+    peer.send(AFTER_THE_HELLO[noise])
+    assert await peer.is_ended()
+    await asyncio.wait_for(held.cancelled.wait(), SECONDS)
+    assert holding.gate.in_flight == 0
+    assert holding.frames.connections() == 0
 
 
 async def test_a_request_that_is_no_message_is_refused_with_an_error(edge: Framed) -> None:
@@ -695,29 +714,28 @@ async def test_a_request_that_is_no_message_is_refused_with_an_error(edge: Frame
 
 @pytest.mark.parametrize("begun", [b"", PREAMBLE[:5], PREAMBLE + frame(Kind.HELLO, 0, HELLO)[:-1]])
 async def test_who_says_nothing_or_half_a_hello_is_cut_off(
-    begun: bytes, monkeypatch: pytest.MonkeyPatch
+    edge: Framed, begun: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames, "HELLO_SECONDS", 0.1)
-    async with framed(echo) as edge:
-        peer = await edge.dialled()
-        peer.send(begun)
-        assert await peer.is_ended()
-        assert edge.frames.connections() == 0
+    peer = await edge.dialled()
+    peer.send(begun)
+    assert await peer.is_ended()
+    assert edge.frames.connections() == 0
 
 
 async def test_who_does_not_complete_a_frame_is_cut_off_however_slowly_it_comes(
+    edge: Framed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(frames, "FRAME_SECONDS", 0.3)
-    async with framed(echo) as edge:
-        peer = await edge.greeted()
-        # Idle callers stay.
-        await asyncio.sleep(0.5)
-        assert edge.frames.connections() == 1
-        dripping = asyncio.create_task(_drip(peer.writer, HEADER.pack(1_000, Kind.CALL, 1)))
-        assert await peer.is_ended()
-        dripping.cancel()
-        assert edge.frames.connections() == 0
+    peer = await edge.greeted()
+    # Idle callers stay.
+    await asyncio.sleep(0.5)
+    assert edge.frames.connections() == 1
+    dripping = asyncio.create_task(_drip(peer.writer, HEADER.pack(1_000, Kind.CALL, 1)))
+    assert await peer.is_ended()
+    dripping.cancel()
+    assert edge.frames.connections() == 0
 
 
 async def _drip(writer: asyncio.StreamWriter, first: bytes) -> None:
@@ -727,20 +745,22 @@ async def _drip(writer: asyncio.StreamWriter, first: bytes) -> None:
         writer.write(b"x")
 
 
-async def test_of_a_flood_of_calls_no_more_than_the_limit_are_in_progress(held: Held) -> None:
-    async with framed(held.answer) as edge:
-        held.hold = True
-        peer = await edge.greeted()
-        count = 3 * frames.CALLS_MAX
-        for number in range(count):
-            peer.send(frame(Kind.CALL, number, CALL))
-        await held.asked.wait()
-        await asyncio.sleep(0.2)
-        assert edge.gate.in_flight == frames.CALLS_MAX
-        # Answered in the end, all of them.
-        held.let_go.set()
-        answered = {(await peer.received()).call for _ in range(count)}
-        assert answered == set(range(count))
+async def test_of_a_flood_of_calls_no_more_than_the_limit_are_in_progress(
+    holding: Framed,
+    held: Held,
+) -> None:
+    held.hold = True
+    peer = await holding.greeted()
+    count = 3 * frames.CALLS_MAX
+    for number in range(count):
+        peer.send(frame(Kind.CALL, number, CALL))
+    await held.asked.wait()
+    await asyncio.sleep(0.2)
+    assert holding.gate.in_flight == frames.CALLS_MAX
+    # Answered in the end, all of them.
+    held.let_go.set()
+    answered = {(await peer.received()).call for _ in range(count)}
+    assert answered == set(range(count))
 
 
 async def test_a_flood_of_small_frames_leaves_turns_for_others(edge: Framed) -> None:
@@ -779,20 +799,20 @@ async def test_who_takes_no_answers_is_not_read_any_more_and_cut_off(
         assert edge.gate.in_flight == 0
 
 
-async def test_one_connection_too_many_is_refused_and_the_others_go_on() -> None:
+@pytest.mark.parametrize("edge", [{"connections_max": 4}], indirect=True)
+async def test_one_connection_too_many_is_refused_and_the_others_go_on(edge: Framed) -> None:
     # All are of one machine, which may have half of them.
-    async with framed(echo, connections_max=4) as edge:
-        first, second = await edge.greeted(), await edge.greeted()
-        third = await edge.dialled()
-        assert await third.is_ended()
-        first.send(frame(Kind.CALL, 1, CALL))
-        assert (await first.received()).kind == Kind.ANSWER
-        second.writer.close()
-        deadline = asyncio.get_running_loop().time() + SECONDS
-        while edge.frames.connections() > 1:
-            assert asyncio.get_running_loop().time() < deadline
-            await asyncio.sleep(0.01)
-        await edge.greeted()
+    first, second = await edge.greeted(), await edge.greeted()
+    third = await edge.dialled()
+    assert await third.is_ended()
+    first.send(frame(Kind.CALL, 1, CALL))
+    assert (await first.received()).kind == Kind.ANSWER
+    second.writer.close()
+    deadline = asyncio.get_running_loop().time() + SECONDS
+    while edge.frames.connections() > 1:
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(0.01)
+    await edge.greeted()
 
 
 async def test_a_caller_whose_machine_has_vanished_is_noticed_within_minutes(edge: Framed) -> None:
@@ -816,16 +836,18 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0)
 
 
-async def test_of_too_many_callers_without_a_hello_the_one_that_waits_longest_is_cut_off() -> None:
-    async with framed(echo, unknown_max=2) as edge:
-        known = await edge.greeted()
-        silent = [await edge.dialled() for _ in range(3)]
-        assert await silent[0].is_ended()
-        silent[2].send(PREAMBLE + frame(Kind.HELLO, 0, HELLO))
-        assert (await silent[2].received()).kind == Kind.WELCOME
-        known.send(frame(Kind.PING, 0))
-        assert (await known.received()).kind == Kind.PONG
-        assert (edge.frames.connections(), len(edge.refusals)) == (3, 1)
+@pytest.mark.parametrize("edge", [{"unknown_max": 2}], indirect=True)
+async def test_of_too_many_callers_without_a_hello_the_one_that_waits_longest_is_cut_off(
+    edge: Framed,
+) -> None:
+    known = await edge.greeted()
+    silent = [await edge.dialled() for _ in range(3)]
+    assert await silent[0].is_ended()
+    silent[2].send(PREAMBLE + frame(Kind.HELLO, 0, HELLO))
+    assert (await silent[2].received()).kind == Kind.WELCOME
+    known.send(frame(Kind.PING, 0))
+    assert (await known.received()).kind == Kind.PONG
+    assert (edge.frames.connections(), len(edge.refusals)) == (3, 1)
 
 
 async def test_incomplete_frames_of_all_callers_together_take_a_bounded_amount_of_memory() -> None:
@@ -864,9 +886,7 @@ async def test_an_unused_connection_for_frames_ends_and_the_same_call_connects_a
     edge: Framed,
 ) -> None:
     kept_call = edge.network.unary(edge.address, GET_TIMESTAMPS)
-    await edge.until_connected()
-    connection = edge.network._frames._peers.get(edge.address).connection
-    assert connection is not None
+    connection = await edge.until_connected()
     await _call_another_server(edge)
     await asyncio.wait_for(connection.ended, SECONDS)
     assert (await kept_call(GetTimestampsRequest(count=3), SECONDS)).count == 3
@@ -874,16 +894,16 @@ async def test_an_unused_connection_for_frames_ends_and_the_same_call_connects_a
     assert (await kept_call(GetTimestampsRequest(count=4), SECONDS)).count == 4
 
 
-async def test_an_unused_channel_is_closed_and_the_same_call_opens_another() -> None:
-    async with framed(echo, offers=False) as edge:
-        kept_call = edge.network.unary(edge.address, GET_TIMESTAMPS)
-        assert (await kept_call(GetTimestampsRequest(count=3), SECONDS)).count == 3
-        former = edge.network.line(edge.address)
-        await _call_another_server(edge)
-        assert edge.network.line(edge.address) is not former
-        assert (await kept_call(GetTimestampsRequest(count=4), SECONDS)).count == 4
-        with pytest.raises(Exception, match="closed"):
-            await former.channel.unary_unary(GET_TIMESTAMPS.path)(b"")
+@pytest.mark.parametrize("edge", [{"offers": False}], indirect=True)
+async def test_an_unused_channel_is_closed_and_the_same_call_opens_another(edge: Framed) -> None:
+    kept_call = edge.network.unary(edge.address, GET_TIMESTAMPS)
+    assert (await kept_call(GetTimestampsRequest(count=3), SECONDS)).count == 3
+    former = edge.network.line(edge.address)
+    await _call_another_server(edge)
+    assert edge.network.line(edge.address) is not former
+    assert (await kept_call(GetTimestampsRequest(count=4), SECONDS)).count == 4
+    with pytest.raises(Exception, match="closed"):
+        await former.channel.unary_unary(GET_TIMESTAMPS.path)(b"")
 
 
 @pytest.mark.parametrize("in_frames", [True, False])
@@ -891,14 +911,12 @@ async def test_a_call_in_progress_keeps_its_connection(held: Held, in_frames: bo
     async with framed(held.answer, offers=in_frames) as edge:
         if in_frames:
             await edge.until_connected()
-        connection = edge.network._frames._peers.get(edge.address).connection
+        connection = edge.connection
         line = edge.network.line(edge.address)
-        held.hold = True
-        calling = asyncio.create_task(edge.timestamps(3))
-        await asyncio.wait_for(held.asked.wait(), SECONDS)
+        calling = await held.begun(edge.timestamps(3))
         await _call_another_server(edge)
         if in_frames:
-            assert edge.network._frames._peers.get(edge.address).connection is connection
+            assert edge.connection is connection
         else:
             assert edge.network.line(edge.address) is line
         held.let_go.set()

@@ -22,7 +22,6 @@ import structlog
 
 from percolator.bigtable.admin import delete_table
 from percolator.errors import (
-    PercolatorError,
     PermissionDenied,
     StoreFault,
     StoreUnusable,
@@ -110,127 +109,122 @@ class Watched:
 @pytest.fixture
 @asynccontextmanager
 async def at() -> AsyncIterator[Watched]:
-    """What a process learns about its store."""
-    yield Watched()
+    """What a process learns about its store, which it watches."""
+    watched = Watched()
+    async with watched.watching():
+        yield watched
 
 
 async def test_a_store_that_hangs_is_told_of_and_so_is_its_return(at: Watched) -> None:
-    async with at.watching():
-        await at.clock.sleep(MINUTE)
-        assert at.stalled == []
-        assert at.trouble() == ""
-        at.files.answers.clear()
-        await at.clock.sleep(2 * STALLED_SECONDS)
-        assert at.stalled == [True]
-        assert at.trouble() == f"the store hangs: {ROOT} gives no answer"
-        await at.clock.sleep(MINUTE)
-        at.files.answers.set()
-        await at.clock.sleep(STALLED_SECONDS)
-        assert at.stalled == [True, False]
-        assert at.trouble() == ""
-        assert at.gone == []
+    await at.clock.sleep(MINUTE)
+    assert at.stalled == []
+    assert at.trouble() == ""
+    at.files.answers.clear()
+    await at.clock.sleep(2 * STALLED_SECONDS)
+    assert at.stalled == [True]
+    assert at.trouble() == f"the store hangs: {ROOT} gives no answer"
+    await at.clock.sleep(MINUTE)
+    at.files.answers.set()
+    await at.clock.sleep(STALLED_SECONDS)
+    assert at.stalled == [True, False]
+    assert at.trouble() == ""
+    assert at.gone == []
 
 
 async def test_a_process_that_was_itself_paused_does_not_say_that_the_store_hangs(
     at: Watched,
 ) -> None:
     """SIGSTOP, or a suspended machine: afterwards a check seems to have taken as long."""
-    async with at.watching():
-        at.files.answers.clear()
-        await at.clock.sleep(LOOK_SECONDS)
-        pause(MINUTE)
-        await at.clock.sleep(LOOK_SECONDS / 2)
-        at.files.answers.set()
-        await at.clock.sleep(MINUTE)
-        assert at.stalled == []
+    at.files.answers.clear()
+    await at.clock.sleep(LOOK_SECONDS)
+    pause(MINUTE)
+    await at.clock.sleep(LOOK_SECONDS / 2)
+    at.files.answers.set()
+    await at.clock.sleep(MINUTE)
+    assert at.stalled == []
 
 
-async def test_a_store_that_hangs_is_told_of_even_after_a_pause_of_the_process(at: Watched) -> None:
-    async with at.watching():
-        at.files.answers.clear()
-        await at.clock.sleep(LOOK_SECONDS)
-        pause(MINUTE)
-        await at.clock.sleep(STALLED_SECONDS + LOOK_SECONDS)
-        assert at.stalled == [True]
+async def test_a_store_that_hangs_is_told_of_even_after_a_pause_of_the_process(
+    at: Watched,
+) -> None:
+    at.files.answers.clear()
+    await at.clock.sleep(LOOK_SECONDS)
+    pause(MINUTE)
+    await at.clock.sleep(STALLED_SECONDS + LOOK_SECONDS)
+    assert at.stalled == [True]
 
 
 @pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESHUTDOWN])
 async def test_a_store_that_was_shut_down_is_gone_at_once(at: Watched, number: int) -> None:
-    async with at.watching():
-        at.files.faults.fail("create", number=number)
-        await at.clock.sleep(2)
-        assert len(at.gone) == 1
-        assert str(ROOT) in at.gone[0]
+    at.files.faults.fail("create", number=number)
+    await at.clock.sleep(2)
+    assert len(at.gone) == 1
+    assert str(ROOT) in at.gone[0]
 
 
 async def test_a_store_that_hangs_and_then_dies_is_gone(at: Watched) -> None:
-    async with at.watching():
-        at.files.answers.clear()
-        await at.clock.sleep(MINUTE)
-        at.files.faults.fail("create", number=errno.ENOTCONN)
-        at.files.answers.set()
-        await at.clock.sleep(1)
-        assert at.gone
+    at.files.answers.clear()
+    await at.clock.sleep(MINUTE)
+    at.files.faults.fail("create", number=errno.ENOTCONN)
+    at.files.answers.set()
+    await at.clock.sleep(1)
+    assert at.gone
 
 
-async def test_input_and_output_that_go_on_failing_mean_that_the_store_is_gone(at: Watched) -> None:
-    async with at.watching():
-        at.files.faults.fail("fsync", times=1_000, number=errno.EIO)
-        await at.clock.sleep(LASTING_SECONDS)
-        assert not at.gone
-        await at.clock.sleep(LASTING_SECONDS)
-        assert len(at.gone) == 1
+async def test_input_and_output_that_go_on_failing_mean_that_the_store_is_gone(
+    at: Watched,
+) -> None:
+    at.files.faults.fail("fsync", times=1_000, number=errno.EIO)
+    await at.clock.sleep(LASTING_SECONDS)
+    assert not at.gone
+    await at.clock.sleep(LASTING_SECONDS)
+    assert len(at.gone) == 1
 
 
 async def test_an_error_that_passes_is_survived_however_often(at: Watched) -> None:
-    async with at.watching():
-        for _ in range(10):
-            at.files.faults.fail("append", times=5, number=errno.EIO)
-            await at.clock.sleep(LASTING_SECONDS)
-        assert not at.gone
+    for _ in range(10):
+        at.files.faults.fail("append", times=5, number=errno.EIO)
+        await at.clock.sleep(LASTING_SECONDS)
+    assert not at.gone
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
 async def test_a_store_that_takes_nothing_more_is_not_gone(at: Watched, number: int) -> None:
     """What is stored there can be read, and space may be freed."""
-    async with at.watching():
-        at.files.faults.fail("create", times=1_000, number=number)
-        await at.clock.sleep(10 * LASTING_SECONDS)
-        assert not at.gone
-        assert os.strerror(number) in at.trouble()
+    at.files.faults.fail("create", times=1_000, number=number)
+    await at.clock.sleep(10 * LASTING_SECONDS)
+    assert not at.gone
+    assert os.strerror(number) in at.trouble()
 
 
 async def test_a_store_that_was_unmounted_is_gone(at: Watched) -> None:
     """Its root was a directory of what is no longer there."""
-    async with at.watching():
-        await at.clock.sleep(MINUTE)
-        at.files.disk.root.change({ROOT.name: None})
-        await at.clock.sleep(2)
-        assert len(at.gone) == 1
-        assert f"{ROOT} is no longer" in at.gone[0]
+    await at.clock.sleep(MINUTE)
+    at.files.disk.root.change({ROOT.name: None})
+    await at.clock.sleep(2)
+    assert len(at.gone) == 1
+    assert f"{ROOT} is no longer" in at.gone[0]
 
 
 async def test_a_store_in_whose_place_something_else_is_mounted_is_gone_and_nothing_written(
     at: Watched,
 ) -> None:
     """As when the root was the mount point itself: the directory below it appears."""
-    async with at.watching():
-        await at.clock.sleep(MINUTE)
-        below = at.files.disk.new_directory()
-        at.files.disk.root.change({ROOT.name: below})
-        await at.clock.sleep(2)
-        assert len(at.gone) == 1
-        assert not below.names
+    await at.clock.sleep(MINUTE)
+    below = at.files.disk.new_directory()
+    at.files.disk.root.change({ROOT.name: below})
+    await at.clock.sleep(2)
+    assert len(at.gone) == 1
+    assert not below.names
 
 
 async def test_a_store_that_is_mounted_again_is_the_same_store(at: Watched) -> None:
-    async with at.watching():
-        await at.clock.sleep(LOOK_SECONDS / 2)
-        root = at.files.disk.find(ROOT)
-        at.files.disk.root.change({ROOT.name: None})
-        at.files.disk.root.change({ROOT.name: root})
-        await at.clock.sleep(MINUTE)
-        assert not at.gone
+    await at.clock.sleep(LOOK_SECONDS / 2)
+    root = at.files.disk.find(ROOT)
+    at.files.disk.root.change({ROOT.name: None})
+    at.files.disk.root.change({ROOT.name: root})
+    await at.clock.sleep(MINUTE)
+    assert not at.gone
 
 
 async def test_a_takeover_on_a_store_that_hangs_goes_on_when_it_comes_back() -> None:
@@ -300,8 +294,10 @@ class WatchedWatch:
         await self.world.clock.sleep(seconds)
 
 
+@pytest.fixture
 @asynccontextmanager
-async def _watched() -> AsyncIterator[WatchedWatch]:
+async def one() -> AsyncIterator[WatchedWatch]:
+    """A store of the model, which is watched."""
     one = WatchedWatch()
     identity = await one.store.establish_identity()
     made = partial(
@@ -316,35 +312,36 @@ async def _watched() -> AsyncIterator[WatchedWatch]:
         running.cancel()
 
 
-async def test_a_store_without_its_tables_is_gone() -> None:
-    async with _watched() as one:
-        await delete_table(one.network, MODEL, TABLE_ID, 1.0)
-        await one.looks()
-        (reason,) = one.gone
-        assert reason.startswith(f"{MODEL} now belongs to no cluster: its tables were deleted")
-        assert one.stalled == []
+async def test_a_store_without_its_tables_is_gone(one: WatchedWatch) -> None:
+    await delete_table(one.network, MODEL, TABLE_ID, 1.0)
+    await one.looks()
+    (reason,) = one.gone
+    assert reason.startswith(f"{MODEL} now belongs to no cluster: its tables were deleted")
+    assert one.stalled == []
 
 
-async def test_a_store_that_another_cluster_has_taken_is_gone_and_the_other_is_named() -> None:
-    async with _watched() as one:
-        other = {"cluster_id": "another", "format": 1, "epoch_milliseconds": 1}
-        await one.records.put(CLUSTER, {IDENTITY: json.dumps(other).encode()})
-        await one.looks()
-        (reason,) = one.gone
-        assert "now belongs to cluster another" in reason
+async def test_a_store_that_another_cluster_has_taken_is_gone_and_the_other_is_named(
+    one: WatchedWatch,
+) -> None:
+    other = {"cluster_id": "another", "format": 1, "epoch_milliseconds": 1}
+    await one.records.put(CLUSTER, {IDENTITY: json.dumps(other).encode()})
+    await one.looks()
+    (reason,) = one.gone
+    assert "now belongs to cluster another" in reason
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(1.0, []), (2 * STALLED_SECONDS, [True, False])])
 async def test_a_store_that_is_silent_for_long_stalls_the_process_until_it_answers(
-    seconds: float, told: list[bool]
+    one: WatchedWatch,
+    seconds: float,
+    told: list[bool],
 ) -> None:
-    async with _watched() as one:
-        one.is_silent = True
-        await one.looks(seconds)
-        assert one.stalled == told[:1]
-        one.is_silent = False
-        await one.looks()
-        assert (one.stalled, one.gone) == (told, [])
+    one.is_silent = True
+    await one.looks(seconds)
+    assert one.stalled == told[:1]
+    one.is_silent = False
+    await one.looks()
+    assert (one.stalled, one.gone) == (told, [])
 
 
 # Finding the cluster and staying registered, on virtual time.
@@ -512,9 +509,8 @@ async def test_a_master_that_answers_with_another_id_is_refused() -> None:
     membership = Membership(world_of(masters), ("a:1",))
     await membership.find_cluster()
     masters.cluster_ids["a:1"] = "robbers"
-    with pytest.raises(PercolatorError) as caught:
+    with pytest.raises(WrongCluster):
         await membership.find_cluster()
-    assert isinstance(caught.value, WrongCluster)
 
 
 class _Silent:
