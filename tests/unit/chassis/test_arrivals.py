@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, NoReturn
 
@@ -102,6 +102,20 @@ def require_empty(arrivals: Arrivals) -> None:
     assert not arrivals.waiting
 
 
+async def require_given_back(arrivals: Arrivals, cancelled: Sequence[asyncio.Task[Any]]) -> None:
+    """Nothing is left of these calls, which are cancelled, nor of any other."""
+    for task in cancelled:
+        task.cancel()
+    await asyncio.gather(*cancelled, return_exceptions=True)
+    require_empty(arrivals)
+
+
+async def answered(call: Call, receiving: asyncio.Task[Held], raw: bytes = b"") -> None:
+    """Sends the request of a call, and releases it as after the answer."""
+    call.send(raw)
+    (await receiving).release()
+
+
 async def test_a_request_takes_what_the_largest_would_until_it_has_arrived() -> None:
     arrivals, call = Arrivals(REQUEST, 100 * LARGEST, SECONDS), Call()
     task = receiving(arrivals, call)
@@ -131,8 +145,7 @@ async def test_requests_above_the_share_of_their_connection_arrive_one_after_ano
     tasks[1].cancel()
     await settle()
     assert calls[2].begun
-    calls[2].send(b"")
-    (await tasks[2]).release()
+    await answered(calls[2], tasks[2])
     require_empty(arrivals)
 
 
@@ -141,15 +154,12 @@ async def test_a_call_that_is_cancelled_while_it_waits_is_passed_over(arrivals: 
     tasks = [receiving(arrivals, call) for call in calls]
     await settle()
     tasks[1].cancel()
-    calls[0].send(b"")
-    (await tasks[0]).release()
+    await answered(calls[0], tasks[0])
     tasks[0] = receiving(arrivals, again := Call())
     await settle()
     assert (calls[2].begun, again.begun) == (True, False)
-    calls[2].send(b"")
-    (await tasks[2]).release()
-    again.send(b"")
-    (await tasks[0]).release()
+    await answered(calls[2], tasks[2])
+    await answered(again, tasks[0])
     require_empty(arrivals)
 
 
@@ -213,10 +223,7 @@ async def test_above_the_budget_a_request_passes_that_arrives_at_once(arrivals: 
     assert arrivals.hasty == 0  # or a few long calls would keep all others out
     assert arrivals.used == arrivals.bytes_max + len(b"quick")
     held.release()
-    for upload in uploads:
-        upload.cancel()
-    await settle()
-    require_empty(arrivals)
+    await require_given_back(arrivals, uploads)
 
 
 async def test_above_the_budget_a_request_is_refused_that_does_not_arrive_at_once(
@@ -227,10 +234,7 @@ async def test_above_the_budget_a_request_is_refused_that_does_not_arrive_at_onc
     with pytest.raises(Overloaded, match=r"of all callers .* \(request_bytes_total_max\)"):
         await arrivals.receive(Call("slow too"))
     assert asyncio.get_running_loop().time() - began == pytest.approx(HASTY_SECONDS)
-    for upload in uploads:
-        upload.cancel()
-    await settle()
-    require_empty(arrivals)
+    await require_given_back(arrivals, uploads)
 
 
 async def test_above_the_budget_a_few_requests_arrive_at_a_time_and_others_wait(
@@ -252,10 +256,7 @@ async def test_above_the_budget_a_few_requests_arrive_at_a_time_and_others_wait(
     assert [call.begun for call in more[:4]] == [True, False, True, False]
     await asyncio.sleep(1.5 * HASTY_SECONDS)  # the others of the few are refused
     assert all(call.begun for call in (*more[:1], *more[2:]))
-    for task in (*uploads, *few, *waiting):
-        task.cancel()
-    await asyncio.gather(*uploads, *few, *waiting, return_exceptions=True)
-    require_empty(arrivals)
+    await require_given_back(arrivals, [*uploads, *few, *waiting])
 
 
 async def test_a_request_that_waits_too_long_for_those_of_all_others_is_refused() -> None:
@@ -268,10 +269,7 @@ async def test_a_request_that_waits_too_long_for_those_of_all_others_is_refused(
     uploads = await slow_uploads(arrivals)
     with pytest.raises(Overloaded, match="requests of all callers use all memory for them"):
         await arrivals.receive(Call("one more"))
-    for task in (*uploads, *few):
-        task.cancel()
-    await asyncio.gather(*uploads, *few, return_exceptions=True)
-    require_empty(arrivals)
+    await require_given_back(arrivals, [*uploads, *few])
 
 
 async def test_small_requests_of_long_calls_do_not_keep_others_from_arriving(
@@ -285,10 +283,7 @@ async def test_small_requests_of_long_calls_do_not_keep_others_from_arriving(
         answered_late.append(await task)
     for held in answered_late:
         held.release()
-    for upload in uploads:
-        upload.cancel()
-    await settle()
-    require_empty(arrivals)
+    await require_given_back(arrivals, uploads)
 
 
 async def test_large_requests_above_the_budget_do_not_add_up(arrivals: Arrivals) -> None:
@@ -302,12 +297,9 @@ async def test_large_requests_above_the_budget_do_not_add_up(arrivals: Arrivals)
             call.send(bytes(LARGEST))
             held.append(await tasks[-1])
     assert sum(len(one.raw) for one in held) == 2 * HASTY_MAX * LARGEST
-    for task in (*uploads, *tasks):
-        task.cancel()
     for received in held:
         received.release()
-    await settle()
-    require_empty(arrivals)
+    await require_given_back(arrivals, [*uploads, *tasks])
 
 
 def client(name: bytes) -> CallerIdentity:
@@ -325,17 +317,12 @@ async def test_one_client_leaves_half_of_the_budget_to_others_however_it_connect
     task = receiving(arrivals, other, client(b"other"))
     await settle()
     assert other.begun
-    other.send(b"x")
-    (await task).release()
+    await answered(other, task, b"x")
     # Its own requests wait for each other.
-    calls[0].send(b"x")
-    (await tasks[0]).release()
+    await answered(calls[0], tasks[0], b"x")
     await settle()
     assert [call.begun for call in calls] == 5 * [True] + 15 * [False]
-    for one in tasks:
-        one.cancel()
-    await settle()
-    require_empty(arrivals)
+    await require_given_back(arrivals, tasks)
 
 
 @pytest.mark.parametrize(
@@ -373,10 +360,7 @@ async def test_unfinished_health_checks_of_one_machine_do_not_stop_those_of_othe
     call, task = checking("ipv4:10.0.0.2:1")
     call.send(b"")
     assert await task
-    for _, one in attack:
-        one.cancel()
-    await settle()
-    require_empty(gate.open)
+    await require_given_back(gate.open, [one for _, one in attack])
 
 
 async def test_a_connection_may_have_few_unfinished_health_checks() -> None:
@@ -418,10 +402,7 @@ async def test_a_client_that_waits_does_not_use_up_the_connection_of_a_gateway()
     tasks.append(receiving(arrivals, other, client(b"other")))
     await settle()
     assert other.begun
-    for one in tasks:
-        one.cancel()
-    await settle()
-    require_empty(arrivals)
+    await require_given_back(arrivals, tasks)
 
 
 async def test_a_server_may_use_the_whole_budget_on_one_connection(arrivals: Arrivals) -> None:
@@ -431,8 +412,7 @@ async def test_a_server_may_use_the_whole_budget_on_one_connection(arrivals: Arr
     await settle()
     assert all(call.begun for call in calls)
     for call, task in zip(calls, tasks, strict=True):
-        call.send(b"")
-        (await task).release()
+        await answered(call, task)
     require_empty(arrivals)
 
 
@@ -518,16 +498,13 @@ def test_a_refusal_says_which_quota_was_reached_and_what_sets_it() -> None:
         (SERVER, "all", r"10 sessions .* limit is sessions_max, 10"),
     ):
         taken(quota, caller)
-        before = registry.get_sample_value(
-            "percolator_quota_refused_total", {"what": "sessions", "limit": limit}
-        )
+        labels = {"what": "sessions", "limit": limit}
+        before = registry.get_sample_value("percolator_quota_refused_total", labels)
         with pytest.raises(Overloaded) as caught:
             quota.take(caller)
         assert re.search(sentence, caught.value.message), caught.value.message
         assert caught.value.retry_after_seconds == 2.5
-        after = registry.get_sample_value(
-            "percolator_quota_refused_total", {"what": "sessions", "limit": limit}
-        )
+        after = registry.get_sample_value("percolator_quota_refused_total", labels)
         assert before is not None
         assert after == before + 1
     used = {
@@ -644,12 +621,9 @@ async def test_every_watcher_is_told_every_change_until_the_end() -> None:
     shop, second = watching(health, "Shop")
     await settle()
     health.add(["Shop"])
-    await settle()
-    health.set_serving(True)
-    await settle()
-    health.set_serving(False)
-    await settle()
-    health.set_serving(True)
+    for is_serving in (True, False, True):
+        await settle()
+        health.set_serving(is_serving)
     await settle()
     health.finish()
     await asyncio.gather(first, second)

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import Mock
 
 import grpc
 import pytest
@@ -75,14 +76,6 @@ class OracleHandler:
         raise AssertionError("nobody calls this")
 
 
-@dataclass
-class OneAnswer:
-    answer: Any
-
-    def __call__(self, request: GetTimestampsRequest) -> Any:
-        return self.answer
-
-
 def echo_handler(request: GetTimestampsRequest) -> GetTimestampsResponse:
     return GetTimestampsResponse(first=7, count=request.count)
 
@@ -136,9 +129,14 @@ def oracle(answer: Callable[[GetTimestampsRequest], Any]) -> Exposed:
     return Exposed(ORACLE, OracleHandler(answer))
 
 
-async def test_a_call_reaches_its_handler_and_its_answer_the_caller() -> None:
-    async with serving(oracle(echo_handler)) as edge:
-        assert await edge.timestamps(5) == GetTimestampsResponse(first=7, count=5)
+@pytest.fixture
+def edge() -> AbstractAsyncContextManager[Edge]:
+    """An oracle that answers at once."""
+    return serving(oracle(echo_handler))
+
+
+async def test_a_call_reaches_its_handler_and_its_answer_the_caller(edge: Edge) -> None:
+    assert await edge.timestamps(5) == GetTimestampsResponse(first=7, count=5)
 
 
 EVERY_ERROR: list[errors.PercolatorError] = [
@@ -207,7 +205,7 @@ async def test_an_error_with_much_to_tell_still_arrives_typed() -> None:
         errors.NotReady("é" * 100_000),
         errors.TabletMoved("m" * 50_000, tablet_id=1, epoch=2, locations=locations),
     ):
-        async with serving(oracle(OneAnswer(error))) as edge:
+        async with serving(oracle(Mock(return_value=error))) as edge:
             with pytest.raises(type(error)) as caught:
                 await edge.timestamps()
             assert caught.value.retry is error.retry
@@ -242,13 +240,12 @@ async def test_a_caller_is_told_if_what_its_call_waits_for_is_cancelled() -> Non
         await edge.gate.idle.wait()  # the call ends after its answer has left
 
 
-async def test_what_is_no_message_is_refused_by_name() -> None:
-    async with serving(oracle(echo_handler)) as edge:
-        garbage = edge.raw.unary_unary(methods.GET_TIMESTAMPS.path)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await garbage(b"\xff\xff\xff", timeout=SECONDS)
-        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert (await edge.timestamps()).first == 7
+async def test_what_is_no_message_is_refused_by_name(edge: Edge) -> None:
+    garbage = edge.raw.unary_unary(methods.GET_TIMESTAMPS.path)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await garbage(b"\xff\xff\xff", timeout=SECONDS)
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert (await edge.timestamps()).first == 7
 
 
 async def test_calls_above_the_limit_are_told_when_to_come_back() -> None:
@@ -274,17 +271,16 @@ async def test_calls_above_the_limit_are_told_when_to_come_back() -> None:
         assert edge.gate.idle.is_set()
 
 
-async def test_a_gate_that_was_closed_stays_closed() -> None:
-    async with serving(oracle(echo_handler)) as edge:
-        edge.gate.refuse(errors.WrongCluster("other", expected="a", found="b"))
-        with pytest.raises(errors.WrongCluster):
-            await edge.timestamps()
-        edge.gate.refuse(None)
+async def test_a_gate_that_was_closed_stays_closed(edge: Edge) -> None:
+    edge.gate.refuse(errors.WrongCluster("other", expected="a", found="b"))
+    with pytest.raises(errors.WrongCluster):
         await edge.timestamps()
-        edge.gate.close(errors.NotReady("shutting down"))
-        edge.gate.refuse(None)
-        with pytest.raises(errors.NotReady):
-            await edge.timestamps()
+    edge.gate.refuse(None)
+    await edge.timestamps()
+    edge.gate.close(errors.NotReady("shutting down"))
+    edge.gate.refuse(None)
+    with pytest.raises(errors.NotReady):
+        await edge.timestamps()
 
 
 async def test_until_a_service_is_exposed_its_callers_are_told_to_come_back() -> None:
@@ -528,8 +524,9 @@ class Served:
     tablets: Tablets
 
 
+@pytest.fixture
 @asynccontextmanager
-async def serving_of_sizes(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
+async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
     """A server that accepts `LIMIT` bytes, and a client that accepts and sends eight times that."""
     most = 8 * LIMIT
     smaller = dict(channels._OPTIONS) | {
@@ -565,77 +562,71 @@ def a_read(row: bytes, size: int = 0) -> pb.ReadRequest:
 
 @pytest.mark.parametrize("size", [LIMIT + 1, 2 * LIMIT - 100, 3 * LIMIT, 9 * LIMIT])
 async def test_a_request_above_the_limit_is_an_invalid_argument_that_names_size_and_remedy(
-    size: int, monkeypatch: pytest.MonkeyPatch
+    served: Served,
+    size: int,
 ) -> None:
     """Refused by our own check, by the server's gRPC, or by the client's own, as it grows."""
-    async with serving_of_sizes(monkeypatch) as served:
-        read = served.network.unary(served.address, methods.READ)
-        request = a_read(b"", size)
-        with pytest.raises(errors.InvalidArgument) as caught:
-            await read(request, SECONDS)
-        error = caught.value
-        assert (error.field, error.retry) == ("request", Retry.USELESS)
-        assert f"has {request.ByteSize()} bytes, at most " in error.reason
-        assert error.reason.endswith("; send less in one call")
-        assert served.tablets.executed == 0
-        await read(a_read(b""), SECONDS)  # the connection goes on
+    read = served.network.unary(served.address, methods.READ)
+    request = a_read(b"", size)
+    with pytest.raises(errors.InvalidArgument) as caught:
+        await read(request, SECONDS)
+    error = caught.value
+    assert (error.field, error.retry) == ("request", Retry.USELESS)
+    assert f"has {request.ByteSize()} bytes, at most " in error.reason
+    assert error.reason.endswith("; send less in one call")
+    assert served.tablets.executed == 0
+    await read(a_read(b""), SECONDS)  # the connection goes on
 
 
 @pytest.mark.parametrize("size", [LIMIT + 1, 3 * LIMIT, 9 * LIMIT])
 async def test_a_streaming_call_is_refused_alike(
-    size: int, monkeypatch: pytest.MonkeyPatch
+    served: Served,
+    size: int,
 ) -> None:
-    async with serving_of_sizes(monkeypatch) as served:
-        scan = served.network.stream(served.address, methods.SCAN)
-        with pytest.raises(errors.InvalidArgument, match=r"request: has \d+ bytes, at most"):
-            _ = [page async for page in scan(pb.ScanRequest(columns=[bytes(size)]), SECONDS)]
-        assert served.tablets.executed == 0
+    scan = served.network.stream(served.address, methods.SCAN)
+    with pytest.raises(errors.InvalidArgument, match=r"request: has \d+ bytes, at most"):
+        _ = [page async for page in scan(pb.ScanRequest(columns=[bytes(size)]), SECONDS)]
+    assert served.tablets.executed == 0
 
 
 async def test_an_answer_above_the_limit_is_an_invalid_argument_too(
-    monkeypatch: pytest.MonkeyPatch,
+    served: Served,
 ) -> None:
-    async with serving_of_sizes(monkeypatch) as served:
-        read = served.network.unary(served.address, methods.READ)
-        with pytest.raises(errors.InvalidArgument) as caught:
-            await read(a_read(b"%d" % (9 * LIMIT)), SECONDS)
-        assert (caught.value.field, caught.value.retry) == ("response", Retry.USELESS)
-        assert f"at most {8 * LIMIT} are accepted; ask for less" in caught.value.reason
+    read = served.network.unary(served.address, methods.READ)
+    with pytest.raises(errors.InvalidArgument) as caught:
+        await read(a_read(b"%d" % (9 * LIMIT)), SECONDS)
+    assert (caught.value.field, caught.value.retry) == ("response", Retry.USELESS)
+    assert f"at most {8 * LIMIT} are accepted; ask for less" in caught.value.reason
 
 
 async def test_a_streamed_answer_above_the_limit_ends_the_stream_alike(
-    monkeypatch: pytest.MonkeyPatch,
+    served: Served,
 ) -> None:
-    async with serving_of_sizes(monkeypatch) as served:
-        scan = served.network.stream(served.address, methods.SCAN)
-        request = pb.ScanRequest()
-        request.range.start = b"%d" % (9 * LIMIT)
-        pages = scan(request, SECONDS)
-        assert await anext(pages) == pb.ScanResponse()
-        with pytest.raises(errors.InvalidArgument, match="response: has"):
-            await anext(pages)
+    scan = served.network.stream(served.address, methods.SCAN)
+    request = pb.ScanRequest()
+    request.range.start = b"%d" % (9 * LIMIT)
+    pages = scan(request, SECONDS)
+    assert await anext(pages) == pb.ScanResponse()
+    with pytest.raises(errors.InvalidArgument, match="response: has"):
+        await anext(pages)
 
 
 async def test_of_a_change_whose_answer_is_too_large_only_its_sender_can_tell_what_to_do(
-    monkeypatch: pytest.MonkeyPatch,
+    served: Served,
 ) -> None:
     """It was executed: to say that nothing was written would be wrong."""
-    async with serving_of_sizes(monkeypatch) as served:
-        mutation = pb.Mutation(column=b"%d" % (9 * LIMIT))
-        batch = pb.MutationBatch(mutations=[mutation])
-        mutate = served.network.unary(served.address, methods.MUTATE)
-        with pytest.raises(errors.ExecutionUnknown, match="executed, but its response has"):
-            await mutate(pb.MutateRequest(batches=[batch]), SECONDS)
-        assert served.tablets.executed == 1
+    mutation = pb.Mutation(column=b"%d" % (9 * LIMIT))
+    batch = pb.MutationBatch(mutations=[mutation])
+    mutate = served.network.unary(served.address, methods.MUTATE)
+    with pytest.raises(errors.ExecutionUnknown, match="executed, but its response has"):
+        await mutate(pb.MutateRequest(batches=[batch]), SECONDS)
+    assert served.tablets.executed == 1
 
 
 async def test_a_client_in_another_language_gets_a_typed_detail(
-    monkeypatch: pytest.MonkeyPatch,
+    served: Served,
 ) -> None:
-    async with (
-        serving_of_sizes(monkeypatch) as served,
-        grpc.aio.insecure_channel(served.address) as raw,
-    ):
+    async with grpc.aio.insecure_channel(served.address) as raw:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await raw.unary_unary(methods.READ.path)(bytes(LIMIT + 1), timeout=SECONDS)
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
@@ -664,6 +655,7 @@ class Proxy:
         writer.close()
 
 
+@pytest.fixture
 @asynccontextmanager
 async def proxy(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Proxy]:
     """The proxy of everything, as the environment says."""
@@ -684,27 +676,23 @@ async def dial(network: GrpcNetwork, seconds: float) -> None:
     await network.close()
 
 
-async def test_a_server_on_the_same_machine_is_dialled_directly(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_server_on_the_same_machine_is_dialled_directly(proxy: Proxy) -> None:
     """A proxy would look for it on its own machine."""
-    async with proxy(monkeypatch) as unwanted, framed(echo) as edge:
+    async with framed(echo) as edge:
         assert (await edge.timestamps(3)).count == 3
-        assert unwanted.asked == []
+    assert proxy.asked == []
 
 
 async def test_servers_of_a_cluster_dial_each_other_directly(
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy,
 ) -> None:
     """Docker, for one, sets these variables in every container."""
-    async with proxy(monkeypatch) as unwanted:
-        await dial(GrpcNetwork(is_within=True), 0.3)
-        assert unwanted.asked == []
+    await dial(GrpcNetwork(is_within=True), 0.3)
+    assert proxy.asked == []
 
 
 async def test_a_client_outside_dials_a_gateway_through_the_proxy(
-    monkeypatch: pytest.MonkeyPatch,
+    proxy: Proxy,
 ) -> None:
-    async with proxy(monkeypatch) as wanted:
-        await dial(GrpcNetwork(), 5.0)
-        assert wanted.asked[0].startswith(b"CONNECT 192.0.2.1:7100")
+    await dial(GrpcNetwork(), 5.0)
+    assert proxy.asked[0].startswith(b"CONNECT 192.0.2.1:7100")
