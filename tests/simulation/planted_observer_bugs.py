@@ -60,6 +60,7 @@ from percolator.timestamps import SEQUENCE_BITS, is_expired
 from percolator.v1 import master_pb2
 from percolator.v1.cells_pb2 import SPACE_NOTIFY, Cell
 from percolator.v1.tabletserver_pb2 import Mutation
+from tests.patching import in_place_of
 from tests.simulation import programs
 from tests.simulation.bug import PerSeed
 from tests.simulation.planted_protocol_bugs import without_lists
@@ -72,21 +73,19 @@ def notification_newer_than_the_snapshot_deleted(patch: Patch) -> None:
     """It announces a change that the run could not see."""
     correct = RunPool._handled
 
+    @in_place_of(patch, RunPool, "_handled")
     def wrong(self: RunPool, work: Work, seen: int) -> None:
         correct(self, work, max(work.timestamps | {seen}))
-
-    patch.setattr(RunPool, "_handled", wrong)
 
 
 def changes_during_a_pause_are_not_looked_at(patch: Patch) -> None:
     """Whatever comes during the pause is taken for handled by the run before it."""
     correct = WorkQueue._remember
 
+    @in_place_of(patch, WorkQueue, "_remember")
     def wrong(self: WorkQueue, work: Work, seen: int) -> None:
         milliseconds = int(work.watched.observer.pause_seconds * 1000)
         correct(self, work, seen + (milliseconds << SEQUENCE_BITS))
-
-    patch.setattr(WorkQueue, "_remember", wrong)
 
 
 def notification_at_the_start_timestamp(patch: Patch) -> None:
@@ -99,6 +98,7 @@ def notification_at_the_start_timestamp(patch: Patch) -> None:
 def _at_the_start(patch: Patch, name: str) -> None:
     correct = getattr(steps, name)
 
+    @in_place_of(patch, steps, name)
     def wrong(row: bytes, column: bytes, start: int, *rest: Any) -> Mutation:
         mutation: Mutation = correct(row, column, start, *rest)
         for change in mutation.changes:
@@ -106,13 +106,12 @@ def _at_the_start(patch: Patch, name: str) -> None:
                 change.timestamp = start
         return mutation
 
-    patch.setattr(steps, name, wrong)
-
 
 def acknowledgement_not_in_the_transaction(patch: Patch) -> None:
     """It is written afterwards: two runs for one change do not even notice each other."""
     begin, commit = ObserverRun.begin, ObserverRun.commit
 
+    @in_place_of(patch, ObserverRun, "begin")
     async def begin_wrong(self: ObserverRun) -> bool:
         wanted = await begin(self)
         work = self._work
@@ -120,6 +119,7 @@ def acknowledgement_not_in_the_transaction(patch: Patch) -> None:
         self.transaction.internal.writes.cells.pop(address, None)
         return wanted
 
+    @in_place_of(patch, ObserverRun, "commit")
     async def commit_wrong(self: ObserverRun) -> float | None:
         latency = await commit(self)
         work = self._work
@@ -133,9 +133,6 @@ def acknowledgement_not_in_the_transaction(patch: Patch) -> None:
             await later.commit()
         return latency
 
-    patch.setattr(ObserverRun, "begin", begin_wrong)
-    patch.setattr(ObserverRun, "commit", commit_wrong)
-
 
 def deletes_wake_every_observer(patch: Patch) -> None:
     """One that deletes its trigger would run forever."""
@@ -146,13 +143,12 @@ def write_after_a_delete_handled_with_it(patch: Patch) -> None:
     """It was announced while the run looked at the deleted cell, and is never run for."""
     correct = ObserverRun.begin
 
+    @in_place_of(patch, ObserverRun, "begin")
     async def wrong(self: ObserverRun) -> bool:
         is_wanted = await correct(self)
         if not is_wanted and not self.cell.has_value:
             self.start = max(self._work.timestamps | {self.start})
         return is_wanted
-
-    patch.setattr(ObserverRun, "begin", wrong)
 
 
 def columns_read_last_time_kept_from_then(patch: Patch) -> None:
@@ -160,35 +156,32 @@ def columns_read_last_time_kept_from_then(patch: Patch) -> None:
     correct = WatchedCell.known_row
     kept: dict[tuple[Watched, bytes, bytes], FoundCell | None] = {}
 
+    @in_place_of(patch, WatchedCell, "known_row")
     def wrong(self: WatchedCell, work: Work) -> KnownRow:
         for column, found in self.others.items():
             kept.setdefault((work.watched, work.row, column), found)
         others = {column: kept[work.watched, work.row, column] for column in self.others}
         return correct(self._replace(others=others), work)
 
-    patch.setattr(WatchedCell, "known_row", wrong)
-
 
 def weak_notification_not_written_again(patch: Patch) -> None:
     """The commit timestamp has changed, and the observer that was notified has run too early."""
     correct = Commit._notify
 
+    @in_place_of(patch, Commit, "_notify")
     async def wrong(self: Commit, commit: int, deadline: float) -> None:
         await correct(self, commit, deadline)
         self._write.weak_notifications = ()
-
-    patch.setattr(Commit, "_notify", wrong)
 
 
 def roll_forward_without_the_notification(patch: Patch) -> None:
     """Another client commits an observed cell for its dead owner, and notifies no observer."""
     correct = Rolling.roll
 
+    @in_place_of(patch, Rolling, "roll")
     async def wrong(self: Rolling, met: list[MetLock], deadline: float) -> list[MetLock]:
         env = replace(self._env, schemas=_Unobserved(self._env.schemas))
         return await correct(Rolling(env, self._once), met, deadline)
-
-    patch.setattr(Rolling, "roll", wrong)
 
 
 class _Unobserved:
@@ -208,21 +201,20 @@ class _Unobserved:
 def registration_returns_before_tablets_know(patch: Patch) -> None:
     """Commits for the older schema are accepted for a while: they do not notify the observer."""
 
+    @in_place_of(patch, Tables, "_until_current")
     async def wrong(self: Tables, table: Table, deadline: float) -> None:
         return
-
-    patch.setattr(Tables, "_until_current", wrong)
 
 
 def commits_of_any_schema_are_taken(patch: Patch) -> None:
     """A client that does not know an observer commits what it observes, long after registration."""
     correct = MutationWork.refusal
 
+    @in_place_of(patch, MutationWork, "refusal")
     def wrong(self: MutationWork, state: TabletState) -> PercolatorError | None:
         self._schema_version = state.schema_version
         return correct(self, state)
 
-    patch.setattr(MutationWork, "refusal", wrong)
     patch.setattr(TabletState, "require_target", TabletState.require_tablet)
 
 
@@ -230,25 +222,23 @@ def unknown_run_taken_for_committed(patch: Patch) -> None:
     """Its notifications are deleted, but it turns out to have been rolled back."""
     correct = ObserverRun.commit
 
+    @in_place_of(patch, ObserverRun, "commit")
     async def wrong(self: ObserverRun) -> float | None:
         try:
             return await correct(self)
         except OutcomeUnknown:
             return None
 
-    patch.setattr(ObserverRun, "commit", wrong)
-
 
 def notification_deleted_before_the_run(patch: Patch) -> None:
     """A worker that dies in the middle leaves nothing to find."""
     correct = RunPool._attempt
 
+    @in_place_of(patch, RunPool, "_attempt")
     async def wrong(self: RunPool, work: Work, task: asyncio.Task[Any]) -> None:
         self._results.deletions.add(work, sorted(work.timestamps))
         await self._results.deletions.done()
         await correct(self, work, task)
-
-    patch.setattr(RunPool, "_attempt", wrong)
 
 
 # ---------------------------------------------------------------------------- backfills
@@ -260,33 +250,32 @@ def backfill_at_a_snapshot_from_before_the_registration(patch: Patch) -> None:
     early = ContextVar("early", default=0)
     correct, snapshot = backfill.backfill_owed, backfill._Backfill._snapshot
 
+    @in_place_of(patch, backfill, "backfill_owed")
     async def wrong(context: WorkerContext, watched: Watched, **rest: Any) -> None:
         early.set(await context.env.timestamps.get(timeout_seconds=1.0))
         await correct(context, watched, **rest)
 
+    @in_place_of(patch, backfill._Backfill, "_snapshot")
     async def taken_before(self: backfill._Backfill) -> int:
         found = early.get()
         early.set(0)
         return found or await snapshot(self)
-
-    patch.setattr(backfill, "backfill_owed", wrong)
-    patch.setattr(backfill._Backfill, "_snapshot", taken_before)
 
 
 def waiting_does_not_count_backfills(patch: Patch) -> None:
     """It returns while cells are there of which the observer was not notified."""
     correct = quiet._Pass.remaining
 
+    @in_place_of(patch, quiet._Pass, "remaining")
     def wrong(self: quiet._Pass) -> quiet.Remaining:
         return replace(correct(self), backfills={})
-
-    patch.setattr(quiet._Pass, "remaining", wrong)
 
 
 def backfill_counts_as_done_when_it_begins(patch: Patch) -> None:
     """If its worker dies, nobody knows that something is left."""
     correct = Catalog.report_backfill
 
+    @in_place_of(patch, Catalog, "report_backfill")
     async def wrong(
         self: Catalog, request: master_pb2.ReportBackfillRequest, deadline: float
     ) -> master_pb2.Table:
@@ -298,28 +287,24 @@ def backfill_counts_as_done_when_it_begins(patch: Patch) -> None:
             await correct(self, done, deadline)
         return table
 
-    patch.setattr(Catalog, "report_backfill", wrong)
-
 
 def backfill_is_reported_before_its_notifications_are_durable(patch: Patch) -> None:
     """If its worker dies then, the next one goes on behind cells that were not notified."""
     correct = backfill._Backfill._notify
 
+    @in_place_of(patch, backfill._Backfill, "_notify")
     async def wrong(self: backfill._Backfill, cells: Sequence[backfill.Cell]) -> None:
         self._context.env.background.start(correct(self, cells))
-
-    patch.setattr(backfill._Backfill, "_notify", wrong)
 
 
 def table_created_without_the_observers_that_wait_for_it(patch: Patch) -> None:
     """Its first commits notify nobody."""
     correct = TableChanges._decide_creation
 
+    @in_place_of(patch, TableChanges, "_decide_creation")
     def wrong(self: TableChanges[Any], creation: Creation, current: Any) -> Any:
         changed, decided = correct(self, creation, replace(current, awaited={}))
         return replace(changed, awaited=current.awaited), decided
-
-    patch.setattr(TableChanges, "_decide_creation", wrong)
 
 
 # Bugs of the recipes.
@@ -329,18 +314,18 @@ def rest_of_a_batch_is_not_announced(patch: Patch) -> None:
     """A run that leaves entries to the next one does not wake it."""
     correct = CombineQueue._combine_bucket
 
+    @in_place_of(patch, CombineQueue, "_combine_bucket")
     async def wrong(self: Any, tx: aio.Transaction, bucket: bytes, batch: int) -> Any:
         changes = await correct(self, tx, bucket, batch)
         tx._buffer.weak = None
         return changes
-
-    patch.setattr(CombineQueue, "_combine_bucket", wrong)
 
 
 def entry_after_a_batch_is_deleted(patch: Patch) -> None:
     """A run that is cut off deletes the entry at which it noticed."""
     correct = CombineQueue._combine_bucket
 
+    @in_place_of(patch, CombineQueue, "_combine_bucket")
     async def wrong(self: Any, tx: aio.Transaction, bucket: bytes, batch: int) -> Any:
         changes = await correct(self, tx, bucket, batch)
         if tx._buffer.weak:
@@ -349,38 +334,33 @@ def entry_after_a_batch_is_deleted(patch: Patch) -> None:
                 await tx.delete(row.key, self._entry)
         return changes
 
-    patch.setattr(CombineQueue, "_combine_bucket", wrong)
-
 
 def exports_numbered_by_start_timestamp(patch: Patch) -> None:
     """An export that began before a number that has arrived, and commits after it, is left out
     forever."""
 
+    @in_place_of(patch, ExportQueue, "_sequence")
     def wrong(self: Any, row: bytes, commit_timestamp: int) -> int:
         return int.from_bytes(row[-12:], "big")
-
-    patch.setattr(ExportQueue, "_sequence", wrong)
 
 
 def shards_of_the_present_number_only(patch: Patch) -> None:
     """The number was raised: a program that still has the lower one overlooks the others."""
 
+    @in_place_of(patch, ShardedCounter, "_value")
     async def wrong(self: Any, reads: Any, key: Any) -> Any:
         part = self._parts.part(key)
         rows = [part + shard.to_bytes(2, "big") for shard in range(self._shards)]
         found = await reads.get_many(self.table, rows, [self._count])
         return sum(row.get(self._count, 0) for row in found)
 
-    patch.setattr(ShardedCounter, "_value", wrong)
-
 
 def former_words_stay_in_the_index(patch: Patch) -> None:
     """The entries of a row are not read in the transaction that replaces it."""
 
+    @in_place_of(patch, IndexEntries, "recorded")
     async def wrong(self: Any, tx: aio.Transaction, row: Any) -> frozenset[bytes]:
         return frozenset()
-
-    patch.setattr(IndexEntries, "recorded", wrong)
 
 
 RECIPE_BUGS: tuple[Callable[[Patch], None], ...] = (
@@ -403,6 +383,7 @@ def intents_after_the_commit_point(patch: Patch) -> None:
     """The client dies in between."""
     correct = Announcement.announce
 
+    @in_place_of(patch, Announcement, "announce")
     async def wrong(self: Announcement, cells: Sequence[CellAddress], deadline: float) -> None:
         async def late() -> None:
             await self._env.clock.sleep(_LATE_SECONDS)
@@ -410,27 +391,25 @@ def intents_after_the_commit_point(patch: Patch) -> None:
 
         self._env.background.start(late())
 
-    patch.setattr(Announcement, "announce", wrong)
-
 
 def second_committer_announces_nothing(patch: Patch) -> None:
     """The first one has died, or was slower: its intents are not there."""
     correct = Announcement.announce
     announced = PerSeed(set[int])
 
+    @in_place_of(patch, Announcement, "announce")
     async def wrong(self: Announcement, cells: Sequence[CellAddress], deadline: float) -> None:
         if self._write.start not in announced.now():
             announced.now().add(self._write.start)
             await self._env.clock.sleep(_LATE_SECONDS)
             await correct(self, cells, deadline)
 
-    patch.setattr(Announcement, "announce", wrong)
-
 
 def intents_that_were_not_answered_taken_for_written(patch: Patch) -> None:
     """The call was lost, and nobody repeats it."""
     correct = Intents.announce
 
+    @in_place_of(patch, Intents, "announce")
     async def wrong(
         self: Intents, start: int, cells: Sequence[tuple[CellAddress, bytes]], deadline: float
     ) -> None:
@@ -439,12 +418,11 @@ def intents_that_were_not_answered_taken_for_written(patch: Patch) -> None:
         except PercolatorError:
             return
 
-    patch.setattr(Intents, "announce", wrong)
-
 
 def intents_that_join_a_sent_call_taken_for_written(patch: Patch) -> None:
     """It does not have them, and whoever leads it tells the others that all is well."""
 
+    @in_place_of(patch, SharedWrites, "write")
     async def wrong(self: SharedWrites, rows: Sequence[RowChange], deadline: float) -> None:
         call = self._open
         if call is not None and call.admits(rows, deadline):
@@ -457,8 +435,6 @@ def intents_that_join_a_sent_call_taken_for_written(patch: Patch) -> None:
             if self._open is call:
                 self._open = None
             call.end(True)
-
-    patch.setattr(SharedWrites, "write", wrong)
 
 
 def intent_cleared_while_its_cell_is_locked(patch: Patch) -> None:
@@ -474,12 +450,11 @@ def intent_cleared_without_a_trace(patch: Patch) -> None:
 def _judged(patch: Patch, cleared: Callable[[Judged], list[Intent]]) -> None:
     correct = Fates.judge
 
+    @in_place_of(patch, Fates, "judge")
     async def wrong(self: Fates, found: Sequence[Intent]) -> Judged:
         judged = await correct(self, found)
         judged.rolled_back += cleared(judged)
         return judged
-
-    patch.setattr(Fates, "judge", wrong)
 
 
 def marker_put_over_a_lock(patch: Patch) -> None:
@@ -520,22 +495,21 @@ def low_water_mark_moved_too_far(patch: Patch) -> None:
     """Transactions that begin early and are announced late are never looked for."""
     correct = IntentNotifications._look_into
 
+    @in_place_of(patch, IntentNotifications, "_look_into")
     async def wrong(self: IntentNotifications, bucket: int, admission: Admission, now: int) -> int:
         undecided = await correct(self, bucket, admission, now)
         self._from[bucket] = now
         return undecided
 
-    patch.setattr(IntentNotifications, "_look_into", wrong)
     patch.setattr(finding, "_FULL_PASS_SECONDS", inf)
 
 
 def commits_without_a_look_at_the_epoch(patch: Patch) -> None:
     """An observer that was registered meanwhile is not notified."""
 
+    @in_place_of(patch, Announcement, "renew")
     async def wrong(self: Announcement, deadline: float) -> None:
         return
-
-    patch.setattr(Announcement, "renew", wrong)
 
 
 _STOPS = (Kind.PAUSE, Kind.SLOW_LINKS)
@@ -566,10 +540,10 @@ seconds."""
 def collects_before_old_locks_are_resolved(patch: Patch) -> None:
     """The rest of a committed transaction is rolled back: its primary no longer shows a commit."""
 
+    @in_place_of(patch, OldLocks, "resolve")
     async def nothing(*_: object) -> None:
         return
 
-    patch.setattr(OldLocks, "resolve", nothing)
     patch.setattr(collection, "_require_no_older_locks", lambda state, below: None)
     # Tablets also refuse rollback markers below what they have collected. With that, nothing would
     # be torn: the locks would stay, and the cells behind them would never be read again.
@@ -581,6 +555,7 @@ def old_locks_rolled_back_without_their_primary(patch: Patch) -> None:
     """Their owners need not be asked, but what the primary says counts: it may have committed."""
     correct = Cleanup.resolve
 
+    @in_place_of(patch, Cleanup, "resolve")
     async def wrong(
         self: Cleanup, met: Sequence[MetLock], *, ended_below: int = 0, **rest: Any
     ) -> set[int]:
@@ -588,16 +563,14 @@ def old_locks_rolled_back_without_their_primary(patch: Patch) -> None:
             self._env.verdicts.put(one.lock.start_timestamp, ROLLED_BACK)
         return await correct(self, met, ended_below=ended_below, **rest)
 
-    patch.setattr(Cleanup, "resolve", wrong)
-
 
 def a_transaction_counts_as_gone_with_its_first_lock(patch: Patch) -> None:
     """The search for old locks does not find its other locks, and nobody rolls them forward."""
 
+    @in_place_of(patch, LockMirror, "_forget_start")
     def wrong(self: LockMirror, header: bytes) -> None:
         self._starts.pop(header[:START_TIMESTAMP_BYTES], None)
 
-    patch.setattr(LockMirror, "_forget_start", wrong)
     patch.setattr(group_commit, "marked_below", lambda collected, changes: 0)
     collect_eagerly(patch)
 
@@ -606,11 +579,11 @@ def new_owner_forgets_the_safe_point(patch: Patch) -> None:
     """It serves snapshots half of which its predecessor has collected."""
     correct = opening.load
 
+    @in_place_of(patch, opening, "load")
     async def wrong(state: TabletState) -> None:
         await correct(state)
         state.safe_points = SafePoints()
 
-    patch.setattr(opening, "load", wrong)
     collect_eagerly(patch, round_seconds=1.0)  # the next round tells the new owner
 
 
@@ -629,11 +602,11 @@ def newest_version_under_a_notification_collected(patch: Patch) -> None:
 def acknowledgement_collected_although_its_cell_is_there(patch: Patch) -> None:
     """A second notification of the same change causes a second run."""
 
+    @in_place_of(patch, AnsweredCells, "came_to")
     def wrong(self: AnsweredCells, cell: bytes) -> list[Record]:
         self.end()
         return []
 
-    patch.setattr(AnsweredCells, "came_to", wrong)
     collect_eagerly(patch)
 
 
@@ -680,18 +653,17 @@ def expiry_is_judged_when_the_read_arrives(patch: Patch) -> None:
     correct = PointReads.answer
     late = {"by": 0}
 
+    @in_place_of(patch, PointReads, "answer")
     async def answer(self: PointReads) -> object:
         newest = self._state.guard._newest
         oldest = min((read.timestamp for read in self._asked), default=newest)
         late["by"] = max(0, newest - oldest)
         return await correct(self)
 
+    @in_place_of(patch, Lifetimes, "hides")
     def hides(self: Lifetimes, column: bytes, commit: int, timestamp: int) -> bool:
         ttl = self.by_column.get(column)
         return ttl is not None and is_expired(commit, timestamp + late["by"], ttl)
-
-    patch.setattr(PointReads, "answer", answer)
-    patch.setattr(Lifetimes, "hides", hides)
 
 
 def reads_of_now_find_everything_expired(patch: Patch) -> None:
@@ -704,10 +676,10 @@ def reads_of_now_find_everything_expired(patch: Patch) -> None:
 def values_are_collected_before_the_safe_point_has_seen_their_end(patch: Patch) -> None:
     """A snapshot at the safe point still sees them."""
 
+    @in_place_of(patch, _WalkOfVersions, "_has_expired")
     def wrong(self: _WalkOfVersions, cell: bytes, commit: int) -> bool:
         return self._lifetimes.end_of(cell, commit) is not None
 
-    patch.setattr(_WalkOfVersions, "_has_expired", wrong)
     collect_eagerly(patch)
 
 
@@ -715,25 +687,23 @@ def values_in_locks_never_expire(patch: Patch) -> None:
     """A reader takes a committed value from its lock, and shows it for longer than the tablet. Such
     locks stay where clients die after the commit point, as all of them do here."""
 
+    @in_place_of(patch, commit, "commit_secondaries")
     async def never_comes(*arguments: object) -> None:
         pass
 
+    @in_place_of(patch, MetLock, "of")
     def of(table_id: int, cell: Cell) -> MetLock:
         return _of(table_id, cell)._replace(ttl_milliseconds=0)
-
-    patch.setattr(commit, "commit_secondaries", never_comes)
-    patch.setattr(MetLock, "of", of)
 
 
 def index_entries_that_stay_are_never_written_again(patch: Patch) -> None:
     """They expire before the column, whose time begins anew with each write."""
 
+    @in_place_of(patch, TransactionInternals, "expires")
     async def wrong(
         self: TransactionInternals, column: object, timeout: float | None = None
     ) -> bool:
         return False
-
-    patch.setattr(TransactionInternals, "expires", wrong)
 
 
 def kept_cells_are_judged_by_the_clients_own_schema(patch: Patch) -> None:
@@ -751,13 +721,13 @@ def a_ttl_becomes_longer_while_expired_cells_are_deleted(patch: Patch) -> None:
     """A reader goes by it at once. It finds the record of a value that is gone a little later."""
     correct = Upkeep._follow_schema
 
+    @in_place_of(patch, Upkeep, "_follow_schema")
     async def wrong(self: Upkeep, schema_version: int, *, change_feed: bool, ttls: Ttls) -> None:
         state = self._state
         if schema_version > state.schema_version and ttls != state.lifetimes.ttls:
             state.lifetimes = Lifetimes(ttls)
         await correct(self, schema_version, change_feed=change_feed, ttls=ttls)
 
-    patch.setattr(Upkeep, "_follow_schema", wrong)
     _read_slowly(patch)
     _sweep_slowly(patch)
 
@@ -766,22 +736,21 @@ def _sweep_slowly(patch: Patch) -> None:
     """The disk takes long for deletions. Otherwise nothing happens meanwhile."""
     correct = TabletState.write
 
+    @in_place_of(patch, TabletState, "write")
     async def write(self: TabletState, batch: object) -> None:
         await asyncio.sleep(0.1)
         await correct(self, batch)
-
-    patch.setattr(TabletState, "write", write)
 
 
 def _read_slowly(patch: Patch) -> None:
     """Servers do something else after each row of a page. Otherwise a page takes no time at all."""
     limits = TabletServerSettings.limits
 
+    @in_place_of(patch, ScanPage, "_pause")
     async def pause(self: ScanPage) -> None:
         await asyncio.sleep(0.02)
         self._state.require_open()
 
-    patch.setattr(ScanPage, "_pause", pause)
     patch.setattr(
         TabletServerSettings, "limits", lambda self: replace(limits(self), slice_entries=1)
     )

@@ -75,6 +75,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_ROLLBACK, SPACE_WRITE
 from percolator.v1.tabletserver_pb2 import Change, Mutation
 from percolator.world import Cursor
+from tests.patching import in_place_of
 from tests.simulation import programs
 from tests.simulation.bug import PerSeed
 from tests.simulation.scenario import Kind
@@ -88,6 +89,7 @@ def heartbeat_raises_the_lock_whatever_it_is(patch: Patch) -> None:
     """It lowers what a reader has pushed, and the reader has passed."""
     correct = WriteSteps.heartbeat
 
+    @in_place_of(patch, WriteSteps, "heartbeat")
     def wrong(
         self: WriteSteps, seen: int, ttl_seen: int, min_commit: int, ttl: int
     ) -> CellMutation:
@@ -98,28 +100,24 @@ def heartbeat_raises_the_lock_whatever_it_is(patch: Patch) -> None:
             table_id, steps.raise_lock(row, column, self.start, TIMESTAMP_MAX, lock)
         )
 
-    patch.setattr(WriteSteps, "heartbeat", wrong)
-
 
 def commit_leaves_out_writes_whose_table_is_not_known_yet(patch: Patch) -> None:
     """The first writes of a client, of which nobody has awaited any, are lost."""
 
+    @in_place_of(patch, LateWrites, "settle")
     async def wrong(self: LateWrites, deadline: float) -> None:
         self._waiting.clear()
-
-    patch.setattr(LateWrites, "settle", wrong)
 
 
 def no_copy_of_a_refused_commit_is_expected(patch: Patch) -> None:
     """A copy arrives when the server has the tablet; the transaction was reported as aborted."""
     correct = commit.Commit._heard_of_primary
 
+    @in_place_of(patch, commit.Commit, "_heard_of_primary")
     def wrong(self: commit.Commit, error: PercolatorError) -> None:
         correct(self, error)
         if not self.is_unanswered:
             self.is_out = False
-
-    patch.setattr(commit.Commit, "_heard_of_primary", wrong)
 
 
 def no_rollback_marker(patch: Patch) -> None:
@@ -135,6 +133,7 @@ def no_rollback_marker(patch: Patch) -> None:
 def secondaries_decided_without_the_primary(patch: Patch) -> None:
     """A cell that is judged alone is rolled back while its transaction commits."""
 
+    @in_place_of(patch, Cleanup, "resolve")
     async def wrong(self: Cleanup, met: Sequence[MetLock], **arguments: Any) -> set[int]:
         requests = [
             CellMutation(
@@ -145,8 +144,6 @@ def secondaries_decided_without_the_primary(patch: Patch) -> None:
         ]
         await self._env.cells.mutate(requests, arguments["deadline"])
         return set()
-
-    patch.setattr(Cleanup, "resolve", wrong)
 
 
 def rollback_deletes_a_foreign_lock(patch: Patch) -> None:
@@ -173,11 +170,10 @@ def commit_timestamp_before_the_prewrites(patch: Patch) -> None:
     """A reader above it has read a cell that was not locked yet."""
     correct = commit.Commit.prewrite
 
+    @in_place_of(patch, commit.Commit, "prewrite")
     async def wrong(self: commit.Commit, deadline: float) -> int:
         await self.take_commit_timestamp(deadline)
         return await correct(self, deadline)
-
-    patch.setattr(commit.Commit, "prewrite", wrong)
 
 
 def prewrite_ignores_newer_commits(patch: Patch) -> None:
@@ -194,6 +190,7 @@ def primary_by_chance(patch: Patch) -> None:
     correct = WriteSteps.__init__
     turns = [0]
 
+    @in_place_of(patch, WriteSteps, "__init__")
     def wrong(self: WriteSteps, start: int, writes: Any, *rest: Any, **named: Any) -> None:
         turns[0] += 1
         cells = sorted(writes)
@@ -203,13 +200,12 @@ def primary_by_chance(patch: Patch) -> None:
         self.writes = writes
         self.cells = cells[turn:] + cells[:turn]
 
-    patch.setattr(WriteSteps, "__init__", wrong)
-
 
 def without_lists(patch: Patch) -> None:
     """Sends steps as mutations: in lists, only their kind is sent."""
     correct = PendingRow.__init__
 
+    @in_place_of(patch, PendingRow, "__init__")
     def written_out(
         self: PendingRow, pending: Any, index: int, table_id: int, version: int, message: Any
     ) -> None:
@@ -217,12 +213,11 @@ def without_lists(patch: Patch) -> None:
             message = message.mutation()
         correct(self, pending, index, table_id, version, message)
 
-    patch.setattr(PendingRow, "__init__", written_out)
-
 
 def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
     """The first attempt may have been applied; the other cells get the second's timestamp."""
 
+    @in_place_of(patch, commit.Commit, "commit_primary")
     async def wrong(self: commit.Commit, deadline: float) -> int:
         lock = self.begin_two_phases()
         while True:
@@ -240,13 +235,12 @@ def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
                     return await self._no_lock(answer, deadline)
                 lock.learn(answer)
 
-    patch.setattr(commit.Commit, "commit_primary", wrong)
-
 
 def read_ignores_locks(patch: Patch) -> None:
     """The owner of the lock may already hold a commit timestamp below the reader's."""
     correct = Router.read
 
+    @in_place_of(patch, Router, "read")
     async def wrong(
         self: Router, requests: Sequence[RowRequest], deadline: float, **how: Any
     ) -> list[RowResult]:
@@ -255,13 +249,12 @@ def read_ignores_locks(patch: Patch) -> None:
             answer.locks.clear()
         return answers
 
-    patch.setattr(Router, "read", wrong)
-
 
 def abort_not_primary_first(patch: Patch) -> None:
     """Others go first: they are gone when another transaction finds the primary locked, and commits
     it."""
 
+    @in_place_of(patch, commit.Commit, "_give_up")
     async def wrong(self: commit.Commit, problem: PercolatorError, deadline: float) -> int:
         for cell in reversed(self._write.cells):
             # Each as late as a network may make it.
@@ -269,20 +262,17 @@ def abort_not_primary_first(patch: Patch) -> None:
             await self._env.cells.mutate((self._write.roll_back(cell),), deadline)
         raise problem
 
-    patch.setattr(commit.Commit, "_give_up", wrong)
-
 
 def change_step(patch: Patch, name: str, change: Callable[[Mutation], None]) -> None:
     """Plants a bug into one of the steps of the protocol."""
     without_lists(patch)
     correct: Callable[..., Mutation] = getattr(steps, name)
 
+    @in_place_of(patch, steps, name)
     def wrong(*arguments: Any) -> Mutation:
         mutation = correct(*arguments)
         change(mutation)
         return mutation
-
-    patch.setattr(steps, name, wrong)
 
 
 # Bugs in the steps that travel as parallel lists: at the tablet, and where answers come back.
@@ -292,12 +282,11 @@ def listed_prewrite_ignores_newer_commits(patch: Patch) -> None:
     """A lost update."""
     correct = requests.prewrite_conditions
 
+    @in_place_of(patch, requests, "prewrite_conditions")
     def wrong(start: int) -> list[CheckedCondition]:
         conditions = correct(start)
         conditions[3] = (SPACE_WRITE, ABSENT, 1, 2, b"", b"", b"")
         return conditions
-
-    patch.setattr(requests, "prewrite_conditions", wrong)
 
 
 def listed_steps_ignore_markers(patch: Patch) -> None:
@@ -305,14 +294,13 @@ def listed_steps_ignore_markers(patch: Patch) -> None:
     so neither of the two is enough of a bug."""
     prewrite, commit = requests.prewrite_conditions, requests.commit_conditions
 
+    @in_place_of(patch, requests, "prewrite_conditions")
     def wrong_prewrite(start: int) -> PrewriteConditions:
         return PrewriteConditions(start, _without_marker(prewrite(start)))
 
+    @in_place_of(patch, requests, "commit_conditions")
     def wrong_commit(kind: int, start: int, min_commit: int) -> list[CheckedCondition]:
         return _without_marker(commit(kind, start, min_commit))
-
-    patch.setattr(requests, "prewrite_conditions", wrong_prewrite)
-    patch.setattr(requests, "commit_conditions", wrong_commit)
 
 
 def _without_marker(conditions: list[CheckedCondition]) -> list[CheckedCondition]:
@@ -325,21 +313,19 @@ def listed_commit_overlooks_a_push(patch: Patch) -> None:
     """A reader above the commit timestamp has pushed the lock, and has read past it."""
     correct = requests.commit_conditions
 
+    @in_place_of(patch, requests, "commit_conditions")
     def wrong(kind: int, start: int, min_commit: int) -> list[CheckedCondition]:
         return correct(requests.COMMIT_SECONDARY, start, min_commit)
-
-    patch.setattr(requests, "commit_conditions", wrong)
 
 
 def unapplied_steps_taken_for_applied(patch: Patch) -> None:
     """A transaction goes on without its locks."""
 
+    @in_place_of(patch, lanes, "_answer_mutations")
     def wrong(group: Sequence[Queued], result: pb.MutationBatchResult) -> list[Problem]:
         for entry in group:
             entry.pending.answer(entry.index, APPLIED)
         return []
-
-    patch.setattr(lanes, "_answer_mutations", wrong)
 
 
 STEP_BUGS = (
@@ -365,28 +351,27 @@ def change_ends_what_is_remembered_only_when_its_writer_hears_of_it(patch: Patch
     begin, publish = LastChanges.begin, LastChanges.publish
     begun: dict[int, Collection[bytes]] = {}
 
+    @in_place_of(patch, LastChanges, "begin")
     def begin_late(self: LastChanges, committed: Collection[bytes]) -> None:
         begun[id(self)] = committed
 
+    @in_place_of(patch, LastChanges, "publish")
     def wrong(self: LastChanges, under_locks: Mapping[bytes, int]) -> None:
         begin(self, begun[id(self)])
         publish(self, under_locks)
-
-    patch.setattr(LastChanges, "begin", begin_late)
-    patch.setattr(LastChanges, "publish", wrong)
 
 
 def lock_names_what_the_first_lock_of_its_cell_named(patch: Patch) -> None:
     """A stale name is stored, and stays although the cell has changed since."""
     named = PerSeed(dict[bytes, int | None])
 
+    @in_place_of(patch, judge, "newest_change_below")
     def wrong(cursor: Cursor, cell: bytes, timestamp: int) -> int | None:
         first = named.now()
         if cell not in first:
             first[cell] = newest_change_below(cursor, cell, timestamp)
         return first[cell]
 
-    patch.setattr(judge, "newest_change_below", wrong)
     patch.setattr(LastChanges, "of", lambda self, cell: None)
     patch.setattr(LastChanges, "learn", lambda self, cell, timestamp: None)
 
@@ -395,13 +380,13 @@ def lock_only_record_collected_once_there_is_a_newer_commit(patch: Patch) -> Non
     """The newer one excludes the same transactions, but does not tell how the older one ended."""
     correct = _WalkOfVersions._look_above
 
+    @in_place_of(patch, _WalkOfVersions, "_look_above")
     def wrong(self: _WalkOfVersions, key: bytes, value: bytes, timestamp: int) -> int | None:
         if value[WRITE_KIND_OFFSET] == KIND_LOCK_ONLY and self._newer:
             self._delete(key, value)
             return None
         return correct(self, key, value, timestamp)
 
-    patch.setattr(_WalkOfVersions, "_look_above", wrong)
     times = CollectionTimes(round_seconds=0.2, retention_seconds=1.0)
     patch.setattr(programs, "_COLLECTION", times)
 
@@ -421,33 +406,30 @@ def locks_are_not_in_the_way_of_now(patch: Patch) -> None:
     """A transaction that was acknowledged when its primary was committed is not visible."""
     correct = LockReader.on_cell
 
+    @in_place_of(patch, LockReader, "on_cell")
     def wrong(self: LockReader, cell: bytes) -> bytes | None:
         return None if self._timestamp == NEWEST else correct(self, cell)
-
-    patch.setattr(LockReader, "on_cell", wrong)
 
 
 def reads_of_now_do_not_wait_for_held_cells(patch: Patch) -> None:
     """A commit is missed whose timestamp is below one that the reader had before."""
     correct = HeldCells.in_the_way
 
+    @in_place_of(patch, HeldCells, "in_the_way")
     def wrong(self: HeldCells, cell: bytes, timestamp: int) -> Holder | None:
         return None if timestamp == NEWEST else correct(self, cell, timestamp)
-
-    patch.setattr(HeldCells, "in_the_way", wrong)
 
 
 def locked_cell_counts_as_empty(patch: Patch) -> None:
     """The answer that reports a lock does not have the cell's value."""
     correct = Router.read_cell
 
+    @in_place_of(patch, Router, "read_cell")
     async def wrong(
         self: Router, table_id: int, row: bytes, column: bytes, timestamp: int, deadline: float
     ) -> CellAnswer:
         found = await correct(self, table_id, row, column, timestamp, deadline)
         return None if timestamp == NEWEST and isinstance(found, RowResult) else found
-
-    patch.setattr(Router, "read_cell", wrong)
 
 
 NEWEST_BUGS = (
@@ -465,22 +447,20 @@ def locks_of_a_family_are_not_in_the_way(patch: Patch) -> None:
     """Their owners may have committed below the timestamp of the read."""
     correct = LockReader.in_rows
 
+    @in_place_of(patch, LockReader, "in_rows")
     def wrong(self: LockReader, *bounds: bytes, **options: Any) -> LocksFound:
         if isinstance(options["wanted"], ChosenColumns):
             return LocksFound()
         return correct(self, *bounds, **options)
-
-    patch.setattr(LockReader, "in_rows", wrong)
 
 
 def own_writes_of_a_family_are_not_seen(patch: Patch) -> None:
     """A transaction reads what was there before it."""
     correct = Reader._written
 
+    @in_place_of(patch, Reader, "_written")
     def wrong(self: Reader, table_id: int, rows: Any, names: Any, prefixes: Any) -> Any:
         return {} if prefixes else correct(self, table_id, rows, names, prefixes)
-
-    patch.setattr(Reader, "_written", wrong)
 
 
 FAMILY_BUGS = (
@@ -497,17 +477,17 @@ def a_run_forgets_the_cell_that_the_one_before_has_ended_with(patch: Patch) -> N
     """It shows the cell's next version, too, which is older."""
     correct = VisibleRuns._stand_behind
 
+    @in_place_of(patch, VisibleRuns, "_stand_behind")
     def wrong(self: VisibleRuns, key: bytes, rows: list[bytes]) -> None:
         correct(self, key, rows)
         if self._column is None:
             self._cell = b"\0"
 
-    patch.setattr(VisibleRuns, "_stand_behind", wrong)
-
 
 def a_run_takes_what_was_committed_after_its_timestamp(patch: Patch) -> None:
     correct = VisibleRuns._took
 
+    @in_place_of(patch, VisibleRuns, "_took")
     def wrong(
         self: VisibleRuns, keys: list[bytes], values: list[bytes], budget: PageBudget, worth: int
     ) -> bool:
@@ -516,13 +496,12 @@ def a_run_takes_what_was_committed_after_its_timestamp(patch: Patch) -> None:
         self._inverted = inverted
         return took
 
-    patch.setattr(VisibleRuns, "_took", wrong)
-
 
 def a_run_backwards_takes_the_end_of_a_row_that_begins_before_it(patch: Patch) -> None:
     """The row's other cells are never found."""
     correct = VisibleRuns._fetched_before
 
+    @in_place_of(patch, VisibleRuns, "_fetched_before")
     def wrong(
         self: VisibleRuns, first: bytes, stop: bytes, entries: int
     ) -> tuple[list[bytes], list[bytes]]:
@@ -533,8 +512,6 @@ def a_run_backwards_takes_the_end_of_a_row_that_begins_before_it(patch: Patch) -
         self._cursor.prev()
         key, value = self._cursor.item()
         return ([key, *keys], [value, *values]) if key >= first else (keys, values)
-
-    patch.setattr(VisibleRuns, "_fetched_before", wrong)
 
 
 def a_run_backwards_takes_its_rows_forwards(patch: Patch) -> None:
@@ -557,16 +534,16 @@ def a_page_with_locks_is_joined(patch: Patch) -> None:
     """Joined cells say nothing about locks, so nobody resolves them."""
     correct = ScanPage._response
 
+    @in_place_of(patch, ScanPage, "_response")
     def wrong(self: ScanPage) -> pb.ScanResponse:
         self._lock_rows = []
         return correct(self)
-
-    patch.setattr(ScanPage, "_response", wrong)
 
 
 def rows_of_different_columns_are_joined(patch: Patch) -> None:
     """If only the number of cells fits, values come to other columns and rows."""
 
+    @in_place_of(patch, scans, "join_cells")
     def wrong(
         rows: list[bytes], columns: list[bytes], values: list[bytes], found: pb.JoinedCells
     ) -> bool:
@@ -577,22 +554,20 @@ def rows_of_different_columns_are_joined(patch: Patch) -> None:
         as_first = columns[:width] * len(distinct)
         return join_cells([row for row in distinct for _ in range(width)], as_first, values, found)
 
-    patch.setattr(scans, "join_cells", wrong)
-
 
 def joined_values_are_those_of_the_next_row(patch: Patch) -> None:
+    @in_place_of(patch, scans, "join_cells")
     def wrong(
         rows: list[bytes], columns: list[bytes], values: list[bytes], found: pb.JoinedCells
     ) -> bool:
         width = rows.count(rows[0]) if rows else 0
         return join_cells(rows, columns, values[width:] + values[:width], found)
 
-    patch.setattr(scans, "join_cells", wrong)
-
 
 def joined_columns_are_sent_in_another_order(patch: Patch) -> None:
     """The names of a page's columns come in another order than their values."""
 
+    @in_place_of(patch, scans, "join_cells")
     def wrong(
         rows: list[bytes], columns: list[bytes], values: list[bytes], found: pb.JoinedCells
     ) -> bool:
@@ -602,8 +577,6 @@ def joined_columns_are_sent_in_another_order(patch: Patch) -> None:
         for column, name in zip(found.columns, reversed(names), strict=True):
             column.name = name
         return True
-
-    patch.setattr(scans, "join_cells", wrong)
 
 
 JOINED_BUGS: tuple[Callable[[Patch], None], ...] = (
@@ -637,24 +610,22 @@ def timestamp_fetched_before_the_cells_are_held(patch: Patch) -> None:
             transaction.commit = timestamp
         correct(self, transactions)
 
+    @in_place_of(patch, HeldTransactions, "arrive")
     def wrong(self: HeldTransactions, transactions: Iterable[WholeTransaction]) -> None:
         tasks.start(fetch_first(self, list(transactions)))
 
+    @in_place_of(patch, HeldTransactions, "_take_timestamps")
     def ready_at_once(self: HeldTransactions, held: Sequence[WholeTransaction]) -> None:
         self._ready.extend(held)
         self._wake()
-
-    patch.setattr(HeldTransactions, "arrive", wrong)
-    patch.setattr(HeldTransactions, "_take_timestamps", ready_at_once)
 
 
 def scans_of_changes_do_not_wait(patch: Patch) -> None:
     """A commit below their end lands after they have passed, and is never read."""
 
+    @in_place_of(patch, change_scan, "_no_commit_is_landing")
     async def wrong(state: TabletState, plan: ChangePlan) -> None:
         """Does not wait."""
-
-    patch.setattr(change_scan, "_no_commit_is_landing", wrong)
 
 
 def marker_not_checked(patch: Patch) -> None:
@@ -670,59 +641,55 @@ def own_commit_not_looked_for(patch: Patch) -> None:
 def _change_conditions(patch: Patch, index: int, condition: CheckedCondition) -> None:
     correct = prewrite_conditions
 
+    @in_place_of(patch, server, "prewrite_conditions")
     def wrong(start: int) -> list[CheckedCondition]:
         conditions = correct(start)
         conditions[index] = condition
         return conditions
-
-    patch.setattr(server, "prewrite_conditions", wrong)
 
 
 def two_phases_after_a_message_without_an_answer(patch: Patch) -> None:
     """They give up what the message commits."""
     correct = Commit._heard
 
+    @in_place_of(patch, Commit, "_heard")
     def wrong(self: Commit, answer: CommitAnswer) -> None:
         correct(self, answer)
         if self.state is State.ONE_ROUND and getattr(answer, "retry", None) is Retry.UNKNOWN:
             self.is_out = self.is_unanswered = False
             answer.retry = Retry.SAFE  # type: ignore[union-attr]
 
-    patch.setattr(Commit, "_heard", wrong)
-
 
 def refusal_speaks_for_an_unanswered_message(patch: Patch) -> None:
     """The message before it may have committed what is given up then."""
     correct = Commit._heard
 
+    @in_place_of(patch, Commit, "_heard")
     def wrong(self: Commit, answer: CommitAnswer) -> None:
         correct(self, answer)
         is_refusal = isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN
         if is_refusal:
             self.is_out = self.is_unanswered = False
 
-    patch.setattr(Commit, "_heard", wrong)
-
 
 def message_is_not_noted_when_it_leaves(patch: Patch) -> None:
     """The caller is cancelled, hears that it is rolled back, and the message commits it."""
     correct = Commit._sent
 
+    @in_place_of(patch, Commit, "_sent")
     def wrong(self: Commit) -> None:
         if self.state is not State.ONE_ROUND:
             correct(self)
-
-    patch.setattr(Commit, "_sent", wrong)
 
 
 def executed_counts_as_not_sent(patch: Patch) -> None:
     """A transaction that the message has committed, or still will, is reported as aborted."""
     fail = PendingCommit.fail
 
+    @in_place_of(patch, PendingCommit, "fail")
     def wrong(self: PendingCommit, index: int, error: PercolatorError) -> None:
         fail(self, index, NotSent(error.message) if error.retry is Retry.UNKNOWN else error)
 
-    patch.setattr(PendingCommit, "fail", wrong)
     patch.setattr(PendingCommit, "expire", lambda self: self.answer(0, NotSent("no answer")))
 
 
@@ -730,6 +697,7 @@ def answered_before_the_batch_is_durable(patch: Patch) -> None:
     """A power cut undoes what was acknowledged."""
     fill = HeldTransactions.fill
 
+    @in_place_of(patch, HeldTransactions, "fill")
     def wrong(
         self: HeldTransactions, batch: Any, taken: list[WholeTransaction], *room: int
     ) -> None:
@@ -737,11 +705,9 @@ def answered_before_the_batch_is_durable(patch: Patch) -> None:
         for transaction in taken:
             self._end(transaction, transaction.refusal)
 
+    @in_place_of(patch, HeldTransactions, "conclude")
     def conclude(self: HeldTransactions, taken: Sequence[WholeTransaction], result: object) -> None:
         self._held.let_go([one for one in taken if one.refusal is None])
-
-    patch.setattr(HeldTransactions, "fill", wrong)
-    patch.setattr(HeldTransactions, "conclude", conclude)
 
 
 def cells_let_go_before_the_batch_is_shown(patch: Patch) -> None:
@@ -756,12 +722,12 @@ def cells_let_go_before_the_batch_is_shown(patch: Patch) -> None:
 
     let_go = HeldCells.let_go
 
+    @in_place_of(patch, HeldCells, "let_go")
     def once(self: HeldCells, holders: Iterable[Holder]) -> None:
         still = [one for one in holders if self.holders.get(one.cells[0]) is one]
         let_go(self, still)
 
     patch.setattr(HeldTransactions, "fill", wrong)
-    patch.setattr(HeldCells, "let_go", once)
 
 
 def mutations_of_held_cells_do_not_wait(patch: Patch) -> None:
@@ -769,6 +735,7 @@ def mutations_of_held_cells_do_not_wait(patch: Patch) -> None:
     commit that it was to keep out."""
     correct = MutationQueue._judge_part
 
+    @in_place_of(patch, MutationQueue, "_judge_part")
     def wrong(self: MutationQueue, *arguments: Any, **rest: Any) -> int:
         held = self._state.held
         holders, held.holders = held.holders, {}
@@ -777,22 +744,19 @@ def mutations_of_held_cells_do_not_wait(patch: Patch) -> None:
         finally:
             held.holders = holders
 
-    patch.setattr(MutationQueue, "_judge_part", wrong)
-
 
 def judged_while_a_batch_changes_the_cell(patch: Patch) -> None:
     """The marker or the lock that is on its way to the disk is not seen."""
 
     correct = HeldTransactions.arrive
 
+    @in_place_of(patch, HeldTransactions, "arrive")
     def wrong(self: HeldTransactions, transactions: Sequence[WholeTransaction]) -> None:
         touched, self._lines.touched = self._lines.touched, {}
         try:
             correct(self, transactions)
         finally:
             self._lines.touched = touched
-
-    patch.setattr(HeldTransactions, "arrive", wrong)
 
 
 def the_first_in_line_does_not_wait_for_the_cell(patch: Patch) -> None:
@@ -809,10 +773,9 @@ def what_gives_up_stays_in_its_lines(patch: Patch) -> None:
 def write_latch_does_not_wait_for_held_cells(patch: Patch) -> None:
     """A transaction that was judged before a fence was raised commits behind it."""
 
+    @in_place_of(patch, HeldCells, "none_left")
     async def wrong(self: HeldCells) -> None:
         """Does not wait."""
-
-    patch.setattr(HeldCells, "none_left", wrong)
 
 
 ONE_ROUND_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], str | None, bool], ...] = (
@@ -843,27 +806,25 @@ def handover_used_by_one_that_came_later(patch: Patch) -> None:
     """Its snapshot lacks what was committed before its first read, but after the winner."""
     correct = HotCells.leave
 
+    @in_place_of(patch, HotCells, "leave")
     def wrong(self: HotCells, place: Place, handover: Handover | None = None) -> None:
         place.followers = self._joined
         correct(self, place, handover)
-
-    patch.setattr(HotCells, "leave", wrong)
 
 
 def timestamp_is_not_set_aside(patch: Patch) -> None:
     """Another transaction has it, too: each of them takes the other's commit for its own."""
 
+    @in_place_of(patch, group_commit, "commit_timestamps")
     def wrong(
         held: Iterable[WholeTransaction], first: int
     ) -> Iterator[tuple[int, WholeTransaction]]:
         yield from enumerate(held, first)
 
+    @in_place_of(patch, HeldTransactions, "_first_timestamp")
     def one_each(self: HeldTransactions, held: Sequence[WholeTransaction]) -> asyncio.Future[int]:
         assert self._state.timestamps is not None
         return asyncio.ensure_future(self._state.timestamps(len(held)))
-
-    patch.setattr(group_commit, "commit_timestamps", wrong)
-    patch.setattr(HeldTransactions, "_first_timestamp", one_each)
 
 
 def handover_of_every_commit(patch: Patch) -> None:
@@ -927,10 +888,9 @@ def one_round_looks_at_its_own_cells_only(patch: Patch) -> None:
 def new_owner_forgets_the_read_locks(patch: Patch) -> None:
     """It takes the tablet over, and lets writers pass those that it found."""
 
+    @in_place_of(patch, ReadLocks, "load")
     def wrong(self: ReadLocks, *_: object) -> None:
         self.used = self.noted = True
-
-    patch.setattr(ReadLocks, "load", wrong)
 
 
 _TAKEOVERS = (Kind.TAKEOVER, Kind.CRASH)

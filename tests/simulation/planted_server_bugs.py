@@ -57,6 +57,7 @@ from percolator.v1 import tabletserver_pb2 as tablets
 from percolator.v1.cells_pb2 import SPACE_WRITE, RowRange
 from percolator.v1.tabletserver_pb2 import MutationResult, ReadBatch, ReadBatchResult
 from percolator.wire.methods import FENCE
+from tests.patching import in_place_of
 from tests.simulation.bug import PerSeed
 from tests.simulation.disks import SimulatedTabletStore
 from tests.simulation.scenario import Kind
@@ -69,10 +70,9 @@ _BETWEEN_TWO_LOOKS_SECONDS = 0.002
 def oracle_without_persistence(patch: Patch) -> None:
     """After a restart it hands out the same timestamps again."""
 
+    @in_place_of(patch, Ledger, "write")
     async def forget(self: Ledger, milliseconds: int) -> None:
         self._mark = self._mark.__class__(milliseconds, self._mark.cluster_id)
-
-    patch.setattr(Ledger, "write", forget)
 
 
 def mirror_after_the_snapshot(patch: Patch) -> None:
@@ -80,6 +80,7 @@ def mirror_after_the_snapshot(patch: Patch) -> None:
 
     correct = Tablet.read
 
+    @in_place_of(patch, Tablet, "read")
     async def wrong(
         self: Tablet, batch: ReadBatch, budget: AnswerBudget | None = None
     ) -> ReadBatchResult:
@@ -88,8 +89,6 @@ def mirror_after_the_snapshot(patch: Patch) -> None:
         early._state.storage = _EarlyView(self._state.storage)
         await asyncio.sleep(_BETWEEN_TWO_LOOKS_SECONDS)
         return await correct(early, batch, budget)
-
-    patch.setattr(Tablet, "read", wrong)
 
 
 class _EarlyView:
@@ -109,20 +108,19 @@ class _EarlyView:
 def read_without_the_after_check(patch: Patch) -> None:
     """A deposed owner answers from what it knew."""
 
+    @in_place_of(patch, TabletState, "require_ownership")
     async def wrong(self: TabletState) -> None:
         """Does not look."""
-
-    patch.setattr(TabletState, "require_ownership", wrong)
 
 
 def write_without_the_after_check(patch: Patch) -> None:
     """A deposed owner acknowledges a write that will never be read: the lost epoch check."""
 
+    @in_place_of(patch, EpochDirectory, "stands")
     async def wrong(self: EpochDirectory) -> bool:
         return True
 
     patch.setattr(EpochDirectory, "look", lambda self: True)
-    patch.setattr(EpochDirectory, "stands", wrong)
 
 
 # Bugs in looking who owns a tablet on a store that stalls.
@@ -135,6 +133,7 @@ def stalled_look_answered_without_the_store(patch: Patch) -> None:
     """An owner whose store does not answer goes on as if it still were one."""
     correct = EpochDirectory.stands
 
+    @in_place_of(patch, EpochDirectory, "stands")
     async def wrong(self: EpochDirectory) -> bool:
         try:
             async with asyncio.timeout(_IMPATIENT_SECONDS):
@@ -142,20 +141,17 @@ def stalled_look_answered_without_the_store(patch: Patch) -> None:
         except TimeoutError:
             return True
 
-    patch.setattr(EpochDirectory, "stands", wrong)
-
 
 def look_under_way_joined(patch: Patch) -> None:
     """It may have seen the directory long before the work of those who join was done."""
     correct = SharedLook.__call__
     under_way: dict[SharedLook[bool], asyncio.Future[bool]] = {}
 
+    @in_place_of(patch, SharedLook, "__call__")
     def wrong(self: SharedLook[bool]) -> asyncio.Future[bool]:
         if self._looking is None or under_way[self].done():
             under_way[self] = correct(self)
         return asyncio.shield(under_way[self])
-
-    patch.setattr(SharedLook, "__call__", wrong)
 
 
 STORE_BUGS = (
@@ -175,6 +171,7 @@ def refusal_answered_before_its_batch_is_durable(patch: Patch) -> None:
     """It reports a commit that is still being written, and that a power cut undoes."""
     correct = GroupCommit.execute
 
+    @in_place_of(patch, GroupCommit, "execute")
     async def wrong(self: GroupCommit, work: MutationWork) -> list[MutationResult]:
         state = self._state
         storage = state.storage
@@ -188,8 +185,6 @@ def refusal_answered_before_its_batch_is_durable(patch: Patch) -> None:
             if len(found) == len(refusals):
                 return found
         return await correct(self, work)
-
-    patch.setattr(GroupCommit, "execute", wrong)
 
 
 def _tells_of_commit(refusal: MutationResult) -> bool:
@@ -223,6 +218,7 @@ def shown_before_it_is_durable(patch: Patch) -> None:
     """A client reads a commit that a power cut undoes, and that is then rolled back."""
     correct = MemoryStorage.write
 
+    @in_place_of(patch, MemoryStorage, "write")
     async def wrong(
         self: MemoryStorage, batch: MemoryBatch, then: Callable[[], bool] | None = None
     ) -> bool:
@@ -230,14 +226,13 @@ def shown_before_it_is_durable(patch: Patch) -> None:
         self._show(batch.changes)
         return await correct(self, batch, then)
 
-    patch.setattr(MemoryStorage, "write", wrong)
-
 
 def answered_before_it_is_durable(patch: Patch) -> None:
     """A write is acknowledged without waiting for the disk, and is gone after a power cut."""
     correct = MemoryStorage.write
     syncing: dict[MemoryStorage, asyncio.Task[bool]] = {}
 
+    @in_place_of(patch, MemoryStorage, "write")
     async def wrong(
         self: MemoryStorage, batch: MemoryBatch, then: Callable[[], bool] | None = None
     ) -> bool:
@@ -248,8 +243,6 @@ def answered_before_it_is_durable(patch: Patch) -> None:
         syncing[self] = late = asyncio.create_task(correct(self, batch))
         late.add_done_callback(_heard)  # what became of it is not the bug
         return then is None or then()
-
-    patch.setattr(MemoryStorage, "write", wrong)
 
 
 def _heard(task: asyncio.Task[bool]) -> None:
@@ -272,21 +265,19 @@ def guard_by_the_servers_own_clock(patch: Patch) -> None:
     """Every server refuses the timestamps of an oracle with another clock until real time has
     caught up."""
 
+    @in_place_of(patch, TimestampGuard, "settle")
     async def wrong(self: TimestampGuard, unheard: UnheardTimestamp) -> None:
         self.heard(self._clock.wall_milliseconds() << SEQUENCE_BITS)
         if unheard.timestamp > self.admitted_to:
             raise InvalidArgument(unheard.field, "lies ahead of this server's clock")
 
-    patch.setattr(TimestampGuard, "settle", wrong)
-
 
 def oracle_believes_its_own_clock(patch: Patch) -> None:
     """A standby on a machine with a wrong clock takes the cluster into the future."""
 
+    @in_place_of(patch, OtherClocks, "beginning")
     async def wrong(self: OtherClocks, mark_milliseconds: int, *, jump_seconds_max: float) -> int:
         return max(self._world.clock.wall_milliseconds(), mark_milliseconds)
-
-    patch.setattr(OtherClocks, "beginning", wrong)
 
 
 def most_of_the_known_clocks_are_most_clocks(patch: Patch) -> None:
@@ -299,10 +290,9 @@ def oracle_begins_before_the_epoch_of_the_store(patch: Patch) -> None:
     """The first oracle's clock is years slow: nothing can be committed until it is corrected."""
     correct = Candidate.__init__
 
+    @in_place_of(patch, Candidate, "__init__")
     def wrong(self: Candidate, site: Site, *rest: Any, **more: Any) -> None:
         correct(self, replace(site, first_milliseconds=0), *rest, **more)
-
-    patch.setattr(Candidate, "__init__", wrong)
 
 
 CLOCK_BUGS = (
@@ -332,22 +322,20 @@ def table_younger_than_the_snapshot_is_read(patch: Patch) -> None:
 def drop_does_not_wait(patch: Patch) -> None:
     """Others read the table until its servers have heard that it was dropped."""
 
+    @in_place_of(patch, Tables, "_until_out_of_use")
     async def wrong(self: Tables, name: str, deadline: float) -> None:
         pass
-
-    patch.setattr(Tables, "_until_out_of_use", wrong)
 
 
 def drop_waits_once(patch: Patch) -> None:
     """When it is repeated after a time-out, it returns at once; so does the next creation."""
     correct = Tables._until_out_of_use
 
+    @in_place_of(patch, Tables, "_until_out_of_use")
     async def wrong(self: Any, name: str, deadline: float) -> None:
         if getattr(self, "_waited_for", 0) < self._deletions:
             self._waited_for = self._deletions
             await correct(self, name, deadline)
-
-    patch.setattr(Tables, "_until_out_of_use", wrong)
 
 
 def creation_does_not_wait_for_the_former_table(patch: Patch) -> None:
@@ -355,6 +343,7 @@ def creation_does_not_wait_for_the_former_table(patch: Patch) -> None:
     is_creating = ContextVar("is_creating", default=False)
     create, wait = TableChanges.create, Tables._until_out_of_use
 
+    @in_place_of(patch, TableChanges, "create")
     async def created(self: Any, request: pb.CreateTableRequest, deadline: float) -> Any:
         token = is_creating.set(True)
         try:
@@ -362,12 +351,10 @@ def creation_does_not_wait_for_the_former_table(patch: Patch) -> None:
         finally:
             is_creating.reset(token)
 
+    @in_place_of(patch, Tables, "_until_out_of_use")
     async def wrong(self: Tables, name: str, deadline: float) -> None:
         if not is_creating.get():
             await wait(self, name, deadline)
-
-    patch.setattr(TableChanges, "create", created)
-    patch.setattr(Tables, "_until_out_of_use", wrong)
 
 
 def a_silent_owner_is_taken_for_gone(patch: Patch) -> None:
@@ -375,11 +362,11 @@ def a_silent_owner_is_taken_for_gone(patch: Patch) -> None:
     the master."""
     correct = Assignment.is_taken_over
 
+    @in_place_of(patch, Assignment, "is_taken_over")
     def wrong(self: Assignment, tablet: MapTablet) -> bool:
         alive = self._watch.alive()
         return correct(self, tablet) or not any(tablet.tablet_id in one.reported for one in alive)
 
-    patch.setattr(Assignment, "is_taken_over", wrong)
     take_over_slowly(patch)
 
 
@@ -388,23 +375,21 @@ def take_over_slowly(patch: Patch) -> None:
     hardly any time in which it could be used."""
     correct = SimulatedTabletStore.take_over
 
+    @in_place_of(patch, SimulatedTabletStore, "take_over")
     async def slowly(
         self: SimulatedTabletStore, tablet: TabletIdentity, ancestry: Ancestry
     ) -> EpochDirectory:
         await asyncio.sleep(1.5)
         return await correct(self, tablet, ancestry)
 
-    patch.setattr(SimulatedTabletStore, "take_over", slowly)
-
 
 def report_of_an_earlier_epoch_confirms_a_drop(patch: Patch) -> None:
     """It says that the tablet is still served as before."""
 
+    @in_place_of(patch, Assignment, "is_taken_over")
     def wrong(self: Assignment, tablet: MapTablet) -> bool:
         server = self._watch.servers.get(tablet.server_id)
         return server is not None and tablet.tablet_id in server.reported
-
-    patch.setattr(Assignment, "is_taken_over", wrong)
 
 
 DROPS: tuple[Callable[[Patch], None], ...] = (
@@ -431,14 +416,13 @@ def scans_pass_the_fence(patch: Patch) -> None:
 def timestamps_before_the_fence(patch: Patch) -> None:
     """A snapshot in between has seen the range empty, and sees the rows when it looks again."""
 
+    @in_place_of(patch, BulkLoad, "begin")
     async def wrong(self: BulkLoad) -> LoadTimestamps:
         await self._know_table()
         timestamps = self._engine.env.timestamps
         early = LoadTimestamps(await timestamps.get(), await timestamps.get())
         await _raise_or_give_up(self, early.start)
         return early
-
-    patch.setattr(BulkLoad, "begin", wrong)
 
 
 async def _raise_or_give_up(load: BulkLoad, run: int) -> None:
@@ -457,23 +441,21 @@ def rows_of_a_former_run_are_taken_for_ones_own(patch: Patch) -> None:
     """They were loaded at other timestamps, and not all of them."""
     correct = BulkLoad._raise
 
+    @in_place_of(patch, BulkLoad, "_raise")
     async def wrong(self: BulkLoad, run: int) -> Any:
         found = await correct(self, run)
         found.remains = False
         return found
-
-    patch.setattr(BulkLoad, "_raise", wrong)
 
 
 def every_run_of_a_load_is_let_in(patch: Patch) -> None:
     """Rows of a run that was superseded end up among those of the run that took over."""
     correct = bulk_load._of_run
 
+    @in_place_of(patch, bulk_load, "_of_run")
     def wrong(state: TabletState, asked: LoadFence) -> LoadFence:
         present = state.load_fences.get(asked.name)
         return correct(state, asked) if present is None else present
-
-    patch.setattr(bulk_load, "_of_run", wrong)
 
 
 def an_abandoned_load_is_opened_as_it_is(patch: Patch) -> None:
@@ -489,6 +471,7 @@ def an_abandoned_load_is_opened_as_it_is(patch: Patch) -> None:
 def tablets_are_opened_before_all_know_that_the_load_is_complete(patch: Patch) -> None:
     """A run that takes over then clears the tablets that do not know."""
 
+    @in_place_of(patch, BulkLoad, "finish")
     async def wrong(self: BulkLoad, timestamps: LoadTimestamps) -> None:
         await self._know_table()
         asked = tablets.FenceRequest
@@ -506,8 +489,6 @@ def tablets_are_opened_before_all_know_that_the_load_is_complete(patch: Patch) -
                 await call(request, CALL_SECONDS)
 
         await self._walk.each(self._table_id, self._plan.start, self._plan.end, one_by_one)
-
-    patch.setattr(BulkLoad, "finish", wrong)
 
 
 def the_judge_does_not_learn_of_loads(patch: Patch) -> None:
@@ -530,13 +511,12 @@ def loads_keep_all_transactions_out(patch: Patch) -> None:
 def transactions_have_no_turn(patch: Patch) -> None:
     """A caller that needs all cells released follows the one before at once."""
 
+    @in_place_of(patch, WriteLatch, "_leave")
     def wrong(self: WriteLatch) -> None:
         self._wanted -= 1
         if not self._wanted:
             self._admit_waiting()
         self._turn.release()
-
-    patch.setattr(WriteLatch, "_leave", wrong)
 
 
 def each_loader_comes_before_the_next_batch(patch: Patch) -> None:
@@ -553,16 +533,15 @@ def each_loader_comes_before_the_next_batch(patch: Patch) -> None:
 def a_range_is_closed_beside_transactions_that_hold_its_rows(patch: Patch) -> None:
     """They were judged before the fence, and are written behind it."""
 
+    @in_place_of(patch, WriteLatch, "__aenter__")
     async def not_waited_for(self: WriteLatch) -> None:
         await self.between.acquire()
         await self.writing.acquire()
 
+    @in_place_of(patch, WriteLatch, "__aexit__")
     async def left(self: WriteLatch, *error: object) -> None:
         self.writing.release()
         self.between.release()
-
-    patch.setattr(WriteLatch, "__aenter__", not_waited_for)
-    patch.setattr(WriteLatch, "__aexit__", left)
 
 
 def transactions_hold_rows_while_their_range_is_being_closed(patch: Patch) -> None:
@@ -575,6 +554,7 @@ def a_range_is_cleared_by_a_run_that_has_lost_it(patch: Patch) -> None:
     correct = bulk_load._of_run
     looked: set[int] = set()
 
+    @in_place_of(patch, bulk_load, "_of_run")
     def wrong(state: TabletState, asked: LoadFence) -> LoadFence:
         present = state.load_fences.get(asked.name)
         if asked.run in looked and present is not None and asked.start:
@@ -583,7 +563,6 @@ def a_range_is_cleared_by_a_run_that_has_lost_it(patch: Patch) -> None:
         return correct(state, asked)
 
     patch.setattr(bulk_load, "CLEARED_PER_WRITE", 1)
-    patch.setattr(bulk_load, "_of_run", wrong)
 
 
 BESIDE_TRANSACTIONS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
@@ -627,6 +606,7 @@ def a_later_run_loads_into_the_table_of_an_earlier_one(patch: Patch) -> None:
     """Rows of a run that was superseded end up among those of the run that took over."""
     correct = row_term._begun
 
+    @in_place_of(patch, row_term, "_begun")
     def wrong(
         request: master_pb2.BeginLoadRequest, made: Table | None, current: Catalogue
     ) -> tuple[Catalogue, Table | None]:
@@ -636,31 +616,27 @@ def a_later_run_loads_into_the_table_of_an_earlier_one(patch: Patch) -> None:
                 return current.with_tables(taken), taken
         return correct(request, made, current)
 
-    patch.setattr(row_term, "_begun", wrong)
-
 
 def every_run_is_published(patch: Patch) -> None:
     """Also one that has been taken over, whose table is about to be deleted."""
 
+    @in_place_of(patch, row_term, "_loaded")
     def wrong(current: Catalogue, asked: master_pb2.PublishLoadsRequest.Loaded) -> Table:
         table = current.tables.get(asked.table_id)
         if table is None:
             raise row_term._taken_over("", asked.run)
         return table
 
-    patch.setattr(row_term, "_loaded", wrong)
-
 
 def rows_that_were_not_answered_are_taken_for_loaded(patch: Patch) -> None:
     """They are missing when the table is published."""
 
+    @in_place_of(patch, RowLoader, "_call")
     async def wrong(
         self: RowLoader, table_id: int, rows: Sequence[RowChange], seconds: float
     ) -> None:
         with suppress(PercolatorError):
             await self._store.write(table_id, rows, seconds)
-
-    patch.setattr(RowLoader, "_call", wrong)
 
 
 ROW_LOAD_BUGS: tuple[Callable[[Patch], None], ...] = (
@@ -680,10 +656,12 @@ def entries_of_the_feed_are_written_with_the_next_batch(patch: Patch) -> None:
     by_storage = PerSeed(dict[int, list[tuple[bytes, int, bytes]]])
     noted: list[tuple[bytes, int, bytes]] = []
 
+    @in_place_of(patch, judge, "note_change")
     def note(batch: Any, cell: bytes, timestamp: int, record: bytes) -> int:
         noted.append((cell, timestamp, record))
         return 0
 
+    @in_place_of(patch, JudgedBatch, "begin")
     def begin(self: JudgedBatch, *memory: Any) -> None:
         held = by_storage.now()
         before = held.pop(id(self._get.__self__), [])  # type: ignore[attr-defined]
@@ -693,25 +671,22 @@ def entries_of_the_feed_are_written_with_the_next_batch(patch: Patch) -> None:
             note_change(self.writes, *entry)
         correct_begin(self, *memory)
 
-    patch.setattr(judge, "note_change", note)
-    patch.setattr(JudgedBatch, "begin", begin)
-
 
 def readers_of_changes_ignore_locks(patch: Patch) -> None:
     """Changes that are committed below them later are never read."""
     correct = change_scan.find_settled
 
+    @in_place_of(patch, change_scan, "find_settled")
     async def wrong(state: TabletState, plan: ChangePlan) -> Settled:
         found = await correct(state, plan)
         return found if not found.locks else Settled(plan.until)
-
-    patch.setattr(change_scan, "find_settled", wrong)
 
 
 def readers_of_changes_ignore_locks_behind_those_that_are_reported(patch: Patch) -> None:
     """One of them may be of an earlier transaction."""
     correct = change_scan.find_settled
 
+    @in_place_of(patch, change_scan, "find_settled")
     async def wrong(state: TabletState, plan: ChangePlan) -> Settled:
         found = await correct(state, plan)
         if not found.locks:
@@ -719,13 +694,12 @@ def readers_of_changes_ignore_locks_behind_those_that_are_reported(patch: Patch)
         until = change_scan._last_before(found.locks[0][2])
         return Settled(max(plan.after, min(plan.until, until)), found.locks[:1])
 
-    patch.setattr(change_scan, "find_settled", wrong)
-
 
 def readers_of_changes_ignore_loads(patch: Patch) -> None:
     """The rows of a load that becomes visible below them are never read."""
     correct = change_scan.find_settled
 
+    @in_place_of(patch, change_scan, "find_settled")
     async def wrong(state: TabletState, plan: ChangePlan) -> Settled:
         fences, state.load_fences = state.load_fences, type(state.load_fences)()
         try:
@@ -733,24 +707,22 @@ def readers_of_changes_ignore_loads(patch: Patch) -> None:
         finally:
             state.load_fences = fences
 
-    patch.setattr(change_scan, "find_settled", wrong)
-
 
 def a_tablet_says_how_far_all_are_settled(patch: Patch) -> None:
     """Others may have locks below that."""
     correct = ChangeReader._look
 
+    @in_place_of(patch, ChangeReader, "_look")
     async def wrong(self: ChangeReader, until: int, deadline: float) -> ChangesSeen:
         seen = await correct(self, until, deadline)
         return seen._replace(reached=max(seen.reached, min(until, seen.newest)))
-
-    patch.setattr(ChangeReader, "_look", wrong)
 
 
 def a_page_that_ends_inside_a_commit_is_taken_for_whole(patch: Patch) -> None:
     """Who goes on from there loses the rest of the commit."""
     correct = ChangeReader.between
 
+    @in_place_of(patch, ChangeReader, "between")
     async def wrong(
         self: ChangeReader, seen: ChangesSeen, timeout_seconds: float
     ) -> AsyncGenerator[list[StoredChange], None]:
@@ -758,47 +730,41 @@ def a_page_that_ends_inside_a_commit_is_taken_for_whole(patch: Patch) -> None:
             self.position = max(self.position, page[-1].commit_timestamp)
             yield page
 
-    patch.setattr(ChangeReader, "between", wrong)
-
 
 def a_follower_has_come_as_far_as_the_commit_that_it_reads(patch: Patch) -> None:
     """If it fails there and goes on from there, it loses the rest of the commit."""
 
+    @in_place_of(patch, Following, "has_handled")
     def wrong(self: Following[Any], change: Change[Any]) -> None:
         self._reached = change.commit_timestamp
-
-    patch.setattr(Following, "has_handled", wrong)
 
 
 def a_half_of_a_split_loses_what_was_in_the_feed(patch: Patch) -> None:
     """Its own rows are taken for the other half's."""
 
+    @in_place_of(patch, collection, "_slice_of_feed")
     def wrong(state: TabletState, sweep: Any, first: bytes) -> bytes | None:
         for key, value in state.storage.iterate(first, F + b"\xff" * 9):
             sweep.delete(key, len(key) + len(value))
         return None
-
-    patch.setattr(collection, "_slice_of_feed", wrong)
 
 
 def readers_of_changes_are_let_in_below_the_safe_point(patch: Patch) -> None:
     """The changes that they ask for were collected."""
     correct = change_scan.require_complete
 
+    @in_place_of(patch, change_scan, "require_complete")
     def wrong(state: TabletState, after: int) -> None:
         correct(state, max(after, state.safe_points.reads))
-
-    patch.setattr(change_scan, "require_complete", wrong)
 
 
 def a_former_owner_says_that_a_table_has_no_feed(patch: Patch) -> None:
     """The feed was switched on after the takeover: its readers end with an error."""
 
+    @in_place_of(patch, change_scan, "require_feed")
     async def wrong(state: TabletState) -> None:
         if not state.feed.on:
             raise change_scan._no_feed(state)
-
-    patch.setattr(change_scan, "require_feed", wrong)
 
 
 FEED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool, bool], ...] = (

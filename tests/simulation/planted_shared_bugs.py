@@ -85,6 +85,7 @@ from percolator.tablet.tablet import Tablet
 from percolator.timestamps import Timestamp
 from percolator.v1.oracle_pb2 import GetTimestampsRequest, GetTimestampsResponse
 from percolator.v1.tabletserver_pb2 import Mutation, TabletTarget
+from tests.patching import in_place_of
 from tests.simulation import planted_protocol_bugs as protocol_bugs
 from tests.simulation import rows
 from tests.simulation.bug import PerSeed
@@ -100,6 +101,7 @@ def attempts_at_a_task_share_a_part(patch: Patch) -> None:
     correct = Attempt._participant
     shared = PerSeed(dict[tuple[bytes, str], Participant])
 
+    @in_place_of(patch, Attempt, "_participant")
     async def wrong(self: Attempt, deadline: float) -> Participant:
         key = self._job.row, self._task
         if not self.participants and key in shared.now():
@@ -111,8 +113,6 @@ def attempts_at_a_task_share_a_part(patch: Patch) -> None:
         participant = await correct(self, deadline)
         shared.now().setdefault(key, participant)
         return participant
-
-    patch.setattr(Attempt, "_participant", wrong)
 
 
 def named_before_everything_is_locked(patch: Patch) -> None:
@@ -126,11 +126,11 @@ def named_before_everything_is_locked(patch: Patch) -> None:
         except PercolatorError:
             self._has_failed = False
 
+    @in_place_of(patch, Attempt, "prewrite")
     async def wrong(self: Attempt, writes: Mapping[CellAddress, Write], deadline: float) -> None:
         await self._participant(deadline)
         self._env.background.start(locks(self, writes, deadline))
 
-    patch.setattr(Attempt, "prewrite", wrong)
     patch.setattr(Attempt, "_require_going_on", lambda self: None)
 
 
@@ -143,6 +143,7 @@ def all_parts_are_committed(patch: Patch) -> None:
     """Cells locked by attempts whose receipts never reached the driver are committed, too."""
     correct = SharedTransaction.commit
 
+    @in_place_of(patch, SharedTransaction, "commit")
     async def wrong(
         self: SharedTransaction, receipts: Sequence[Receipt], *, timeout: float | None = None
     ) -> Timestamp | None:
@@ -156,12 +157,11 @@ def all_parts_are_committed(patch: Patch) -> None:
             self._whole = SharedCommit(engine.env, engine.groups, job, self._named, {})
         return await correct(self, receipts, timeout=timeout)
 
-    patch.setattr(SharedTransaction, "commit", wrong)
-
 
 def parts_are_committed_one_by_one(patch: Patch) -> None:
     """Some are committed, and others can no longer be."""
 
+    @in_place_of(patch, Router, "mutate_together")
     async def wrong(
         self: Router, table_id: int, mutations: Sequence[Mutation], deadline: float
     ) -> list[Answer]:
@@ -173,26 +173,22 @@ def parts_are_committed_one_by_one(patch: Patch) -> None:
                 raise answer
         return answers
 
-    patch.setattr(Router, "mutate_together", wrong)
-
 
 def timestamp_from_before_the_last_prewrite(patch: Patch) -> None:
     """A reader above it has read a cell that was not locked yet."""
 
+    @in_place_of(patch, SharedCommit, "_new_timestamp")
     async def wrong(self: SharedCommit, deadline: float) -> int:
         # Above what beats and the end of the attempt have raised the least commit timestamp to.
         return max(part.start for part in self._participants) + 50
-
-    patch.setattr(SharedCommit, "_new_timestamp", wrong)
 
 
 def another_attempts_lock_is_taken_for_our_own(patch: Patch) -> None:
     """The write is lost when the other attempt is not chosen."""
 
+    @in_place_of(patch, Attempt, "_is_ours")
     def wrong(self: Attempt, met: MetLock, write: Write) -> bool:
         return self._job.participant_of(met.lock.primary) is not None
-
-    patch.setattr(Attempt, "_is_ours", wrong)
 
 
 def a_part_begins_after_the_end(patch: Patch) -> None:
@@ -207,26 +203,25 @@ def _looks_elsewhere(job: Job) -> Mutation:
 def pushed_once_is_passed_for_good(patch: Patch) -> None:
     """A part that was pushed above one snapshot is passed by later ones, and commits below them."""
 
+    @in_place_of(patch, Pushing, "is_above")
     def wrong(self: Pushing, start: int, read_at: int) -> bool:
         return start in self._least
-
-    patch.setattr(Pushing, "is_above", wrong)
 
 
 def locks_are_read_below_their_commit(patch: Patch) -> None:
     """A snapshot shows the value in a lock whose transaction has committed above it."""
     correct = Rolling.read
 
+    @in_place_of(patch, Rolling, "read")
     def wrong(self: Rolling, met: MetLock, read_at: int) -> FoundCell | None:
         return correct(self, met, TIMESTAMP_MAX)
-
-    patch.setattr(Rolling, "read", wrong)
 
 
 def kept_cells_are_locked_whatever_was_committed(patch: Patch) -> None:
     """A cell that was committed since it was read is locked as if it still had the job's value."""
     correct = Attempt._prewrite
 
+    @in_place_of(patch, Attempt, "_prewrite")
     def wrong(
         self: Attempt, participant: Participant, cell: CellAddress, write: Write, read_at: int
     ) -> CellMutation:
@@ -237,25 +232,21 @@ def kept_cells_are_locked_whatever_was_committed(patch: Patch) -> None:
         del step.conditions[steps.PREWRITE_NEWER_COMMIT]
         return sent._replace(mutation=step)
 
-    patch.setattr(Attempt, "_prewrite", wrong)
-
 
 def tablets_believe_what_they_are_told(patch: Patch) -> None:
     """Then a mistake of a driver becomes a commit."""
 
+    @in_place_of(patch, RollingForward, "_are_proven")
     async def wrong(self: RollingForward, order: _Order) -> bool:
         return True
-
-    patch.setattr(RollingForward, "_are_proven", wrong)
 
 
 def a_driver_takes_the_commit_of_another_one_for_its_own(patch: Patch) -> None:
     """Its parts are rolled back, and it is told a commit timestamp."""
 
+    @in_place_of(patch, driver, "require_committed")
     async def wrong(*_: object) -> None:
         pass
-
-    patch.setattr(driver, "require_committed", wrong)
 
 
 def no_copy_of_a_refused_group_is_expected(patch: Patch) -> None:
@@ -269,16 +260,16 @@ def give_up_while_no_tablet_is_served(patch: Patch) -> None:
     """Otherwise the marker is there before a copy arrives."""
     correct = Tablets.serving
 
+    @in_place_of(patch, SharedTransaction, "_deadline")
     def deadline(self: SharedTransaction, timeout: float | None) -> float:
         return self._engine.now() + 0.3
 
+    @in_place_of(patch, Tablets, "serving")
     async def serving(self: Tablets, target: TabletTarget) -> Tablet:
         if asyncio.get_running_loop().time() % 2.0 < 0.9:
             raise NotReady("the tablet is about to be served")
         return await correct(self, target)
 
-    patch.setattr(Tablets, "serving", serving)
-    patch.setattr(SharedTransaction, "_deadline", deadline)
     patch.setattr(shared, "ROLLBACK_SECONDS", 0.1)
 
 
@@ -287,6 +278,7 @@ def tablets_roll_any_lock_forward(patch: Patch) -> None:
     tablets_believe_what_they_are_told(patch)
     correct = RollingForward._gather
 
+    @in_place_of(patch, RollingForward, "_gather")
     def wrong(
         self: RollingForward,
         order: _Order,
@@ -300,13 +292,12 @@ def tablets_roll_any_lock_forward(patch: Patch) -> None:
         fates = {start: _Fate(int.from_bytes(start, "big"), commit) for start in all_starts}
         return correct(self, order._replace(fates=fates), first, stop, found)
 
-    patch.setattr(RollingForward, "_gather", wrong)
-
 
 def tablets_roll_forward_what_has_lost_its_lock(patch: Patch) -> None:
     """Another client was first, and the cell is locked by another transaction by now."""
     correct = RollingForward._write
 
+    @in_place_of(patch, RollingForward, "_write")
     async def wrong(
         self: RollingForward, order: _Order, found: list[CheckedMutation], weight: int
     ) -> None:
@@ -317,14 +308,13 @@ def tablets_roll_forward_what_has_lost_its_lock(patch: Patch) -> None:
         ]
         await correct(self, order, late, weight)
 
-    patch.setattr(RollingForward, "_write", wrong)
-
 
 def tablets_are_told_of_what_was_not_chosen(patch: Patch) -> None:
     """The driver names all parts that it finds, and not those that it has committed."""
     tablets_believe_what_they_are_told(patch)
     correct = SharedTransaction._tell_tablets
 
+    @in_place_of(patch, SharedTransaction, "_tell_tablets")
     async def wrong(self: SharedTransaction, commit: int) -> None:
         env, job = self._engine.env, self.ticket.job
         found = await locks_of(env, job, env.now() + 1.0)
@@ -332,22 +322,19 @@ def tablets_are_told_of_what_was_not_chosen(patch: Patch) -> None:
         self._named = (*self._named, *others)
         await correct(self, commit)
 
-    patch.setattr(SharedTransaction, "_tell_tablets", wrong)
-
 
 def tablets_are_told_before_the_commit(patch: Patch) -> None:
     """They take the timestamp that the driver tries, which need not be the one that it gets."""
     tablets_believe_what_they_are_told(patch)
     correct = SharedCommit._new_timestamp
 
+    @in_place_of(patch, SharedCommit, "_new_timestamp")
     async def wrong(self: SharedCommit, deadline: float) -> int:
         commit = await correct(self, deadline)
         commits = {part.start: commit for part in self._participants}
         for table_id in list(self._env.schemas._by_id):  # type: ignore[attr-defined]
             await tell_of_commits(self._env, table_id, commits, deadline)
         return commit
-
-    patch.setattr(SharedCommit, "_new_timestamp", wrong)
 
 
 SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
@@ -395,21 +382,19 @@ def all_locks_but_one_are_enough(patch: Patch) -> None:
 def a_part_begins_in_a_row_whatever_closed_it(patch: Patch) -> None:
     """Its locks block others until they expire: nothing is left to roll it back."""
 
+    @in_place_of(patch, mutations, "grouped")
     def wrong(steps: Sequence[Step], ranges_max: int, times: Times) -> Group:
         asked = [step if step.changes else step._replace(selections=()) for step in steps]
         return grouped(asked, ranges_max, times)
-
-    patch.setattr(mutations, "grouped", wrong)
 
 
 def _check(patch: Patch, changed: Callable[[Check], Check]) -> None:
     """Changes what is asked before parts are committed."""
 
+    @in_place_of(patch, mutations, "grouped")
     def wrong(steps: Sequence[Step], ranges_max: int, times: Times) -> Group:
         group = grouped(steps, ranges_max, times)
         return group._replace(check=changed(group.check)) if group.check.found else group
-
-    patch.setattr(mutations, "grouped", wrong)
 
 
 ROW_SHARED_BUGS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool], ...] = (
@@ -467,12 +452,11 @@ def commit_does_not_need_the_lock(patch: Patch) -> None:
     """The transaction was rolled back meanwhile."""
     correct = mapping.check_of
 
+    @in_place_of(patch, mutations, "check_of")
     def wrong(some: Sequence[Step]) -> Check:
         check = correct(some)
         nowhere = Selection(LOCKS, b"\xff")
         return Check((nowhere,), found=False) if check.found else check
-
-    patch.setattr(mutations, "check_of", wrong)
 
 
 def replaced_lock_does_not_have_to_be_there(patch: Patch) -> None:
@@ -480,24 +464,22 @@ def replaced_lock_does_not_have_to_be_there(patch: Patch) -> None:
     cell from another one."""
     correct = mapping.check_of
 
+    @in_place_of(patch, mutations, "check_of")
     def wrong(some: Sequence[Step]) -> Check:
         check = correct(some)
         replaces = check.found and all(isinstance(one, SetCell) for one in some[0].changes)
         return Check((Selection(LOCKS, b"\xff"),), found=False) if replaces else check
-
-    patch.setattr(mutations, "check_of", wrong)
 
 
 def rollback_sets_no_marker(patch: Patch) -> None:
     """A late prewrite begins the transaction anew."""
     correct = mapping._changed
 
+    @in_place_of(patch, mapping, "_changed")
     def wrong(column: bytes, start: int, change: Any, times: Times) -> tuple[Change, ...]:
         found = correct(column, start, change, times)
         is_marker = any(isinstance(one, SetCell) and one.family == ROLLBACKS for one in found)
         return found[1:] if is_marker else found
-
-    patch.setattr(mapping, "_changed", wrong)
 
 
 def any_lock_is_deleted_with_the_own(patch: Patch) -> None:
@@ -516,6 +498,7 @@ def refusals_in_another_order(patch: Patch) -> None:
     """The own commit is taken for that of another transaction."""
     correct = mutations.refusal
 
+    @in_place_of(patch, mutations, "refusal")
     def wrong(step: Mutation, cells: Iterable[StoredCell], times: Times) -> Any:
         turned = Mutation()
         turned.CopyFrom(step)
@@ -526,13 +509,12 @@ def refusals_in_another_order(patch: Patch) -> None:
             refused.condition = len(step.conditions) - 1 - refused.condition
         return refused
 
-    patch.setattr(mutations, "refusal", wrong)
-
 
 def one_refusal_for_all_joined_steps(patch: Patch) -> None:
     """Possible steps are answered as made, although the call has changed nothing."""
     correct = mutations.RowMutations._judge
 
+    @in_place_of(patch, mutations.RowMutations, "_judge")
     async def wrong(
         self: Any, group: Any, judged: dict[int, Step], answers: list[Any], patience: Patience
     ) -> None:
@@ -543,20 +525,17 @@ def one_refusal_for_all_joined_steps(patch: Patch) -> None:
                 if answers[place] is before[place]:
                     answers[place] = APPLIED
 
-    patch.setattr(mutations.RowMutations, "_judge", wrong)
-
 
 def no_answer_is_taken_for_not_executed(patch: Patch) -> None:
     """It was executed: the transaction is reported as aborted, and is committed."""
     protocol_bugs.no_copy_of_a_refused_commit_is_expected(patch)  # it would keep the outcome open
     correct = Patience.outlast
 
+    @in_place_of(patch, Patience, "outlast")
     async def wrong(self: Patience, problem: PercolatorError, *, is_read: bool) -> None:
         if not is_read and problem.retry is Retry.UNKNOWN:
             raise NotExecuted(problem.message)
         await correct(self, problem, is_read=is_read)
-
-    patch.setattr(Patience, "outlast", wrong)
 
 
 def an_unexplained_refusal_was_not_executed(patch: Patch) -> None:
@@ -565,6 +544,7 @@ def an_unexplained_refusal_was_not_executed(patch: Patch) -> None:
     protocol_bugs.no_copy_of_a_refused_commit_is_expected(patch)  # it would keep the outcome open
     correct = mutations.RowMutations._look
 
+    @in_place_of(patch, mutations.RowMutations, "_look")
     async def wrong(
         self: Any, group: Any, selections: Sequence[Selection], patience: Patience
     ) -> list[StoredCell]:
@@ -577,23 +557,21 @@ def an_unexplained_refusal_was_not_executed(patch: Patch) -> None:
             raise NotExecuted(error.message) from error
         return rows[0].cells if rows else []
 
-    patch.setattr(mutations.RowMutations, "_look", wrong)
-
 
 def reads_pass_locks(patch: Patch) -> None:
     """The owner may already hold a commit timestamp below the reader's."""
     correct = reads._selections
 
+    @in_place_of(patch, reads, "_selections")
     def wrong(*arguments: Any) -> tuple[Selection, ...]:
         return tuple(one for one in correct(*arguments) if one.family != LOCKS)
-
-    patch.setattr(reads, "_selections", wrong)
 
 
 def commits_are_read_before_locks(patch: Patch) -> None:
     """Two calls see two states: between them, a lock becomes a commit."""
     correct = RowReads.read
 
+    @in_place_of(patch, reads.RowReads, "read")
     async def wrong(
         self: RowReads, requests: Sequence[RowRequest], deadline: float, **how: Any
     ) -> list[RowResult]:
@@ -602,8 +580,6 @@ def commits_are_read_before_locks(patch: Patch) -> None:
         for first, second in zip(early, late, strict=True):
             first.locks = second.locks
         return early
-
-    patch.setattr(reads.RowReads, "read", wrong)
 
 
 def writers_pass_read_locks(patch: Patch) -> None:
@@ -625,10 +601,9 @@ def shared_reads_as_of_whoever_leads(patch: Patch) -> None:
     """Readers that join later, with a later timestamp, miss versions and locks."""
     correct = Gathering.follow
 
+    @in_place_of(patch, Gathering, "follow")
     async def wrong(self: Gathering, key: bytes, timestamp: int) -> Any:
         return await correct(self, key, self.latest)
-
-    patch.setattr(Gathering, "follow", wrong)
 
 
 def calls_joined_after_they_were_sent(patch: Patch) -> None:
@@ -636,6 +611,7 @@ def calls_joined_after_they_were_sent(patch: Patch) -> None:
     correct = RowReads._together
     calls = PerSeed(dict[tuple[object, ...], asyncio.Task[Any]])
 
+    @in_place_of(patch, RowReads, "_together")
     async def wrong(
         self: RowReads, table_id: int, key: bytes, wanted: Wanted, deadline: float
     ) -> Any:
@@ -648,13 +624,12 @@ def calls_joined_after_they_were_sent(patch: Patch) -> None:
             call.add_done_callback(lambda _: sent.pop(about))
         return await asyncio.shield(call)
 
-    patch.setattr(RowReads, "_together", wrong)
-
 
 def a_scan_that_broke_off_taken_for_complete(patch: Patch) -> None:
     """Rows behind it are missing in a snapshot, and locks are overlooked by collection."""
     correct = BigtableStore.scan
 
+    @in_place_of(patch, BigtableStore, "scan")
     async def wrong(
         self: BigtableStore, *arguments: Any, **named: Any
     ) -> AsyncGenerator[StoredRow, None]:
@@ -665,13 +640,12 @@ def a_scan_that_broke_off_taken_for_complete(patch: Patch) -> None:
         except (Unavailable, DeadlineExceeded):
             return
 
-    patch.setattr(BigtableStore, "scan", wrong)
-
 
 def a_page_that_broke_off_begins_again_too_far(patch: Patch) -> None:
     """The next row is missing in a snapshot."""
     correct = RowScan._attempt
 
+    @in_place_of(patch, RowScan, "_attempt")
     async def wrong(self: RowScan, seconds: float) -> Any:
         part = await correct(self, seconds)
         is_full = len(part.rows) >= min(self._limits.page_rows_max, self._rows_left or 1 << 30)
@@ -680,8 +654,6 @@ def a_page_that_broke_off_begins_again_too_far(patch: Patch) -> None:
         last = part.boundary.rstrip(b"\0")
         behind = last[:-1] + bytes((min(last[-1] + 1, 0xFF),)) + b"\0"
         return part._replace(boundary=behind)
-
-    patch.setattr(RowScan, "_attempt", wrong)
 
 
 def _is_prewrite(step: Mutation) -> bool:
@@ -692,17 +664,16 @@ def _keep(patch: Patch, kept: Kept) -> None:
     """Leaves out some of what must not be found."""
     correct = mapping._obstacles
 
+    @in_place_of(patch, mapping, "_obstacles")
     def wrong(step: Mutation, times: Times) -> Iterator[Selection]:
         return (one for one in correct(step, times) if kept(step, one))
 
-    patch.setattr(mapping, "_obstacles", wrong)
     common = mapping.prewrite_obstacles
 
+    @in_place_of(patch, mapping, "prewrite_obstacles")
     def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
         step = steps.prewrite(b"", column, start, b"", None)
         return tuple(one for one in common(column, start, times) if kept(step, one))
-
-    patch.setattr(mapping, "prewrite_obstacles", wrong_too)
 
 
 def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
@@ -715,14 +686,13 @@ def _other_sides(patch: Patch, judged: Callable[[Mutation], bool]) -> None:
     patch.setattr(mutations, "other_sides", wrong)
     common = mapping.prewrite_obstacles
 
+    @in_place_of(patch, mapping, "prewrite_obstacles")
     def wrong_too(column: bytes, start: int, times: Times) -> tuple[Selection, ...]:
         found = common(column, start, times)
         if judged(steps.prewrite(b"", column, start, b"", None)):
             return found
         own = column_bounds(column)
         return tuple(one for one in found if one.family == COLLECTED or one[1:3] == own)
-
-    patch.setattr(mapping, "prewrite_obstacles", wrong_too)
 
 
 _STOPS = (Kind.PAUSE, Kind.SLOW_LINKS)
@@ -790,6 +760,7 @@ def note_judged_before_the_own_commit(patch: Patch) -> None:
     """A transaction whose commit is there is taken for one that never committed."""
     correct = mutations.refusal
 
+    @in_place_of(patch, mutations, "refusal")
     def wrong(step: Mutation, cells: Sequence[StoredCell], times: Times) -> object:
         answer: object = correct(step, cells, times)
         oldest = mapping.oldest_admitted(step)
@@ -797,8 +768,6 @@ def note_judged_before_the_own_commit(patch: Patch) -> None:
             is_own = isinstance(answer, Refused) and answer.condition == OWN_COMMIT
             return SnapshotTooOld("judged first") if is_own else answer
         return answer
-
-    patch.setattr(mutations, "refusal", wrong)
 
 
 def read_passes_the_note(patch: Patch) -> None:
@@ -810,23 +779,21 @@ def deletes_without_a_note(patch: Patch) -> None:
     """Reads below collected versions are not refused."""
     correct = Plan.changes
 
+    @in_place_of(patch, Plan, "changes")
     def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
         for part in correct(self, bounds, times):
             yield [one for one in part if one.family != COLLECTED]
-
-    patch.setattr(Plan, "changes", wrong)
 
 
 def deletion_goes_first(patch: Patch) -> None:
     """Deleted values reappear."""
     correct = Plan.changes
 
+    @in_place_of(patch, Plan, "changes")
     def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
         if any(one.family == WRITES for one in self.versions):
             self.versions.clear()
         return correct(self, bounds, times)
-
-    patch.setattr(Plan, "changes", wrong)
 
 
 def dead_letters_are_forgotten(patch: Patch) -> None:
@@ -843,20 +810,18 @@ def values_stay(patch: Patch) -> None:
     """Long values are never deleted."""
     correct = Plan.changes
 
+    @in_place_of(patch, Plan, "changes")
     def wrong(self: Plan, bounds: Bounds, times: Times) -> Iterator[list[Change]]:
         self.versions = [one for one in self.versions if one.family != DATA]
         return correct(self, bounds, times)
-
-    patch.setattr(Plan, "changes", wrong)
 
 
 def collects_before_old_locks_are_resolved(patch: Patch) -> None:
     """The rest of a committed transaction is rolled back: its primary no longer shows a commit."""
 
+    @in_place_of(patch, RowHistory, "_resolve")
     async def nothing(*_: object) -> None:
         return
-
-    patch.setattr(RowHistory, "_resolve", nothing)
 
 
 def with_eager_collectors(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
@@ -905,10 +870,9 @@ _BETWEEN_TWO_LOOKS_SECONDS = 0.05
 def oracle_on_rows_answers_without_a_look(patch: Patch) -> None:
     """It was paused, and its successor has handed out later timestamps."""
 
+    @in_place_of(patch, Oracle, "_check_may_answer")
     async def wrong(self: Oracle) -> None:
         """Does not look."""
-
-    patch.setattr(Oracle, "_check_may_answer", wrong)
 
 
 def master_on_rows_writes_after_it_was_replaced(patch: Patch) -> None:
@@ -925,21 +889,20 @@ def master_on_rows_writes_after_it_was_replaced(patch: Patch) -> None:
 
     noted = RowLeadership._note
 
+    @in_place_of(patch, RowLeadership, "_note")
     def blind(self: RowLeadership, found: Stamp | None) -> None:
         if self._row.role != MASTER_ROLE:
             noted(self, found)
 
     patch.setattr(RoleRow, "change", wrong)
-    patch.setattr(RowLeadership, "_note", blind)
 
 
 def epoch_not_raised_at_a_registration(patch: Patch) -> None:
     """Clients that know an older schema do not notify the observer."""
 
+    @in_place_of(patch, OracleTime, "raise_epoch")
     async def wrong(self: OracleTime, deadline: float) -> None:
         """Tells nobody."""
-
-    patch.setattr(OracleTime, "raise_epoch", wrong)
 
 
 def epoch_from_before_the_timestamps(patch: Patch) -> None:
@@ -947,14 +910,13 @@ def epoch_from_before_the_timestamps(patch: Patch) -> None:
     second answer is slow: if all were, the registration's own would be, too."""
     pauses = PerSeed(lambda: cycle((0.0, _BETWEEN_TWO_LOOKS_SECONDS)))
 
+    @in_place_of(patch, OracleHandler, "get_timestamps")
     async def wrong(self: OracleHandler, request: GetTimestampsRequest) -> GetTimestampsResponse:
         oracle = self._candidacy.serving()
         epoch = oracle.catalogue_epoch
         await asyncio.sleep(next(pauses.now()))
         first = await oracle.get_timestamps(request.count)
         return GetTimestampsResponse(first=first, count=request.count, catalogue_epoch=epoch)
-
-    patch.setattr(OracleHandler, "get_timestamps", wrong)
 
 
 def epoch_not_raised_at_a_drop(patch: Patch) -> None:
@@ -967,33 +929,30 @@ def dropped_table_deleted_at_once(patch: Patch) -> None:
     """Its cells are the only evidence of what has become of the locks in other tables."""
     correct = RowDrops.begin
 
+    @in_place_of(patch, RowDrops, "begin")
     async def wrong(self: RowDrops) -> None:
         await correct(self)
         await self.finish(_ALL_LOCKS)
-
-    patch.setattr(RowDrops, "begin", wrong)
 
 
 def locks_resolved_below_any_timestamp_are_enough(patch: Patch) -> None:
     """Locks that came after it, and before the epoch was raised, are still there."""
     correct = RowDrops.finish
 
+    @in_place_of(patch, RowDrops, "finish")
     async def wrong(self: RowDrops, resolved_below: int) -> None:
         await correct(self, _ALL_LOCKS)
-
-    patch.setattr(RowDrops, "finish", wrong)
 
 
 def table_deleted_before_the_locks_are_resolved(patch: Patch) -> None:
     """The locks whose primaries are in the dropped table are in the others."""
     correct = RowCollecting.collect
 
+    @in_place_of(patch, RowCollecting, "collect")
     async def wrong(self: RowCollecting, ordered: ClusterSafePoints) -> None:
         await self._drops.begin()
         await self._drops.finish(ordered.transactions)
         await correct(self, ordered)
-
-    patch.setattr(RowCollecting, "collect", wrong)
 
 
 def with_eager_masters(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:

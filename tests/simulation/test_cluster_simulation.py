@@ -32,6 +32,7 @@ from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.isolation.checker import Report, ViolationKind, WatchedColumns, check
 from tests.isolation.history import History, Outcome, Recorder, TransactionRecord
 from tests.isolation.store_audit import StoredCommit
+from tests.patching import in_place_of
 from tests.simulation import __main__ as program
 from tests.simulation.campaign import EXPECTED, SCENARIOS, SEEDS_FOR_EVERYTHING, minimised
 from tests.simulation.disruptions import Ambush
@@ -190,6 +191,7 @@ def _run_of_many_seeds(monkeypatch: pytest.MonkeyPatch, late_from: int | None) -
     """The exit code and how many seeds were run, if one fault occurs from that seed on only."""
     run: list[int] = []
 
+    @in_place_of(monkeypatch, program, "results")
     def results(seeds: range, jobs: int) -> Iterator[tuple[Verdict, float]]:
         del jobs
         for seed in seeds:
@@ -198,7 +200,6 @@ def _run_of_many_seeds(monkeypatch: pytest.MonkeyPatch, late_from: int | None) -
             occurred = Counter(name for name in EXPECTED if late or name != _LATE)
             yield Verdict(scenario_of(seed), occurred=occurred), 0.0
 
-    monkeypatch.setattr(program, "results", results)
     arguments = ["simulate", "--seeds", str(SEEDS_FOR_EVERYTHING), "--seed", "0"]
     monkeypatch.setattr(sys, "argv", arguments)
     code = program.main()

@@ -36,6 +36,7 @@ from percolator.services.chassis.files import (
     waits,
 )
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
+from tests.patching import in_place_of
 from tests.simulation.virtual_time import VirtualClock
 
 pytestmark = pytest.mark.real_time
@@ -49,12 +50,12 @@ async def hanging(monkeypatch: pytest.MonkeyPatch, name: str) -> AsyncIterator[N
     gate = threading.Event()
     correct: Callable[..., Any] = getattr(os, name)
 
+    @in_place_of(monkeypatch, os, name)
     def wrong(path: Any, *args: Any, **kwargs: Any) -> Any:
         if Path(os.fsdecode(path)).name == SLOW:
             gate.wait(30)
         return correct(path, *args, **kwargs)
 
-    monkeypatch.setattr(os, name, wrong)
     try:
         yield
     finally:

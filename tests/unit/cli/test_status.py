@@ -63,6 +63,7 @@ from percolator.wire.channels import GrpcNetwork
 from percolator.wire.lock_service import LockServiceCalls
 from percolator.wire.sessions import SessionSettings
 from tests.command_line import CliRunner
+from tests.patching import in_place_of
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.unary_network import UnaryTimeouts
 from tests.unit.wire.lock_services import A, B, LockServices, client, lock_services
@@ -452,17 +453,17 @@ def test_the_first_refresh_of_top_has_rates(monkeypatch: pytest.MonkeyPatch) -> 
     looks = iter([[_session("a", 10, 2)], [_session("a", 30, 6)]])
     slept: list[float] = []
 
+    @in_place_of(monkeypatch, top, "list_sessions")
     async def sessions(*_: object, **__: object) -> list[Session]:
         return next(looks)
 
+    @in_place_of(monkeypatch, top, "answer_of_leader")
     async def tables(*_: object) -> ListTablesResponse:
         return ListTablesResponse()
 
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(top, "list_sessions", sessions)
-    monkeypatch.setattr(top, "answer_of_leader", tables)
     monkeypatch.setattr("percolator.cli.top.asyncio.sleep", sleep)
     result = CliRunner().invoke(app, ["--json", "top", "--times", "1", "--every", "3600"])
     assert result.exit_code == 0, result.output
@@ -533,12 +534,12 @@ async def test_locks_of_all_tables_leave_out_a_table_that_is_dropped_meanwhile(
     lock = LockRecord(1 << 18, 0, 3000, RecordKind.PUT, b"", CellAddress(1, b"r", b"c"), b"")
     cell = Cell(row=b"r", column=b"c", space=Space.SPACE_LOCK, value=lock.encode())
 
+    @in_place_of(monkeypatch, sessions_command, "stored_cells")
     async def cells(_: object, table: Any, *__: object) -> AsyncIterator[Cell]:
         yield cell
         if table.name == "gone":
             raise SchemaError("there is no table 'gone'", table="gone")
 
-    monkeypatch.setattr(sessions_command, "stored_cells", cells)
     infos = [Mock(codecs=Mock(names=CodecNames())) for _ in range(2)]
     infos[0].name, infos[1].name = "gone", "kept"
     catalog = Mock(tables=AsyncMock(return_value=infos), table=AsyncMock(return_value=infos[0]))

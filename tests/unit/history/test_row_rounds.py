@@ -32,6 +32,7 @@ from percolator.rowstore.intents import Intent
 from percolator.rowstore.layout import WRITES
 from percolator.rowstore.port import RowChange, Sample, SetCell
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_WRITE, Space
+from tests.patching import in_place_of
 from tests.unit.history.row_site import ONE, OTHER, SECONDS, VALUE, Site, site
 
 
@@ -109,11 +110,11 @@ async def test_a_store_that_does_not_answer_ends_a_round_at_once(
     decided = await here.decided(await here.now())
     tried: list[int] = []
 
+    @in_place_of(monkeypatch, here.history._collector, "collect")
     async def silent(table_id: int, *_: object) -> None:
         tried.append(table_id)
         raise DeadlineExceeded("no answer")
 
-    monkeypatch.setattr(here.history._collector, "collect", silent)
     with pytest.raises(DeadlineExceeded):
         await here.history.collect(decided)
     assert tried == [await here.table_id(ONE)]

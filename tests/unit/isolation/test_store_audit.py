@@ -19,6 +19,7 @@ from tests.isolation import store_audit as module
 from tests.isolation.checker import WatchedColumns, check
 from tests.isolation.history import CellKey, History, Lock, TransactionRecord
 from tests.isolation.store_audit import Audit, Invariant, StoredTable, audit, stored_tables
+from tests.patching import in_place_of
 from tests.unit.isolation import histories
 from tests.unit.isolation.histories import (
     ABORTED,
@@ -625,13 +626,13 @@ def readings(monkeypatch: pytest.MonkeyPatch, *found: Any) -> list[Any]:
     """Lets one reading after another find this."""
     left = list(found)
 
+    @in_place_of(monkeypatch, module, "_read")
     async def read(*arguments: object) -> list[StoredTable]:
         one = left.pop(0)
         if isinstance(one, Exception):
             raise one
         return list(one)
 
-    monkeypatch.setattr(module, "_read", read)
     return left
 
 

@@ -21,6 +21,7 @@ from percolator.services.local import command, launcher
 from percolator.services.local.directory import Ownership, delete, running, write_state
 from percolator.services.local.process import LocalClusterError, ServiceProcess
 from tests.command_line import CliRunner
+from tests.patching import in_place_of
 
 
 def dev(*arguments: str) -> Result:
@@ -38,10 +39,10 @@ def refused(*arguments: str) -> str:
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    @in_place_of(monkeypatch, ServiceProcess, "start")
     def start(self: ServiceProcess) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr(ServiceProcess, "start", start)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -249,11 +250,11 @@ def test_a_plan_survives_the_way_to_the_background() -> None:
 def test_workers_are_one_if_there_are_observers(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
 
+    @in_place_of(monkeypatch, launcher, "run")
     def run(where: Path, plan: launcher.Plan, *rest: object) -> dict[str, int]:
         counts.append(plan.workers)
         return {}
 
-    monkeypatch.setattr(launcher, "run", run)
     for arguments in ([], ["--observers", "a:b", "--observers", "c:d"], ["--workers", "2"]):
         assert dev("--temporary", *arguments).exit_code == 0
     assert counts == [0, 1, 2]

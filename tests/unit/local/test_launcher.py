@@ -25,6 +25,7 @@ from percolator.services.local.directory import running
 from percolator.services.local.launcher import Control, Sources, ask
 from percolator.services.local.process import LocalClusterError, ServiceProcess
 from tests.command_line import CliRunner
+from tests.patching import in_place_of
 
 LONG = "a-very-long-name-of-a-directory-without-any-end" * 3
 
@@ -42,11 +43,10 @@ class Stopped(Exception):
 
 
 def start_none(monkeypatch: pytest.MonkeyPatch, found: list[object]) -> None:
+    @in_place_of(monkeypatch, LocalCluster, "_start_all")
     def look_and_stop(self: LocalCluster) -> None:
         found.append(running(self.data))
         raise Stopped
-
-    monkeypatch.setattr(LocalCluster, "_start_all", look_and_stop)
 
 
 def test_the_state_of_a_killed_launcher_is_never_told_as_that_of_its_successor(
@@ -138,12 +138,13 @@ def test_a_process_has_the_time_to_start_that_the_cluster_was_given(
 ) -> None:
     waited: list[float] = []
 
+    @in_place_of(monkeypatch, ServiceProcess, "wait_ready")
     def wait(self: ServiceProcess, seconds: float, **more: object) -> None:
         waited.append(seconds)
         raise Stopped
 
     monkeypatch.setattr(ServiceProcess, "start", lambda self: None)
-    monkeypatch.setattr(ServiceProcess, "wait_ready", wait)
+
     cluster = LocalCluster(tmp_path, start_seconds=77.0)
     with pytest.raises(Stopped):
         cluster._start_all()

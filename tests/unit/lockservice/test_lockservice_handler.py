@@ -27,6 +27,7 @@ from percolator.services.lockservice.service import LockServiceMetrics, LockServ
 from percolator.services.lockservice.sessions import LockServiceLimits, Session, SessionInfo
 from percolator.v1 import lockservice_pb2 as pb
 from percolator.wire.roles import Role
+from tests.patching import in_place_of
 from tests.simulation.virtual_time import VirtualClock
 from tests.unit.lockservice.test_lockservice_model import HandMovedClock
 from tests.unit.refusals import refused
@@ -616,6 +617,7 @@ async def test_requests_are_served_while_very_many_sessions_are_forgotten(
     expire = handler.sessions.expire
     seen_by_requests: list[int] = []
 
+    @in_place_of(monkeypatch, handler.sessions, "expire")
     def expire_and_be_asked(at_most: int) -> int:
         forgotten = expire(at_most)
         if forgotten:
@@ -623,7 +625,6 @@ async def test_requests_are_served_while_very_many_sessions_are_forgotten(
             loop.call_soon(lambda: seen_by_requests.append(len(handler.sessions)))
         return forgotten
 
-    monkeypatch.setattr(handler.sessions, "expire", expire_and_be_asked)
     for _ in range(12_000):
         await opened(handler, info(500))
     await asyncio.sleep(1)

@@ -261,9 +261,9 @@ async def test_one_who_was_passed_is_followed_by_no_one(lines: HotCells) -> None
 
 def test_only_a_commit_with_a_timestamp_set_aside_is_followed() -> None:
     assert Handover.after(100, {}) is None
-    baton = Handover.after(FollowedCommit(100), {})
-    assert baton is not None
-    assert baton.start == 101
+    handover = Handover.after(FollowedCommit(100), {})
+    assert handover is not None
+    assert handover.start == 101
 
 
 def test_a_follower_knows_what_was_put_and_deleted_and_not_what_was_locked() -> None:
