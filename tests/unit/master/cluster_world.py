@@ -10,11 +10,13 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
+
+import pytest
 
 from percolator.errors import (
     CellAddress,
@@ -285,9 +287,32 @@ class ModelCluster:
                 problem = error
         raise problem
 
+    @property
+    def leader(self) -> Leader:
+        """The term of the leading master."""
+        found = [one.master.leader for one in self.masters if one.master.leader is not None]
+        assert found
+        return found[0]
+
+    def replace_master(self) -> MasterProcess:
+        """Kills the first master, and starts another one."""
+        self.kill_master(self.masters[0])
+        return self.start_master()
+
+    def open_tablets(self) -> list[tablets.OpenTabletRequest]:
+        """The tablets that are open, as the servers were told of them."""
+        return [one for server in self.servers.values() for one in server.open.values()]
+
+    async def call(
+        self, method: UnaryMethod[Any, ResponseT], seconds: float = 5.0, **fields: Any
+    ) -> ResponseT:
+        """Asks with a request that has these fields."""
+        return await self.ask(method, method.request(**fields), seconds)
+
     async def locate(self, table_id: int, row: bytes = b"") -> list[TabletLocation]:
-        request = pb.LocateTabletsRequest(table_id=table_id, range=cells_pb2.RowRange(start=row))
-        return list((await self.ask(methods.LOCATE_TABLETS, request)).locations)
+        rows = cells_pb2.RowRange(start=row)
+        found = await self.call(methods.LOCATE_TABLETS, table_id=table_id, range=rows)
+        return list(found.locations)
 
     async def write(self, table_id: int, row: bytes, value: bytes) -> None:
         location = (await self.locate(table_id, row))[0]
@@ -478,14 +503,8 @@ class HistoryWorld:
         )
 
     @property
-    def leader(self) -> Leader:
-        found = [one.master.leader for one in self.models.masters if one.master.leader is not None]
-        assert found
-        return found[0]
-
-    @property
     def collection(self) -> Collection:
-        return self.leader.collection
+        return self.models.leader.collection
 
     async def collect(self) -> None:
         self.log.clear()
@@ -496,13 +515,11 @@ class HistoryWorld:
     ) -> list[int]:
         """Creates a table; returns the ids of its tablets."""
         options = pb.TableOptions(retention_milliseconds=round(retention_seconds * 1000))
-        request = pb.CreateTableRequest(name=name, splits=splits or [], options=options)
-        table = (await self.models.ask(methods.CREATE_TABLE, request)).table
-        return [one.tablet_id for one in await self.models.locate(table.table_id)]
+        table_id = await create(self.models, name, splits or [], options)
+        return [one.tablet_id for one in await self.models.locate(table_id)]
 
     async def describe(self) -> pb.DescribeCollectionResponse:
-        request = pb.DescribeCollectionRequest()
-        return await self.models.ask(methods.DESCRIBE_COLLECTION, request)
+        return await self.models.call(methods.DESCRIBE_COLLECTION)
 
     def ago(self, seconds: float) -> int:
         return self.oracle.now() - round(seconds * SECOND)
@@ -733,15 +750,46 @@ class ModelServer:
             raise TabletMoved("moved", tablet_id=location.tablet_id, epoch=location.epoch)
 
 
+# Tests that need another number of servers than one.
+
+on_no_server = pytest.mark.parametrize("world", [[]], indirect=True)
+on_two_servers = pytest.mark.parametrize("world", [["a:1", "b:1"]], indirect=True)
+on_three_servers = pytest.mark.parametrize("world", [["a:1", "b:1", "c:1"]], indirect=True)
+
 # Tables with rows in several tablets, for the tests of who serves them.
 
 SPLITS = [b"c", b"f", b"i", b"l", b"o"]
 LEASE_SECONDS = 3.0
 
 
-async def create(world: ModelCluster, name: str = "t", splits: list[bytes] = SPLITS) -> int:
-    request = pb.CreateTableRequest(name=name, splits=splits)
-    return (await world.ask(methods.CREATE_TABLE, request)).table.table_id
+async def create(
+    world: ModelCluster,
+    name: str = "t",
+    splits: list[bytes] = SPLITS,
+    options: pb.TableOptions | None = None,
+) -> int:
+    created = await world.call(methods.CREATE_TABLE, name=name, splits=splits, options=options)
+    return created.table.table_id
+
+
+async def described(world: ModelCluster, name: str = "t") -> pb.Table:
+    return (await world.call(methods.DESCRIBE_TABLE, name=name)).table
+
+
+async def created_and_filled(world: ModelCluster, splits: list[bytes] = SPLITS) -> int:
+    table = await create(world, splits=splits)
+    await fill(world, table)
+    return table
+
+
+async def has_tablets(world: ModelCluster, table: int, address: str, count: int) -> bool:
+    """Whether this server has at least so many tablets of the table."""
+    return (await addresses(world, table))[address] >= count
+
+
+async def is_only_at(world: ModelCluster, table: int, address: str) -> bool:
+    """Whether this server has all tablets of the table."""
+    return set(await addresses(world, table)) == {address}
 
 
 async def addresses(world: ModelCluster, table: int) -> Counter[str]:
@@ -756,6 +804,13 @@ async def fill(world: ModelCluster, table: int) -> None:
 async def is_complete(world: ModelCluster, table: int) -> bool:
     rows = [bytes([letter]) for letter in b"abcdefghijklmnopq"]
     return all([await world.read(table, row) == b"value" for row in rows])
+
+
+def forget_that_it_is_served(world: ModelCluster, tablet_id: int) -> None:
+    """As if the tablet had just been opened, and the map did not know that yet."""
+    store = world.leader.store
+    unnoted = replace(store.current.tablets[tablet_id], exists=False, served_epoch=0)
+    store.current = store.current.with_tablets([unnoted])
 
 
 async def served(at: ModelCluster, table: int) -> bool:

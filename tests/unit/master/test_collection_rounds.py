@@ -14,7 +14,7 @@ from unittest.mock import AsyncMock
 import pytest
 import structlog
 
-from percolator.aio import Snapshot
+from percolator.aio import Snapshot, Transaction
 from percolator.bigtable.admin import delete_table, has_table
 from percolator.errors import (
     CellAddress,
@@ -62,13 +62,26 @@ from tests.unit.master.cluster_world import (
 
 
 @pytest.fixture
-def world() -> AbstractAsyncContextManager[HistoryWorld]:
+def world(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[HistoryWorld]:
     """One master, which starts no round by itself."""
-    return history_cluster()
+    return history_cluster(times=getattr(request, "param", TIMES))
+
+
+@pytest.fixture
+def models() -> AbstractAsyncContextManager[ModelCluster]:
+    """One master, and tablet servers that know nothing of history."""
+    return cluster("a:1", "b:1")
+
+
+@pytest.fixture
+def here() -> AbstractAsyncContextManager[Site]:
+    """A client of a row store with two tables."""
+    return site()
 
 
 HELD_SECONDS_MAX = 300.0
 LIMITED = replace(TIMES, client_held_seconds_max=HELD_SECONDS_MAX)
+with_limit = pytest.mark.parametrize("world", [LIMITED], indirect=True)
 
 
 def order_of(log: list[str]) -> list[str]:
@@ -239,8 +252,7 @@ async def test_a_new_leader_gives_sessions_of_an_unknown_lost_lock_service_time_
     world: HistoryWorld,
 ) -> None:
     await world.create("t")
-    world.models.kill_master(world.models.masters[0])
-    world.models.start_master()
+    world.models.replace_master()
 
     async def leads() -> bool:
         return bool((await world.describe()).tables)
@@ -274,9 +286,10 @@ async def test_a_tablet_made_by_a_split_during_the_round_is_raised_and_settled_t
 
         def split() -> None:
             if not splitting:
-                request = pb.SplitTabletRequest(tablet_id=whole, row=b"m")
                 splitting.append(
-                    asyncio.create_task(world.models.ask(methods.SPLIT_TABLET, request))
+                    asyncio.create_task(
+                        world.models.call(methods.SPLIT_TABLET, tablet_id=whole, row=b"m")
+                    )
                 )
 
         world.history.after_raise = split
@@ -314,33 +327,35 @@ async def test_an_old_lock_is_rolled_back_although_its_owner_is_alive(world: His
     assert world.history.collected[tablet] > 0
 
 
-async def test_old_history_is_held_back_for_so_long_and_no_longer() -> None:
-    async with history_cluster(times=LIMITED) as world:
-        (tablet,) = await world.create("t")
-        held = HELD_SECONDS_MAX
-        world.lock_service.need(within := world.ago(RETENTION_SECONDS + held - 20), "within")
-        await world.collect()
-        assert world.history.collected[tablet] == within
-        told = await world.describe()
-        assert told.held_by == "within"
-        assert abs(told.held_milliseconds / 1000 - (held - 20)) < 5
-        assert abs(world.collection.held_seconds - (held - 20)) < 5
-        world.lock_service.sessions.clear()
-        world.lock_service.need(world.ago(RETENTION_SECONDS + held + 20), "beyond")
-        await world.collect()
-        assert world.history.collected[tablet] > world.ago(RETENTION_SECONDS + 10)
-        told = await world.describe()
-        assert (told.held_by, told.held_milliseconds) == ("", 0)
+@with_limit
+async def test_old_history_is_held_back_for_so_long_and_no_longer(world: HistoryWorld) -> None:
+    (tablet,) = await world.create("t")
+    held = HELD_SECONDS_MAX
+    world.lock_service.need(within := world.ago(RETENTION_SECONDS + held - 20), "within")
+    await world.collect()
+    assert world.history.collected[tablet] == within
+    told = await world.describe()
+    assert told.held_by == "within"
+    assert abs(told.held_milliseconds / 1000 - (held - 20)) < 5
+    assert abs(world.collection.held_seconds - (held - 20)) < 5
+    world.lock_service.sessions.clear()
+    world.lock_service.need(world.ago(RETENTION_SECONDS + held + 20), "beyond")
+    await world.collect()
+    assert world.history.collected[tablet] > world.ago(RETENTION_SECONDS + 10)
+    told = await world.describe()
+    assert (told.held_by, told.held_milliseconds) == ("", 0)
 
 
-async def test_the_limit_counts_from_the_longest_retention_of_all_tables() -> None:
-    async with history_cluster(times=LIMITED) as world:
-        (tablet,) = await world.create("t")
-        await world.create("long", retention_seconds=400)
-        held = HELD_SECONDS_MAX
-        world.lock_service.need(needed := world.ago(400 + held - 20), "a report")
-        await world.collect()
-        assert world.history.collected[tablet] == needed
+@with_limit
+async def test_the_limit_counts_from_the_longest_retention_of_all_tables(
+    world: HistoryWorld,
+) -> None:
+    (tablet,) = await world.create("t")
+    await world.create("long", retention_seconds=400)
+    held = HELD_SECONDS_MAX
+    world.lock_service.need(needed := world.ago(400 + held - 20), "a report")
+    await world.collect()
+    assert world.history.collected[tablet] == needed
 
 
 async def test_a_pin_of_an_administrator_has_a_limit_of_its_own() -> None:
@@ -378,8 +393,7 @@ async def test_a_new_leader_knows_the_safe_points_and_never_lowers_them(
     (tablet,) = await world.create("t")
     await world.collect()
     before = world.collection.safe_points
-    world.models.kill_master(world.models.masters[0])
-    world.models.start_master()
+    world.models.replace_master()
 
     async def told_again() -> bool:
         told = await world.describe()
@@ -396,8 +410,7 @@ async def test_a_new_leader_knows_the_safe_points_and_never_lowers_them(
 
 async def test_a_leader_that_has_not_read_the_safe_points_yet_does_not_report_them() -> None:
     async with cluster("a:1", times=TIMES) as models:
-        leader = models.masters[0].master.leader
-        assert leader is not None
+        leader = models.leader
         registry = models.masters[0].master.registry
         oracle_time = OracleTime(models.world, registry)
         collecting = partial(TabletCollecting, models.world, leader.store)
@@ -411,8 +424,7 @@ async def test_a_retention_below_the_minimum_is_refused_and_no_table_is_created(
 ) -> None:
     with pytest.raises(InvalidArgument, match="below 10000"):
         await world.create("t", retention_seconds=9.9)
-    listed = await world.models.ask(methods.LIST_TABLES, pb.ListTablesRequest())
-    assert not listed.tables
+    assert not (await world.models.call(methods.LIST_TABLES)).tables
 
 
 # What deleted tables leave behind is removed, and what cannot be removed is told once.
@@ -426,28 +438,28 @@ async def deleted(world: ModelCluster, name: str) -> Path:
     (tablet,) = await world.locate(table)
     directory = ROOT / str(table) / str(tablet.tablet_id)
     world.disk.make_durable_directory(directory / "e1")
-    await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name=name))
+    await world.call(methods.DELETE_TABLE, name=name)
     return directory
 
 
-async def test_a_directory_that_cannot_be_removed_does_not_keep_those_of_other_tables() -> None:
+async def test_a_directory_that_cannot_be_removed_does_not_keep_those_of_other_tables(
+    models: ModelCluster,
+) -> None:
     """Such as one that belongs to another user, or into which somebody has put a file."""
-    async with cluster("a:1") as world:
-        files = MemoryFiles(world.disk)
-        kept = await deleted(world, "kept")
-        await (await files.create(kept / "e1.tar")).close()
-        gone = await deleted(world, "gone")
-        with structlog.testing.capture_logs() as log:
-            await asyncio.sleep(30)
-        assert gone.parent.name not in await files.list(ROOT)
-        told = [line for line in log if line["event"] == TOLD]
-        assert [line["directory"] for line in told] == [str(kept)]
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        assert len(leader.store.current.retired) == 1
-        await files.unlink(kept / "e1.tar")
-        await asyncio.sleep(3)
-        assert kept.parent.name not in await files.list(ROOT)
+    files = MemoryFiles(models.disk)
+    kept = await deleted(models, "kept")
+    await (await files.create(kept / "e1.tar")).close()
+    gone = await deleted(models, "gone")
+    with structlog.testing.capture_logs() as log:
+        await asyncio.sleep(30)
+    assert gone.parent.name not in await files.list(ROOT)
+    told = [line for line in log if line["event"] == TOLD]
+    assert [line["directory"] for line in told] == [str(kept)]
+    leader = models.leader
+    assert len(leader.store.current.retired) == 1
+    await files.unlink(kept / "e1.tar")
+    await asyncio.sleep(3)
+    assert kept.parent.name not in await files.list(ROOT)
 
 
 class Locks:
@@ -469,41 +481,39 @@ class Locks:
             yield tablets.ScanCellsResponse(cells=[cell])
 
 
-async def test_a_damaged_tablet_of_a_deleted_table_is_removed_unless_a_lock_points_into_it() -> (
-    None
-):
+async def test_a_damaged_tablet_of_a_deleted_table_is_removed_unless_a_lock_points_into_it(
+    models: ModelCluster,
+) -> None:
     """Its owner has taken it over, so that nothing can begin there, whether it can be opened or
     not."""
-    async with cluster("a:1", "b:1") as world:
-        locks = Locks()
-        for address, server in world.servers.items():
-            world.network.handlers[address] = (server, locks)
-        damaged, other = await create(world, "damaged"), await create(world, "other")
-        lost = (await world.locate(damaged))[0]
-        world.store.tablets[lost.tablet_id].unreadable = True
-        locks.primary_tables[(await world.locate(other))[0].tablet_id] = damaged
-        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="damaged"))
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        await asyncio.sleep(30)
-        assert damaged in leader.store.current.tables
-        locks.primary_tables.clear()
-        await asyncio.sleep(3)
-        assert damaged not in leader.store.current.tables
+    locks = Locks()
+    for address, server in models.servers.items():
+        models.network.handlers[address] = (server, locks)
+    damaged, other = await create(models, "damaged"), await create(models, "other")
+    lost = (await models.locate(damaged))[0]
+    models.store.tablets[lost.tablet_id].unreadable = True
+    locks.primary_tables[(await models.locate(other))[0].tablet_id] = damaged
+    await models.call(methods.DELETE_TABLE, name="damaged")
+    leader = models.leader
+    await asyncio.sleep(30)
+    assert damaged in leader.store.current.tables
+    locks.primary_tables.clear()
+    await asyncio.sleep(3)
+    assert damaged not in leader.store.current.tables
 
 
-async def test_a_deleted_table_stays_until_every_tablet_was_taken_over() -> None:
+async def test_a_deleted_table_stays_until_every_tablet_was_taken_over(
+    models: ModelCluster,
+) -> None:
     """Until then a former owner may still accept a transaction there."""
-    async with cluster("a:1", "b:1") as world:
-        table = await create(world, "t")
-        lost = (await world.locate(table))[0]
-        world.store.tablets[lost.tablet_id].damaged = True
-        with pytest.raises(DeadlineExceeded, match=r"not in force everywhere yet.*nothing there"):
-            await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"), 90)
-        leader = world.masters[0].master.leader
-        assert leader is not None
-        await asyncio.sleep(30)
-        assert table in leader.store.current.tables
+    table = await create(models, "t")
+    lost = (await models.locate(table))[0]
+    models.store.tablets[lost.tablet_id].damaged = True
+    with pytest.raises(DeadlineExceeded, match=r"not in force everywhere yet.*nothing there"):
+        await models.call(methods.DELETE_TABLE, name="t", seconds=90)
+    leader = models.leader
+    await asyncio.sleep(30)
+    assert table in leader.store.current.tables
 
 
 # Tables of a row store that are dropped: when they go, and what becomes of their locks.
@@ -564,6 +574,34 @@ class Dropping:
         reads = dict.fromkeys(self.catalogue.current.tables, below)
         await self.collecting.collect(ClusterSafePoints(reads, below))
 
+    async def drop_for_good(self) -> None:
+        """Drops the table, and collects until it is gone."""
+        await self.drop()
+        for _ in range(2):
+            await self.collect()
+        assert await self.is_gone()
+
+    async def commit_lock(self, start: int) -> object:
+        """The answer to the commit of a transaction that has locked row `a` of the table."""
+        record = WriteRecord(start, RecordKind.PUT, b"3").encode()
+        commit = await self.here.now()
+        step = steps.commit_primary(b"a", VALUE.name, start, start + 1, commit, record, ())
+        return await self.here.answer(CellMutation(self.one, step))
+
+    async def begin_and_drop(self) -> Transaction:
+        """A transaction that has written into both tables before the first was dropped."""
+        tx = self.here.database.transaction()
+        await tx.timestamp()
+        await tx.set("a", VALUE, 1)
+        await tx.set("a", REST, 1)
+        await self.drop()
+        return tx
+
+    async def rest(self) -> int | None:
+        """The value in the other table."""
+        async with self.here.database.snapshot() as snapshot:
+            return await snapshot.get("a", REST)
+
     async def is_gone(self) -> bool:
         is_known = self.one in self.catalogue.current.tables
         assert is_known == await self.has_table(self.one)
@@ -596,68 +634,49 @@ def at() -> AbstractAsyncContextManager[Dropping]:
     return dropping()
 
 
-async def test_a_dropped_table_goes_after_a_round_above_its_last_commits() -> None:
-    async with dropping() as at:
-        await at.here.set("a", 1)
-        await at.drop()
-        await at.collect()  # its safe point was decided before clients were told
-        assert not await at.is_gone()
-        await at.collect()
-        assert await at.is_gone()
-        async with at.here.database.snapshot() as snapshot:
-            assert await snapshot.get("a", REST) == 1
+async def test_a_dropped_table_goes_after_a_round_above_its_last_commits(at: Dropping) -> None:
+    await at.here.set("a", 1)
+    await at.drop()
+    await at.collect()  # its safe point was decided before clients were told
+    assert not await at.is_gone()
+    await at.collect()
+    assert await at.is_gone()
+    assert await at.rest() == 1
 
 
-async def test_a_round_that_resolved_less_does_not_finish() -> None:
-    async with dropping() as at:
-        before = await at.here.now()
-        await at.drop()
-        await at.drops.begin()
-        await at.drops.finish(before)
-        assert not await at.is_gone()
-        await at.drops.finish(await at.here.now())
-        assert await at.is_gone()
+async def test_a_round_that_resolved_less_does_not_finish(at: Dropping) -> None:
+    before = await at.here.now()
+    await at.drop()
+    await at.drops.begin()
+    await at.drops.finish(before)
+    assert not await at.is_gone()
+    await at.drops.finish(await at.here.now())
+    assert await at.is_gone()
 
 
-async def test_a_table_goes_after_what_was_committed_there_is_settled_elsewhere() -> None:
-    async with dropping() as at:
-        start = await at.here.lock(b"a", ttl_milliseconds=1)
-        record = WriteRecord(start, RecordKind.PUT, b"3").encode()
-        commit = await at.here.now()
-        step = steps.commit_primary(b"a", VALUE.name, start, start + 1, commit, record, ())
-        assert await at.here.answer(CellMutation(at.one, step)) is APPLIED
-        await at.drop()
-        for _ in range(2):
-            await at.collect()
-        assert await at.is_gone()
-        assert not await at.here.cells(OTHER, SPACE_LOCK)
-        assert await at.here.cells(OTHER, SPACE_WRITE) == 1
+async def test_a_table_goes_after_what_was_committed_there_is_settled_elsewhere(
+    at: Dropping,
+) -> None:
+    start = await at.here.lock(b"a", ttl_milliseconds=1)
+    assert await at.commit_lock(start) is APPLIED
+    await at.drop_for_good()
+    assert not await at.here.cells(OTHER, SPACE_LOCK)
+    assert await at.here.cells(OTHER, SPACE_WRITE) == 1
 
 
 async def test_a_table_goes_although_a_transaction_there_has_not_ended(at: Dropping) -> None:
     start = await at.here.lock(b"a", ttl_milliseconds=600_000)
-    await at.drop()
-    for _ in range(2):
-        await at.collect()
-    assert await at.is_gone()
+    await at.drop_for_good()
     assert not await at.here.cells(OTHER, SPACE_LOCK)
-    record = WriteRecord(start, RecordKind.PUT, b"3").encode()
-    commit = await at.here.now()
-    step = steps.commit_primary(b"a", VALUE.name, start, start + 1, commit, record, ())
-    assert await at.here.answer(CellMutation(at.one, step)) is not APPLIED
+    assert await at.commit_lock(start) is not APPLIED
 
 
 async def test_who_gets_a_commit_timestamp_after_the_drop_does_not_commit(at: Dropping) -> None:
     """Its cells are still there: nothing else would refuse it."""
-    tx = at.here.database.transaction()
-    await tx.timestamp()
-    await tx.set("a", VALUE, 1)
-    await tx.set("a", REST, 1)
-    await at.drop()
+    tx = await at.begin_and_drop()
     with pytest.raises(SchemaError, match="'one' was dropped while it was in use"):
         await tx.commit()
-    async with at.here.database.snapshot() as snapshot:
-        assert await snapshot.get("a", REST) is None
+    assert await at.rest() is None
 
 
 @pytest.mark.parametrize("comes_first", ["the table", "the timestamp"])
@@ -698,11 +717,7 @@ async def test_who_knows_nothing_of_a_dropped_table_is_told_at_once(at: Dropping
     """And not at the deadline, as if the store were out of order."""
     engine = at.here.database.internal.engine
     began = engine.now()
-    tx = at.here.database.transaction()
-    await tx.timestamp()
-    await tx.set("a", VALUE, 1)
-    await tx.set("a", REST, 1)
-    await at.drop()
+    tx = await at.begin_and_drop()
     engine.catalog.forget(at.one)
     with pytest.raises(SchemaError, match="'one' was dropped while it was in use"):
         await tx.commit()
@@ -721,36 +736,26 @@ async def test_without_a_look_at_the_epoch_it_would_commit(
 
     monkeypatch.setattr(Announcement, "renew", wrong)
     async with dropping() as at:
-        async with at.here.database.transaction() as tx:
-            await tx.timestamp()
-            await tx.set("a", VALUE, 1)
-            await tx.set("a", REST, 1)
-            await at.drop()
-        async with at.here.database.snapshot() as snapshot:
-            assert await snapshot.get("a", REST) == 1
+        tx = await at.begin_and_drop()
+        await tx.commit()
+        assert await at.rest() == 1
 
 
 async def test_a_lock_that_comes_after_the_end_is_rolled_back(at: Dropping) -> None:
     """Its primary is in the table that is gone, so it never commits."""
     await at.here.set("a", 1)
-    await at.drop()
-    for _ in range(2):
-        await at.collect()
-    assert await at.is_gone()
+    await at.drop_for_good()
     start = await at.here.now()
     primary = CellAddress(at.one, b"a", VALUE.name)
     lock = LockRecord(start, start + 1, 1, RecordKind.PUT, b"", primary, b"3").encode()
     late = steps.prewrite(b"a", REST.name, start, lock, None)
     assert await at.here.answer(CellMutation(at.other, late)) is APPLIED
-    async with at.here.database.snapshot() as snapshot:
-        assert await snapshot.get("a", REST) == 1
+    assert await at.rest() == 1
     assert not await at.here.cells(OTHER, SPACE_LOCK)
 
 
 async def test_intents_of_a_table_that_is_gone_are_cleared(at: Dropping) -> None:
-    await at.drop()
-    for _ in range(2):
-        await at.collect()
+    await at.drop_for_good()
     late = Intent(at.one, b"a", VALUE.name, b"o", await at.here.now(), is_certain=False)
     await at.here.intents.write([late], at.here.env.now() + SECONDS)
     await at.collect()
@@ -768,60 +773,57 @@ async def test_who_could_not_say_any_more_that_a_table_is_gone_is_no_obstacle(at
     assert await at.is_gone()
 
 
-_STAYS_AT_FIRST = test_a_dropped_table_goes_after_a_round_above_its_last_commits
-_STAYS_IF_LESS = test_a_round_that_resolved_less_does_not_finish
-
-FOUND_BY: dict[Callable[[pytest.MonkeyPatch], None], Callable[[], Awaitable[None]]] = {
-    bugs.dropped_table_deleted_at_once: _STAYS_AT_FIRST,
-    bugs.locks_resolved_below_any_timestamp_are_enough: _STAYS_IF_LESS,
+FOUND_BY: dict[Callable[[pytest.MonkeyPatch], None], Callable[[Dropping], Awaitable[None]]] = {
+    bugs.dropped_table_deleted_at_once: (
+        test_a_dropped_table_goes_after_a_round_above_its_last_commits
+    ),
+    bugs.locks_resolved_below_any_timestamp_are_enough: (
+        test_a_round_that_resolved_less_does_not_finish
+    ),
 }
 
 
 @pytest.mark.parametrize("plant", FOUND_BY, ids=lambda plant: plant.__name__)
-async def test_it_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+async def test_a_planted_mistake_is_found(
+    at: Dropping, plant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    test = FOUND_BY[plant]
-    await test()
     plant(monkeypatch)
     with pytest.raises(AssertionError):
-        await test()
+        await FOUND_BY[plant](at)
 
 
 async def test_what_was_committed_elsewhere_is_lost_with_a_table_that_goes_at_once(
-    monkeypatch: pytest.MonkeyPatch,
+    at: Dropping, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bugs.dropped_table_deleted_at_once(monkeypatch)
     with pytest.raises(AssertionError):
-        await test_a_table_goes_after_what_was_committed_there_is_settled_elsewhere()
+        await test_a_table_goes_after_what_was_committed_there_is_settled_elsewhere(at)
 
 
-async def test_a_table_that_a_pin_keeps_is_told_to_keep_everything() -> None:
-    async with site() as here:
-        for value in (1, 2, 3):
-            await here.set("a", value)
-        one, other = await here.table_id(ONE), await here.table_id(OTHER)
-        collecting = RowCollecting(here.history, lambda: (one, other), cast("Any", AsyncMock()))
-        below = await here.now()
-        # As `ClusterSafePoints.allowed_by` leaves it when a pin keeps the other table.
-        await collecting.collect(ClusterSafePoints({one: below}, below))
-        assert collecting.collected(one).cells == 2
-        assert collecting.collected(one).below == below
-        assert collecting.collected(other).cells == 0
-        assert collecting.collected(other).below == 0
-        assert collecting.locks_resolved == 0
-        assert collecting.collected(99).below == 0, "a table that was created since"
+async def test_a_table_that_a_pin_keeps_is_told_to_keep_everything(here: Site) -> None:
+    for value in (1, 2, 3):
+        await here.set("a", value)
+    one, other = await here.table_id(ONE), await here.table_id(OTHER)
+    collecting = RowCollecting(here.history, lambda: (one, other), cast("Any", AsyncMock()))
+    below = await here.now()
+    # As `ClusterSafePoints.allowed_by` leaves it when a pin keeps the other table.
+    await collecting.collect(ClusterSafePoints({one: below}, below))
+    assert collecting.collected(one).cells == 2
+    assert collecting.collected(one).below == below
+    assert collecting.collected(other).cells == 0
+    assert collecting.collected(other).below == 0
+    assert collecting.locks_resolved == 0
+    assert collecting.collected(99).below == 0, "a table that was created since"
 
 
-async def test_a_table_that_is_gone_is_forgotten() -> None:
-    async with site() as here:
-        await here.set("a", 1)
-        one, other = await here.table_id(ONE), await here.table_id(OTHER)
-        tables = [one, other]
-        collecting = RowCollecting(here.history, lambda: tables, cast("Any", AsyncMock()))
-        below = await here.now()
-        await collecting.collect(ClusterSafePoints({one: below, other: below}, below))
-        assert collecting.collected(other).below == below
-        tables.remove(other)
-        await collecting.collect(ClusterSafePoints({one: below}, below))
-        assert set(here.history.tables) == {one}
+async def test_a_table_that_is_gone_is_forgotten(here: Site) -> None:
+    await here.set("a", 1)
+    one, other = await here.table_id(ONE), await here.table_id(OTHER)
+    tables = [one, other]
+    collecting = RowCollecting(here.history, lambda: tables, cast("Any", AsyncMock()))
+    below = await here.now()
+    await collecting.collect(ClusterSafePoints({one: below, other: below}, below))
+    assert collecting.collected(other).below == below
+    tables.remove(other)
+    await collecting.collect(ClusterSafePoints({one: below}, below))
+    assert set(here.history.tables) == {one}

@@ -18,7 +18,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from percolator.errors import (
-    InvalidArgument,
     InvariantViolation,
     NotReady,
     PercolatorError,
@@ -39,7 +38,16 @@ from percolator.wire import methods
 from percolator.world import World
 from tests.doubles.memory_files import MemoryDisk, MemoryFiles
 from tests.simulation.virtual_time import VirtualClock
-from tests.unit.master.cluster_world import ROOT, ModelCluster, cluster, create, served
+from tests.unit.master.cluster_world import (
+    ROOT,
+    ModelCluster,
+    cluster,
+    create,
+    described,
+    on_three_servers,
+    served,
+)
+from tests.unit.refusals import refused
 
 
 class SlowLeadership(Leadership):
@@ -132,10 +140,6 @@ def with_table(*splits: bytes) -> tuple[ClusterMap, int]:
     return changed, table.table_id
 
 
-def split(current: ClusterMap, tablet: Tablet, row: bytes) -> tuple[ClusterMap, Tablet, Tablet]:
-    return current.with_split(tablet, row)
-
-
 @given(st.lists(rows, unique=True, max_size=8), st.lists(rows, max_size=8))
 def test_however_it_is_split_every_row_is_in_exactly_one_tablet(
     splits: list[bytes], more: list[bytes]
@@ -144,7 +148,7 @@ def test_however_it_is_split_every_row_is_in_exactly_one_tablet(
     for row in more:
         (tablet,) = [one for one in current.tablets.values() if one.holds(row)]
         if row > tablet.start:
-            current, _, _ = split(current, tablet, row)
+            current, _, _ = current.with_split(tablet, row)
     for row in [*splits, *more, b"", b"\xff" * 4]:
         assert len([one for one in current.tablets.values() if one.holds(row)]) == 1
         found = current.overlapping(table, row, row + b"\0")
@@ -178,7 +182,7 @@ def test_pages_of_locations_are_the_tablets_of_the_range(
 def test_a_parent_is_kept_until_both_halves_have_been_served() -> None:
     current, table = with_table()
     (parent,) = current.tablets.values()
-    current, lower, upper = split(current, parent, b"m")
+    current, lower, upper = current.with_split(parent, b"m")
     assert (lower.origin_tablet_id, upper.origin_tablet_id) == (parent.tablet_id,) * 2
     current = current.with_existing([current.tablets[lower.tablet_id]])
     assert current.retired == ()
@@ -190,7 +194,7 @@ def test_a_parent_is_kept_until_both_halves_have_been_served() -> None:
 def test_the_directories_of_a_dropped_table_and_of_parents_are_left_to_be_removed() -> None:
     current, table = with_table()
     (parent,) = current.tablets.values()
-    current, lower, upper = split(current, parent, b"m")
+    current, lower, upper = current.with_split(parent, b"m")
     current = current.without_table(table)
     assert {tablet for _, tablet in current.retired} == {
         parent.tablet_id,
@@ -247,9 +251,8 @@ def test_a_table_is_described_by_name_or_by_id(
     request_: pb.DescribeTableRequest, field: str
 ) -> None:
     current, _ = with_table()
-    with pytest.raises(InvalidArgument) as caught:
+    with refused(field):
         cluster_map.describe_table(current, request_)
-    assert caught.value.field == field
 
 
 def test_an_unknown_table_is_a_schema_error() -> None:
@@ -323,20 +326,27 @@ class Acknowledged:
         # With or without an answer, nothing is known about the table from here on.
         table = self.tables.pop(name)
         self.rows = {key: value for key, value in self.rows.items() if key[0] != table}
-        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name=name), 2)
+        await world.call(methods.DELETE_TABLE, name=name, seconds=2)
         self.deleted.add(name)
 
     async def check(self, world: ModelCluster) -> bool:
         for name, table in self.tables.items():
-            found = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name=name))
-            assert found.table.table_id == table, "an acknowledged table is another one"
+            found = await described(world, name)
+            assert found.table_id == table, "an acknowledged table is another one"
         for name in self.deleted:
             with pytest.raises(SchemaError):
-                await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name=name))
+                await described(world, name)
         for (table, row), value in self.rows.items():
             assert await world.read(table, row) == value, f"row {row!r} of table {table} is lost"
-        listed = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
+        listed = (await world.call(methods.LIST_TABLETS)).tablets
         return all(one.serving for one in listed)
+
+
+async def with_a_table(world: ModelCluster) -> Acknowledged:
+    known = Acknowledged()
+    await known.create(world, "t", [b"e"])
+    await known.write(world, "t")
+    return known
 
 
 async def history(world: ModelCluster, known: Acknowledged) -> None:
@@ -345,15 +355,13 @@ async def history(world: ModelCluster, known: Acknowledged) -> None:
     await known.write(world, "t")
     await known.create(world, "gone", [])
     first = (await world.locate(known.tables["t"]))[0]
-    await world.ask(methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=first.tablet_id), 2)
+    await world.call(methods.SPLIT_TABLET, tablet_id=first.tablet_id, seconds=2)
     last = (await world.locate(known.tables["t"]))[-1]
-    await world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=last.tablet_id), 2)
+    await world.call(methods.MOVE_TABLET, tablet_id=last.tablet_id, seconds=2)
     world.kill_server("b:1")
     await known.create(world, "u", [])
     observer = pb.Observer(name="index", columns=[b"body"])
-    await world.ask(
-        methods.CHANGE_OBSERVERS, pb.ChangeObserversRequest(table="t", add=[observer]), 4
-    )
+    await world.call(methods.CHANGE_OBSERVERS, table="t", add=[observer], seconds=4)
     await known.write(world, "u")
     await known.delete(world, "gone")
     await asyncio.sleep(3)
@@ -399,83 +407,80 @@ async def test_wherever_a_master_dies_nothing_that_it_acknowledged_is_lost(
     assert sum(occurred) > len(occurred) / 3
 
 
+@on_three_servers
 async def test_a_paused_master_that_wakes_gives_no_answers_and_no_orders(
+    world: ModelCluster,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async with cluster(*SERVERS) as world:
-        known = Acknowledged()
-        await known.create(world, "t", [b"e"])
-        await known.write(world, "t")
-        (paused,) = world.masters
-        # Its system calls stop, and so does its beat: to the others it is silent.
-        running = asyncio.Event()
-        step = paused.files.step
+    known = await with_a_table(world)
+    (paused,) = world.masters
+    # Its system calls stop, and so does its beat: to the others it is silent.
+    running = asyncio.Event()
+    step = paused.files.step
 
-        async def stopped(operation: str, path: Path) -> None:
-            await running.wait()
-            await step(operation, path)
+    async def stopped(operation: str, path: Path) -> None:
+        await running.wait()
+        await step(operation, path)
 
-        monkeypatch.setattr(paused.files, "step", stopped)
+    monkeypatch.setattr(paused.files, "step", stopped)
 
-        async def create_late() -> pb.CreateTableResponse:
-            call = world.network.unary(paused.address, methods.CREATE_TABLE)
-            return await call(pb.CreateTableRequest(name="late"), 60)
+    async def create_late() -> pb.CreateTableResponse:
+        call = world.network.unary(paused.address, methods.CREATE_TABLE)
+        return await call(pb.CreateTableRequest(name="late"), 60)
 
-        late = asyncio.create_task(create_late())
-        world.start_master()
-        await asyncio.sleep(6)
-        world.kill_server("b:1")
-        await world.until(lambda: known.check(world))
-        running.set()
-        with pytest.raises(PercolatorError):
-            await late
-        await asyncio.sleep(1)
-        assert paused.master.leader is None
-        with pytest.raises(SchemaError):
-            await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="late"))
-        await world.until(lambda: known.check(world))
+    late = asyncio.create_task(create_late())
+    world.start_master()
+    await asyncio.sleep(6)
+    world.kill_server("b:1")
+    await world.until(lambda: known.check(world))
+    running.set()
+    with pytest.raises(PercolatorError):
+        await late
+    await asyncio.sleep(1)
+    assert paused.master.leader is None
+    with pytest.raises(SchemaError):
+        await described(world, "late")
+    await world.until(lambda: known.check(world))
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+@on_three_servers
 async def test_while_the_disk_fails_nothing_changes_and_afterwards_work_continues(
+    world: ModelCluster,
     number: int,
 ) -> None:
-    async with cluster(*SERVERS) as world:
-        known = Acknowledged()
-        await known.create(world, "t", [b"e"])
-        await known.write(world, "t")
-        (process,) = world.masters
-        process.files.faults.fail("append", times=5, number=number)
-        with pytest.raises(PercolatorError):
-            await Acknowledged().create(world, "u", [])
-        assert await known.check(world)
-        await asyncio.sleep(5)
-        await known.create(world, "u", [])
-        assert await known.check(world)
+    known = await with_a_table(world)
+    (process,) = world.masters
+    process.files.faults.fail("append", times=5, number=number)
+    with pytest.raises(PercolatorError):
+        await Acknowledged().create(world, "u", [])
+    assert await known.check(world)
+    await asyncio.sleep(5)
+    await known.create(world, "u", [])
+    assert await known.check(world)
 
 
 @pytest.mark.parametrize("operation", ["append", "create", "rename", "fsync", "list"])
 @pytest.mark.parametrize("nth", [1, 2, 3, 4])
+@on_three_servers
 async def test_a_disk_that_fails_while_a_master_starts_ends_none_of_its_work(
-    operation: str, nth: int
+    world: ModelCluster,
+    operation: str,
+    nth: int,
 ) -> None:
     """A master that was restarted on a full disk ended by itself, instead of leading later."""
-    async with cluster(*SERVERS) as world:
-        known = Acknowledged()
-        await known.create(world, "t", [b"e"])
-        (first,) = world.masters
-        world.kill_master(first)
-        second = world.start_master()
-        faults = second.files.faults
-        faults.fail(operation, nth=nth, times=2, number=errno.ENOSPC)
-        await asyncio.sleep(10)
-        assert faults.hits, "nothing failed"
-        faults.heal()
-        for task in second.tasks:
-            assert not task.done(), task
-        await known.create(world, "u", [])
-        assert await known.check(world)
-        assert second.address in {one.address for one in second.master.masters}
+    known = await with_a_table(world)
+    second = world.replace_master()
+    faults = second.files.faults
+    faults.fail(operation, nth=nth, times=2, number=errno.ENOSPC)
+    await asyncio.sleep(10)
+    assert faults.hits, "nothing failed"
+    faults.heal()
+    for task in second.tasks:
+        assert not task.done(), task
+    await known.create(world, "u", [])
+    assert await known.check(world)
+    assert second.address in {one.address for one in second.master.masters}
 
 
 @pytest.mark.parametrize("number", [errno.EMFILE, errno.EIO, errno.EACCES])

@@ -424,7 +424,7 @@ class RandomChanges:
         await asyncio.sleep(_REST_SECONDS)
         for process in world.masters:
             self._judge({one.table_id: one for one in await self._listed(process)})
-        tablets = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
+        tablets = (await world.call(methods.LIST_TABLETS)).tablets
         unserved = [one.table for one in tablets if not one.serving]
         assert not unserved, f"nobody serves {unserved}"
 

@@ -11,7 +11,7 @@ import asyncio
 import errno
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -20,7 +20,6 @@ import structlog
 
 from percolator.errors import (
     DeadlineExceeded,
-    InvalidArgument,
     NotReady,
     PercolatorError,
     SchemaError,
@@ -31,7 +30,6 @@ from percolator.errors import (
 from percolator.services.chassis.coordinator import REASONS_MAX, Trouble
 from percolator.services.master import tablet_changes
 from percolator.services.master.cluster_map import ClusterMap
-from percolator.services.master.collection import OracleTime
 from percolator.services.master.leader import Leader
 from percolator.services.master.master import Master
 from percolator.services.master.server_watch import (
@@ -50,20 +48,23 @@ from tests.unit.master.cluster_world import (
     LEASE_SECONDS,
     ORACLE,
     SERVER,
-    HistoryWorld,
     ModelCluster,
     addresses,
     cluster,
     create,
-    fill,
-    history_cluster,
+    created_and_filled,
+    described,
+    forget_that_it_is_served,
+    has_tablets,
     is_complete,
+    is_only_at,
+    on_no_server,
+    on_three_servers,
+    on_two_servers,
     served,
 )
+from tests.unit.refusals import refused
 from tests.unit.unary_network import UnaryNetwork
-
-on_two_servers = pytest.mark.parametrize("world", [["a:1", "b:1"]], indirect=True)
-on_three_servers = pytest.mark.parametrize("world", [["a:1", "b:1", "c:1"]], indirect=True)
 
 
 @on_three_servers
@@ -73,8 +74,7 @@ async def test_the_tablets_of_a_new_table_are_spread_over_all_servers(world: Mod
 
 @on_three_servers
 async def test_a_killed_server_is_replaced_within_a_second(world: ModelCluster) -> None:
-    table = await create(world)
-    await fill(world, table)
+    table = await created_and_filled(world)
     world.kill_server("b:1")
     assert await world.until(lambda: is_complete(world, table)) < 1.0
     assert await addresses(world, table) == {"a:1": 3, "c:1": 3}
@@ -84,8 +84,7 @@ async def test_a_killed_server_is_replaced_within_a_second(world: ModelCluster) 
 async def test_a_silent_server_is_replaced_when_its_lease_is_over_and_acknowledges_nothing(
     world: ModelCluster,
 ) -> None:
-    table = await create(world)
-    await fill(world, table)
+    table = await created_and_filled(world)
     old = await world.locate(table)
     silent = world.servers["b:1"]
     world.network.silent.add("b:1")
@@ -93,10 +92,7 @@ async def test_a_silent_server_is_replaced_when_its_lease_is_over_and_acknowledg
     lost = [one for one in old if one.address == "b:1"]
     silent.write(lost[0], lost[0].range.start + b"x", b"acknowledged")
 
-    async def moved() -> bool:
-        return set(await addresses(world, table)) == {"a:1"}
-
-    seconds = await world.until(moved)
+    seconds = await world.until(lambda: is_only_at(world, table, "a:1"))
     assert LEASE_SECONDS - 0.5 < seconds < LEASE_SECONDS + 1.5
     await world.until(lambda: is_complete(world, table))
     assert await world.read(table, lost[0].range.start + b"x") == b"acknowledged"
@@ -116,20 +112,13 @@ async def test_a_server_that_falls_silent_while_its_tablets_change_is_replaced_a
     change: str,
 ) -> None:
     """The change waits for its answer, and nobody else gives the tablet to a server meanwhile."""
-    table = await create(world, splits=[])
-    await fill(world, table)
+    table = await created_and_filled(world, splits=[])
     (tablet,) = await world.locate(table)
     world.network.silent.add(tablet.address)
     changes: dict[str, Callable[[], Awaitable[object]]] = {
-        "move": lambda: world.ask(
-            methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=tablet.tablet_id), 60
-        ),
-        "split": lambda: world.ask(
-            methods.SPLIT_TABLET, pb.SplitTabletRequest(tablet_id=tablet.tablet_id), 60
-        ),
-        "drain": lambda: world.ask(
-            methods.DRAIN_SERVER, pb.DrainServerRequest(server=tablet.address), 60
-        ),
+        "move": lambda: world.call(methods.MOVE_TABLET, tablet_id=tablet.tablet_id, seconds=60),
+        "split": lambda: world.call(methods.SPLIT_TABLET, tablet_id=tablet.tablet_id, seconds=60),
+        "drain": lambda: world.call(methods.DRAIN_SERVER, server=tablet.address, seconds=60),
     }
     changing = asyncio.ensure_future(changes[change]())
 
@@ -175,8 +164,7 @@ async def test_a_standby_locates_tablets_and_refers_changes_to_the_leader(
 async def test_a_server_that_restarts_at_its_address_gets_its_tablets_at_new_epochs(
     world: ModelCluster,
 ) -> None:
-    table = await create(world)
-    await fill(world, table)
+    table = await created_and_filled(world)
     world.kill_server("a:1")
     world.start_server("a:1")
     await world.until(lambda: is_complete(world, table))
@@ -187,8 +175,7 @@ async def test_a_server_that_restarts_at_its_address_gets_its_tablets_at_new_epo
 async def test_when_all_servers_restart_they_share_the_tablets_whichever_is_first(
     world: ModelCluster,
 ) -> None:
-    table = await create(world)
-    await fill(world, table)
+    table = await created_and_filled(world)
     for address in ("a:1", "b:1", "c:1"):
         world.kill_server(address)
     await asyncio.sleep(2)
@@ -210,10 +197,7 @@ async def test_a_tablet_that_cannot_be_opened_does_not_stop_others_from_being_mo
     await asyncio.sleep(5)
     world.start_server("c:1")
 
-    async def shared() -> bool:
-        return (await addresses(world, table))["c:1"] >= 2
-
-    await world.until(shared, 60)
+    await world.until(lambda: has_tablets(world, table, "c:1", 2), 60)
 
 
 @on_two_servers
@@ -221,8 +205,7 @@ async def test_epochs_in_the_store_far_above_those_of_the_map_are_overtaken_at_o
     world: ModelCluster,
 ) -> None:
     """As after a damaged map, which is mended with that of an earlier leader."""
-    table = await create(world)
-    await fill(world, table)
+    table = await created_and_filled(world)
     for location in await world.locate(table):
         world.store.tablets[location.tablet_id].highest = 10_000
     world.kill_server("a:1")
@@ -252,8 +235,7 @@ async def test_a_server_that_tells_of_an_epoch_beyond_all_does_not_end_the_maste
 async def test_a_server_that_falls_silent_while_it_takes_over_is_replaced_in_time(
     world: ModelCluster,
 ) -> None:
-    table = await create(world)
-    await fill(world, table)
+    table = await created_and_filled(world)
     world.kill_server("a:1")
     # Orders for tablets that it is given now are never answered.
     world.network.silent.add("b:1")
@@ -267,8 +249,7 @@ async def test_an_order_to_open_that_is_lost_is_repeated_soon(
     world: ModelCluster, lost: int, seconds: float
 ) -> None:
     """Its server lives, so nobody else is given the tablet: clients wait for the next order."""
-    table = await create(world)
-    await fill(world, table)
+    table = await created_and_filled(world)
     world.network.losses["open_tablet"] = lost
     world.kill_server("b:1")
     assert await world.until(lambda: is_complete(world, table)) < seconds
@@ -280,76 +261,74 @@ async def test_a_new_server_gets_its_share_and_then_nothing_more_moves(world: Mo
     table = await create(world, splits=[b"%02d" % n for n in range(1, 12)])
     world.start_server("c:1")
 
-    async def balanced() -> bool:
-        return await addresses(world, table) == {"a:1": 4, "b:1": 4, "c:1": 4}
-
-    await world.until(balanced, 60)
+    await world.until(lambda: has_tablets(world, table, "c:1", 4), 60)
+    assert await addresses(world, table) == {"a:1": 4, "b:1": 4, "c:1": 4}
     before = await world.locate(table)
     await asyncio.sleep(30)
     assert await world.locate(table) == before
 
 
-async def test_the_tablets_of_a_server_that_can_dial_but_not_be_reached_move_once() -> None:
+@on_three_servers
+async def test_the_tablets_of_a_server_that_can_dial_but_not_be_reached_move_once(
+    world: ModelCluster,
+) -> None:
     """It registers every second, is watched, and then does not answer."""
-    async with cluster("a:1", "b:1", "c:1") as at:
-        table = await create(at)
-        at.network.dial_out.add("a:1")
-        at.network.silent.add("a:1")
-        await asyncio.sleep(10)
-        after = await at.locate(table)
-        assert {one.address for one in after} == {"b:1", "c:1"}
-        await asyncio.sleep(120)
-        assert await at.locate(table) == after
+    table = await create(world)
+    world.network.dial_out.add("a:1")
+    world.network.silent.add("a:1")
+    await asyncio.sleep(10)
+    after = await world.locate(table)
+    assert {one.address for one in after} == {"b:1", "c:1"}
+    await asyncio.sleep(120)
+    assert await world.locate(table) == after
 
 
-async def test_a_server_that_comes_and_goes_is_given_tablets_less_and_less_often() -> None:
+@on_three_servers
+async def test_a_server_that_comes_and_goes_is_given_tablets_less_and_less_often(
+    world: ModelCluster,
+) -> None:
     """Each time, clients would wait for the tablets that it had got."""
-    async with cluster("a:1", "b:1", "c:1") as at:
-        table = await create(at)
-        takeovers = []
-        for _ in range(20):
-            before = {one.tablet_id: one.epoch for one in await at.locate(table)}
-            at.network.silent.add("a:1")
-            await asyncio.sleep(6)
-            at.network.silent.discard("a:1")
-            await asyncio.sleep(9)
-            after = {one.tablet_id: one.epoch for one in await at.locate(table)}
-            takeovers.append(sum(after.values()) - sum(before.values()))
-        assert takeovers[0] > 0
-        assert sum(map(bool, takeovers)) <= 5, takeovers
-        # Once it is steady, it gets its share again.
-        await asyncio.sleep(90)
-        assert "a:1" in {one.address for one in await at.locate(table)}
+    table = await create(world)
+    epochs = [6]
+    for _ in range(20):
+        world.network.silent.add("a:1")
+        await asyncio.sleep(6)
+        world.network.silent.discard("a:1")
+        await asyncio.sleep(9)
+        epochs.append(sum(one.epoch for one in await world.locate(table)))
+    takeovers = [after - before for before, after in pairwise(epochs)]
+    assert takeovers[0] > 0
+    assert sum(map(bool, takeovers)) <= 5, takeovers
+    # Once it is steady, it gets its share again.
+    await asyncio.sleep(90)
+    assert "a:1" in {one.address for one in await world.locate(table)}
 
 
-async def test_a_server_that_comes_and_goes_is_used_if_there_is_no_other() -> None:
-    async with cluster("a:1") as at:
-        table = await create(at)
-        for _ in range(5):
-            at.network.silent.add("a:1")
-            await asyncio.sleep(6)
-            at.network.silent.discard("a:1")
-            await at.until(lambda: served(at, table), 3)
+async def test_a_server_that_comes_and_goes_is_used_if_there_is_no_other(
+    world: ModelCluster,
+) -> None:
+    table = await create(world)
+    for _ in range(5):
+        world.network.silent.add("a:1")
+        await asyncio.sleep(6)
+        world.network.silent.discard("a:1")
+        await world.until(lambda: served(world, table), 3)
 
 
 @on_three_servers
 async def test_a_drained_server_has_and_gets_no_tablets_until_the_drain_is_undone(
     world: ModelCluster,
 ) -> None:
-    table = await create(world)
-    await fill(world, table)
-    await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
+    table = await created_and_filled(world)
+    await world.call(methods.DRAIN_SERVER, server="b:1", seconds=30)
     assert await addresses(world, table) == {"a:1": 3, "c:1": 3}
     assert await is_complete(world, table)
     await create(world, "u")
     await asyncio.sleep(20)
     assert "b:1" not in await addresses(world, table)
-    await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1", undo=True))
+    await world.call(methods.DRAIN_SERVER, server="b:1", undo=True)
 
-    async def used_again() -> bool:
-        return "b:1" in await addresses(world, table)
-
-    await world.until(used_again, 60)
+    await world.until(lambda: has_tablets(world, table, "b:1", 1), 60)
 
 
 @on_two_servers
@@ -357,14 +336,12 @@ async def test_a_drain_waits_for_a_tablet_that_is_just_being_split_or_moved(
     world: ModelCluster,
 ) -> None:
     """It failed at once, and a server that was being stopped closed its tablets instead."""
-    table = await create(world)
-    await fill(world, table)
-    leader = world.masters[0].master.leader
-    assert leader is not None
+    table = await created_and_filled(world)
+    leader = world.leader
     held = next(one for one in await world.locate(table) if one.address == "b:1").tablet_id
     leader.assignment.hold(held)
     asyncio.get_running_loop().call_later(2.0, leader.assignment.let_go, held)
-    await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
+    await world.call(methods.DRAIN_SERVER, server="b:1", seconds=30)
     assert await addresses(world, table) == {"a:1": 6}
 
 
@@ -373,10 +350,8 @@ async def test_two_drains_of_a_server_do_not_fail_because_of_each_other(
     world: ModelCluster,
 ) -> None:
     """An operator drains it, and it is stopped meanwhile. Both took the same tablet at a time."""
-    table = await create(world)
-    await fill(world, table)
-    leader = world.masters[0].master.leader
-    assert leader is not None
+    table = await created_and_filled(world)
+    leader = world.leader
     held = [one.tablet_id for one in await world.locate(table) if one.address == "b:1"]
     for tablet_id in held:
         leader.assignment.hold(tablet_id)
@@ -393,10 +368,9 @@ async def test_that_a_server_is_drained_is_forgotten_only_when_it_is_gone_for_go
     """Every server that is stopped is drained, so the map would grow with each restart."""
     monkeypatch.setattr(tablet_changes, "_LOOK_SECONDS", 1.0)  # an hour takes a minute
     async with cluster("a:1", "b:1", "c:1") as world:
-        leader = world.masters[0].master.leader
-        assert leader is not None
+        leader = world.leader
         for address in ("b:1", "c:1"):
-            await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server=address), 30)
+            await world.call(methods.DRAIN_SERVER, server=address, seconds=30)
         returns = world.servers["b:1"].server_id
         world.kill_server("c:1")
         world.network.silent.add("b:1")
@@ -410,11 +384,10 @@ async def test_that_a_server_is_drained_is_forgotten_only_when_it_is_gone_for_go
 @on_two_servers
 async def test_the_last_server_cannot_be_drained(world: ModelCluster) -> None:
     await create(world)
-    await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="b:1"), 30)
-    with pytest.raises(InvalidArgument) as caught:
-        await world.ask(methods.DRAIN_SERVER, pb.DrainServerRequest(server="a:1"))
-    assert caught.value.field == "server"
-    servers = (await world.ask(methods.LIST_SERVERS, pb.ListServersRequest())).servers
+    await world.call(methods.DRAIN_SERVER, server="b:1", seconds=30)
+    with refused("server"):
+        await world.call(methods.DRAIN_SERVER, server="a:1")
+    servers = (await world.call(methods.LIST_SERVERS)).servers
     assert [(one.address, one.tablets, one.draining) for one in servers] == [
         ("a:1", 6, False),
         ("b:1", 0, True),
@@ -428,18 +401,15 @@ async def test_a_damaged_tablet_is_reported_and_the_others_stay_served(world: Mo
     world.store.tablets[damaged.tablet_id].damaged = True
     world.kill_server(damaged.address)
     await asyncio.sleep(5)
-    listed = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
-    assert [one.location.tablet_id for one in listed if not one.serving] == [damaged.tablet_id]
+    listed = (await world.call(methods.LIST_TABLETS)).tablets
     (broken,) = [one for one in listed if not one.serving]
+    assert broken.location.tablet_id == damaged.tablet_id
     assert "nothing there" in broken.error.message
     for location in (await world.locate(table))[1:]:
         assert await world.read(table, location.range.start) is None
     world.store.tablets[damaged.tablet_id].damaged = False
 
-    async def repaired() -> bool:
-        return await world.read(table, b"a") is None
-
-    await world.until(repaired)
+    await world.until(lambda: served(world, table))
 
 
 @on_two_servers
@@ -453,8 +423,7 @@ async def test_a_tablet_that_one_server_cannot_open_is_opened_at_once_by_the_nex
     moved = [one for one in await world.locate(table) if one.address == "a:1"]
     assert moved
     for tablet in moved:
-        request = pb.MoveTabletRequest(tablet_id=tablet.tablet_id, server="b:1")
-        await world.ask(methods.MOVE_TABLET, request, seconds=0.5)
+        await world.call(methods.MOVE_TABLET, tablet_id=tablet.tablet_id, server="b:1", seconds=0.5)
 
 
 async def test_failures_before_a_server_has_opened_a_tablet_by_itself_are_forgotten(
@@ -462,8 +431,7 @@ async def test_failures_before_a_server_has_opened_a_tablet_by_itself_are_forgot
 ) -> None:
     """As when its disk works again."""
     table = await create(world)
-    leader = world.masters[0].master.leader
-    assert leader is not None
+    leader = world.leader
     tablets, assignment = leader.store.current.of_tables[table], leader.assignment
     world.servers["a:1"].opens_nothing = True
     await asyncio.sleep(60)
@@ -483,10 +451,9 @@ async def test_a_tablet_that_cannot_be_opened_does_not_keep_other_tables_alive(
     world.store.tablets[lost.tablet_id].damaged = True
     world.kill_server(lost.address)
     with pytest.raises(DeadlineExceeded):
-        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="damaged"), 90)
-    await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="other"))
-    leader = world.masters[0].master.leader
-    assert leader is not None
+        await world.call(methods.DELETE_TABLE, name="damaged", seconds=90)
+    await world.call(methods.DELETE_TABLE, name="other")
+    leader = world.leader
 
     async def cleared() -> bool:
         return other not in leader.store.current.tables
@@ -497,13 +464,12 @@ async def test_a_tablet_that_cannot_be_opened_does_not_keep_other_tables_alive(
 
 async def test_a_deleted_table_disappears_at_once_and_its_name_is_free(world: ModelCluster) -> None:
     table = await create(world)
-    await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
+    await world.call(methods.DELETE_TABLE, name="t")
     with pytest.raises(SchemaError):
         await world.locate(table)
     with pytest.raises(SchemaError):
-        await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
-    again = pb.DeleteTableRequest(name="t", missing_ok=True)
-    assert not (await world.ask(methods.DELETE_TABLE, again)).deleted
+        await world.call(methods.DELETE_TABLE, name="t")
+    assert not (await world.call(methods.DELETE_TABLE, name="t", missing_ok=True)).deleted
     assert await create(world) != table
     await asyncio.sleep(5)
     assert {one.table_id for one in world.servers["a:1"].open.values()} == {table + 7}
@@ -515,7 +481,7 @@ NOTED_SECONDS = 2.0
 async def moved(world: ModelCluster, table: int) -> int:
     """A tablet that was served at epoch 2, of which the map has taken note."""
     (only,) = await world.locate(table)
-    await world.ask(methods.MOVE_TABLET, pb.MoveTabletRequest(tablet_id=only.tablet_id))
+    await world.call(methods.MOVE_TABLET, tablet_id=only.tablet_id)
     await asyncio.sleep(NOTED_SECONDS)
     return only.tablet_id
 
@@ -524,8 +490,7 @@ async def moved(world: ModelCluster, table: int) -> int:
 async def test_a_tablet_whose_newest_epoch_is_lost_is_not_served_from_an_older_one(
     world: ModelCluster,
 ) -> None:
-    table = await create(world, splits=[])
-    await fill(world, table)
+    table = await created_and_filled(world, splits=[])
     tablet = await moved(world, table)
     stored = world.store.tablets[tablet]
     stored.highest = 1
@@ -534,7 +499,7 @@ async def test_a_tablet_whose_newest_epoch_is_lost_is_not_served_from_an_older_o
     await asyncio.sleep(5.0)
     with pytest.raises(PercolatorError):
         await served(world, table)
-    (listed,) = (await world.ask(methods.LIST_TABLETS, pb.ListTabletsRequest())).tablets
+    (listed,) = (await world.call(methods.LIST_TABLETS)).tablets
     assert "only older epochs are there" in listed.error.message
     stored.highest = 2
     await world.until(lambda: is_complete(world, table))
@@ -562,11 +527,8 @@ async def test_a_move_keeps_what_is_noted_while_its_tablet_is_closed(
 ) -> None:
     table = await create(world, splits=[])
     (only,) = await world.locate(table)
-    leader = world.masters[0].master.leader
-    assert leader is not None
-    store, assignment = leader.store, leader.assignment
-    unnoted = replace(store.current.tablets[only.tablet_id], exists=False, served_epoch=0)
-    store.current = store.current.with_tablets([unnoted])
+    store, assignment = world.leader.store, world.leader.assignment
+    forget_that_it_is_served(world, only.tablet_id)
     correct = assignment.close
 
     async def close(address: str, tablet_id: int, epoch: int) -> None:
@@ -575,8 +537,7 @@ async def test_a_move_keeps_what_is_noted_while_its_tablet_is_closed(
 
     monkeypatch.setattr(assignment, "close", close)
     world.network.losses["open_tablet"] = 1
-    request = pb.MoveTabletRequest(tablet_id=only.tablet_id)
-    moving = asyncio.create_task(world.ask(methods.MOVE_TABLET, request))
+    moving = asyncio.create_task(world.call(methods.MOVE_TABLET, tablet_id=only.tablet_id))
     await asyncio.sleep(0.1)
     given = store.current.tablets[only.tablet_id]
     assert given.epoch == only.epoch + 1
@@ -591,15 +552,13 @@ async def test_many_tablets_of_a_dead_server_are_noted_with_few_changes_of_the_m
     splits = [bytes([letter]) for letter in range(1, 100)]
     table = await create(world, splits=splits)
     await asyncio.sleep(NOTED_SECONDS)
-    leader = world.masters[0].master.leader
-    assert leader is not None
-    before = leader.store.changes
+    store = world.leader.store
+    before = store.changes
     world.kill_server("a:1")
     await world.until(lambda: served(world, table))
     await asyncio.sleep(NOTED_SECONDS)
-    tablets = leader.store.current.tablets.values()
-    assert all(one.served_epoch == one.epoch for one in tablets)
-    assert leader.store.changes - before <= 5
+    assert all(one.served_epoch == one.epoch for one in store.current.tablets.values())
+    assert store.changes - before <= 5
 
 
 def gateway(name: str) -> cluster_pb2.Server:
@@ -617,41 +576,47 @@ async def missed_by_the_next_master(model: ModelCluster) -> list[str]:
     return [one.server_id for one in registry.missed()]
 
 
-async def test_who_has_left_on_purpose_is_not_missed_by_the_next_master() -> None:
+@on_no_server
+async def test_who_has_left_on_purpose_is_not_missed_by_the_next_master(
+    world: ModelCluster,
+) -> None:
     """Masters are stopped last, right after the others have said that they leave."""
-    async with cluster() as model:
-        leaves, dies = gateway("leaves"), gateway("dies")
-        model.parts += [leaves, dies]
-        await asyncio.sleep(5)
-        model.parts.remove(leaves)
-        model.parts.remove(dies)
-        leaves.leaving = True
-        await model.masters[0].master.registered(leaves, 0)
-        assert await missed_by_the_next_master(model) == ["dies"]
+    leaves, dies = gateway("leaves"), gateway("dies")
+    world.parts += [leaves, dies]
+    await asyncio.sleep(5)
+    world.parts.remove(leaves)
+    world.parts.remove(dies)
+    leaves.leaving = True
+    await world.masters[0].master.registered(leaves, 0)
+    assert await missed_by_the_next_master(world) == ["dies"]
 
 
-async def test_who_has_come_back_and_then_dies_is_missed_by_the_next_master() -> None:
-    async with cluster() as model:
-        returns = gateway("returns")
-        returns.leaving = True
-        await model.masters[0].master.registered(returns, 0)
-        returns.leaving = False
-        model.parts.append(returns)
-        await asyncio.sleep(5)
-        model.parts.remove(returns)
-        assert await missed_by_the_next_master(model) == ["returns"]
+@on_no_server
+async def test_who_has_come_back_and_then_dies_is_missed_by_the_next_master(
+    world: ModelCluster,
+) -> None:
+    returns = gateway("returns")
+    returns.leaving = True
+    await world.masters[0].master.registered(returns, 0)
+    returns.leaving = False
+    world.parts.append(returns)
+    await asyncio.sleep(5)
+    world.parts.remove(returns)
+    assert await missed_by_the_next_master(world) == ["returns"]
 
 
-async def test_the_next_master_leads_even_if_it_may_list_fewer_servers_than_there_are() -> None:
+@on_no_server
+async def test_the_next_master_leads_even_if_it_may_list_fewer_servers_than_there_are(
+    world: ModelCluster,
+) -> None:
     """Its `--servers-max` was lowered: each master that began to lead ended with an error."""
-    async with cluster() as model:
-        model.parts += [gateway("a"), gateway("b")]
-        await asyncio.sleep(5)
-        model.kill_master(model.masters[0])
-        master = model.start_master(servers_max=2).master
-        await model.until(lambda: _leads(master))
-        await asyncio.sleep(5)
-        assert len(master.registry.servers()) == 2
+    world.parts += [gateway("a"), gateway("b")]
+    await asyncio.sleep(5)
+    world.kill_master(world.masters[0])
+    master = world.start_master(servers_max=2).master
+    await world.until(lambda: _leads(master))
+    await asyncio.sleep(5)
+    assert len(master.registry.servers()) == 2
 
 
 async def _leads(master: Master[ClusterMap, Leader]) -> bool:
@@ -823,12 +788,11 @@ async def test_a_tablet_that_cannot_be_opened_is_logged_once_and_when_it_is_open
 
 
 async def create_once(world: ModelCluster, *, exist_ok: bool = False) -> pb.Table:
-    request = pb.CreateTableRequest(name="t", exist_ok=exist_ok)
-    return (await world.ask(methods.CREATE_TABLE, request, 30.0)).table
+    return (await world.call(methods.CREATE_TABLE, name="t", exist_ok=exist_ok, seconds=30.0)).table
 
 
 async def drop(world: ModelCluster) -> None:
-    await world.ask(methods.DELETE_TABLE, pb.DeleteTableRequest(name="t"))
+    await world.call(methods.DELETE_TABLE, name="t")
 
 
 async def test_a_table_is_younger_than_all_snapshots_taken_before_its_creation(
@@ -837,18 +801,16 @@ async def test_a_table_is_younger_than_all_snapshots_taken_before_its_creation(
     before = world.oracle.now()
     created = await create_once(world)
     assert before < created.created_at <= world.oracle.now()
-    described = await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
-    assert described.table.created_at == created.created_at
+    assert (await described(world)).created_at == created.created_at
     assert (await create_once(world, exist_ok=True)).created_at == created.created_at
 
 
 async def test_a_new_leader_knows_how_old_tables_are(world: ModelCluster) -> None:
     created = await create_once(world)
-    world.kill_master(world.masters[0])
-    world.start_master()
+    world.replace_master()
 
     async def is_known() -> bool:
-        found = await world.ask(methods.LIST_TABLES, pb.ListTablesRequest())
+        found = await world.call(methods.LIST_TABLES)
         return [one.created_at for one in found.tables] == [created.created_at]
 
     await world.until(is_known)
@@ -867,8 +829,7 @@ async def test_a_timestamp_from_before_the_last_deletion_is_not_used(world: Mode
         await go_on.wait()
         return old
 
-    leader = world.masters[0].master.leader
-    assert leader is not None
+    leader = world.leader
     world.oracle.get_timestamps = slowly  # type: ignore[method-assign]
     creating = asyncio.create_task(create_once(world))
     await held.wait()
@@ -892,7 +853,7 @@ async def test_without_an_oracle_no_table_is_created_but_an_existing_one_is_foun
     with pytest.raises(NotReady, match="the oracle"):
         await world.network.unary(world.masters[0].address, methods.CREATE_TABLE)(request, 5.0)
     with pytest.raises(SchemaError):
-        await world.ask(methods.DESCRIBE_TABLE, pb.DescribeTableRequest(name="t"))
+        await described(world)
 
 
 # The leading master asks the oracle for the time, and passes it on to the tablet servers.
@@ -900,10 +861,10 @@ async def test_without_an_oracle_no_table_is_created_but_an_existing_one_is_foun
 SECOND = 1_000 << 18
 
 
-def reports_heard(world: HistoryWorld) -> list[int]:
+def reports_heard(world: ModelCluster) -> list[int]:
     """The timestamp of each report that some server is asked for from now on."""
     heard: list[int] = []
-    for server in world.models.servers.values():
+    for server in world.servers.values():
         report = server.report
 
         async def listening(
@@ -917,66 +878,59 @@ def reports_heard(world: HistoryWorld) -> list[int]:
     return heard
 
 
-async def test_every_report_carries_a_timestamp_that_is_hardly_older_than_a_second() -> None:
-    async with history_cluster() as world:
-        await asyncio.sleep(2)
-        heard = reports_heard(world)
-        await asyncio.sleep(5)
-        assert len(heard) >= 20
-        assert min(heard) >= world.oracle.now() - 7 * SECOND
-        assert max(heard) >= world.oracle.now() - 2 * SECOND
+@on_two_servers
+async def test_every_report_carries_a_timestamp_that_is_hardly_older_than_a_second(
+    world: ModelCluster,
+) -> None:
+    heard = reports_heard(world)
+    await asyncio.sleep(5)
+    assert len(heard) >= 20
+    assert min(heard) >= world.oracle.now() - 7 * SECOND
+    assert max(heard) >= world.oracle.now() - 2 * SECOND
 
 
-async def test_the_leader_describes_how_far_timestamps_are_from_its_clock() -> None:
-    async with history_cluster() as world:
-        await asyncio.sleep(2)
-        master = world.models.masters[0].master
-        clock = world.models.clock
-        lead = master.timestamp_lead_milliseconds
-        assert lead is not None
-        assert abs((world.oracle.now() >> 18) - clock.wall_milliseconds() - lead) < 100
-        clock.set_wall_back(3_600_000)
-        after = master.timestamp_lead_milliseconds
-        assert after is not None
-        assert abs(after - lead - 3_600_000) < 100
+@on_two_servers
+async def test_the_leader_describes_how_far_timestamps_are_from_its_clock(
+    world: ModelCluster,
+) -> None:
+    master = world.masters[0].master
+    clock = world.clock
+    lead = master.timestamp_lead_milliseconds
+    assert lead is not None
+    assert abs((world.oracle.now() >> 18) - clock.wall_milliseconds() - lead) < 100
+    clock.set_wall_back(3_600_000)
+    after = master.timestamp_lead_milliseconds
+    assert after is not None
+    assert abs(after - lead - 3_600_000) < 100
 
 
-async def test_while_the_oracle_is_silent_servers_are_told_what_was_heard_last() -> None:
-    async with history_cluster() as world:
-        await asyncio.sleep(2)
-        world.models.parts[:] = [
-            one for one in world.models.parts if one.kind != cluster_pb2.SERVICE_KIND_ORACLE
-        ]
-        world.models.network.handlers.pop("oracle:1")
-        await asyncio.sleep(3)
-        heard = reports_heard(world)
-        await asyncio.sleep(1)
-        assert len(set(heard)) == 1
-        assert heard[0] > 0
+@on_two_servers
+async def test_while_the_oracle_is_silent_servers_are_told_what_was_heard_last(
+    world: ModelCluster,
+) -> None:
+    world.parts[:] = [one for one in world.parts if one.kind != cluster_pb2.SERVICE_KIND_ORACLE]
+    world.network.handlers.pop("oracle:1")
+    await asyncio.sleep(3)
+    heard = reports_heard(world)
+    await asyncio.sleep(1)
+    assert len(set(heard)) == 1
+    assert heard[0] > 0
 
 
-def oracle_time_of(world: HistoryWorld) -> OracleTime:
-    leader = world.models.masters[0].master.leader
-    assert leader is not None
-    found: OracleTime = leader.oracle_time
-    return found
-
-
-async def test_the_epoch_is_raised_above_what_any_client_has_seen() -> None:
+@on_two_servers
+async def test_the_epoch_is_raised_above_what_any_client_has_seen(world: ModelCluster) -> None:
     """Also above what this master has not heard of: another may have led meanwhile."""
-    async with history_cluster() as world:
-        await asyncio.sleep(2)
-        clock = world.models.clock
-        world.oracle.epoch, world.oracle.refusals = 41, 2
-        await oracle_time_of(world).raise_epoch(clock.monotonic_seconds() + 10)
-        assert world.oracle.epoch == 42
-        assert world.oracle.refusals == 0
+    world.oracle.epoch, world.oracle.refusals = 41, 2
+    await world.leader.oracle_time.raise_epoch(world.clock.monotonic_seconds() + 10)
+    assert world.oracle.epoch == 42
+    assert world.oracle.refusals == 0
 
 
-async def test_whoever_waits_for_the_epoch_is_told_that_it_was_not_raised() -> None:
-    async with history_cluster() as world:
-        await asyncio.sleep(2)
-        world.oracle.refusals = 1_000
-        with pytest.raises(NotReady, match=r"not told of the change: .*another oracle leads"):
-            await oracle_time_of(world).raise_epoch(world.models.clock.monotonic_seconds() + 3)
-        assert world.oracle.epoch == 0
+@on_two_servers
+async def test_whoever_waits_for_the_epoch_is_told_that_it_was_not_raised(
+    world: ModelCluster,
+) -> None:
+    world.oracle.refusals = 1_000
+    with pytest.raises(NotReady, match=r"not told of the change: .*another oracle leads"):
+        await world.leader.oracle_time.raise_epoch(world.clock.monotonic_seconds() + 3)
+    assert world.oracle.epoch == 0
