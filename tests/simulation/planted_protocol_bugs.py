@@ -27,7 +27,6 @@ from percolator.routing import lanes
 from percolator.routing.cells import (
     APPLIED,
     CellMutation,
-    CommitAnswer,
     CommonStep,
     FollowedCommit,
     NotSent,
@@ -653,7 +652,7 @@ def two_phases_after_a_message_without_an_answer(patch: Patch) -> None:
     correct = Commit._heard
 
     @in_place_of(patch, Commit, "_heard")
-    def wrong(self: Commit, answer: CommitAnswer) -> None:
+    def wrong(self: Commit, answer: Refused | PercolatorError) -> None:
         correct(self, answer)
         if self.state is State.ONE_ROUND and getattr(answer, "retry", None) is Retry.UNKNOWN:
             self.is_out = self.is_unanswered = False
@@ -665,7 +664,7 @@ def refusal_speaks_for_an_unanswered_message(patch: Patch) -> None:
     correct = Commit._heard
 
     @in_place_of(patch, Commit, "_heard")
-    def wrong(self: Commit, answer: CommitAnswer) -> None:
+    def wrong(self: Commit, answer: Refused | PercolatorError) -> None:
         correct(self, answer)
         is_refusal = isinstance(answer, PercolatorError) and answer.retry is not Retry.UNKNOWN
         if is_refusal:
