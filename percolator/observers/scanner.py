@@ -150,32 +150,54 @@ class RowLocks:
     There is one lock per row and observer, where the paper has one per row: two observers of a row
     do not wait for each other, which matters most if one of them hangs. Locks are only hints: a
     lost lock costs a run that finds its work already done.
+
+    The lock of handled work is kept for one or two rounds longer. Released at once, it would be
+    taken by a worker whose pass has just seen the notification, before it was deleted.
     """
 
     def __init__(self, context: WorkerContext, queue: WorkQueue) -> None:
         self._context = context
         self._queue = queue
         self._env: Environment = context.env
+        self._handled: dict[bytes, None] = {}
+        """Locks of work that was handled since the last round."""
+        self._due: dict[bytes, None] = {}
+        """Locks of work that was handled in the round before: the next round releases them."""
         self._releasing: list[bytes] = []
         self._sending: asyncio.Task[None] | None = None
 
     async def take(self, names: Sequence[bytes]) -> list[bool]:
         """Tries to take these locks. Says for each whether this worker now holds it."""
-        return await self._context.locks.try_lock(names)
+        held = await self._context.locks.try_lock(names)
+        for name in names:  # what is taken again is not to be released
+            self._handled.pop(name, None)
+            self._due.pop(name, None)
+        return held
 
     async def extend(self, names: Sequence[bytes]) -> list[bool]:
         """Keeps these locks longer. Says for each whether this worker still held it."""
         return await self._context.locks.renew(names)
 
+    def release_later(self, work: Work) -> None:
+        """Releases the lock of work that is done, when its notification will have been deleted."""
+        if work.is_locked:
+            work.is_locked = False
+            self._handled[_name(work)] = None
+
     def release(self, work: Work) -> None:
-        """Releases the lock of work that is done or dropped. Releases are sent in batches."""
-        if not work.is_locked:
-            return
-        work.is_locked = False
-        self.release_names([_name(work)])
+        """Releases the lock of work that is dropped, for other workers to take."""
+        if work.is_locked:
+            work.is_locked = False
+            self.release_names([_name(work)])
+
+    def release_handled(self) -> None:
+        """Releases the locks of handled work now, because this worker ends."""
+        names = [*self._due, *self._handled]
+        self._due, self._handled = {}, {}
+        self.release_names(names)
 
     def release_names(self, names: Sequence[bytes]) -> None:
-        """Releases locks for which there is no work."""
+        """Releases locks for which there is no work. Releases are sent in batches."""
         self._releasing += names
         if self._sending is None and self._releasing:
             self._sending = self._env.background.start(self._send_releases())
@@ -189,9 +211,12 @@ class RowLocks:
             self._sending = None
 
     async def keep_forever(self) -> None:
-        """Extends the locks that are held, and locks work that has waited long."""
+        """Extends the locks that are held, locks work that has waited long, and releases the locks
+        of work that was handled before the last round."""
         for number in itertools.count():
             await self._context.world.clock.sleep(_ROUND_SECONDS)
+            due, self._due, self._handled = self._due, self._handled, {}
+            self.release_names(list(due))
             works = list(self._queue.all())
             if number % _ROUNDS_PER_EXTENSION == 0:
                 held = [work for work in works if work.is_locked]

@@ -260,7 +260,7 @@ class _Parts:
         tasks: Tasks,
     ) -> None:
         self.registrations = Registrations(context, watched, self.begin_backfills)
-        self.deletions = Deletions(context)
+        self.deletions = Deletions(context, more_to_come=lambda: bool(len(self.queue)))
         self.threads = Threads(limits.threads_max)
         self.queue = WorkQueue(
             rows_max=limits.queue_rows_max,
@@ -286,7 +286,7 @@ class _Parts:
             pause_seconds_max=limits.scan_pause_seconds_max,
         )
         results = Results(
-            self.queue, self.deletions, DeadLetters(context, letters), self.locks.release
+            self.queue, self.deletions, DeadLetters(context, letters), self.locks.release_later
         )
         self.pool = RunPool(
             context,
@@ -316,6 +316,7 @@ class _Parts:
         self.threads.close()
         for work in self.queue.all():
             self.locks.release(work)
+        self.locks.release_handled()
         await self.deletions.done(max(until - loop.time(), _DELETION_SECONDS_MIN))
         return ended
 

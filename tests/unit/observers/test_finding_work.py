@@ -681,15 +681,39 @@ async def test_rows_that_another_worker_has_locked_are_left_to_it_and_no_row_is_
             assert not first & second
 
 
-async def test_locks_are_released_when_the_work_is_done(world: Observed) -> None:
+async def test_locks_are_kept_for_a_while_when_the_work_is_done(world: Observed) -> None:
+    """A pass of another worker that has just seen the notifications would take them."""
     holders: dict[bytes, object] = {}
     await backlog(world)
-    locks = Locks(holders)
-    worker = Worker(replace(world.context, locks=locks), [copying])
+    worker = Worker(replace(world.context, locks=Locks(holders)), [copying])
     async with worker:
         await world.until_nothing_waits()
+        assert len(holders) == len(ROWS)
+        await asyncio.sleep(2.5)
+        assert holders == {}
+
+
+async def test_a_lock_that_is_taken_again_is_not_released_for_the_work_before(
+    world: Observed,
+) -> None:
+    holders: dict[bytes, object] = {}
+    watched = await backlog(world)
+    worker = Worker(replace(world.context, locks=Locks(holders)), [copying])
+    async with worker:
+        await world.until_nothing_waits()
+        assert worker._parts is not None
+        name = lock_name(watched, ROWS[0].encode())
+        assert await worker._parts.locks.take([name]) == [True]
+        await asyncio.sleep(2.5)
+        assert list(holders) == [name]
+
+
+async def test_a_worker_that_stops_releases_the_locks_of_handled_work(world: Observed) -> None:
+    holders: dict[bytes, object] = {}
+    await backlog(world)
+    async with Worker(replace(world.context, locks=Locks(holders)), [copying]):
+        await world.until_nothing_waits()
     await world.db.internal.engine.env.background.drain(1.0)
-    assert locks.asked
     assert holders == {}
 
 

@@ -454,6 +454,33 @@ async def test_a_worker_stops_even_if_an_observer_ignores_cancellation(world: Ob
     await asyncio.sleep(0.1)
 
 
+async def test_deletions_are_gathered_while_there_is_more_work(world: Observed) -> None:
+    await register(world.context, [copying])
+    await world.put("a", 1)
+    work = await world.work_for(copying)
+    batches: list[int] = []
+
+    class Counting:
+        async def forget(self, handled: Any, deadline: float) -> None:
+            batches.append(len(handled))
+
+    counting: Any = Counting()
+    more = True
+    context = replace(world.context, notifications=counting)
+    deletions = Deletions(context, more_to_come=lambda: more)
+    for _ in range(50):
+        deletions.add(work, [1])
+        await asyncio.sleep(0.01)
+    assert 4 <= len(batches) <= 5
+    for _ in range(5_000):
+        deletions.add(work, [1])
+    await asyncio.sleep(0.05)
+    assert max(batches) == 1_024, "full batches do not wait"
+    more = False
+    await deletions.done(0.05)
+    assert sum(batches) == 5_050
+
+
 async def test_deletions_that_are_not_answered_do_not_hold_up_stopping(world: Observed) -> None:
     await register(world.context, [copying])
     await world.put("a", 1)
