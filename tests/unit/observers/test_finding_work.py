@@ -445,7 +445,11 @@ class Watching:
         self._mutate, self._page = at.env.cells.mutate, at.intents.page
         cells = SimpleNamespace(mutate=self._counted)
         env: Any = SimpleNamespace(
-            cells=cells, limits=at.env.limits, timestamps=at.env.timestamps, now=at.env.now
+            cells=cells,
+            limits=at.env.limits,
+            timestamps=at.env.timestamps,
+            now=at.env.now,
+            deadline=at.env.deadline,
         )
         intents: Any = SimpleNamespace(
             page=self._read, delete=at.intents.delete, touch=at.intents.touch
