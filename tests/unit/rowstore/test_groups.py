@@ -403,7 +403,8 @@ async def rows() -> AsyncIterator[ModelStore]:
 
 
 def notifications_of(rows: ModelStore, intents: Intents) -> IntentNotifications:
-    env = cast("Any", SimpleNamespace(limits=rows.limits))
+    now = rows.clock.monotonic_seconds
+    env = cast("Any", SimpleNamespace(limits=rows.limits, deadline=lambda: now() + 5.0))
     return IntentNotifications(rows.world, env, cast("Any", None), intents)
 
 
@@ -530,7 +531,12 @@ async def test_a_cell_that_was_locked_since_the_worker_looked_keeps_its_lock(
     intent = INTENTS[2]
     prewrite = steps.prewrite(intent.row, intent.column, intent.timestamp, lock_of(intent), None)
     cells = PrewrittenMeanwhile(rows, CellMutation(TABLE, prewrite))
-    env = SimpleNamespace(limits=rows.limits, cells=cells, now=rows.clock.monotonic_seconds)
+    env = SimpleNamespace(
+        limits=rows.limits,
+        cells=cells,
+        now=rows.clock.monotonic_seconds,
+        deadline=lambda: rows.clock.monotonic_seconds() + 5.0,
+    )
     notifications = IntentNotifications(
         rows.world, cast("Any", env), cast("Any", None), rows.intents
     )
@@ -556,7 +562,12 @@ class Silent:
 
 async def test_a_survey_that_cannot_look_into_a_cell_fails(rows: ModelStore) -> None:
     """Otherwise, `wait_for_observers` would return while the cell's change waits."""
-    env = SimpleNamespace(limits=rows.limits, cells=Silent(), now=rows.clock.monotonic_seconds)
+    env = SimpleNamespace(
+        limits=rows.limits,
+        cells=Silent(),
+        now=rows.clock.monotonic_seconds,
+        deadline=lambda: rows.clock.monotonic_seconds() + 5.0,
+    )
     notifications = IntentNotifications(
         rows.world, cast("Any", env), cast("Any", None), rows.intents
     )
