@@ -533,7 +533,7 @@ BURST = 6_000
 
 async def test_a_burst_of_calls_is_answered_and_none_is_reported_cancelled() -> None:
     """A client that sees CANCELLED has to assume that its call may have been executed."""
-    server = Server(WaiterSettings(), Gate(10, 16 << 20), CollectorRegistry(), MachineClock())
+    server = Server(WaiterSettings(), Gate(10, 256 << 20), CollectorRegistry(), MachineClock())
     address = await server.start()
     try:
         async with grpc.aio.insecure_channel(str(address)) as channel:

@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 import percolator
 from percolator.services.chassis.metrics import served
 from percolator.services.chassis.server import ServerTls
-from percolator.services.local.authority import files_in
+from percolator.services.local.authority import files_in, make_all
 from percolator.services.local.cluster import LocalCluster
 from percolator.wire.addresses import HostPort
 from percolator.wire.tls import Tls
@@ -39,23 +39,23 @@ SUFFIXES = ("_bucket", "_sum", "_count")
 
 
 @pytest.fixture(scope="module", name="told")
-def _told(
-    certificates: Path, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[str, str]]:
+def _told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[str, str]]:
     """The type and help text of each metric, by name, from all services of a cluster with TLS."""
-    client = certificates / "client"
+    root = tmp_path_factory.mktemp("metrics")
+    make_all(root / "certificates")
+    client = root / "certificates" / "client"
     files = files_in(client)
     context = ssl.create_default_context(cafile=files.ca)
     context.load_cert_chain(files.certificate, files.key)
     context.check_hostname = False
     found: dict[str, tuple[str, str]] = {}
     with LocalCluster(
-        tmp_path_factory.mktemp("metrics"),
+        root / "cluster",
         tablet_servers=1,
         gateways=1,
         workers=1,
         observers=["tests.integration.observed_orders:observers"],
-        certificates=certificates,
+        certificates=root / "certificates",
     ) as cluster:
         token = (client / "admin.token").read_text().strip()
         with percolator.connect(cluster.address, tls=files, token=token) as database:
