@@ -81,7 +81,7 @@ class StoreRoot:
         self.open_files: dict[str, SimulatedFiles] = {}
         """The files of the present incarnations, by address."""
         self.lock_counts: list[LockCounts] = []
-        """Of each incarnation of the lock service."""
+        """The counts of locks of each incarnation of the lock service."""
         self.answers = asyncio.Event()
         """While it is not set, the store stalls for all processes, also for those started now."""
         self.answers.set()

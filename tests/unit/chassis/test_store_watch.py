@@ -77,7 +77,7 @@ def pause(seconds: float) -> None:
 
 
 class Watched:
-    """What a process learns about its store."""
+    """The notes of a process about its store."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock(asyncio.get_running_loop())
@@ -109,7 +109,7 @@ class Watched:
 @pytest.fixture
 @asynccontextmanager
 async def at() -> AsyncIterator[Watched]:
-    """What a process learns about its store, which it watches."""
+    """The notes of a process that watches its store."""
     watched = Watched()
     async with watched.watching():
         yield watched

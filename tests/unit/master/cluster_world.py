@@ -783,12 +783,12 @@ async def created_and_filled(world: ModelCluster, splits: list[bytes] = SPLITS) 
 
 
 async def has_tablets(world: ModelCluster, table: int, address: str, count: int) -> bool:
-    """Whether this server has at least so many tablets of the table."""
+    """True if this server has at least so many tablets of the table."""
     return (await addresses(world, table))[address] >= count
 
 
 async def is_only_at(world: ModelCluster, table: int, address: str) -> bool:
-    """Whether this server has all tablets of the table."""
+    """True if this server has all tablets of the table."""
     return set(await addresses(world, table)) == {address}
 
 
