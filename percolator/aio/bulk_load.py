@@ -90,6 +90,8 @@ class _Found:
     """A fence of this load that says that it is complete."""
     obstacle: cells_pb2.Cell | None = None
     """A cell of another writer; its tablet was not closed."""
+    is_overtaken: bool = False
+    """A load that began later has ended in a tablet, which is open for this one."""
     remains: bool = False
     """An earlier run has left rows."""
 
@@ -127,8 +129,8 @@ class BulkLoad:
             elif found.remains:
                 # Then try again as another run: a delayed copy of this request would delete what
                 # this run had loaded by then.
-                await self._each(_CLEAR, run)
-            else:
+                await self._each(_CLEAR, run, missing_ok=found.is_overtaken)
+            elif not found.is_overtaken:
                 return LoadTimestamps(run, await timestamps.get())
         raise UsageError(
             f"cannot begin the load: others keep locking or loading rows of table {table!r}"
@@ -174,6 +176,8 @@ class BulkLoad:
                     found.remains = True
                 else:
                     found.obstacle = response.obstacle
+            elif not response.HasField("fence"):
+                found.is_overtaken = True
 
         try:
             await self._each(_RAISE, run, look=look)

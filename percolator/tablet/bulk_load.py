@@ -26,6 +26,11 @@ What each rule prevents:
   snapshot above the load must not see only part of it.
 * Runs are numbered by the oracle, and a later one takes over for good. Each loader takes a new run
   after the range was cleared, so a late request to clear it deletes nothing.
+* A new fence is raised only for a run above all whose fences were lifted: a late copy of a request
+  would close the range of a load that has ended, and nobody would open it again. Loads of other
+  rows count, too, so a loader that is told that there is no fence begins again as a new run.
+* An existing fence is taken over whichever loads of other rows have ended: the run that undoes a
+  failed load is as old as that load, and the range would stay closed.
 * A load that is not complete is cleared before the fence is lifted, or part of it would stay for
   ever.
 * The write that lifts the fence also records that the tablet has commits up to the load's.
@@ -244,9 +249,11 @@ async def _with_fence(
 async def _raise(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     fences, identity = state.load_fences, state.identity
     present = fences.get(asked.name)
-    if asked.run <= fences.floor or (present is not None and asked.run < present.run):
+    if present is not None and asked.run < present.run:
         raise _taken_over(asked)
     if present is None:
+        if asked.run <= fences.floor:
+            return pb.FenceResponse()
         if not asked.overlaps(identity.start, identity.end):
             raise InvalidArgument("fence.range", "does not overlap the tablet")
         for other in fences:

@@ -448,6 +448,18 @@ def rows_of_a_former_run_are_taken_for_ones_own(patch: Patch) -> None:
         return found
 
 
+def a_run_that_was_overtaken_goes_on_without_a_fence(patch: Patch) -> None:
+    """A load of other rows ended first, and no other number is tried."""
+    correct = BulkLoad._raise
+
+    @in_place_of(patch, BulkLoad, "_raise")
+    async def wrong(self: BulkLoad, run: int) -> Any:
+        await asyncio.sleep(run % 5 * 0.01)  # otherwise it seldom happens
+        found = await correct(self, run)
+        found.is_overtaken = False
+        return found
+
+
 def every_run_of_a_load_is_let_in(patch: Patch) -> None:
     """Rows of a run that was superseded end up among those of the run that took over."""
     correct = bulk_load._of_run
@@ -572,6 +584,7 @@ BESIDE_TRANSACTIONS: tuple[tuple[Callable[[Patch], None], tuple[Kind, ...], bool
     (a_range_is_closed_beside_transactions_that_hold_its_rows, (), True),
     (transactions_hold_rows_while_their_range_is_being_closed, (Kind.SLOW_DISK,), True),
     (a_range_is_cleared_by_a_run_that_has_lost_it, (Kind.CLIENT_STEP,), True),
+    (a_run_that_was_overtaken_goes_on_without_a_fence, (), True),
 )
 """Bugs for the workload in which loaders and transactions meet."""
 

@@ -268,9 +268,24 @@ async def test_late_requests_neither_delete_rows_nor_close_them(rig: Rig) -> Non
     await clear(rig)
     await rig.tablet.fence(fence(LIFT))
     moved = await rig.reopened()
-    with pytest.raises(InvalidArgument, match="it was lifted"):
-        await moved.tablet.fence(fence(RAISE))
+    assert await moved.tablet.fence(fence(RAISE)) == pb.FenceResponse()
     assert (await moved.tablet.fence(fence(RAISE, START + 1))).HasField("fence")
+
+
+async def test_a_run_older_than_a_load_of_other_rows_takes_over_but_does_not_begin(
+    rig: Rig,
+) -> None:
+    await begin_load(rig, [b"c"])
+    other = {"name": "other", "range": RowRange(start=b"m", end=b"n")}
+    await rig.tablet.fence(fence(RAISE, LATER, **other))
+    await rig.tablet.fence(fence(LIFT, LATER, **other))
+    # The run that undoes a failed load.
+    taken_over = await rig.tablet.fence(fence(RAISE, COMMIT))
+    assert (taken_over.fence.run, taken_over.obstacle.row) == (COMMIT, b"c")
+    await clear(rig, COMMIT)
+    await rig.tablet.fence(fence(LIFT, COMMIT))
+    assert await rig.tablet.fence(fence(RAISE, LATER - 1)) == pb.FenceResponse()
+    assert (await rig.tablet.fence(fence(RAISE, LATER + 1))).HasField("fence")
 
 
 async def test_loading_again_and_repeating_every_step_changes_nothing(rig: Rig) -> None:
