@@ -152,9 +152,9 @@ class Commit:
         "_touched",
         "_unanswered_before",
         "_write",
+        "in_one_round",
         "is_out",
         "is_unanswered",
-        "is_whole",
         "state",
     )
 
@@ -194,8 +194,8 @@ class Commit:
         may be executed late, as long as no lock, commit or marker stops it."""
         self._unanswered_before = self._out_before = False
         """Both of these, of the messages before the last one."""
-        self.is_whole = False
-        """It was committed in one round: no cell has a lock left."""
+        self.in_one_round = False
+        """No lock was set, so none is left to resolve."""
         self._is_lost = False
         """Another transaction has committed above our start, where that stops us forever."""
         self._lock: PrimaryLock | None = None
@@ -247,7 +247,7 @@ class Commit:
                 self._heartbeats.discard(self._lock)
         # From here on, a caller who is cancelled must not be told that it was rolled back.
         self._end(State.COMMITTED)
-        if self.is_whole:
+        if self.in_one_round:
             return commit  # nobody meets a lock of it
         env.verdicts.put(write.start, commit)
         if len(write.cells) > 1:
@@ -309,13 +309,13 @@ class Commit:
         while True:
             schema = env.schemas.get(table_id) or await env.schemas.refresh(table_id, deadline)
             require_same_codecs(write.writes, write.tables, env.schemas.get)
-            message = write.message(schema, is_followed=self._is_followed)
+            message = write.one_round_commit(schema, is_followed=self._is_followed)
             self.state = State.ONE_ROUND
             self._sent()
             answer = await env.cells.commit(message, deadline)
             if isinstance(answer, int):
                 self._statistics.round_trips += 1
-                self.is_whole = True
+                self.in_one_round = True
                 return answer
             self._heard(answer)
             if not isinstance(answer, _NO_COPY_IS_READ):

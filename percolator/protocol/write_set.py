@@ -46,8 +46,8 @@ from percolator.routing.cells import (
     CellMutation,
     CommonStep,
     FoundCell,
+    OneRoundCommit,
     Refused,
-    WholeCommit,
 )
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.cells_pb2 import Cell
@@ -161,8 +161,9 @@ class WriteSteps:
             return True
         return len({cell.table_id for cells in (writes, weak) for cell in cells}) == 1
 
-    def message(self, schema: TableSchema, *, is_followed: bool) -> WholeCommit:
-        """The whole transaction. Repeated, it is the same but for a newer schema's observers."""
+    def one_round_commit(self, schema: TableSchema, *, is_followed: bool) -> OneRoundCommit:
+        """The message that commits everything. Repeated, it is the same but for a newer schema's
+        observers."""
         observers = schema.observers
         rows: list[bytes] = []
         columns: list[bytes] = []
@@ -177,7 +178,7 @@ class WriteSteps:
             columns.append(column)
             kinds.append(kind)
             values.append(value)
-        return WholeCommit(
+        return OneRoundCommit(
             self.primary[0],
             schema.version,
             self.start,

@@ -309,7 +309,7 @@ class ChangesSeen(NamedTuple):
 
 
 class NotSent(NotExecuted):
-    """The whole transaction did not leave this process, so no copy of it can ever arrive."""
+    """The one-round commit did not leave this process, so no copy of it can ever arrive."""
 
 
 class NotInOneRound(NotSent):
@@ -333,12 +333,13 @@ class FollowedCommit(int):
 
 
 CommitAnswer = int | Refused | PercolatorError
-"""The commit timestamp of a whole transaction; or the first condition of a prewrite that failed on
+"""The commit timestamp of a one-round commit; or the first condition of a prewrite that failed on
 one of its cells; or an error, of which only `Retry.UNKNOWN` leaves open whether it is committed."""
 
 
-class WholeCommit(NamedTuple):
-    """A transaction, as parallel lists of the cells that it writes, in the order of their rows."""
+class OneRoundCommit(NamedTuple):
+    """A transaction that one message commits: the cells that it writes, as parallel lists in the
+    order of their rows."""
 
     table_id: int
     schema_version: int
@@ -390,8 +391,8 @@ class Mutations(Protocol):
 class Cells(Mutations, Protocol):
     """All cells of all tables."""
 
-    def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
-        """Commits a whole transaction with one message, if all its cells are in one tablet. Any
+    def commit(self, commit: OneRoundCommit, deadline: float) -> Awaitable[CommitAnswer]:
+        """Commits a transaction with one message, if all its cells are in one tablet. Any
         other answer than an unknown one means that this message did not commit it."""
 
     def read(

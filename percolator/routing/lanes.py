@@ -29,10 +29,10 @@ from percolator.routing.cells import (
     FollowedCommit,
     FoundCell,
     NotSent,
+    OneRoundCommit,
     ReadSize,
     Refused,
     RowResult,
-    WholeCommit,
     waiting_seconds,
 )
 from percolator.v1 import tabletserver_pb2 as pb
@@ -297,7 +297,7 @@ class PendingCell(_OnlyRow):
         self.fail(0, late(self.last_problem, is_safe=True))
 
 
-# A whole transaction that one message commits, on its way to its tablet and back.
+# A transaction that one message commits, on its way to its tablet and back.
 #
 # Unlike a row, it is never sent again here once it was answered: whether a copy may still arrive is
 # part of the protocol (percolator/protocol/commit.py). What cannot be committed in this way still
@@ -326,7 +326,7 @@ class PendingCommit(_OnlyRow):
     is_read = False
 
     def __init__(
-        self, future: asyncio.Future[CommitAnswer], commit: WholeCommit, deadline: float
+        self, future: asyncio.Future[CommitAnswer], commit: OneRoundCommit, deadline: float
     ) -> None:
         self.future = future
         self.commit = commit
@@ -358,7 +358,7 @@ class PendingCommit(_OnlyRow):
         self.answer(0, problem if self.sent else NotSent(problem.message))
 
 
-def _size_bytes(commit: WholeCommit) -> int:
+def _size_bytes(commit: OneRoundCommit) -> int:
     size_bytes = 0
     for texts in (commit.rows, commit.columns, commit.values):
         for text in texts:
@@ -369,7 +369,7 @@ def _size_bytes(commit: WholeCommit) -> int:
 
 
 Queued = PendingRow | PendingCell | PendingCommit
-"""A row, or a whole transaction, on its way to a tablet server and back."""
+"""A row, or a one-round commit, on its way to a tablet server and back."""
 
 Problem = tuple[list[Queued], PercolatorError]
 """Rows that were not answered individually, and why."""
@@ -454,7 +454,7 @@ def malformed(what: str) -> ExecutionUnknown:
     return ExecutionUnknown(f"a tablet server's response is malformed: {what}")
 
 
-# The calls that commit whole transactions: transactions become a request, and back.
+# The calls that commit in one round: transactions become a request, and back.
 
 
 class CommitLane(Lane):

@@ -40,6 +40,7 @@ from percolator.routing.cells import (
     ChangesSeen,
     CommitAnswer,
     NotInOneRound,
+    OneRoundCommit,
     RangePage,
     RangeRequest,
     ReadSize,
@@ -47,7 +48,6 @@ from percolator.routing.cells import (
     RowRequest,
     RowResult,
     StoredChange,
-    WholeCommit,
 )
 from percolator.routing.change_scan import ChangeLook, ChangeScan
 from percolator.routing.lanes import (
@@ -174,7 +174,7 @@ class Dispatcher:
         )
 
     def submit(self, entry: Queued) -> None:
-        """Takes a row whose location is set. A whole transaction is answered at once if it cannot
+        """Takes a row whose location is set. A one-round commit is answered at once if it cannot
         be one message to this server."""
         # The location is that of the first row.
         if (
@@ -356,7 +356,7 @@ class Dispatcher:
             self._send_each_alone(entries, error)
 
     def _not_committed(self, entries: list[Queued], error: PercolatorError) -> None:
-        """Handles whole transactions. All but blameless neighbours are for the protocol to judge:
+        """Handles one-round commits. All but blameless neighbours are for the protocol to judge:
         only it knows whether a copy of the message may still arrive."""
         if isinstance(error, InvalidArgument) and len(entries) > 1:
             self._send_each_alone(entries, error)  # each copy of the message is refused as a whole
@@ -660,8 +660,8 @@ class Router:
         self._place_one(PendingCell(future, table_id, row, column, timestamp, deadline))
         return future
 
-    def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
-        """Commits a whole transaction with one message, if all its cells are in one tablet. Nothing
+    def commit(self, commit: OneRoundCommit, deadline: float) -> Awaitable[CommitAnswer]:
+        """Commits a transaction with one message, if all its cells are in one tablet. Nothing
         is sent again, whatever the answer is."""
         future: asyncio.Future[CommitAnswer] = self._loop.create_future()
         self._place_one(PendingCommit(future, commit, deadline))

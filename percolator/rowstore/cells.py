@@ -18,11 +18,11 @@ from percolator.routing.cells import (
     CellPage,
     CommitAnswer,
     NotInOneRound,
+    OneRoundCommit,
     RangePage,
     RangeRequest,
     RowRequest,
     RowResult,
-    WholeCommit,
 )
 from percolator.routing.lanes import CellAnswer
 from percolator.routing.ranges import TableRange
@@ -70,7 +70,7 @@ class RowStoreCells:
     def mutate(self, mutations: Sequence[CellMutation], deadline: float) -> Awaitable[list[Answer]]:
         return self._mutations.mutate(mutations, deadline)
 
-    def commit(self, commit: WholeCommit, deadline: float) -> Awaitable[CommitAnswer]:
+    def commit(self, commit: OneRoundCommit, deadline: float) -> Awaitable[CommitAnswer]:
         """A row store has no timestamps to give, and holds no cells meanwhile."""
         future: asyncio.Future[CommitAnswer] = asyncio.get_running_loop().create_future()
         future.set_result(

@@ -244,8 +244,8 @@ def _last_before(lock: bytes) -> int:
 
 async def _no_commit_is_landing(state: TabletState, plan: ChangePlan) -> None:
     """Returns when no transaction that commits in one round can still commit up to `until`."""
-    look = partial(state.held.in_the_way_in_rows, plan.start, plan.end, plan.until)
-    await state.held.let_pass(look)
+    look = partial(state.held_cells.in_the_way_in_rows, plan.start, plan.end, plan.until)
+    await state.held_cells.let_pass(look)
     state.require_open()
 
 

@@ -35,8 +35,8 @@ from percolator.tablet.requests import (
     APPLIED,
     CheckedCondition,
     CheckedMutation,
+    OneRoundTransaction,
     TransactionWork,
-    WholeTransaction,
     marked_below,
     not_executed,
     prewrite_conditions,
@@ -54,18 +54,18 @@ class GroupCommit:
 
     def __init__(self, state: TabletState) -> None:
         self._state = state
-        self.latch = WriteLatch(state.held, self._admit_waiting)
+        self.latch = WriteLatch(state.held_cells, self._admit_waiting)
         """Held by whatever else writes to the tablet."""
-        self._lines = Lines(state.held, state.read_locks)
+        self._lines = Lines(state.held_cells, state.read_locks)
         self._mutations = MutationQueue(state, self._lines, on_answered=self._answered)
-        self._transactions = HeldTransactions(
+        self._transactions = OneRoundTransactions(
             state,
             self._lines,
             may_hold=lambda: not self.latch.is_wanted,
             wake=self._wake,
             on_answered=self._answered,
         )
-        self._taken: list[WholeTransaction] = []
+        self._taken: list[OneRoundTransaction] = []
         """The transactions in the batch in progress."""
         self._task: asyncio.Task[None] | None = None
         self.queued_bytes = 0
@@ -79,7 +79,7 @@ class GroupCommit:
         return work.done
 
     def commit(
-        self, transactions: Sequence[WholeTransaction]
+        self, transactions: Sequence[OneRoundTransaction]
     ) -> asyncio.Future[pb.TransactionBatchResult]:
         """Queues the transactions of one request; the future holds its answer. Raises
         `Overloaded`."""
@@ -469,8 +469,8 @@ OWN_COMMIT = 0
 """The first of `prewrite_conditions` to fail: the transaction is committed already."""
 
 
-class HeldTransactions:
-    """The transactions of one tablet that are on their way."""
+class OneRoundTransactions:
+    """The transactions of one tablet that are about to commit in one round."""
 
     def __init__(
         self,
@@ -484,19 +484,19 @@ class HeldTransactions:
         """`wake` is called when there is something to write, `on_answered` with the weight of a
         request that was answered."""
         self._state = state
-        self._held = state.held
+        self._held_cells = state.held_cells
         self._read_locks = state.read_locks
         self._may_hold = may_hold
         self._wake = wake
         self._on_answered = on_answered
         self._judge = Judge.of(state)
         self._lines = lines
-        self._waiting: dict[WholeTransaction, Place[WholeTransaction]] = {}
+        self._waiting: dict[OneRoundTransaction, Place[OneRoundTransaction]] = {}
         """Transactions in lines."""
-        self._called: deque[Place[WholeTransaction]] = deque()
+        self._called: deque[Place[OneRoundTransaction]] = deque()
         """Transactions in lines that are the next to have all their cells."""
-        self._ready: deque[WholeTransaction] = deque()
-        self._asked: dict[asyncio.Future[int], Sequence[WholeTransaction]] = {}
+        self._ready: deque[OneRoundTransaction] = deque()
+        self._asked: dict[asyncio.Future[int], Sequence[OneRoundTransaction]] = {}
         """Transactions that hold their cells, by the timestamps that they wait for."""
 
     @property
@@ -506,7 +506,7 @@ class HeldTransactions:
 
     # ------------------------------------------------------------------ judging
 
-    def arrive(self, transactions: Sequence[WholeTransaction]) -> None:
+    def arrive(self, transactions: Sequence[OneRoundTransaction]) -> None:
         """Judges those of one request whose cells are open; the others wait."""
         self._judge_all(self._open(transactions))
         waiting = [one for one in transactions if one in self._waiting] if self._waiting else []
@@ -526,7 +526,7 @@ class HeldTransactions:
         if self._called:
             self._judge_all(self._next_called())
 
-    def _open(self, transactions: Iterable[WholeTransaction]) -> Iterator[WholeTransaction]:
+    def _open(self, transactions: Iterable[OneRoundTransaction]) -> Iterator[OneRoundTransaction]:
         may_hold, lines = self._may_hold(), self._lines
         for transaction in transactions:
             if may_hold and lines.are_open(transaction.cells, transaction.read_locked):
@@ -536,7 +536,7 @@ class HeldTransactions:
                     transaction, transaction.cells, self._called, transaction.read_locked
                 )
 
-    def _next_called(self) -> Iterator[WholeTransaction]:
+    def _next_called(self) -> Iterator[OneRoundTransaction]:
         lines, called = self._lines, self._called
         while called:
             place = called.popleft()
@@ -547,10 +547,10 @@ class HeldTransactions:
                 yield transaction
                 lines.leave(place)
 
-    def _judge_all(self, transactions: Iterator[WholeTransaction]) -> None:
+    def _judge_all(self, transactions: Iterator[OneRoundTransaction]) -> None:
         """Judges them one after the other, and holds the cells of those that pass."""
-        held: list[WholeTransaction] = []
-        judging: list[WholeTransaction] = []
+        holders: list[OneRoundTransaction] = []
+        judging: list[OneRoundTransaction] = []
         work: TransactionWork | None = None
         of_work: PercolatorError | None = None
         try:
@@ -565,26 +565,26 @@ class HeldTransactions:
                     continue
                 transaction.refusal = self._verdict(transaction)
                 if transaction.refusal is None:
-                    self._held.hold(transaction)
+                    self._held_cells.hold(transaction)
                     self._read_locks.hold(transaction.read_locked)
-                    held.append(transaction)
+                    holders.append(transaction)
                 elif self._fits(transaction, transaction.refusal):
                     self._ready.append(transaction)
                 else:
                     self._end(transaction, ANSWER_FULL)
         except self._state.storage.failures as error:
             why: PercolatorError = self._state.storage_failed(error)
-            self._give_up(held, [*judging, *transactions], not_executed(why))
+            self._give_up(holders, [*judging, *transactions], not_executed(why))
             return
         except BaseException as error:
             # Whatever the reason, no cell may stay held, and no caller be left without an answer.
             why = NotExecuted(f"judging failed: {error!r}")
-            self._give_up(held, [*judging, *transactions], not_executed(why))
+            self._give_up(holders, [*judging, *transactions], not_executed(why))
             raise
         finally:
             self._judge.close()
-        for first in range(0, len(held), TIMESTAMPS_AT_ONCE_MAX):
-            self._take_timestamps(held[first : first + TIMESTAMPS_AT_ONCE_MAX])
+        for first in range(0, len(holders), TIMESTAMPS_AT_ONCE_MAX):
+            self._take_timestamps(holders[first : first + TIMESTAMPS_AT_ONCE_MAX])
         self._wake()
 
     def _obstacle(self, work: TransactionWork) -> PercolatorError | None:
@@ -600,7 +600,7 @@ class HeldTransactions:
             return NotExecuted("the caller has cancelled the request")
         return None
 
-    def _fence(self, transaction: WholeTransaction) -> PercolatorError | None:
+    def _fence(self, transaction: OneRoundTransaction) -> PercolatorError | None:
         """The bulk load, if any, that has closed one of its rows."""
         fences = self._state.load_fences
         if fences:
@@ -610,7 +610,7 @@ class HeldTransactions:
                     return closed(fence)
         return None
 
-    def _verdict(self, transaction: WholeTransaction) -> pb.MutationResult | None:
+    def _verdict(self, transaction: OneRoundTransaction) -> pb.MutationResult | None:
         """Why it is not committed now, or None."""
         refusal, safe_points = self._refusal(transaction), self._state.safe_points
         if transaction.start >= safe_points.transactions:
@@ -619,7 +619,7 @@ class HeldTransactions:
             return refusal
         return not_executed(too_old(transaction.start, safe_points.transactions))
 
-    def _refusal(self, transaction: WholeTransaction) -> pb.MutationResult | None:
+    def _refusal(self, transaction: OneRoundTransaction) -> pb.MutationResult | None:
         """The first condition of a prewrite that fails on a cell, or None."""
         state, start = self._state, transaction.start
         locked, bound = state.mirror.headers, state.recent.bound
@@ -636,7 +636,7 @@ class HeldTransactions:
                 return refusal
         return None
 
-    def _fits(self, transaction: WholeTransaction, refusal: pb.MutationResult) -> bool:
+    def _fits(self, transaction: OneRoundTransaction, refusal: pb.MutationResult) -> bool:
         """True if the refusal fits into the answer: a short message may meet gigabytes of locks.
         Its own commit always does: it is as long as the message, and `ANSWER_FULL` would deny it.
         """
@@ -648,60 +648,62 @@ class HeldTransactions:
 
     # ------------------------------------------------------------------ timestamps
 
-    def _take_timestamps(self, held: Sequence[WholeTransaction]) -> None:
+    def _take_timestamps(self, holders: Sequence[OneRoundTransaction]) -> None:
         """Asks for the commit timestamps of transactions whose cells are held."""
         try:
-            asked = self._first_timestamp(held)
+            asked = self._first_timestamp(holders)
         except Exception as error:
-            self._without_timestamps(held, error)
+            self._without_timestamps(holders, error)
             if not isinstance(error, PercolatorError):
                 raise
         else:
-            self._asked[asked] = held
+            self._asked[asked] = holders
             asked.add_done_callback(self._have_timestamps)
 
     def _have_timestamps(self, asked: asyncio.Future[int]) -> None:
-        held = self._asked.pop(asked)
+        holders = self._asked.pop(asked)
         try:
             first = asked.result()
         except BaseException as error:
-            self._without_timestamps(held, error)
+            self._without_timestamps(holders, error)
             if not isinstance(error, PercolatorError | asyncio.CancelledError):
                 raise
         else:
             self._state.guard.heard(first)
-            in_time: list[WholeTransaction] = []
-            early: list[WholeTransaction] = []
-            for commit, transaction in commit_timestamps(held, first):
+            in_time: list[OneRoundTransaction] = []
+            early: list[OneRoundTransaction] = []
+            for commit, transaction in commit_timestamps(holders, first):
                 if commit > transaction.start:
                     transaction.commit = commit
                     in_time.append(transaction)
                 else:
                     early.append(transaction)
             self._ready.extend(in_time)
-            self._held.changed(in_time)
+            self._held_cells.changed(in_time)
             if early:
                 # Their start was never handed out. They must not stop the others.
                 why = f"the oracle is at {first}, not above its start timestamp"
                 self._give_up(early, (), not_executed(NotExecuted(why)))
             self._wake()
 
-    def _first_timestamp(self, held: Sequence[WholeTransaction]) -> asyncio.Future[int]:
+    def _first_timestamp(self, holders: Sequence[OneRoundTransaction]) -> asyncio.Future[int]:
         timestamps = self._state.timestamps
         if timestamps is None:
             raise NotExecuted("this server has no oracle")
         # A transaction that follows takes the timestamp after the commit of the one before it.
-        count = len(held) + sum(one.is_followed for one in held)
+        count = len(holders) + sum(one.is_followed for one in holders)
         return asyncio.ensure_future(timestamps(count))
 
-    def _without_timestamps(self, held: Sequence[WholeTransaction], error: BaseException) -> None:
+    def _without_timestamps(
+        self, holders: Sequence[OneRoundTransaction], error: BaseException
+    ) -> None:
         """Whatever the reason, a bug or the end of the process, the cells must not stay held."""
         why = error.message if isinstance(error, PercolatorError) else repr(error)
         waiting = list(self._waiting)
         self._stop_waiting(waiting)
-        self._give_up(held, waiting, not_executed(NotExecuted(f"no commit timestamp: {why}")))
+        self._give_up(holders, waiting, not_executed(NotExecuted(f"no commit timestamp: {why}")))
 
-    def _too_late(self, transactions: Sequence[WholeTransaction]) -> None:
+    def _too_late(self, transactions: Sequence[OneRoundTransaction]) -> None:
         """Gives up those of a request that still wait, because its deadline has passed."""
         late = [one for one in transactions if one in self._waiting]
         self._stop_waiting(late)
@@ -711,21 +713,21 @@ class HeldTransactions:
         why = f"the deadline passed while the transaction waited: {found}"
         self._give_up((), late, not_executed(NotExecuted(why)))
 
-    def _stop_waiting(self, transactions: Iterable[WholeTransaction]) -> None:
+    def _stop_waiting(self, transactions: Iterable[OneRoundTransaction]) -> None:
         for transaction in transactions:
             self._lines.give_up(self._waiting.pop(transaction))
 
     def _give_up(
         self,
-        held: Sequence[WholeTransaction],
-        others: Iterable[WholeTransaction],
+        holders: Sequence[OneRoundTransaction],
+        others: Iterable[OneRoundTransaction],
         result: pb.MutationResult,
     ) -> None:
         """Ends those that hold their cells, and others."""
-        self._let_go(held)
-        self._end_all(held, result)
+        self._let_go(holders)
+        self._end_all(holders, result)
         self._end_all(others, result)
-        for transaction in held:
+        for transaction in holders:
             self._lines.look_again((*transaction.cells, *transaction.read_locked))
         self.admit()
         self._wake()
@@ -733,12 +735,12 @@ class HeldTransactions:
     # ------------------------------------------------------------------ batches
 
     def fill(
-        self, batch: JudgedBatch, taken: list[WholeTransaction], cells_max: int, bytes_max: int
+        self, batch: JudgedBatch, taken: list[OneRoundTransaction], cells_max: int, bytes_max: int
     ) -> None:
         """Adds what is ready to the batch, and to `taken`, as far as it fits."""
         ready = self._ready
         now = self._state.clock.monotonic_seconds()
-        late: list[WholeTransaction] = []
+        late: list[OneRoundTransaction] = []
         while ready and cells_max > 0 and batch.bytes < bytes_max:
             transaction = ready.popleft()
             if transaction.refusal is None and transaction.work.deadline_seconds <= now:
@@ -756,7 +758,9 @@ class HeldTransactions:
             why = "the deadline passed while the transaction waited for its batch"
             self._give_up(late, (), not_executed(NotExecuted(why)))
 
-    def conclude(self, taken: Sequence[WholeTransaction], result: pb.MutationResult | None) -> None:
+    def conclude(
+        self, taken: Sequence[OneRoundTransaction], result: pb.MutationResult | None
+    ) -> None:
         """Ends the transactions of a batch; `result`, if given, replaces how they ended."""
         if not taken:
             return
@@ -764,10 +768,10 @@ class HeldTransactions:
         for transaction in taken:
             self._end(transaction, result or transaction.refusal)
 
-    def _let_go(self, held: Sequence[WholeTransaction]) -> None:
-        for transaction in held:
+    def _let_go(self, holders: Sequence[OneRoundTransaction]) -> None:
+        for transaction in holders:
             self._read_locks.let_go(transaction.read_locked)
-        self._held.let_go(held)
+        self._held_cells.let_go(holders)
 
     def abandon(self, result: pb.MutationResult) -> None:
         """Ends everything that waits, once the tablet is closed."""
@@ -778,19 +782,19 @@ class HeldTransactions:
         self.conclude(ready, result)
         self._end_all(waiting, result)
 
-    def _end_all(self, ending: Iterable[WholeTransaction], result: pb.MutationResult) -> None:
+    def _end_all(self, ending: Iterable[OneRoundTransaction], result: pb.MutationResult) -> None:
         for transaction in ending:
             self._end(transaction, result)
 
-    def _end(self, transaction: WholeTransaction, result: pb.MutationResult | None) -> None:
+    def _end(self, transaction: OneRoundTransaction, result: pb.MutationResult | None) -> None:
         if transaction.end(result):
             self._on_answered(transaction.work.weight)
 
 
 def commit_timestamps(
-    held: Iterable[WholeTransaction], first: int
-) -> Iterator[tuple[int, WholeTransaction]]:
+    holders: Iterable[OneRoundTransaction], first: int
+) -> Iterator[tuple[int, OneRoundTransaction]]:
     """Hands out timestamps from the first on, and leaves out those that are set aside."""
-    for transaction in held:
+    for transaction in holders:
         yield first, transaction
         first += 1 + transaction.is_followed

@@ -129,8 +129,8 @@ class Place(Generic[T]):
 class Lines:
     """The lines of one tablet."""
 
-    def __init__(self, held: HeldCells, read_locks: ReadLocks) -> None:
-        self._held = held
+    def __init__(self, held_cells: HeldCells, read_locks: ReadLocks) -> None:
+        self._held_cells = held_cells
         self._read_held = read_locks.held
         self._lines: dict[bytes, deque[Place[Any]]] = {}
         """By cell. None of them is empty."""
@@ -143,7 +143,7 @@ class Lines:
 
     def are_open(self, cells: Iterable[bytes], read_locked: Sequence[bytes] = ()) -> bool:
         """True if these cells are free, and nothing waits for them; the latter for reading."""
-        holders, touched, lines = self._held.holders, self.touched, self._lines
+        holders, touched, lines = self._held_cells.holders, self.touched, self._lines
         for cell in cells:  # called for each mutation: a generator would double its price
             if cell in holders or cell in touched or cell in lines:
                 return False
@@ -222,7 +222,7 @@ class Lines:
         self._offered.clear()
 
     def _is_free(self, cell: bytes, place: Place[Any]) -> bool:
-        if cell in self._held.holders or cell in self.touched:
+        if cell in self._held_cells.holders or cell in self.touched:
             return False
         return not self._is_read_locked(cell) or cell in place.read_locked
 
@@ -269,9 +269,9 @@ _LATELY_SECONDS = 1.0
 class WriteLatch:
     """The right to write to one tablet, as above."""
 
-    def __init__(self, held: HeldCells, admit_waiting: Callable[[], None]) -> None:
+    def __init__(self, held_cells: HeldCells, admit_waiting: Callable[[], None]) -> None:
         """`admit_waiting` judges the transactions that wait, and have them hold their cells."""
-        self._held = held
+        self._held_cells = held_cells
         self._admit_waiting = admit_waiting
         self._wanted = 0
         self._last_batch = -inf
@@ -313,7 +313,7 @@ class WriteLatch:
                 self._admit_waiting()
             raise
         try:
-            await self._held.none_left()
+            await self._held_cells.none_left()
             await self.writing.acquire()
         except BaseException:
             self._leave()

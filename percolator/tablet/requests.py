@@ -45,7 +45,7 @@ from percolator.v1 import tabletserver_pb2 as pb
 from percolator.v1.cells_pb2 import SPACE_LOCK, SPACE_ROLLBACK, SPACE_WRITE
 from percolator.wire.status import to_detail
 
-# The results of mutations and of whole transactions, as answers carry them.
+# The results of mutations, and of transactions that commit in one round, as answers carry them.
 #
 # A refusal by a condition is not here: it is made where the condition is judged (judge.py).
 
@@ -281,7 +281,7 @@ def _too_many(found: Sized, most: int) -> str:
     return f"{len(found)} entries, at most {most} allowed"
 
 
-# Checks cells that come as parallel lists: of whole transactions, and of steps.
+# Checks cells that come as parallel lists: those of one-round transactions, and of steps.
 
 
 class ListedCells:
@@ -470,7 +470,7 @@ def answer_of(results: Sequence[pb.MutationResult]) -> pb.MutationBatchResult:
     return answer
 
 
-# Whole transactions as they come in to be committed in one round: checked, and on their way.
+# Transactions to be committed in one round, as they come in: checked, and on their way.
 #
 # As with mutations, everything is checked before anything is queued. What a transaction will write
 # is complete but for its commit timestamp, which is known only once its cells are held.
@@ -525,8 +525,8 @@ class TransactionWork:
         return True
 
 
-class WholeTransaction:
-    """One transaction, from its arrival to its end."""
+class OneRoundTransaction:
+    """A transaction that commits in one round, from its arrival to its end."""
 
     __slots__ = (
         "cells",
@@ -601,7 +601,9 @@ class TransactionChecker:
         self._read_locks = state.read_locks
         self._cells = ListedCells(state, columns)
 
-    def check(self, batch: pb.TransactionBatch, deadline_seconds: float) -> list[WholeTransaction]:
+    def check(
+        self, batch: pb.TransactionBatch, deadline_seconds: float
+    ) -> list[OneRoundTransaction]:
         """Raises `InvalidArgument` and `UnheardTimestamp`."""
         starts, counts = list(batch.start_timestamps), list(batch.cells)
         if not starts:
@@ -618,13 +620,13 @@ class TransactionChecker:
         weak, weak_weight = self._weak(batch, len(starts))
         weight += weak_weight
         work = TransactionWork(len(starts), weight, batch.target.schema_version, deadline_seconds)
-        found: list[WholeTransaction] = []
+        found: list[OneRoundTransaction] = []
         first = 0
         for index, (start, stop) in enumerate(zip(starts, accumulate(counts), strict=True)):
             part = writes[first:stop]
             if not counts[index] or stop > len(writes):
                 refuse_listed("cells", index, f"{counts[index]}, {len(part)} of them in the lists")
-            transaction = WholeTransaction(work, index, start, part, weak.get(index, ()))
+            transaction = OneRoundTransaction(work, index, start, part, weak.get(index, ()))
             if len(part) > 1 and len(set(transaction.cells)) != len(part):
                 refuse_listed("cells", index, "two writes of one cell")
             if self._read_locks.used:

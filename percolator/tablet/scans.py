@@ -474,9 +474,9 @@ async def pages(
     while rest is not None and rows_left:
         # A commit at or below the timestamp may be on its way, and it has no lock to report. There
         # must be no await between this and the page's view of the storage.
-        if state.held.holders:
-            look = partial(state.held.in_the_way_in_rows, *rest, plan.timestamp)
-            await state.held.let_pass(look)
+        if state.held_cells.holders:
+            look = partial(state.held_cells.in_the_way_in_rows, *rest, plan.timestamp)
+            await state.held_cells.let_pass(look)
         state.require_open()
         fence = state.load_fences.among(*rest)
         if fence is not None:

@@ -618,7 +618,7 @@ class TabletState:
         self.clock = clock
         self.limits = limits
         self.mirror = LockMirror()
-        self.held = HeldCells()
+        self.held_cells = HeldCells()
         self.index = NotifyIndex(limits.notifications_indexed_max)
         self.recent = RecentWrites(limits.recent_writes_max)
         self.last_changes = LastChanges(limits.recent_writes_max)

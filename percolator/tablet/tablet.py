@@ -46,9 +46,9 @@ from percolator.tablet.notification_watch import NotificationWatch
 from percolator.tablet.requests import (
     CheckedMutation,
     MutationChecker,
+    OneRoundTransaction,
     StepChecker,
     TransactionChecker,
-    WholeTransaction,
     answer_of,
 )
 from percolator.tablet.rolling_forward import RollingForward
@@ -234,13 +234,13 @@ class PointReads:
     async def _held_cells_let_go(self, first: int, stop: int) -> None:
         """Returns when no commit in the way of these reads is about to land. There must be no await
         between this and the look at mirror and storage."""
-        held = self._state.held
+        held = self._state.held_cells
         if held.holders:
             await held.let_pass(lambda: self._in_the_way(first, stop))
             self._state.require_open()
 
     def _in_the_way(self, first: int, stop: int) -> list[Holder]:
-        held, encoded = self._state.held, self._encoded
+        held, encoded = self._state.held_cells, self._encoded
         found: dict[Holder, None] = {}
         for read in islice(self._asked, first, stop):
             row, timestamp = read.row, read.timestamp
@@ -740,7 +740,7 @@ class Tablet:
     async def commit(
         self, batch: pb.TransactionBatch, *, deadline_seconds: float
     ) -> pb.TransactionBatchResult:
-        """Commits whole transactions in one round; means and raises what `mutate` does."""
+        """Commits transactions in one round; means and raises what `mutate` does."""
         transactions = await self._state.guard.checked(
             lambda: self._checked_transactions(batch, deadline_seconds)
         )
@@ -748,7 +748,7 @@ class Tablet:
 
     def _checked_transactions(
         self, batch: pb.TransactionBatch, deadline_seconds: float
-    ) -> list[WholeTransaction]:
+    ) -> list[OneRoundTransaction]:
         self._state.require_target(batch.target)
         self._commit.require_capacity(0)
         return self._transactions.check(batch, deadline_seconds)

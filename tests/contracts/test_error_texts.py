@@ -346,7 +346,7 @@ def test_everything_on_the_way_to_a_commit_travels_in_lists_but_a_lock_with_long
     assert [(one.column, len(one.changes)) for one in alone] == [(b"long", 2)] * 2
 
 
-# A tablet judges a whole transaction by the conditions of a prewrite, which it cannot import.
+# A tablet judges a one-round commit by the conditions of a prewrite, which it cannot import.
 #
 # The client reads the index of the condition that failed by its own list, so the two have to agree.
 

@@ -49,13 +49,13 @@ from percolator.tablet.cells import (
 )
 from percolator.tablet.change_scan import ChangePlan
 from percolator.tablet.collection import _WalkOfVersions
-from percolator.tablet.group_commit import HeldTransactions, MutationQueue
+from percolator.tablet.group_commit import MutationQueue, OneRoundTransactions
 from percolator.tablet.judge import Exclusion, Lines
 from percolator.tablet.requests import (
     ABSENT,
     CheckedCondition,
+    OneRoundTransaction,
     PrewriteConditions,
-    WholeTransaction,
     not_executed,
     prewrite_conditions,
 )
@@ -597,9 +597,11 @@ def reads_do_not_wait(patch: Patch) -> None:
 
 def timestamp_fetched_before_the_cells_are_held(patch: Patch) -> None:
     """A reader above it has read the cells before they were held."""
-    correct, tasks = HeldTransactions.arrive, Tasks()
+    correct, tasks = OneRoundTransactions.arrive, Tasks()
 
-    async def fetch_first(self: HeldTransactions, transactions: list[WholeTransaction]) -> None:
+    async def fetch_first(
+        self: OneRoundTransactions, transactions: list[OneRoundTransaction]
+    ) -> None:
         try:
             first = await self._first_timestamp(transactions)
         except PercolatorError as error:
@@ -609,12 +611,12 @@ def timestamp_fetched_before_the_cells_are_held(patch: Patch) -> None:
             transaction.commit = timestamp
         correct(self, transactions)
 
-    @in_place_of(patch, HeldTransactions, "arrive")
-    def wrong(self: HeldTransactions, transactions: Iterable[WholeTransaction]) -> None:
+    @in_place_of(patch, OneRoundTransactions, "arrive")
+    def wrong(self: OneRoundTransactions, transactions: Iterable[OneRoundTransaction]) -> None:
         tasks.start(fetch_first(self, list(transactions)))
 
-    @in_place_of(patch, HeldTransactions, "_take_timestamps")
-    def ready_at_once(self: HeldTransactions, held: Sequence[WholeTransaction]) -> None:
+    @in_place_of(patch, OneRoundTransactions, "_take_timestamps")
+    def ready_at_once(self: OneRoundTransactions, held: Sequence[OneRoundTransaction]) -> None:
         self._ready.extend(held)
         self._wake()
 
@@ -694,30 +696,32 @@ def executed_counts_as_not_sent(patch: Patch) -> None:
 
 def answered_before_the_batch_is_durable(patch: Patch) -> None:
     """A power cut undoes what was acknowledged."""
-    fill = HeldTransactions.fill
+    fill = OneRoundTransactions.fill
 
-    @in_place_of(patch, HeldTransactions, "fill")
+    @in_place_of(patch, OneRoundTransactions, "fill")
     def wrong(
-        self: HeldTransactions, batch: Any, taken: list[WholeTransaction], *room: int
+        self: OneRoundTransactions, batch: Any, taken: list[OneRoundTransaction], *room: int
     ) -> None:
         fill(self, batch, taken, *room)
         for transaction in taken:
             self._end(transaction, transaction.refusal)
 
-    @in_place_of(patch, HeldTransactions, "conclude")
-    def conclude(self: HeldTransactions, taken: Sequence[WholeTransaction], result: object) -> None:
-        self._held.let_go([one for one in taken if one.refusal is None])
+    @in_place_of(patch, OneRoundTransactions, "conclude")
+    def conclude(
+        self: OneRoundTransactions, taken: Sequence[OneRoundTransaction], result: object
+    ) -> None:
+        self._held_cells.let_go([one for one in taken if one.refusal is None])
 
 
 def cells_let_go_before_the_batch_is_shown(patch: Patch) -> None:
     """A reader above the commit finds neither a lock, nor a held cell, nor the commit."""
-    fill = HeldTransactions.fill
+    fill = OneRoundTransactions.fill
 
     def wrong(
-        self: HeldTransactions, batch: Any, taken: list[WholeTransaction], *room: int
+        self: OneRoundTransactions, batch: Any, taken: list[OneRoundTransaction], *room: int
     ) -> None:
         fill(self, batch, taken, *room)
-        self._held.let_go(taken)
+        self._held_cells.let_go(taken)
 
     let_go = HeldCells.let_go
 
@@ -726,7 +730,7 @@ def cells_let_go_before_the_batch_is_shown(patch: Patch) -> None:
         still = [one for one in holders if self.holders.get(one.cells[0]) is one]
         let_go(self, still)
 
-    patch.setattr(HeldTransactions, "fill", wrong)
+    patch.setattr(OneRoundTransactions, "fill", wrong)
 
 
 def mutations_of_held_cells_do_not_wait(patch: Patch) -> None:
@@ -736,7 +740,7 @@ def mutations_of_held_cells_do_not_wait(patch: Patch) -> None:
 
     @in_place_of(patch, MutationQueue, "_judge_part")
     def wrong(self: MutationQueue, *arguments: Any, **rest: Any) -> int:
-        held = self._state.held
+        held = self._state.held_cells
         holders, held.holders = held.holders, {}
         try:
             return correct(self, *arguments, **rest)
@@ -747,10 +751,10 @@ def mutations_of_held_cells_do_not_wait(patch: Patch) -> None:
 def judged_while_a_batch_changes_the_cell(patch: Patch) -> None:
     """The marker or the lock that is on its way to the disk is not seen."""
 
-    correct = HeldTransactions.arrive
+    correct = OneRoundTransactions.arrive
 
-    @in_place_of(patch, HeldTransactions, "arrive")
-    def wrong(self: HeldTransactions, transactions: Sequence[WholeTransaction]) -> None:
+    @in_place_of(patch, OneRoundTransactions, "arrive")
+    def wrong(self: OneRoundTransactions, transactions: Sequence[OneRoundTransaction]) -> None:
         touched, self._lines.touched = self._lines.touched, {}
         try:
             correct(self, transactions)
@@ -816,12 +820,14 @@ def timestamp_is_not_set_aside(patch: Patch) -> None:
 
     @in_place_of(patch, group_commit, "commit_timestamps")
     def wrong(
-        held: Iterable[WholeTransaction], first: int
-    ) -> Iterator[tuple[int, WholeTransaction]]:
+        held: Iterable[OneRoundTransaction], first: int
+    ) -> Iterator[tuple[int, OneRoundTransaction]]:
         yield from enumerate(held, first)
 
-    @in_place_of(patch, HeldTransactions, "_first_timestamp")
-    def one_each(self: HeldTransactions, held: Sequence[WholeTransaction]) -> asyncio.Future[int]:
+    @in_place_of(patch, OneRoundTransactions, "_first_timestamp")
+    def one_each(
+        self: OneRoundTransactions, held: Sequence[OneRoundTransaction]
+    ) -> asyncio.Future[int]:
         assert self._state.timestamps is not None
         return asyncio.ensure_future(self._state.timestamps(len(held)))
 

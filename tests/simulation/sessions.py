@@ -734,7 +734,7 @@ class Session:
                 recorded.aborted()
             return self._expected(error)
         recorded.committed(commit or 0)
-        if commit and (transaction._commit is None or transaction._commit.is_whole):
+        if commit and (transaction._commit is None or transaction._commit.in_one_round):
             self._chronicle.committed_in_one_round += 1
         return True
 

@@ -24,12 +24,12 @@ from percolator.routing.cells import (
     CellMutation,
     CommitAnswer,
     FoundCell,
+    OneRoundCommit,
     RangePage,
     RangeRequest,
     Refused,
     RowRequest,
     RowResult,
-    WholeCommit,
 )
 from percolator.v1 import cells_pb2
 from percolator.v1.tabletserver_pb2 import Change, Condition, Mutation, RowRead
@@ -86,7 +86,7 @@ class NaiveCells:
                 versions.pop(key, None)
         return APPLIED
 
-    def commit(self, commit: WholeCommit, next_timestamp: Callable[[], int]) -> CommitAnswer:
+    def commit(self, commit: OneRoundCommit, next_timestamp: Callable[[], int]) -> CommitAnswer:
         """Commits in one round. Every table is one tablet."""
         current = self.schema_versions.get(commit.table_id, commit.schema_version)
         if current != commit.schema_version:

@@ -34,11 +34,11 @@ from percolator.routing.cells import (
     Answer,
     CellMutation,
     CommitAnswer,
+    OneRoundCommit,
     RangePage,
     RangeRequest,
     RowRequest,
     RowResult,
-    WholeCommit,
 )
 from percolator.timestamps import SEQUENCE_BITS
 from percolator.v1.tabletserver_pb2 import Change, Condition, RowRead
@@ -161,7 +161,7 @@ class Network:
         self.steps: list[CellMutation] = []
         self.before_send: Callable[[CellMutation], Awaitable[None]] | None = None
         self.before_answer: Callable[[CellMutation, Answer], Awaitable[None]] | None = None
-        self.commits: list[WholeCommit] = []
+        self.commits: list[OneRoundCommit] = []
         self.before_commit: Callable[[], Awaitable[None]] | None = None
         self.loses_answer_of_commit = False
         self.loses_answer: Callable[[CellMutation], bool] = lambda step: False
@@ -204,7 +204,7 @@ class Network:
             return Unavailable("answer of a prewrite lost")
         return answer
 
-    async def commit(self, commit: WholeCommit, deadline: float) -> CommitAnswer:
+    async def commit(self, commit: OneRoundCommit, deadline: float) -> CommitAnswer:
         world, faults, chance = self._world, self._world.faults, self._random.random
 
         def apply() -> CommitAnswer:

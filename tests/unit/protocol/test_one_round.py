@@ -35,7 +35,7 @@ from percolator.routing.cells import (
     CommitAnswer,
     NotInOneRound,
     NotSent,
-    WholeCommit,
+    OneRoundCommit,
 )
 from tests.unit.protocol.naive_cells import LOCK, NOTIFY, ROLLBACK
 from tests.unit.protocol.protocol_world import (
@@ -85,11 +85,11 @@ async def commit(client: Client) -> AsyncIterator[Commit]:
     yield await _commit(client)
 
 
-def _answer_with(client: Client, *answers: Callable[[WholeCommit], CommitAnswer | None]) -> None:
+def _answer_with(client: Client, *answers: Callable[[OneRoundCommit], CommitAnswer | None]) -> None:
     """Answers the next messages like this; None stands for the true answer."""
     correct, left = client.network.commit, list(answers)
 
-    async def commit(message: WholeCommit, deadline: float) -> CommitAnswer:
+    async def commit(message: OneRoundCommit, deadline: float) -> CommitAnswer:
         answer = left.pop(0)(message) if left else None
         return await correct(message, deadline) if answer is None else answer
 
@@ -221,9 +221,9 @@ async def test_after_a_split_the_marker_settles_an_unanswered_message(
     client: Client,
     commit: Commit,
 ) -> None:
-    late: list[WholeCommit] = []
+    late: list[OneRoundCommit] = []
 
-    def keep(message: WholeCommit) -> CommitAnswer:
+    def keep(message: OneRoundCommit) -> CommitAnswer:
         late.append(message)
         return Unavailable("still on its way")
 

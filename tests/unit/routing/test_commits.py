@@ -1,4 +1,4 @@
-"""Whole transactions on their way: sent once, to the tablet that has their cells, or not at all."""
+"""One-round commits on their way: sent once, to the tablet that has their cells, or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from percolator.errors import (
     UsageError,
 )
 from percolator.protocol import commit
-from percolator.routing.cells import FollowedCommit, NotInOneRound, NotSent, Refused, WholeCommit
+from percolator.routing.cells import FollowedCommit, NotInOneRound, NotSent, OneRoundCommit, Refused
 from percolator.testing.cluster_in_memory import ADDRESS, ClusterInMemory
 from percolator.testing.in_process_network import InProcessNetwork
 from percolator.v1 import tabletserver_pb2 as pb
@@ -80,9 +80,9 @@ async def server() -> AsyncIterator[Commits]:
     yield Commits()
 
 
-def whole(start: int, *rows: bytes, version: int = 3) -> WholeCommit:
+def one_round(start: int, *rows: bytes, version: int = 3) -> OneRoundCommit:
     count = len(rows)
-    return WholeCommit(1, version, start, rows, [b"c"] * count, [1] * count, [b"v"] * count)
+    return OneRoundCommit(1, version, start, rows, [b"c"] * count, [1] * count, [b"v"] * count)
 
 
 def _cluster(server: Server, limits: Limits | None = None) -> Cluster:
@@ -95,11 +95,11 @@ def _cluster(server: Server, limits: Limits | None = None) -> Cluster:
 
 async def test_transactions_of_one_turn_of_the_loop_share_a_call(server: Commits) -> None:
     cluster = _cluster(server)
-    first = WholeCommit(
+    first = OneRoundCommit(
         1, 3, 20, [b"a", b"b"], [b"c", b"d"], [1, 3], [b"v", b""], [(b"c", (b"f",))],
         [(b"e", b"w", (b"g",))],
     )  # fmt: skip
-    sent = (first, whole(30, b"c"), whole(40, b"n"))
+    sent = (first, one_round(30, b"c"), one_round(40, b"n"))
     answers = await asyncio.gather(*(cluster.router.commit(s, cluster.deadline()) for s in sent))
     assert answers == [21, 31, 41]
     (call,) = server.commit_calls
@@ -118,7 +118,7 @@ async def test_transactions_of_one_turn_of_the_loop_share_a_call(server: Commits
 
 async def test_who_is_followed_is_told_whether_a_timestamp_was_set_aside(server: Commits) -> None:
     cluster = _cluster(server)
-    sent = (whole(20, b"a"), whole(30, b"c")._replace(is_followed=True))
+    sent = (one_round(20, b"a"), one_round(30, b"c")._replace(is_followed=True))
     plain, followed = await asyncio.gather(
         *(cluster.router.commit(s, cluster.deadline()) for s in sent)
     )
@@ -138,7 +138,7 @@ async def test_a_server_is_told_how_long_transactions_may_wait(server: Commits) 
     cluster = _cluster(server, Limits(attempt_seconds_max=5.0))
     for left in ((10.0,), (2.0,), (4.0, 1.0)):
         await asyncio.gather(
-            *(cluster.router.commit(whole(20, b"a"), cluster.deadline(one)) for one in left)
+            *(cluster.router.commit(one_round(20, b"a"), cluster.deadline(one)) for one in left)
         )
     assert [call.wait_milliseconds for call in server.commit_calls] == [0, 1600, 800]
 
@@ -146,12 +146,14 @@ async def test_a_server_is_told_how_long_transactions_may_wait(server: Commits) 
 @pytest.mark.parametrize(
     "commit",
     [
-        whole(20, b"a", b"n"),
-        whole(20, b"a")._replace(notifications=[(b"n", b"w", (b"g",))]),
+        one_round(20, b"a", b"n"),
+        one_round(20, b"a")._replace(notifications=[(b"n", b"w", (b"g",))]),
     ],
     ids=["cells", "a weak notification"],
 )
-async def test_what_is_not_in_one_tablet_is_not_sent(server: Commits, commit: WholeCommit) -> None:
+async def test_what_is_not_in_one_tablet_is_not_sent(
+    server: Commits, commit: OneRoundCommit
+) -> None:
     cluster = _cluster(server)
     assert isinstance(await cluster.router.commit(commit, cluster.deadline()), NotInOneRound)
     assert server.commit_calls == []
@@ -159,9 +161,11 @@ async def test_what_is_not_in_one_tablet_is_not_sent(server: Commits, commit: Wh
 
 async def test_a_tablet_that_is_not_known_is_asked_for_first(server: Commits) -> None:
     cluster = Cluster({"a:1": server})
-    assert isinstance(await cluster.router.commit(whole(20, b"a"), cluster.deadline(1.0)), NotSent)
+    assert isinstance(
+        await cluster.router.commit(one_round(20, b"a"), cluster.deadline(1.0)), NotSent
+    )
     cluster.now_at = [tablet("a:1")]
-    assert await cluster.router.commit(whole(20, b"a"), cluster.deadline()) == 21
+    assert await cluster.router.commit(one_round(20, b"a"), cluster.deadline()) == 21
 
 
 @pytest.mark.parametrize(
@@ -180,7 +184,7 @@ async def test_whatever_the_answer_is_nothing_is_sent_again(
     server.refuse_batch = lambda target, rows: error
     cluster = _cluster(server)
     cluster.now_at = [tablet("a:1", b"", b"m", epoch=2)]
-    answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
+    answer = await cluster.router.commit(one_round(20, b"a"), cluster.deadline())
     assert isinstance(answer, type(error))
     await asyncio.sleep(10.0)
     assert len(server.commit_calls) == 1
@@ -193,7 +197,7 @@ async def test_only_the_transaction_that_is_invalid_is_blamed(server: Commits) -
         InvalidArgument("values[1]", "too large") if b"b" in rows else None
     )
     cluster = _cluster(server)
-    sent = (whole(20, b"a"), whole(30, b"b"), whole(40, b"c"))
+    sent = (one_round(20, b"a"), one_round(30, b"b"), one_round(40, b"c"))
     answers = await asyncio.gather(*(cluster.router.commit(s, cluster.deadline()) for s in sent))
     first, second, third = answers
     assert (first, third) == (21, 41)
@@ -205,7 +209,7 @@ async def test_only_the_transaction_that_is_invalid_is_blamed(server: Commits) -
 async def test_a_message_is_full_of_weak_notifications_too(server: Commits) -> None:
     cluster = _cluster(server, Limits(batch_rows_max=4))
     notified = [(b"%d" % number, b"w", (b"g",)) for number in range(3)]
-    sent = [whole(start, b"a")._replace(notifications=notified) for start in (20, 30)]
+    sent = [one_round(start, b"a")._replace(notifications=notified) for start in (20, 30)]
     answers = await asyncio.gather(*(cluster.router.commit(s, cluster.deadline()) for s in sent))
     assert answers == [21, 31]
     counts = [len(batch.notifications) for call in server.commit_calls for batch in call.batches]
@@ -222,7 +226,7 @@ async def test_a_refusal_names_the_condition_and_the_cell(server: Commits) -> No
 
     server.malform = refuse
     cluster = _cluster(server)
-    answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
+    answer = await cluster.router.commit(one_round(20, b"a"), cluster.deadline())
     assert isinstance(answer, Refused)
     assert answer.condition == 3
     assert answer.cell is not None
@@ -254,14 +258,16 @@ async def test_a_malformed_response_leaves_the_outcome_open(
 ) -> None:
     server.malform = malform
     cluster = _cluster(server)
-    answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
+    answer = await cluster.router.commit(one_round(20, b"a"), cluster.deadline())
     assert isinstance(answer, ExecutionUnknown)
 
 
 async def test_a_deadline_tells_whether_it_was_sent() -> None:
     server = Commits(seconds=60.0)
     cluster = _cluster(server, Limits(server_calls_max=2, server_rows_max=2))
-    waiting = [cluster.router.commit(whole(20 + i, b"a"), cluster.deadline(1.0)) for i in range(3)]
+    waiting = [
+        cluster.router.commit(one_round(20 + i, b"a"), cluster.deadline(1.0)) for i in range(3)
+    ]
     first, second, third = await asyncio.gather(*waiting)
     for answer in (first, second):
         assert isinstance(answer, DeadlineExceeded)
@@ -272,20 +278,20 @@ async def test_a_deadline_tells_whether_it_was_sent() -> None:
 async def test_a_silent_server_whose_tablets_are_elsewhere_is_left() -> None:
     server = Commits(seconds=60.0)
     cluster = _cluster(server, Limits(server_calls_max=2))
-    sent = cluster.router.commit(whole(20, b"a"), cluster.deadline(10.0))
+    sent = cluster.router.commit(one_round(20, b"a"), cluster.deadline(10.0))
     await asyncio.sleep(0.5)
-    queued = cluster.router.commit(whole(30, b"a"), cluster.deadline(10.0))
+    queued = cluster.router.commit(one_round(30, b"a"), cluster.deadline(10.0))
     cluster.now_at = [tablet("b:1", b"", b"m", epoch=2)]
     assert isinstance(await sent, DeadlineExceeded)
     assert await queued == 31, "it was not sent, so it can be sent elsewhere"
     assert cluster.clock.monotonic_seconds() < 3.0
-    assert await cluster.router.commit(whole(20, b"a"), cluster.deadline()) == 21
+    assert await cluster.router.commit(one_round(20, b"a"), cluster.deadline()) == 21
 
 
 async def test_a_closed_router_answers_at_once() -> None:
     cluster = _cluster(Commits())
     await cluster.router.close()
-    answer = await cluster.router.commit(whole(20, b"a"), cluster.deadline())
+    answer = await cluster.router.commit(one_round(20, b"a"), cluster.deadline())
     assert isinstance(answer, UsageError)
 
 

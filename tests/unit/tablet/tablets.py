@@ -550,9 +550,9 @@ def roll_back_read_lock(row: bytes, start: int) -> pb.Mutation:
     return step
 
 
-def whole_read_lock(start: int, row: bytes) -> pb.TransactionBatch:
+def one_round_read_lock(start: int, row: bytes) -> pb.TransactionBatch:
     """A transaction that does nothing but hold a read lock, and commits in one round."""
-    return whole(start, {row: b""}, KIND_LOCK_ONLY, hidden(start))
+    return one_round(start, {row: b""}, KIND_LOCK_ONLY, hidden(start))
 
 
 # What the tests of transactions that commit in one round use.
@@ -603,7 +603,7 @@ class OneRoundRig(Rig):
         return asyncio.ensure_future(self.commit(*transactions, **options))
 
 
-def whole(
+def one_round(
     start: int, writes: Mapping[bytes, bytes], kind: int = KIND_PUT, column: bytes = COLUMN
 ) -> pb.TransactionBatch:
     """One transaction that writes these rows."""

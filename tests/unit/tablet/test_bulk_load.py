@@ -39,11 +39,11 @@ from tests.unit.tablet.tablets import (
     counted_turns,
     delete,
     mutation,
+    one_round,
     only,
     prewrite,
     roll_back,
     under_way,
-    whole,
     written,
 )
 
@@ -497,7 +497,7 @@ async def test_commits_of_other_rows_go_on_beside_any_number_of_loaders(
         await one_round_rig.apply(written(b"z-%d" % commits, 60, 61))
         assert loop.time() - begun < 3.5
         begun = loop.time()
-        result = await one_round_rig.commit(whole(70, {b"y-%d" % commits: b"1"}))
+        result = await one_round_rig.commit(one_round(70, {b"y-%d" % commits: b"1"}))
         assert loop.time() - begun < 3.5
         assert not result.uncommitted
         commits += 1
@@ -514,7 +514,7 @@ async def test_a_stream_of_commits_does_not_keep_a_load_out(one_round_rig: OneRo
 
     async def commit_all_the_time() -> None:
         while loop.time() < ends:
-            running.append(one_round_rig.committing(whole(10, {b"z%d" % len(running): b"1"})))
+            running.append(one_round_rig.committing(one_round(10, {b"z%d" % len(running): b"1"})))
             await asyncio.sleep(0.1)
 
     committing = await under_way(commit_all_the_time(), seconds=5)
@@ -534,10 +534,10 @@ async def test_a_range_is_not_closed_while_a_transaction_holds_cells(
     one_round_rig: OneRoundRig, row: bytes
 ) -> None:
     """Judged before the fence, it would be written after it: behind the fence, if it is there."""
-    committing = await under_way(one_round_rig.commit(whole(10, {row: b"1"})), seconds=0.1)
+    committing = await under_way(one_round_rig.commit(one_round(10, {row: b"1"})), seconds=0.1)
     closing = asyncio.ensure_future(one_round_rig.tablet.fence(fence(RAISE, run=150)))
     await asyncio.sleep(0.1)
-    behind = one_round_rig.committing(whole(20, {b"d": b"2"}))
+    behind = one_round_rig.committing(one_round(20, {b"d": b"2"}))
     assert list((await committing).commit_timestamps) == [100]
     assert (await closing).HasField("obstacle") == (row == b"c")
     if row == b"c":
@@ -552,7 +552,7 @@ async def test_a_transaction_on_other_rows_is_held_and_written_while_rows_are_lo
 ) -> None:
     one_round_rig.oracle.gate = asyncio.Event()
     await one_round_rig.tablet.fence(fence(RAISE))
-    committing = await under_way(one_round_rig.commit(whole(10, {b"a": b"1"})), seconds=0.1)
+    committing = await under_way(one_round_rig.commit(one_round(10, {b"a": b"1"})), seconds=0.1)
     await one_round_rig.tablet.load(load([b"c"]))
     await finish(one_round_rig)
     one_round_rig.oracle.gate.set()
@@ -560,9 +560,9 @@ async def test_a_transaction_on_other_rows_is_held_and_written_while_rows_are_lo
     assert await one_round_rig.value(b"a", 100) == b"1"
     assert await one_round_rig.value(b"c", 100) == b"v"
     # What began before either commit must not overwrite it.
-    refused = only(await one_round_rig.commit(whole(40, {b"c": b"2"})))
+    refused = only(await one_round_rig.commit(one_round(40, {b"c": b"2"})))
     assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
-    refused = only(await one_round_rig.commit(whole(60, {b"a": b"2"})))
+    refused = only(await one_round_rig.commit(one_round(60, {b"a": b"2"})))
     assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
 
 
@@ -577,7 +577,7 @@ async def test_batches_come_between_the_writes_that_clear_a_range(
     clearing = asyncio.ensure_future(rig.tablet.fence(fence(CLEAR)))
     again = await under_way(rig.tablet.fence(fence(CLEAR)), seconds=0.1)
     await rig.apply(written(b"z", 60, 61))
-    assert list((await rig.commit(whole(70, {b"y": b"1"}))).commit_timestamps) == [100]
+    assert list((await rig.commit(one_round(70, {b"y": b"1"}))).commit_timestamps) == [100]
     assert loop.time() - begun < 8.0
     assert not clearing.done()
     assert not (await clearing).remains

@@ -13,7 +13,7 @@ from percolator.errors import InvalidArgument, Unavailable
 from percolator.formats.records import KIND_READ_LOCK, RecordKind
 from percolator.tablet import judge
 from percolator.tablet.cells import FORMAT_KEY
-from percolator.tablet.group_commit import HeldTransactions, MutationWork
+from percolator.tablet.group_commit import MutationWork, OneRoundTransactions
 from percolator.tablet.state import SafePoints
 from percolator.testing.memory_storage import DurableMemory
 from percolator.v1 import tabletserver_pb2 as pb
@@ -38,6 +38,8 @@ from tests.unit.tablet.tablets import (
     counted,
     hidden,
     mutation,
+    one_round,
+    one_round_read_lock,
     only,
     outcomes,
     prewrite,
@@ -46,8 +48,6 @@ from tests.unit.tablet.tablets import (
     roll_back_read_lock,
     started,
     under_way,
-    whole,
-    whole_read_lock,
     written,
 )
 
@@ -129,14 +129,18 @@ async def test_a_writer_that_knows_nothing_of_read_locks_is_kept_away_too(rig: R
 
 async def test_both_ways_to_commit_exclude_each_other(one_round_rig: OneRoundRig) -> None:
     await one_round_rig.apply(read_lock(ROW, 10))
-    assert only(await one_round_rig.commit(whole(12, {ROW: b"v"}))).failed_condition == LOCKED
+    assert only(await one_round_rig.commit(one_round(12, {ROW: b"v"}))).failed_condition == LOCKED
     await one_round_rig.apply(roll_back_read_lock(ROW, 10))
-    assert list((await one_round_rig.commit(whole_read_lock(13, ROW))).commit_timestamps) == [100]
-    found = only(await one_round_rig.commit(whole(14, {ROW: b"v"})))
+    assert list((await one_round_rig.commit(one_round_read_lock(13, ROW))).commit_timestamps) == [
+        100
+    ]
+    found = only(await one_round_rig.commit(one_round(14, {ROW: b"v"})))
     assert (found.failed_condition, _column(found)) == (NEWER, hidden(13))
     assert await _refusal(one_round_rig, prewrite(ROW, 15)) == (NEWER, hidden(13), 100)
-    assert list((await one_round_rig.commit(whole(150, {ROW: b"v"}))).commit_timestamps) == [200]
-    assert only(await one_round_rig.commit(whole_read_lock(160, ROW))).failed_condition == NEWER
+    assert list((await one_round_rig.commit(one_round(150, {ROW: b"v"}))).commit_timestamps) == [
+        200
+    ]
+    assert only(await one_round_rig.commit(one_round_read_lock(160, ROW))).failed_condition == NEWER
     assert await _refusal(one_round_rig, read_lock(ROW, 161)) == (NEWER, COLUMN, 200)
 
 
@@ -165,10 +169,10 @@ async def test_read_locks_of_one_cell_share_a_batch(rig: Rig) -> None:
 async def test_a_writer_waits_for_read_locks_that_are_held_and_the_other_way_round(
     one_round_rig: OneRoundRig,
 ) -> None:
-    readers = [one_round_rig.committing(whole_read_lock(start, ROW)) for start in (10, 11)]
+    readers = [one_round_rig.committing(one_round_read_lock(start, ROW)) for start in (10, 11)]
     await asyncio.sleep(0.5)
     writing = await under_way(one_round_rig.mutate(prewrite(ROW, 12)), seconds=0.1)
-    late = one_round_rig.committing(whole_read_lock(13, ROW))
+    late = one_round_rig.committing(one_round_read_lock(13, ROW))
     for reader in readers:
         assert (await reader).commit_timestamps[0] >= 100
     assert await outcomes(writing) == [REFUSED], "it began before they had committed"
@@ -178,9 +182,9 @@ async def test_a_writer_waits_for_read_locks_that_are_held_and_the_other_way_rou
 async def test_a_read_lock_waits_for_a_writer_that_holds_the_cell(
     one_round_rig: OneRoundRig,
 ) -> None:
-    writing = await under_way(one_round_rig.commit(whole(10, {ROW: b"v"})))
+    writing = await under_way(one_round_rig.commit(one_round(10, {ROW: b"v"})))
     reading = started(one_round_rig, read_lock(ROW, 12))
-    late = await under_way(one_round_rig.commit(whole_read_lock(13, ROW)), seconds=0.1)
+    late = await under_way(one_round_rig.commit(one_round_read_lock(13, ROW)), seconds=0.1)
     assert not reading.done()
     assert list((await writing).commit_timestamps) == [100]
     assert await outcomes(reading) == [REFUSED]
@@ -278,14 +282,14 @@ async def test_a_repeated_prewrite_finds_its_own_lock_commit_and_marker(rig: Rig
 
 async def test_a_kind_that_is_only_for_write_sets_is_refused(one_round_rig: OneRoundRig) -> None:
     with pytest.raises(InvalidArgument, match=r"kinds\[0\]: 5 is not a kind"):
-        await one_round_rig.commit(whole(10, {ROW: b""}, KIND_READ_LOCK, hidden(10)))
+        await one_round_rig.commit(one_round(10, {ROW: b""}, KIND_READ_LOCK, hidden(10)))
 
 
 async def test_a_transaction_does_not_write_a_cell_and_read_lock_it(
     one_round_rig: OneRoundRig,
 ) -> None:
-    both = whole(10, {ROW: b"v"})
-    both.MergeFrom(whole_read_lock(10, ROW))
+    both = one_round(10, {ROW: b"v"})
+    both.MergeFrom(one_round_read_lock(10, ROW))
     del both.start_timestamps[1:], both.cells[:]
     both.cells.append(2)
     with pytest.raises(InvalidArgument, match=r"cells\[0\]: a write of a cell, and a read lock"):
@@ -302,10 +306,10 @@ async def test_what_waits_for_several_cells_is_not_overtaken_on_any_of_them(
     one_round_rig: OneRoundRig,
 ) -> None:
     """It would wait forever where the others never leave all of them free at once."""
-    first = await under_way(one_round_rig.commit(whole(10, {b"a": b"1"})))
-    both = one_round_rig.committing(whole(150, {b"a": b"2", b"b": b"2"}))
+    first = await under_way(one_round_rig.commit(one_round(10, {b"a": b"1"})))
+    both = one_round_rig.committing(one_round(150, {b"a": b"2", b"b": b"2"}))
     await asyncio.sleep(0.1)
-    later = one_round_rig.committing(whole(160, {b"b": b"3"}))
+    later = one_round_rig.committing(one_round(160, {b"b": b"3"}))
     assert list((await first).commit_timestamps) == [100]
     assert list((await both).commit_timestamps) == [200]
     assert only(await later).cell.timestamp == 200
@@ -316,7 +320,7 @@ async def test_a_crowd_of_mutations_does_not_keep_a_transaction_waiting(
 ) -> None:
     crowd = [started(one_round_rig, written(b"a", 1, 2)) for _ in range(3)]
     await asyncio.sleep(0.5)
-    committing = await under_way(one_round_rig.commit(whole(10, {b"a": b"1"})), seconds=0.1)
+    committing = await under_way(one_round_rig.commit(one_round(10, {b"a": b"1"})), seconds=0.1)
     crowd += [started(one_round_rig, written(b"a", 1, 2)) for _ in range(20)]
     await committing
     assert sum(task.done() for task in crowd) == 3
@@ -327,7 +331,7 @@ async def test_a_mutation_never_overtakes_an_earlier_one_of_its_cell() -> None:
     """Not even if the cell becomes free between the looks at the two."""
     rig = await OneRoundRig(slice_rows=1).open()
     rig.oracle.failure, rig.oracle.gate = Unavailable("silent"), asyncio.Event()
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})), seconds=0.1)
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})), seconds=0.1)
     others = [written(b"%d" % number, 1, 2) for number in range(200)]
     question = mutation(b"a", conditions=[condition(WRITE, ABSENT)])
     asked = started(rig, written(b"a", 1, 2), *others, question)
@@ -346,7 +350,7 @@ async def test_while_the_oracle_is_silent_those_that_wait_do_not_wait_one_after_
     one_round_rig.oracle.failure = Unavailable("silent")
     crowd = []
     for start in range(10, 20):
-        crowd.append(one_round_rig.committing(whole(start, {b"a": b"1"})))
+        crowd.append(one_round_rig.committing(one_round(start, {b"a": b"1"})))
         await asyncio.sleep(0.01)
     marking = started(one_round_rig, roll_back(b"a", 5))
     began = one_round_rig.clock.monotonic_seconds()
@@ -362,7 +366,7 @@ async def test_while_the_oracle_is_silent_those_that_wait_do_not_wait_one_after_
 async def test_a_request_that_ends_in_line_is_not_judged_any_further_in_the_queue() -> None:
     rig = await OneRoundRig(commit_mutations_max=2).open()
     committing = await under_way(
-        rig.commit(whole(10, {b"a": b"1", b"c": b"1", b"d": b"1"})), seconds=0.1
+        rig.commit(one_round(10, {b"a": b"1", b"c": b"1", b"d": b"1"})), seconds=0.1
     )
     others = started(rig, roll_back(b"c", 5), roll_back(b"d", 5))
     asked = [roll_back(b"a", 5), *(written(b"%d" % row, 1, 2) for row in range(9))]
@@ -380,7 +384,7 @@ async def test_a_request_that_ends_in_line_is_not_judged_any_further_in_the_queu
 async def test_mutations_behind_a_held_cell_leave_room_for_others() -> None:
     rig = await OneRoundRig(commit_mutations_max=4).open()
     rig.oracle.seconds = 60.0
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     behind = [started(rig, roll_back(b"a", start)) for start in range(20, 40)]
     await asyncio.sleep(0.1)
     await rig.apply(*(written(b"b%d" % number, 1, 2) for number in range(8)))
@@ -393,13 +397,13 @@ async def test_mutations_behind_a_held_cell_leave_room_for_others() -> None:
 async def test_a_transaction_that_waits_is_judged_once(
     one_round_rig: OneRoundRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looks = counted(monkeypatch, HeldTransactions, "_obstacle")
+    looks = counted(monkeypatch, OneRoundTransactions, "_obstacle")
     crowd = []
     for start in range(10, 110):
-        crowd.append(one_round_rig.committing(whole(start, {b"a": b"1"})))
+        crowd.append(one_round_rig.committing(one_round(start, {b"a": b"1"})))
         await asyncio.sleep(0.001)
     for row in range(10):
-        await one_round_rig.commit(whole(10, {b"%d" % row: b"1"}))
+        await one_round_rig.commit(one_round(10, {b"%d" % row: b"1"}))
     results = await asyncio.gather(*crowd)
     assert [list(result.commit_timestamps) for result in results].count([100]) == 1
     assert len(looks) == 110
@@ -410,7 +414,7 @@ async def test_a_mutation_that_waits_is_looked_at_twice(
 ) -> None:
     """When it arrives, and when it is the first in line and the cell is free."""
     one_round_rig.oracle.seconds = 60.0
-    committing = await under_way(one_round_rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(one_round_rig.commit(one_round(10, {b"a": b"1"})))
     looks = counted(monkeypatch, MutationWork, "refusal")
     behind = [started(one_round_rig, roll_back(b"a", 10)) for _ in range(50)]
     for row in range(20):
@@ -514,7 +518,7 @@ class _Model:
     async def _in_one_round(self, row: bytes, cell: _Cell) -> None:
         start, reads = self._old_or_new(), self._random.random() < 0.6
         self._rig.oracle.next = self._next()
-        message = whole_read_lock(start, row) if reads else whole(start, {row: b"v"})
+        message = one_round_read_lock(start, row) if reads else one_round(start, {row: b"v"})
         result: pb.TransactionBatchResult = await self._rig.commit(message)
         expected = cell.obstacle(start, reads=reads)
         if expected is None:
@@ -563,7 +567,7 @@ async def _crowd(random: Random) -> None:
         await asyncio.sleep(random.random() * 4)
         reads, in_one_round = random.random() < 0.6, random.random() < 0.5
         if in_one_round:
-            message = whole_read_lock(start, b"a") if reads else whole(start, {b"a": b"v"})
+            message = one_round_read_lock(start, b"a") if reads else one_round(start, {b"a": b"v"})
             commit_timestamp = (await rig.commit(message)).commit_timestamps[0]
         else:
             commit_timestamp = await _in_two_phases(rig, start, reads=reads)

@@ -41,6 +41,8 @@ from tests.unit.tablet.tablets import (
     SlowDisk,
     changes,
     look,
+    one_round,
+    one_round_read_lock,
     only,
     own,
     prewrite,
@@ -48,8 +50,6 @@ from tests.unit.tablet.tablets import (
     started,
     together,
     under_way,
-    whole,
-    whole_read_lock,
     written,
 )
 
@@ -65,7 +65,7 @@ async def rig() -> AsyncIterator[OneRoundRig]:
 
 
 async def test_all_cells_are_written_at_one_fresh_timestamp(rig: OneRoundRig) -> None:
-    result = await rig.commit(whole(10, {b"a": b"1", b"b": b"2"}))
+    result = await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"}))
     assert list(result.commit_timestamps) == [100]
     assert not result.uncommitted
     assert await rig.value(b"a", 100) == b"1"
@@ -78,7 +78,7 @@ async def test_transactions_of_a_request_share_a_question_to_the_oracle_and_a_wr
     rig: OneRoundRig,
 ) -> None:
     before = rig.slow_disk.writes
-    result = await rig.commit(*(whole(10 + n, {b"%d" % n: b"x"}) for n in range(5)))
+    result = await rig.commit(*(one_round(10 + n, {b"%d" % n: b"x"}) for n in range(5)))
     assert list(result.commit_timestamps) == [100, 101, 102, 103, 104]
     assert rig.oracle.asked == [5]
     assert rig.slow_disk.writes == before + 1
@@ -87,7 +87,7 @@ async def test_transactions_of_a_request_share_a_question_to_the_oracle_and_a_wr
 async def test_the_timestamp_after_a_commit_is_set_aside_if_another_transaction_follows(
     rig: OneRoundRig,
 ) -> None:
-    request = together(whole(10 + n, {b"%d" % n: b"x"}) for n in range(4))
+    request = together(one_round(10 + n, {b"%d" % n: b"x"}) for n in range(4))
     request.followed.extend((0, 2))
     result = await rig.tablet.commit(request, deadline_seconds=1e9)
     assert rig.oracle.asked == [6]
@@ -99,7 +99,7 @@ async def test_nothing_is_set_aside_after_a_commit_that_was_found_or_refused(
     rig: OneRoundRig,
 ) -> None:
     """The request that committed it has said so, and its caller may have begun there."""
-    request = together([whole(10, {b"a": b"1"}), whole(11, {b"b": b"1"})])
+    request = together([one_round(10, {b"a": b"1"}), one_round(11, {b"b": b"1"})])
     request.followed.append(0)
     await rig.tablet.commit(request, deadline_seconds=1e9)
     result = await rig.tablet.commit(request, deadline_seconds=1e9)
@@ -108,11 +108,11 @@ async def test_nothing_is_set_aside_after_a_commit_that_was_found_or_refused(
 
 
 async def test_every_kind_of_write_leaves_the_record_of_its_kind(rig: OneRoundRig) -> None:
-    await rig.commit(whole(10, {b"a": b"1", b"b": b"2"}))
+    await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"}))
     await rig.commit(
-        whole(110, {b"a": b""}, DELETE),
-        whole(111, {b"b": b""}, LOCK_ONLY),
-        whole(112, {b"c": b"long"}, KIND_PUT_IN_DATA),
+        one_round(110, {b"a": b""}, DELETE),
+        one_round(111, {b"b": b""}, LOCK_ONLY),
+        one_round(112, {b"c": b"long"}, KIND_PUT_IN_DATA),
     )
     assert await rig.value(b"a", 300) is None
     assert await rig.value(b"b", 300) == b"2"
@@ -121,8 +121,8 @@ async def test_every_kind_of_write_leaves_the_record_of_its_kind(rig: OneRoundRi
 
 
 async def test_a_lock_only_record_names_the_change_below_it(rig: OneRoundRig) -> None:
-    await rig.commit(whole(10, {b"a": b"1"}))
-    await rig.commit(whole(110, {b"a": b""}, LOCK_ONLY))
+    await rig.commit(one_round(10, {b"a": b"1"}))
+    await rig.commit(one_round(110, {b"a": b""}, LOCK_ONLY))
     records = [WriteRecord.decode(c.value) for c in await rig.cells(WRITE, from_timestamp=101)]
     assert [record.last_change for record in records] == [100]
 
@@ -132,9 +132,9 @@ async def test_observers_are_notified_of_puts_and_deletions_but_not_of_locks(
 ) -> None:
     request = together(
         [
-            whole(10, {b"put": b"1"}),
-            whole(11, {b"deleted": b""}, DELETE),
-            whole(12, {b"locked": b""}, LOCK_ONLY),
+            one_round(10, {b"put": b"1"}),
+            one_round(11, {b"deleted": b""}, DELETE),
+            one_round(12, {b"locked": b""}, LOCK_ONLY),
         ]
     )
     request.observed.add(column=COLUMN, observers=[b"f", b"g"])
@@ -155,9 +155,9 @@ async def test_observers_are_notified_of_puts_and_deletions_but_not_of_locks(
 
 
 async def test_a_repeated_request_finds_its_commit(rig: OneRoundRig) -> None:
-    await rig.commit(whole(10, {b"a": b"1"}))
-    await rig.commit(whole(120, {b"a": b"2"}))
-    refused = only(await rig.commit(whole(10, {b"a": b"1"})))
+    await rig.commit(one_round(10, {b"a": b"1"}))
+    await rig.commit(one_round(120, {b"a": b"2"}))
+    refused = only(await rig.commit(one_round(10, {b"a": b"1"})))
     assert (refused.outcome, refused.failed_condition) == (REFUSED, 0)
     assert refused.cell.timestamp == 100
     assert await rig.value(b"a", 300) == b"2"
@@ -166,7 +166,7 @@ async def test_a_repeated_request_finds_its_commit(rig: OneRoundRig) -> None:
 async def test_a_marker_on_any_cell_stops_it(rig: OneRoundRig) -> None:
     """A late copy must not commit what `resolve` has rolled back."""
     await rig.apply(roll_back(b"b", 10))
-    refused = only(await rig.commit(whole(10, {b"a": b"1", b"b": b"2"})))
+    refused = only(await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"})))
     assert (refused.outcome, refused.failed_condition) == (REFUSED, 1)
     assert refused.cell.row == b"b"
     assert await rig.value(b"a", 200) is None
@@ -176,7 +176,7 @@ async def test_what_transactions_meet_is_shown_as_far_as_it_fits_into_the_answer
     rig = await OneRoundRig(answer_bytes_max=250).open()
     rows = [b"%d" % number for number in range(9)]
     await rig.apply(*(prewrite(row, 5, b"x" * 60) for row in rows))
-    result = await rig.commit(*(whole(10 + n, {row: b""}) for n, row in enumerate(rows)))
+    result = await rig.commit(*(one_round(10 + n, {row: b""}) for n, row in enumerate(rows)))
     shown = [one.result.outcome for one in result.uncommitted]
     assert shown.count(REFUSED) in (2, 3)
     assert shown.count(NOT_EXECUTED) == len(rows) - shown.count(REFUSED)
@@ -185,7 +185,7 @@ async def test_what_transactions_meet_is_shown_as_far_as_it_fits_into_the_answer
 
 async def test_its_own_commit_is_shown_even_if_the_answer_is_full() -> None:
     rig = await OneRoundRig(answer_bytes_max=10).open()
-    requests = [whole(10 + n, {b"%d" % n: b"long" * 10}) for n in range(3)]
+    requests = [one_round(10 + n, {b"%d" % n: b"long" * 10}) for n in range(3)]
     await rig.commit(*requests)
     repeated = await rig.commit(*requests)
     assert [one.result.failed_condition for one in repeated.uncommitted] == [0, 0, 0]
@@ -194,12 +194,12 @@ async def test_its_own_commit_is_shown_even_if_the_answer_is_full() -> None:
 
 async def test_weak_notifications_fill_the_queue_as_cells_do() -> None:
     rig = await OneRoundRig(queue_bytes_max=10_000).open()
-    request = whole(10, {b"a": b"1"})
+    request = one_round(10, {b"a": b"1"})
     for number in range(30):
         request.notifications.add(row=b"%d" % number, column=b"w", observers=[b"h"])
     first = await under_way(rig.commit(request), seconds=0)
     with pytest.raises(Overloaded):
-        await rig.commit(whole(11, {b"b": b"2"}))
+        await rig.commit(one_round(11, {b"b": b"2"}))
     assert list((await first).commit_timestamps) == [100]
 
 
@@ -207,14 +207,14 @@ async def test_weak_notifications_fill_the_queue_as_cells_do() -> None:
 async def test_a_lock_on_any_cell_stops_it_its_own_too(rig: OneRoundRig, start: int) -> None:
     """Its own lock is that of another committer, in two phases: it alone may go on."""
     await rig.apply(prewrite(b"b", start))
-    refused = only(await rig.commit(whole(10, {b"a": b"1", b"b": b"2"})))
+    refused = only(await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"})))
     assert (refused.outcome, refused.failed_condition) == (REFUSED, 2)
     assert refused.cell.value.startswith(own(start))
 
 
 async def test_a_newer_commit_on_any_cell_stops_it(rig: OneRoundRig) -> None:
     await rig.apply(written(b"b", 11, 12))
-    refused = only(await rig.commit(whole(10, {b"a": b"1", b"b": b"2"})))
+    refused = only(await rig.commit(one_round(10, {b"a": b"1", b"b": b"2"})))
     assert (refused.outcome, refused.failed_condition) == (REFUSED, 3)
     assert refused.cell.timestamp == 12
 
@@ -222,11 +222,11 @@ async def test_a_newer_commit_on_any_cell_stops_it(rig: OneRoundRig) -> None:
 async def test_a_refusal_leaves_only_while_the_tablet_is_owned(rig: OneRoundRig) -> None:
     await rig.apply(prewrite(b"a", 5))
     rig.owner = False
-    assert only(await rig.commit(whole(10, {b"a": b"1"}))).outcome == UNKNOWN
+    assert only(await rig.commit(one_round(10, {b"a": b"1"}))).outcome == UNKNOWN
 
 
 async def test_two_transactions_of_one_cell_follow_each_other(rig: OneRoundRig) -> None:
-    result = await rig.commit(whole(10, {b"a": b"1"}), whole(11, {b"a": b"2"}))
+    result = await rig.commit(one_round(10, {b"a": b"1"}), one_round(11, {b"a": b"2"}))
     assert list(result.commit_timestamps) == [100, 0]
     assert result.uncommitted[0].result.failed_condition == 3
 
@@ -251,7 +251,7 @@ async def _commit_all_the_time(rig: OneRoundRig, until: float) -> None:
     number = 0
     while asyncio.get_running_loop().time() < until:
         number += 1
-        request = together([whole(10 + number, {b"row-%d" % number: b"x"})], schema_version=4)
+        request = together([one_round(10 + number, {b"row-%d" % number: b"x"})], schema_version=4)
         running.add(asyncio.ensure_future(rig.tablet.commit(request, deadline_seconds=1e9)))
         await asyncio.sleep(0.1)
     results = await asyncio.gather(*running)
@@ -276,7 +276,7 @@ async def test_a_transaction_is_not_starved_by_those_that_need_all_cells_let_go(
     await asyncio.sleep(3.3)
     for number in range(5):
         begun = loop.time()
-        result = await rig.commit(whole(1_000_000 + number, {b"row-%d" % number: b"x"}))
+        result = await rig.commit(one_round(1_000_000 + number, {b"row-%d" % number: b"x"}))
         assert loop.time() - begun < 10.0, result
     await asyncio.gather(*raising)
 
@@ -288,9 +288,9 @@ async def test_a_transaction_that_waits_for_a_cell_is_answered_at_its_deadline(
     rig: OneRoundRig,
 ) -> None:
     rig.oracle.gate = asyncio.Event()
-    holding = await under_way(rig.commit(whole(10, {b"a": b"1"})), seconds=0)
+    holding = await under_way(rig.commit(one_round(10, {b"a": b"1"})), seconds=0)
     begun = asyncio.get_running_loop().time()
-    result = only(await rig.commit(whole(20, {b"a": b"2", b"b": b"2"}), within_seconds=3.0))
+    result = only(await rig.commit(one_round(20, {b"a": b"2", b"b": b"2"}), within_seconds=3.0))
     assert asyncio.get_running_loop().time() - begun == pytest.approx(3.0)
     assert result.outcome == NOT_EXECUTED
     assert "deadline passed" in result.error.message
@@ -306,11 +306,11 @@ async def test_a_transaction_kept_out_by_a_change_is_answered_at_its_deadline(
     rig: OneRoundRig,
 ) -> None:
     rig.oracle.gate = asyncio.Event()
-    holding = await under_way(rig.commit(whole(10, {b"a": b"1"})), seconds=0)
+    holding = await under_way(rig.commit(one_round(10, {b"a": b"1"})), seconds=0)
     changing = asyncio.ensure_future(rig.tablet.raise_safe_points(SafePoints(collected=1)))
     await asyncio.sleep(0.1)
-    late = rig.committing(whole(20, {b"b": b"2"}), within_seconds=3.0)
-    in_time = rig.committing(whole(30, {b"b": b"3"}), within_seconds=60.0)
+    late = rig.committing(one_round(20, {b"b": b"2"}), within_seconds=3.0)
+    in_time = rig.committing(one_round(30, {b"b": b"3"}), within_seconds=60.0)
     result = only(await late)
     assert result.outcome == NOT_EXECUTED
     assert "the tablet waits for all cells to be let go" in result.error.message
@@ -328,10 +328,10 @@ async def test_a_marker_does_not_wait_for_its_own_transaction_after_the_deadline
 ) -> None:
     """No transaction may hold cells, and still its place in the line is free."""
     rig.oracle.gate = asyncio.Event()
-    holding = await under_way(rig.commit(whole(10, {b"a": b"1"})), seconds=0)
+    holding = await under_way(rig.commit(one_round(10, {b"a": b"1"})), seconds=0)
     changing = asyncio.ensure_future(rig.tablet.raise_safe_points(SafePoints(collected=1)))
     await asyncio.sleep(0.1)
-    assert only(await rig.commit(whole(20, {b"b": b"2"}), within_seconds=3.0)).outcome == (
+    assert only(await rig.commit(one_round(20, {b"b": b"2"}), within_seconds=3.0)).outcome == (
         NOT_EXECUTED
     )
     assert [one.outcome for one in await rig.mutate(roll_back(b"b", 20))] == [APPLIED]
@@ -344,8 +344,8 @@ async def test_a_transaction_is_not_written_after_its_deadline(rig: OneRoundRig)
     """Its cells are let go: nothing else waits for it, and a reader sees what was there before."""
     rig.oracle.seconds = 0.1
     writing = await under_way(rig.mutate(written(b"z", 5, 6)), seconds=0)
-    late = rig.committing(whole(10, {b"a": b"1"}), within_seconds=0.5)
-    in_time = rig.committing(whole(11, {b"b": b"1"}), within_seconds=5.0)
+    late = rig.committing(one_round(10, {b"a": b"1"}), within_seconds=0.5)
+    in_time = rig.committing(one_round(11, {b"b": b"1"}), within_seconds=5.0)
     result = only(await late)
     assert result.outcome == NOT_EXECUTED
     assert "waited for its batch" in result.error.message
@@ -381,7 +381,7 @@ def _committing(rows: int) -> tuple[HeldCells, list[Committing]]:
 
 
 async def test_reads_at_or_above_the_start_wait_and_see_the_commit(rig: OneRoundRig) -> None:
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     reading = asyncio.ensure_future(rig.value(b"a", 150))
     scanning = await under_way(rig.scan(150), seconds=0.1)
     assert not reading.done()
@@ -395,7 +395,7 @@ async def test_reads_at_or_above_the_start_wait_and_see_the_commit(rig: OneRound
 
 @pytest.mark.parametrize("row", [b"a", b"named like \0read\0\0\1"])
 async def test_a_read_of_all_columns_waits_too(rig: OneRoundRig, row: bytes) -> None:
-    committing = await under_way(rig.commit(whole(10, {row: b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {row: b"1"})))
     read = pb.RowRead(row=row, all_columns=True, timestamp=150)
     request = pb.ReadBatch(target=together([]).target, reads=[read])
     reading = await under_way(rig.tablet.read(request), seconds=0.1)
@@ -405,7 +405,7 @@ async def test_a_read_of_all_columns_waits_too(rig: OneRoundRig, row: bytes) -> 
 
 
 async def test_a_read_goes_on_once_the_commit_is_known_to_be_above_it(rig: OneRoundRig) -> None:
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     reading = asyncio.ensure_future(rig.value(b"a", 50))
     await asyncio.sleep(0.4)
     assert not reading.done()
@@ -424,7 +424,7 @@ async def test_reads_wait_until_memory_knows_of_the_batch() -> None:
             await asyncio.sleep(1)
 
     rig = await OneRoundRig(disk=Heard()).open()
-    committing = rig.committing(whole(10, {b"a": b"1"}))
+    committing = rig.committing(one_round(10, {b"a": b"1"}))
     await asyncio.sleep(2.5)  # durable, and not yet heard
     reading = await under_way(rig.value(b"a", 150), seconds=0.1)
     assert not reading.done()
@@ -434,7 +434,7 @@ async def test_reads_wait_until_memory_knows_of_the_batch() -> None:
 
 async def test_a_read_does_not_wait_for_ever(rig: OneRoundRig) -> None:
     rig.oracle.seconds = 60.0
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     with pytest.raises(NotReady, match="oracle or the disk is slow"):
         await rig.value(b"a", 150)
     await committing
@@ -444,11 +444,11 @@ async def test_the_time_that_a_read_waits_does_not_start_again_when_other_cells_
     rig: OneRoundRig,
 ) -> None:
     rig.oracle.seconds = 60.0
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     reading = asyncio.ensure_future(rig.value(b"a", 150))
     rig.oracle.seconds = 0.5
     for row in (b"b", b"c", b"d", b"e"):
-        await rig.commit(whole(20, {row: b"2"}))
+        await rig.commit(one_round(20, {row: b"2"}))
     assert reading.done()
     with pytest.raises(NotReady, match="oracle or the disk is slow"):
         await reading
@@ -485,7 +485,7 @@ async def test_a_read_of_one_row_does_not_look_at_what_is_held_in_others() -> No
 
 async def test_a_marker_waits_and_finds_the_commit(rig: OneRoundRig) -> None:
     """`resolve` asks the primary of a transaction that is on its way."""
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     marking = started(rig, roll_back(b"a", 10))
     other = started(rig, written(b"b", 10, 20))
     assert [result.outcome for result in await other] == [APPLIED]
@@ -499,7 +499,7 @@ async def test_a_marker_waits_and_finds_the_commit(rig: OneRoundRig) -> None:
 async def test_a_transaction_waits_for_a_cell_that_a_batch_is_changing(rig: OneRoundRig) -> None:
     """Judged against what is not durable, it would miss the marker that is on its way."""
     marking = await under_way(rig.mutate(roll_back(b"a", 10)))
-    committing = rig.committing(whole(10, {b"a": b"1"}))
+    committing = rig.committing(one_round(10, {b"a": b"1"}))
     await asyncio.sleep(0.1)
     assert rig.oracle.asked == []
     await marking
@@ -510,9 +510,9 @@ async def test_the_next_transactions_get_their_timestamps_while_the_disk_is_busy
     rig: OneRoundRig,
 ) -> None:
     began = rig.clock.monotonic_seconds()
-    first = rig.committing(whole(10, {b"a": b"1"}))
+    first = rig.committing(one_round(10, {b"a": b"1"}))
     await asyncio.sleep(1.2)  # at the disk, until 2.0
-    second = rig.committing(whole(11, {b"b": b"2"}))
+    second = rig.committing(one_round(11, {b"b": b"2"}))
     await first
     await second
     # One after the other: asked at 2.0, written at 4.0.
@@ -521,7 +521,7 @@ async def test_the_next_transactions_get_their_timestamps_while_the_disk_is_busy
 
 async def test_mutations_do_not_wait_for_the_oracle(rig: OneRoundRig) -> None:
     rig.oracle.seconds = 60.0
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     await rig.apply(written(b"b", 10, 20))
     assert not committing.done()
     await committing
@@ -531,10 +531,10 @@ async def test_a_mutation_that_waits_is_judged_before_the_next_transaction(
     rig: OneRoundRig,
 ) -> None:
     """A crowd of transactions would otherwise keep a roll-back waiting forever."""
-    first = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    first = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     marking = started(rig, roll_back(b"a", 20))
     await asyncio.sleep(0.1)
-    second = rig.committing(whole(20, {b"a": b"2"}))
+    second = rig.committing(one_round(20, {b"a": b"2"}))
     await first
     assert [result.outcome for result in await marking] == [APPLIED]
     assert only(await second).failed_condition == 1
@@ -546,7 +546,7 @@ async def test_a_mutation_that_waits_is_judged_before_the_next_transaction(
 async def test_a_scan_of_changes_waits_for_a_commit_at_or_below_its_end() -> None:
     """There is no lock that would tell it to end earlier, and it never comes back."""
     rig = await OneRoundRig(change_feed=True).open()
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     reading = asyncio.ensure_future(changes(rig, 0, 150))
     looking = await under_way(look(rig, 0, 150), seconds=0.1)
     assert not reading.done()
@@ -561,7 +561,7 @@ async def test_a_scan_of_changes_waits_for_a_commit_at_or_below_its_end() -> Non
 
 async def test_a_scan_of_changes_goes_on_once_the_commit_is_known_to_be_above_its_end() -> None:
     rig = await OneRoundRig(change_feed=True).open()
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     reading = asyncio.ensure_future(changes(rig, 0, 50))
     await asyncio.sleep(0.6)  # the oracle has answered: 100
     assert not committing.done()
@@ -573,7 +573,7 @@ async def test_a_scan_of_changes_goes_on_once_the_commit_is_known_to_be_above_it
 async def test_reads_of_whole_rows_do_not_wait_for_a_read_lock(rig: OneRoundRig) -> None:
     """It changes nothing that they could see."""
     await rig.apply(written(b"a", 2, 3, b"v"))
-    committing = await under_way(rig.commit(whole_read_lock(10, b"a")))
+    committing = await under_way(rig.commit(one_round_read_lock(10, b"a")))
     read = pb.RowRead(row=b"a", all_columns=True, timestamp=150)
     request = pb.ReadBatch(target=together([]).target, reads=[read])
     reading = asyncio.ensure_future(rig.tablet.read(request))
@@ -593,7 +593,7 @@ async def test_reads_of_whole_rows_do_not_wait_for_a_read_lock(rig: OneRoundRig)
 
 async def test_without_a_timestamp_it_is_not_executed_and_lets_go(rig: OneRoundRig) -> None:
     rig.oracle.failure = Unavailable("cut off")
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     reading = asyncio.ensure_future(rig.value(b"a", 150))
     marking = started(rig, roll_back(b"a", 10))
     result = only(await committing)
@@ -604,7 +604,7 @@ async def test_without_a_timestamp_it_is_not_executed_and_lets_go(rig: OneRoundR
 
 
 async def test_a_start_from_the_future_stops_only_its_own_transaction(rig: OneRoundRig) -> None:
-    result = await rig.commit(whole(100, {b"a": b"1"}), whole(50, {b"b": b"2"}))
+    result = await rig.commit(one_round(100, {b"a": b"1"}), one_round(50, {b"b": b"2"}))
     assert list(result.commit_timestamps) == [0, 101]
     assert result.uncommitted[0].result.outcome == NOT_EXECUTED
     assert not await rig.value(b"a", 150)
@@ -612,7 +612,7 @@ async def test_a_start_from_the_future_stops_only_its_own_transaction(rig: OneRo
 
 async def test_a_server_without_an_oracle_does_not_execute_it() -> None:
     rig = await Rig().open()
-    result = await rig.tablet.commit(together([whole(10, {b"a": b"1"})]), deadline_seconds=1e9)
+    result = await rig.tablet.commit(together([one_round(10, {b"a": b"1"})]), deadline_seconds=1e9)
     assert only(result).outcome == NOT_EXECUTED
 
 
@@ -622,7 +622,7 @@ async def test_an_oracle_that_takes_no_more_requests_leaves_no_cell_held() -> No
 
     rig = await Rig(timestamps=full).open()
     for start in (10, 11):
-        request = together([whole(start, {b"a": b"1"})])
+        request = together([one_round(start, {b"a": b"1"})])
         result = only(await rig.tablet.commit(request, deadline_seconds=1e9))
         assert result.outcome == NOT_EXECUTED
         assert "too many wait" in result.error.message
@@ -633,16 +633,16 @@ async def test_a_batch_that_fails_leaves_it_unknown_and_what_waits_not_executed(
     rig: OneRoundRig,
 ) -> None:
     rig.slow_disk.failure = OSError("on fire")
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})), seconds=1.5)
-    behind = rig.committing(whole(11, {b"b": b"1"}))
-    waiting = rig.committing(whole(12, {b"a": b"2"}))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})), seconds=1.5)
+    behind = rig.committing(one_round(11, {b"b": b"1"}))
+    waiting = rig.committing(one_round(12, {b"a": b"2"}))
     assert only(await committing).outcome == UNKNOWN
     assert only(await behind).outcome == NOT_EXECUTED
     assert only(await waiting).outcome == NOT_EXECUTED
 
 
 async def test_a_lost_tablet_leaves_it_unknown(rig: OneRoundRig) -> None:
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     rig.owner = False
     assert only(await committing).outcome == UNKNOWN
     assert [type(error) for error in rig.closed] == [TabletMoved]
@@ -650,7 +650,7 @@ async def test_a_lost_tablet_leaves_it_unknown(rig: OneRoundRig) -> None:
 
 async def test_below_the_safe_point_it_is_not_executed(rig: OneRoundRig) -> None:
     await rig.tablet.raise_safe_points(rig.tablet.safe_points._replace(transactions=11))
-    result = only(await rig.commit(whole(10, {b"a": b"1"})))
+    result = only(await rig.commit(one_round(10, {b"a": b"1"})))
     assert result.outcome == NOT_EXECUTED
     assert result.error.HasField("snapshot_too_old")
 
@@ -658,18 +658,18 @@ async def test_below_the_safe_point_it_is_not_executed(rig: OneRoundRig) -> None
 async def test_a_commit_is_found_by_a_later_copy_of_its_message_even_below_the_safe_point(
     rig: OneRoundRig,
 ) -> None:
-    message = whole(10, {b"a": b"1", b"b": b"2"})
+    message = one_round(10, {b"a": b"1", b"b": b"2"})
     assert list((await rig.commit(message)).commit_timestamps) == [100]
     await rig.tablet.raise_safe_points(rig.tablet.safe_points._replace(transactions=101))
     result = only(await rig.commit(message))
     assert (result.outcome, result.failed_condition, result.cell.timestamp) == (REFUSED, 0, 100)
-    other = only(await rig.commit(whole(11, {b"a": b"1"})))
+    other = only(await rig.commit(one_round(11, {b"a": b"1"})))
     assert other.error.HasField("snapshot_too_old"), "a conflict proves nothing down there"
 
 
 async def test_a_deadline_that_passes_while_it_waits_for_its_cell(rig: OneRoundRig) -> None:
-    first = await under_way(rig.commit(whole(10, {b"a": b"1"})))
-    second = rig.committing(whole(11, {b"a": b"1"}), within_seconds=0.5)
+    first = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
+    second = rig.committing(one_round(11, {b"a": b"1"}), within_seconds=0.5)
     await first
     result = only(await second)
     assert result.outcome == NOT_EXECUTED
@@ -678,11 +678,11 @@ async def test_a_deadline_that_passes_while_it_waits_for_its_cell(rig: OneRoundR
 
 async def test_a_full_queue_refuses_the_request() -> None:
     rig = await OneRoundRig(queue_bytes_max=2_000).open()
-    first = await under_way(rig.commit(whole(10, {b"a": b"x" * 1_800})))
+    first = await under_way(rig.commit(one_round(10, {b"a": b"x" * 1_800})))
     with pytest.raises(Exception, match="bytes of mutations wait"):
-        await rig.commit(whole(11, {b"b": b"x" * 1_800}))
+        await rig.commit(one_round(11, {b"b": b"x" * 1_800}))
     await first
-    await rig.commit(whole(101, {b"b": b"x" * 1_800}))
+    await rig.commit(one_round(101, {b"b": b"x" * 1_800}))
 
 
 # ---------------------------------------------------------------- what changes between batches
@@ -691,16 +691,16 @@ async def test_a_full_queue_refuses_the_request() -> None:
 async def test_a_new_schema_is_acknowledged_only_after_what_was_judged_under_the_old_one(
     rig: OneRoundRig,
 ) -> None:
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     changing = asyncio.ensure_future(rig.tablet.set_schema_version(4))
     await asyncio.sleep(0.1)
-    waiting = rig.committing(whole(11, {b"b": b"1"}))
+    waiting = rig.committing(one_round(11, {b"b": b"1"}))
     with pytest.raises(SchemaChanged, match="at version 3"):
-        await rig.commit(whole(12, {b"c": b"1"}), schema_version=4)
+        await rig.commit(one_round(12, {b"c": b"1"}), schema_version=4)
     assert not changing.done()
     await changing
     assert committing.done()
-    later = rig.committing(whole(12, {b"c": b"1"}), schema_version=4)
+    later = rig.committing(one_round(12, {b"c": b"1"}), schema_version=4)
     assert list((await committing).commit_timestamps) == [100]
     result = only(await waiting)
     assert result.outcome == NOT_EXECUTED
@@ -709,7 +709,7 @@ async def test_a_new_schema_is_acknowledged_only_after_what_was_judged_under_the
 
 
 async def test_a_fence_waits_for_the_cells_and_then_finds_them(rig: OneRoundRig) -> None:
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
     target = pb.TabletTarget(tablet_id=1, epoch=2)
     request = pb.FenceRequest(
         target=target,
@@ -729,15 +729,15 @@ async def test_behind_a_fence_it_is_not_executed(rig: OneRoundRig) -> None:
     )
     raising = asyncio.ensure_future(rig.tablet.fence(request))
     await asyncio.sleep(0.5)  # the fence is on its way to the disk
-    result = only(await rig.commit(whole(60, {b"a": b"1"})))
+    result = only(await rig.commit(one_round(60, {b"a": b"1"})))
     await raising
     assert result.outcome == NOT_EXECUTED
     assert result.error.HasField("not_ready")
 
 
 async def test_closing_lets_what_is_held_land_and_refuses_the_rest(rig: OneRoundRig) -> None:
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
-    waiting = rig.committing(whole(11, {b"a": b"2"}))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
+    waiting = rig.committing(one_round(11, {b"a": b"2"}))
     closing = asyncio.ensure_future(rig.tablet.close())
     assert list((await committing).commit_timestamps) == [100]
     await closing
@@ -748,14 +748,14 @@ async def test_closing_lets_what_is_held_land_and_refuses_the_rest(rig: OneRound
 
 
 async def test_a_caller_that_leaves_does_not_stop_what_is_held(rig: OneRoundRig) -> None:
-    committing = await under_way(rig.commit(whole(10, {b"a": b"1"})))
-    waiting = rig.committing(whole(11, {b"a": b"2"}))
+    committing = await under_way(rig.commit(one_round(10, {b"a": b"1"})))
+    waiting = rig.committing(one_round(11, {b"a": b"2"}))
     await asyncio.sleep(0.1)
     committing.cancel()
     waiting.cancel()
     assert await rig.value(b"a", 150) == b"1"
     assert not await rig.cells(ROLLBACK)
-    await rig.commit(whole(120, {b"a": b"3"}))
+    await rig.commit(one_round(120, {b"a": b"3"}))
     assert [cell.timestamp for cell in await rig.cells(WRITE)] == [200, 100]
 
 
@@ -788,7 +788,7 @@ async def test_a_caller_that_leaves_does_not_stop_what_is_held(rig: OneRoundRig)
 async def test_a_malformed_request_is_refused_and_changes_nothing(
     rig: OneRoundRig, field: str, spoil: Callable[[pb.TransactionBatch], None]
 ) -> None:
-    request = together([whole(10, {b"a": b"1", b"b": b"2"})])
+    request = together([one_round(10, {b"a": b"1", b"b": b"2"})])
     spoil(request)
     with pytest.raises(InvalidArgument) as caught:
         await rig.tablet.commit(request, deadline_seconds=1e9)
@@ -799,4 +799,4 @@ async def test_a_malformed_request_is_refused_and_changes_nothing(
 async def test_a_row_of_another_tablet_is_refused() -> None:
     rig = await OneRoundRig(identity=replace(IDENTITY, start=b"m")).open()
     with pytest.raises(InvalidArgument, match="not in this tablet"):
-        await rig.commit(whole(10, {b"a": b"1"}))
+        await rig.commit(one_round(10, {b"a": b"1"}))
