@@ -150,7 +150,7 @@ class Share(Awaits):
         self._ending = ""
         """Why nothing more can be written, once the attempt is about to end."""
         self._late = LateWrites(engine.now)
-        self._turn = asyncio.Lock()
+        self._in_use = asyncio.Lock()
         """Held by the one call that uses the attempt."""
 
     @property
@@ -194,7 +194,7 @@ class Share(Awaits):
         """Locks cells of known tables: for other parts of the library."""
         self._require_open()
         await self._late.settle(self._deadline())
-        async with self._turn:
+        async with self._in_use:
             await self._lock_buffered()
             await self._attempt.prewrite(cells, self._deadline())
 
@@ -207,7 +207,7 @@ class Share(Awaits):
         self._require_open()
         # Before anything is awaited: a write that came later would succeed, and be lost.
         self._ending = "is being finished, or could not be finished: begin a new attempt"
-        async with self._turn:
+        async with self._in_use:
             await self._lock_buffered()
             parts = await self._attempt.finish(self._deadline())
             self._receipt = Receipt(
@@ -226,7 +226,7 @@ class Share(Awaits):
         if not self._is_open:
             return
         self._ending = "is being abandoned"
-        async with self._turn:
+        async with self._in_use:
             if self._is_open:  # a call that was under way may have finished it
                 self._leave()
                 await self._attempt.abandon(self._deadline())
@@ -269,7 +269,7 @@ class Share(Awaits):
         self._buffer_bytes += len(write[1])
 
     async def _flush(self) -> None:
-        async with self._turn:
+        async with self._in_use:
             await self._lock_buffered()
 
     async def _lock_buffered(self) -> None:

@@ -135,7 +135,7 @@ Written: TypeAlias = Done | Later
 class _LateWrite(Generic[A]):
     """A write that waits: its cells have to be asked for, or an earlier write waits."""
 
-    __slots__ = ("find", "found", "turn", "write")
+    __slots__ = ("find", "found", "lock", "write")
 
     def __init__(
         self, find: Callable[[float], Awaitable[A]], found: A | None, write: Callable[[A], object]
@@ -143,7 +143,7 @@ class _LateWrite(Generic[A]):
         self.find = find
         self.found = found
         self.write = write
-        self.turn = asyncio.Lock()
+        self.lock = asyncio.Lock()
         """Held by the one call that asks."""
 
 
@@ -201,13 +201,14 @@ class LateWrites:
     async def _ask(self, late: _LateWrite[Any], deadline: float) -> None:
         """Asks for the cells of one write, and writes what need not wait any longer.
 
-        Only one call at a time asks for a write. If a read asked beside the call that awaits it,
-        one could be refused and the other not: the write would be lost after its caller was told
-        that it has taken effect, or be committed after its caller was told that it was refused.
+        Only one call at a time asks for a write. If a read asked at the same time as the call that
+        awaits it, one could be refused and the other not: the write would be lost after its caller
+        was told that it has taken effect, or be committed after its caller was told that it was
+        refused.
         """
         try:
             async with asyncio.timeout(max(deadline - self._now(), 0.0)):
-                await late.turn.acquire()
+                await late.lock.acquire()
         except TimeoutError:
             text = "the deadline passed while a write waited for its table"
             raise DeadlineExceeded(text) from None
@@ -219,7 +220,7 @@ class LateWrites:
                 self._waiting[0].write(self._waiting[0].found)
                 del self._waiting[0]
         finally:
-            late.turn.release()
+            late.lock.release()
 
 
 class WriteBuffer:

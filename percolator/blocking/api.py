@@ -513,16 +513,16 @@ class ChangePages(Generic[K]):
     def __init__(self, loop_thread: LoopCalls, pages: asynchronous_changes.ChangePages[K]) -> None:
         self._loop_thread = loop_thread
         self._pages = pages
-        self._turn = threading.Lock()
+        self._in_use = threading.Lock()
 
-    def in_turn(self, work: Callable[[], R]) -> R:
+    def exclusively(self, work: Callable[[], R]) -> R:
         """Refuses other threads meanwhile."""
-        if not self._turn.acquire(blocking=False):
+        if not self._in_use.acquire(blocking=False):
             raise UsageError(asynchronous_changes.WAITS)
         try:
             return work()
         finally:
-            self._turn.release()
+            self._in_use.release()
 
     def __iter__(self) -> ChangePages[K]:
         return self
@@ -530,7 +530,7 @@ class ChangePages(Generic[K]):
     def __next__(self) -> ChangePage[K]:
         self._pages.require_whole()
         # Nothing is read ahead: what the program has not asked for must stay in the history.
-        page = self.in_turn(partial(self._loop_thread.call, self._pages.next))
+        page = self.exclusively(partial(self._loop_thread.call, self._pages.next))
         if page is None:
             raise StopIteration
         return page
@@ -596,7 +596,7 @@ class Changes(Wrapper[aio.Changes[K]], Generic[K]):
 
     def __next__(self) -> Change[K]:
         self._asynchronous._pages.is_read_singly = True
-        change = self._pages.in_turn(self._next)
+        change = self._pages.exclusively(self._next)
         if change is None:
             raise StopIteration
         return change

@@ -260,7 +260,7 @@ class Environment:
     table_names: Callable[[int], str] = lambda _: ""
     """The name of a table by its id, for errors; empty if this client does not know it."""
     hot_cells: HotCells = field(default_factory=HotCells)
-    """Where this client's transactions have lost, and take turns."""
+    """Where this client's transactions have lost, and queue up."""
     rivals: Rivals = field(default_factory=Rivals)
     """Where they have lost to other clients, and pause."""
     tally: Tally = field(default_factory=Tally)

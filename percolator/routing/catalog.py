@@ -321,7 +321,7 @@ class Masters:
     def __init__(self, world: World, addresses: Sequence[str]) -> None:
         self._world = world
         self._addresses = addresses
-        self._turn = 0
+        self._next = 0
 
     async def call(
         self,
@@ -341,8 +341,8 @@ class Masters:
         failed = 0
         while True:
             left = deadline - clock.monotonic_seconds()
-            turn = self._turn
-            address = self._addresses[turn % len(self._addresses)]
+            asked = self._next
+            address = self._addresses[asked % len(self._addresses)]
             try:
                 call = self._world.network.unary(address, method)
                 return await call(request, min(max(left, 0.001), attempt_seconds_max))
@@ -353,8 +353,8 @@ class Masters:
                 if left < _AGAIN_SECONDS_MIN:
                     raise DeadlineExceeded(problem.message, where=problem.where) from problem
             failed += 1
-            if self._turn == turn:  # if several calls fail together, only the first moves on
-                self._turn += 1
+            if self._next == asked:  # if several calls fail together, only the first moves on
+                self._next += 1
             if failed % len(self._addresses) == 0 and not await backoff.pause(deadline):
                 raise DeadlineExceeded(
                     f"no master answered in time; last error: {problem.message}",

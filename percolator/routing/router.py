@@ -138,7 +138,8 @@ class Dispatcher:
         self._held: dict[int, list[Queued]] = {}
         self._rows = 0
         self._bytes = 0
-        self._turns: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        """Callers that wait until there is room for their row, first come, first served."""
         self._last_answer = self._loop.time()
         self._cut_off_because = "the task of the call was cancelled"
         self.calls_sent = 0
@@ -148,20 +149,20 @@ class Dispatcher:
 
     def has_capacity(self, size_bytes: int) -> bool:
         """True if a row may enter now. Callers that already wait come first."""
-        return not self._turns and self._fits(size_bytes)
+        return not self._waiters and self._fits(size_bytes)
 
     async def capacity(self, size_bytes: int) -> None:
         """Waits until a row may enter. The caller must submit it at once, without awaiting."""
         if self.has_capacity(size_bytes):
             return
         while True:
-            turn = self._loop.create_future()
-            self._turns.append(turn)
+            waiter = self._loop.create_future()
+            self._waiters.append(waiter)
             try:
-                await turn
+                await waiter
             except asyncio.CancelledError:
-                if not turn.cancelled():
-                    self.wake()  # it leaves without using its turn
+                if not waiter.cancelled():
+                    self.wake()  # it leaves room that another can use
                 raise
             if self._fits(size_bytes):
                 return
@@ -199,23 +200,23 @@ class Dispatcher:
 
     def unused_since(self) -> float | None:
         """Since when there is nothing here; None while rows are queued or in flight, or wait."""
-        return None if self._rows or self._turns else self._last_answer
+        return None if self._rows or self._waiters else self._last_answer
 
     def _release(self, rows: int, size_bytes: int) -> None:
         """Frees the space of rows that have left, whatever their result."""
         self._rows -= rows
         self._bytes -= size_bytes
-        if self._turns:
+        if self._waiters:
             self.wake()
 
     def wake(self) -> None:
-        """Gives the next callers their turns. A caller that had a turn and did not use it calls
-        this too, or the space that it left would go unnoticed."""
+        """Wakes as many waiting callers as there is room for. A caller that was woken and does not
+        submit its row calls this too, or the room that it leaves would go unnoticed."""
         free = self._limits.server_rows_max - self._rows
-        while self._turns and free > 0:
-            turn = self._turns.popleft()
-            if not turn.done():  # done if its caller was cancelled
-                turn.set_result(None)
+        while self._waiters and free > 0:
+            waiter = self._waiters.popleft()
+            if not waiter.done():  # done if its caller was cancelled
+                waiter.set_result(None)
                 free -= 1
 
     # ------------------------------------------------------------------ calls
@@ -581,14 +582,14 @@ class Placing:
     async def _capacity(self, dispatcher: Dispatcher, entry: Queued) -> bool:
         """Waits for capacity, or until the sweep ends the request; returns whether it may enter."""
         future = entry.pending.future
-        turn = asyncio.ensure_future(dispatcher.capacity(entry.size_bytes))
+        room = asyncio.ensure_future(dispatcher.capacity(entry.size_bytes))
         may_enter = False
         try:
-            await asyncio.wait([turn, future], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([room, future], return_when=asyncio.FIRST_COMPLETED)
             may_enter = not future.done()
         finally:
             if not may_enter:
-                turn.cancel()
+                room.cancel()
                 dispatcher.wake()
         return may_enter
 

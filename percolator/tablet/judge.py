@@ -256,12 +256,12 @@ class Lines:
 # * While somebody waits for all cells to be let go, no more are held. Otherwise a steady stream of
 # transactions would keep a load, a split or a new schema out forever.
 # * When one of them has finished, the transactions that have waited are judged and hold their cells
-# before the next one has its turn. Otherwise writers that overlap, such as the parts of shared
-# transactions beside a collection, would keep all transactions of the tablet out until the last of
+# before the next one gets the latch. Otherwise writers that overlap, such as the parts of shared
+# transactions during a collection, would keep all transactions of the tablet out until the last of
 # them has finished.
 # * Of those that write between two batches, one at a time waits for `writing`, so a batch comes
-# between two of them. Otherwise each batch would wait for all loaders of the tablet in turn, and
-# four of them would leave commits a quarter of what one does.
+# between two of them. Otherwise each batch would wait for one loader of the tablet after another,
+# and four of them would leave commits a quarter of what one does.
 
 _LATELY_SECONDS = 1.0
 
@@ -275,11 +275,11 @@ class WriteLatch:
         self._admit_waiting = admit_waiting
         self._wanted = 0
         self._last_batch = -inf
-        self._turn = asyncio.Lock()
-        """Held by the one of those that need all cells to be let go that has its turn."""
+        self._exclusive = asyncio.Lock()
+        """Of those that need all cells to be let go, one at a time holds this."""
         self.between = asyncio.Lock()
-        """Held by the one of those that write between two batches that has its turn. With more than
-        one write to do, it holds this throughout, and `writing` for each of them."""
+        """Of those that write between two batches, one at a time holds this. With more than one
+        write to do, it holds this throughout, and `writing` for each of them."""
         self.writing = asyncio.Lock()
         """Held by a batch from judging to answering, and by every other write: only one is in
         flight at a time."""
@@ -306,7 +306,7 @@ class WriteLatch:
     async def __aenter__(self) -> None:
         self._wanted += 1
         try:
-            await self._turn.acquire()
+            await self._exclusive.acquire()
         except BaseException:
             self._wanted -= 1
             if not self._wanted:
@@ -333,7 +333,7 @@ class WriteLatch:
         try:
             self._admit_waiting()
         finally:
-            self._turn.release()
+            self._exclusive.release()
 
 
 # Read locks and writers exclude each other, although their records are in different cells.

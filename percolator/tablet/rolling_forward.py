@@ -79,7 +79,7 @@ AHEAD_SECONDS_MAX = 1.0
 COLUMNS_MAX = 1_024
 """Decoded columns that are remembered."""
 BATCH_SECONDS = 60.0
-"""How long one batch of locks may wait for its turn."""
+"""How long one batch of locks may wait to be written."""
 
 _NONE = CellAddress(0, b"", b"")
 

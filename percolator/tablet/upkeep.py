@@ -225,11 +225,11 @@ async def apply_together(
     For the rest, the rules are those of a batch (group_commit.py): no answer leaves before the
     ownership of the tablet is checked, and after a failed write the outcome is unknown.
     """
-    async with AsyncExitStack() as turn:
-        late = NotExecuted("the deadline passed while the mutations waited for their turn")
+    async with AsyncExitStack() as latched:
+        late = NotExecuted("the deadline passed while the mutations waited to be written")
         try:
             async with asyncio.timeout(deadline_seconds - state.clock.monotonic_seconds()):
-                await turn.enter_async_context(latch)
+                await latched.enter_async_context(latch)
         except TimeoutError:
             raise late from None
         state.require_open()

@@ -60,14 +60,14 @@ class ThroughNetwork:
     def __init__(self, network: GrpcNetwork, gateways: Sequence[str]) -> None:
         self._network = network
         self._gateways = list(gateways)
-        self._turn = 0
+        self._current = 0
 
     def unary(
         self, address: str, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
         if address in self._gateways:
             return self._network.unary(address, method)
-        return self._in_turn(
+        return self._with_failover(
             [self._network.unary(one, method, server=address) for one in self._gateways]
         )
 
@@ -75,18 +75,18 @@ class ThroughNetwork:
         self, method: UnaryMethod[RequestT, ResponseT]
     ) -> UnaryCall[RequestT, ResponseT]:
         """A method of the gateways themselves."""
-        return self._in_turn([self._network.unary(one, method) for one in self._gateways])
+        return self._with_failover([self._network.unary(one, method) for one in self._gateways])
 
-    def _in_turn(
+    def _with_failover(
         self, calls: Sequence[UnaryCall[RequestT, ResponseT]]
     ) -> UnaryCall[RequestT, ResponseT]:
         async def call(request: RequestT, timeout: float) -> ResponseT:
-            turn = self._turn
+            current = self._current
             try:
-                return await calls[turn % len(calls)](request, timeout)
+                return await calls[current % len(calls)](request, timeout)
             except PercolatorError as error:
                 if _another_may_answer(error):
-                    self._go_elsewhere(turn)
+                    self._go_elsewhere(current)
                 raise
 
         return call
@@ -96,7 +96,7 @@ class ThroughNetwork:
     ) -> StreamCall[RequestT, ResponseT]:
         if address in self._gateways:
             return self._network.stream(address, method)
-        return self._streams_in_turn(
+        return self._stream_with_failover(
             [self._network.stream(one, method, server=address) for one in self._gateways]
         )
 
@@ -104,31 +104,33 @@ class ThroughNetwork:
         self, method: StreamMethod[RequestT, ResponseT]
     ) -> StreamCall[RequestT, ResponseT]:
         """As `unary_of_any`, for a method that streams its answer."""
-        return self._streams_in_turn([self._network.stream(one, method) for one in self._gateways])
+        return self._stream_with_failover(
+            [self._network.stream(one, method) for one in self._gateways]
+        )
 
-    def _streams_in_turn(
+    def _stream_with_failover(
         self, calls: Sequence[StreamCall[RequestT, ResponseT]]
     ) -> StreamCall[RequestT, ResponseT]:
         async def call(request: RequestT, timeout: float) -> AsyncGenerator[ResponseT, None]:
-            turn = self._turn
+            current = self._current
             try:
-                async with aclosing(calls[turn % len(calls)](request, timeout)) as responses:
+                async with aclosing(calls[current % len(calls)](request, timeout)) as responses:
                     async for response in responses:
                         yield response
             except PercolatorError as error:
                 if _another_may_answer(error):
-                    self._go_elsewhere(turn)
+                    self._go_elsewhere(current)
                 raise
 
         return call
 
-    def _go_elsewhere(self, turn: int) -> None:
+    def _go_elsewhere(self, current: int) -> None:
         """Moves to the next gateway: this one may be gone, or the server behind it; we cannot tell.
 
         If several calls fail together, only the first one moves on.
         """
-        if turn == self._turn:
-            self._turn += 1
+        if current == self._current:
+            self._current += 1
 
     async def close(self) -> None:
         await self._network.close()

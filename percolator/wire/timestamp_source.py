@@ -141,7 +141,7 @@ class TimestampSource:
         self._addresses = addresses
         self._on_trouble = on_trouble
         self._owner = owner
-        self._turn = 0
+        self._next = 0
         self._suspects: set[str] = set()
         """Addresses that were silent when last asked."""
         self._calls: dict[str, UnaryCall[GetTimestampsRequest, GetTimestampsResponse]] = {}
@@ -226,7 +226,7 @@ class TimestampSource:
                 self._waiting = _Batch()
                 if batch.count > self._request_count_max:
                     self._waiting = batch.split(self._request_count_max)
-                address = self._addresses[self._turn % len(self._addresses)]
+                address = self._addresses[self._next % len(self._addresses)]
                 try:
                     response = await self._call(address)(
                         GetTimestampsRequest(count=batch.count), self._patience(address)
@@ -238,7 +238,7 @@ class TimestampSource:
                     self._on_trouble()
                     self._last_failure = str(error)
                     self._put_back(batch)
-                    await self._turn_to_the_next(failed_attempts, error)
+                    await self._move_to_the_next(failed_attempts, error)
                 except errors.PercolatorError as error:
                     refused = isinstance(error, errors.InvalidArgument) and error.field == "count"
                     if refused and len(batch.futures) > 1:
@@ -314,9 +314,9 @@ class TimestampSource:
             )
         self._fail_all_calls()
 
-    async def _turn_to_the_next(self, failed_attempts: int, error: errors.PercolatorError) -> None:
+    async def _move_to_the_next(self, failed_attempts: int, error: errors.PercolatorError) -> None:
         """Makes the next address the preferred one; pauses when all have been tried."""
-        self._turn += 1
+        self._next += 1
         rounds, rest = divmod(failed_attempts, len(self._addresses))
         if rest:
             return

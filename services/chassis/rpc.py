@@ -325,7 +325,7 @@ class Arrivals:
     """
 
     def __init__(self, request_bytes_max: int, bytes_max: int, seconds: float) -> None:
-        """One request fits, however small `bytes_max` is. A request may wait for its turn for so
+        """One request fits, however small `bytes_max` is. A request may wait for memory for so
         many seconds, and may then take as many to arrive."""
         self.largest = received_bytes_max(request_bytes_max)
         self.bytes_max = max(bytes_max, self.largest)
@@ -350,7 +350,7 @@ class Arrivals:
         Raises `Overloaded` and `InvalidArgument`."""
         held = Held(self, self._shares(context, caller))
         try:
-            await held.turn()
+            await held.wait_for_memory()
             held.raw = await self._arrived(held, context)
         except BaseException:
             held.release()
@@ -472,7 +472,7 @@ class Held:
         for share in shares:
             share.calls += 1
 
-    async def turn(self) -> None:
+    async def wait_for_memory(self) -> None:
         """Returns when the largest request fits, and reserves it: in the share of the connection,
         then in that of the client, then in the budget. Raises `Overloaded`."""
         arrivals = self._arrivals

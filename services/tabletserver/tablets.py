@@ -60,7 +60,7 @@ from percolator.world import Clock, Random
 # One order about a tablet after another; orders about different tablets do not wait.
 
 
-class _Turns:
+class _Orders:
     """The orders about one tablet that are under way or wait."""
 
     __slots__ = ("lock", "orders")
@@ -70,27 +70,27 @@ class _Turns:
         self.orders = 0
 
 
-class OrderTurns:
+class OrderQueues:
     """Belongs to one event loop. Keeps nothing of a tablet without orders: a server sees any number
     of tablets in its life, and any number in orders to close what it does not have."""
 
     def __init__(self) -> None:
-        self._tablets: dict[int, _Turns] = {}
+        self._tablets: dict[int, _Orders] = {}
 
     def __len__(self) -> int:
         return len(self._tablets)
 
     @asynccontextmanager
-    async def turn(self, tablet_id: int) -> AsyncIterator[None]:
+    async def in_order(self, tablet_id: int) -> AsyncIterator[None]:
         """The block runs once the tablet's earlier orders have ended, in the order of arrival."""
-        turns = self._tablets.setdefault(tablet_id, _Turns())
-        turns.orders += 1
+        queue = self._tablets.setdefault(tablet_id, _Orders())
+        queue.orders += 1
         try:
-            async with turns.lock:
+            async with queue.lock:
                 yield
         finally:
-            turns.orders -= 1
-            if not turns.orders:
+            queue.orders -= 1
+            if not queue.orders:
                 del self._tablets[tablet_id]
 
 
@@ -420,7 +420,7 @@ class Tablets:
         self._served: dict[int, ServedTablet] = {}
         self._leaving: dict[ServedTablet, None] = {}
         """Tablets that were released, but are not closed yet."""
-        self._orders = OrderTurns()
+        self._orders = OrderQueues()
         self._under_way = Tasks()
         """Orders, which continue even if their caller has gone. If one were cancelled half-way, a
         tablet would be "being opened" forever, and one that takes longer to open than its master
@@ -475,7 +475,7 @@ class Tablets:
     async def _open(
         self, identity: TabletIdentity, schema: Schema, ancestry: Ancestry
     ) -> ServedTablet:
-        async with self._orders.turn(identity.tablet_id):
+        async with self._orders.in_order(identity.tablet_id):
             present = self._served.get(identity.tablet_id)
             if present is not None and present.identity.epoch >= identity.epoch:
                 return await self._open_again(present, identity, schema)
@@ -495,7 +495,7 @@ class Tablets:
         await self._under_way.run_to_the_end(self._close(tablet_id, epoch))
 
     async def _close(self, tablet_id: int, epoch: int) -> None:
-        async with self._orders.turn(tablet_id):
+        async with self._orders.in_order(tablet_id):
             present = self._served.get(tablet_id)
             if present is None or present.identity.epoch < epoch:
                 return

@@ -528,7 +528,7 @@ def transactions_have_no_turn(patch: Patch) -> None:
         self._wanted -= 1
         if not self._wanted:
             self._admit_waiting()
-        self._turn.release()
+        self._exclusive.release()
 
 
 def each_loader_comes_before_the_next_batch(patch: Patch) -> None:

@@ -19,7 +19,7 @@ from percolator.services.chassis.epoch_directory import (
 )
 from percolator.services.chassis.files import DiskThreads, RealFiles
 from percolator.services.tabletserver.storage import Ancestry, SharedDirectoryStore, clone_leveldb
-from percolator.services.tabletserver.tablets import REOPEN_SECONDS_MAX, OrderTurns
+from percolator.services.tabletserver.tablets import REOPEN_SECONDS_MAX, OrderQueues
 from percolator.tablet import opening
 from percolator.tablet.state import Ownership, TabletIdentity, TabletState
 from percolator.testing.memory_storage import MemoryStorage
@@ -550,10 +550,10 @@ async def test_what_is_being_closed_when_the_process_ends_is_closed_before_it_do
 
 
 async def test_orders_about_a_tablet_run_one_after_another_in_their_order() -> None:
-    turns, log = OrderTurns(), []
+    queues, log = OrderQueues(), []
 
     async def order(tablet: int, name: str) -> None:
-        async with turns.turn(tablet):
+        async with queues.in_order(tablet):
             log.append(f"{name} begins")
             await asyncio.sleep(1)
             log.append(f"{name} ends")
@@ -566,20 +566,20 @@ async def test_orders_about_a_tablet_run_one_after_another_in_their_order() -> N
         "second ends",
     ]
     assert log.index("other begins") < log.index("first ends")
-    assert len(turns) == 0
+    assert len(queues) == 0
 
 
 async def test_an_order_that_fails_or_is_cancelled_while_it_waits_leaves_nothing_behind() -> None:
-    turns = OrderTurns()
+    queues = OrderQueues()
 
     async def fail() -> None:
-        async with turns.turn(7):
+        async with queues.in_order(7):
             await asyncio.sleep(1)
             raise LookupError
 
     async def wait() -> None:
-        async with turns.turn(7):
-            raise AssertionError("it was cancelled before its turn")
+        async with queues.in_order(7):
+            raise AssertionError("it was cancelled before it began")
 
     failing, waiting = asyncio.create_task(fail()), asyncio.create_task(wait())
     await asyncio.sleep(0.5)
@@ -587,7 +587,7 @@ async def test_an_order_that_fails_or_is_cancelled_while_it_waits_leaves_nothing
     with pytest.raises(LookupError):
         await failing
     assert waiting.cancelled()
-    assert len(turns) == 0
+    assert len(queues) == 0
 
 
 # A tablet whose newest epoch was deleted, or is missing in a restored copy, is not served.
