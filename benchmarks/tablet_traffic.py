@@ -100,7 +100,7 @@ class Served:
         write = _write(rows, start)
 
         def step(row: bytes) -> CellMutation:
-            return write.prewrite(_cell(row), start + 1, TTL_MILLISECONDS)
+            return write.prewrite_step(_cell(row), start + 1, TTL_MILLISECONDS)
 
         return await self._mutated(rows, batch, step), start
 
@@ -110,7 +110,7 @@ class Served:
         write, schema = _write(rows, start), TableSchema()
 
         def step(row: bytes) -> CellMutation:
-            return write.commit_secondary(_cell(row), schema, commit)
+            return write.commit_secondary_step(_cell(row), schema, commit)
 
         return await self._mutated(rows, batch, step)
 

@@ -282,10 +282,10 @@ class Attempts:
         to be sent."""
         return self._contender is not None and self._contender.is_followed
 
-    def committed(self, commit: int, writes: Mapping[CellAddress, Write]) -> None:
+    def committed(self, commit_ts: int, writes: Mapping[CellAddress, Write]) -> None:
         """As `end`. The next in line may begin directly above the commit."""
         if self._contender is not None:
-            self._contender.leave(Handover.after(commit, writes))
+            self._contender.leave(Handover.after(commit_ts, writes))
 
     def end(self) -> None:
         """Lets the next in line go: this transaction has committed, or was given up."""

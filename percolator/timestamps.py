@@ -134,12 +134,12 @@ def seconds_between(earlier: int, later: int) -> float:
     return ((later >> SEQUENCE_BITS) - (earlier >> SEQUENCE_BITS)) / 1000
 
 
-def is_expired(commit: int, snapshot: int, ttl_milliseconds: int) -> bool:
+def is_expired(commit_ts: int, snapshot: int, ttl_milliseconds: int) -> bool:
     """True if a value that was committed at `commit` is invisible at `snapshot`.
 
     Only these numbers decide, and once it is, it is so at all later snapshots.
     """
-    return (snapshot >> SEQUENCE_BITS) - (commit >> SEQUENCE_BITS) >= ttl_milliseconds
+    return (snapshot >> SEQUENCE_BITS) - (commit_ts >> SEQUENCE_BITS) >= ttl_milliseconds
 
 
 def oldest_unexpired(snapshot: int, ttl_milliseconds: int) -> int:
@@ -147,9 +147,9 @@ def oldest_unexpired(snapshot: int, ttl_milliseconds: int) -> int:
     return max((snapshot >> SEQUENCE_BITS) - ttl_milliseconds + 1, 0) << SEQUENCE_BITS
 
 
-def expires_at(commit: int, ttl_milliseconds: int) -> int:
+def expires_at(commit_ts: int, ttl_milliseconds: int) -> int:
     """The first timestamp at which such a value is invisible."""
-    return ((commit >> SEQUENCE_BITS) + ttl_milliseconds) << SEQUENCE_BITS
+    return ((commit_ts >> SEQUENCE_BITS) + ttl_milliseconds) << SEQUENCE_BITS
 
 
 def in_json(timestamp: int) -> str:

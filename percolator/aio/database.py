@@ -572,8 +572,8 @@ class Database:
         if error.primary is None or not error.start_timestamp:
             raise UsageError("the error does not name the transaction whose outcome is unknown")
         env = self._engine.env
-        commit = await settled(env, error.start_timestamp, error.primary, deadline)
-        return Outcome.COMMITTED if commit else Outcome.ABORTED
+        commit_ts = await settled(env, error.start_timestamp, error.primary, deadline)
+        return Outcome.COMMITTED if commit_ts else Outcome.ABORTED
 
     async def timestamp(self, *, timeout: float | None = None) -> Timestamp:
         """A fresh timestamp, above everything committed so far."""

@@ -100,8 +100,8 @@ class RowLoad:
 
     async def load(self, cells: Sequence[LoadedCell], timestamps: LoadTimestamps) -> None:
         """Writes cells, which must be in row order, with each address at most once."""
-        start, commit = timestamps
-        await self._loader.load(self._table_id, cells, start, commit, PATIENCE_SECONDS)
+        start, commit_ts = timestamps
+        await self._loader.load(self._table_id, cells, start, commit_ts, PATIENCE_SECONDS)
 
     async def finish(self, timestamps: LoadTimestamps) -> None:
         """Call this when everything is loaded."""
@@ -141,9 +141,9 @@ class RowLoad:
 
     def loaded(self, timestamps: LoadTimestamps) -> pb.PublishLoadsRequest.Loaded:
         """The table of this run, for a request to publish it."""
-        start, commit = timestamps
+        start, commit_ts = timestamps
         return pb.PublishLoadsRequest.Loaded(
-            table_id=self._table_id, run=start, commit_timestamp=commit
+            table_id=self._table_id, run=start, commit_timestamp=commit_ts
         )
 
     async def publish(self, request: pb.PublishLoadsRequest) -> None:

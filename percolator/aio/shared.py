@@ -443,9 +443,9 @@ class SharedTransaction(Awaits):
             self._announced = announced_by_all([one.announced for one in chosen])
             self._tables = frozenset(table for one in chosen for table in one.tables)
         if not self._named:
-            commit = await self._abort(deadline)
-            if commit:
-                raise OtherDriverCommitted(commit)
+            commit_ts = await self._abort(deadline)
+            if commit_ts:
+                raise OtherDriverCommitted(commit_ts)
             return None
         if self._whole is None:
             engine = self._engine
@@ -453,7 +453,7 @@ class SharedTransaction(Awaits):
                 engine.env, self._groups, self.ticket.job, self._named, self._announced
             )
         try:
-            commit = await self._whole.commit(deadline)
+            commit_ts = await self._whole.commit(deadline)
         except OutcomeUnknown:
             raise
         except OtherDriverCommitted:
@@ -461,14 +461,14 @@ class SharedTransaction(Awaits):
             raise
         except PercolatorError as problem:
             # Unless a marker says that it is never to be executed, a late copy might still be.
-            commit = await self._abort_after(self._whole, problem, deadline)
-            if not commit:
+            commit_ts = await self._abort_after(self._whole, problem, deadline)
+            if not commit_ts:
                 raise
         self._end("has committed")
         env = self._engine.env
         env.background.start(roll_back_left(env, self.ticket.job, deadline + ROLLBACK_SECONDS))
-        self._telling = env.background.start(self._tell_tablets(commit))
-        self.commit_timestamp = Timestamp(commit)
+        self._telling = env.background.start(self._tell_tablets(commit_ts))
+        self.commit_timestamp = Timestamp(commit_ts)
         return self.commit_timestamp
 
     async def abort(self, *, timeout: float | None = None) -> Timestamp | None:
@@ -480,9 +480,9 @@ class SharedTransaction(Awaits):
             return self.commit_timestamp
         deadline = self._deadline(timeout)
         with self._only_call("is being rolled back"):
-            commit = await self._abort(deadline)
-        if commit:
-            self.commit_timestamp = Timestamp(commit)
+            commit_ts = await self._abort(deadline)
+        if commit_ts:
+            self.commit_timestamp = Timestamp(commit_ts)
         return self.commit_timestamp
 
     async def told(self, seconds: float) -> None:
@@ -491,10 +491,10 @@ class SharedTransaction(Awaits):
         if self._telling is not None:
             await asyncio.wait((self._telling,), timeout=seconds)
 
-    async def _tell_tablets(self, commit: int) -> None:
+    async def _tell_tablets(self, commit_ts: int) -> None:
         """Has the tablets turn what the parts have locked into commits."""
         env = self._engine.env
-        commits = {part.start: commit for part in self._named}
+        commits = {part.start: commit_ts for part in self._named}
         deadline = env.now() + env.limits.background_seconds
         for table_id in sorted(self._tables):
             await tell_of_commits(env, table_id, commits, deadline)
@@ -518,7 +518,9 @@ class SharedTransaction(Awaits):
 
     async def _abort(self, deadline: float) -> int:
         try:
-            commit = await roll_back_all(self._engine.env, self.ticket.job, self._named, deadline)
+            commit_ts = await roll_back_all(
+                self._engine.env, self.ticket.job, self._named, deadline
+            )
         except OtherDriverCommitted:
             self._end(_BY_ANOTHER)
             raise
@@ -527,8 +529,8 @@ class SharedTransaction(Awaits):
             if self._engine.env.verdicts.get(self.ticket.began) == ROLLED_BACK:
                 self._end("was rolled back")
             raise
-        self._end("has committed" if commit else "was rolled back")
-        return commit
+        self._end("has committed" if commit_ts else "was rolled back")
+        return commit_ts
 
     def _end(self, how: str) -> None:
         self._ended = how

@@ -620,9 +620,9 @@ class Transaction(Reads):
                 await reader.begin(deadline)
             if buffer.cells.cells:
                 committing = self._commit = self._prepare_commit()
-                commit = await committing.run(deadline)
+                commit_ts = await committing.run(deadline)
             else:
-                commit = await self._only_notify(deadline)
+                commit_ts = await self._only_notify(deadline)
         except OutcomeUnknown:
             self._end(Outcome.UNKNOWN)
             raise
@@ -634,12 +634,12 @@ class Transaction(Reads):
             if isinstance(error, ConflictError):
                 self._env.tally.lost_at(error.cell)
             raise
-        self.commit_timestamp = int.__new__(Timestamp, commit)  # the oracle's: in range
+        self.commit_timestamp = int.__new__(Timestamp, commit_ts)  # the oracle's: in range
         self._env.tally.commits += 1
         self._end(Outcome.COMMITTED)
         if self._attempts is not None:
             # At once, rather than when the caller's thread has woken up.
-            self._attempts.committed(commit, buffer.cells.cells)
+            self._attempts.committed(commit_ts, buffer.cells.cells)
         return self.commit_timestamp
 
     async def _complete(self, deadline: float) -> None:
@@ -710,17 +710,17 @@ class Transaction(Reads):
             return self.outcome
         deadline = self._engine.now() + (timeout or self._reader.timeout_seconds)
         try:
-            commit = await self._commit.settle(deadline)
+            commit_ts = await self._commit.settle(deadline)
         except ConflictError:
-            commit = 0
+            commit_ts = 0
         except OutcomeUnknown as unknown:
             if unknown.primary is None or self._engine.now() >= deadline:
                 raise
             # The same commit cannot be sent again, perhaps because it has become too old.
-            commit = await settled(self._env, self._reader.start, unknown.primary, deadline)
-        if commit:
-            self.commit_timestamp = Timestamp(commit)
-        self.outcome = Outcome.COMMITTED if commit else Outcome.ABORTED
+            commit_ts = await settled(self._env, self._reader.start, unknown.primary, deadline)
+        if commit_ts:
+            self.commit_timestamp = Timestamp(commit_ts)
+        self.outcome = Outcome.COMMITTED if commit_ts else Outcome.ABORTED
         return self.outcome
 
     def _end(self, outcome: Outcome) -> None:

@@ -142,8 +142,8 @@ class Commit:
         "_env",
         "_heartbeats",
         "_is_followed",
-        "_is_lost",
         "_lock",
+        "_met_newer_commit",
         "_only_two_phases",
         "_out_before",
         "_settling",
@@ -196,7 +196,7 @@ class Commit:
         """Both of these, of the messages before the last one."""
         self.in_one_round = False
         """No lock was set, so none is left to resolve."""
-        self._is_lost = False
+        self._met_newer_commit = False
         """Another transaction has committed above our start, where that stops us forever."""
         self._lock: PrimaryLock | None = None
         """Its lock on the primary, if it takes two phases. Most commit in one round."""
@@ -217,10 +217,10 @@ class Commit:
     async def _reach_outcome(self, deadline: float, *, is_settling: bool) -> int:
         """Continues from the state that was reached before."""
         env, write = self._env, self._write
-        commit = 0
+        commit_ts = 0
         try:
             if self.state is State.GIVING_UP:
-                commit = await self._give_up(conflicts.given_up(write), deadline)
+                commit_ts = await self._give_up(conflicts.given_up(write), deadline)
             else:
                 try:
                     if (
@@ -228,16 +228,16 @@ class Commit:
                         and not self._only_two_phases
                         and write.fits_one_message(env.limits)
                     ):
-                        commit = await self._commit_in_one_round(deadline)
-                    if not commit:
-                        commit = await self._commit_in_two_phases(deadline)
+                        commit_ts = await self._commit_in_one_round(deadline)
+                    if not commit_ts:
+                        commit_ts = await self._commit_in_two_phases(deadline)
                 except AnotherWriteSet:
                     raise  # what is stored is not ours: a marker might hit the other write set
                 except PercolatorError as problem:
                     decides = self.state is State.COMMITTING
                     if self.is_unanswered and (decides or problem.retry is Retry.UNKNOWN):
                         raise self._unknown(problem) from problem
-                    commit = await self._give_up(problem, deadline)
+                    commit_ts = await self._give_up(problem, deadline)
         except asyncio.CancelledError:
             if not is_settling:
                 self._leave_to_the_background()
@@ -248,15 +248,15 @@ class Commit:
         # From here on, a caller who is cancelled must not be told that it was rolled back.
         self._end(State.COMMITTED)
         if self.in_one_round:
-            return commit  # nobody meets a lock of it
-        env.verdicts.put(write.start, commit)
+            return commit_ts  # nobody meets a lock of it
+        env.verdicts.put(write.start, commit_ts)
         if len(write.cells) > 1:
             too_much = env.background_is_full
-            rest = env.background.start(commit_secondaries(env, write, commit))
+            rest = env.background.start(commit_secondaries(env, write, commit_ts))
             if too_much:
                 # However this ends, the transaction is committed and is reported as such.
                 await asyncio.wait((rest,))
-        return commit
+        return commit_ts
 
     @property
     def may_be_committed(self) -> bool:
@@ -328,7 +328,7 @@ class Commit:
                     require_same(write, cell, answer)
                     return found.timestamp
                 if not is_own_lock(write, cell, answer):
-                    self._is_lost = answer.condition == steps.PREWRITE_NEWER_COMMIT
+                    self._met_newer_commit = answer.condition == steps.PREWRITE_NEWER_COMMIT
                     conflict = conflicts.obstacle(env, write, cell, answer, met)
                     if conflict is not None:
                         raise conflict
@@ -372,9 +372,9 @@ class Commit:
             if self.is_out:  # if this fails, a marker is necessary
                 now = self._env.now()
                 until = now + waiting_seconds(deadline - now)
-            commit = await self.prewrite(until)
-            if commit:
-                return commit
+            commit_ts = await self.prewrite(until)
+            if commit_ts:
+                return commit_ts
         return await self.commit_primary(deadline)
 
     def begin_two_phases(self) -> PrimaryLock:
@@ -428,7 +428,7 @@ class Commit:
         self, lock: PrimaryLock, cells: Sequence[CellAddress], deadline: float
     ) -> list[Answer]:
         self._statistics.round_trips += 1
-        prewrites = [self._write.prewrite(cell, lock.min_commit, lock.ttl) for cell in cells]
+        prewrites = [self._write.prewrite_step(cell, lock.min_commit, lock.ttl) for cell in cells]
         answers = self._env.cells.mutate(prewrites, deadline)
         if self._announcement is None:
             return await answers
@@ -460,7 +460,7 @@ class Commit:
                             lock.learn(answer)
                         continue
                     if answer.condition == steps.PREWRITE_NEWER_COMMIT and cell == write.primary:
-                        self._is_lost = True
+                        self._met_newer_commit = True
                     conflict = conflicts.obstacle(self._env, write, cell, answer, unlocked.met)
                     if conflict is None:
                         unlocked.blocked.append(cell)
@@ -490,7 +490,7 @@ class Commit:
         table_id = write.primary.table_id
         backoff: Backoff | None = None
         while True:
-            while lock.min_commit > lock.commit:
+            while lock.min_commit > lock.commit_ts:
                 # Either this is the first round, or the lock was seen with this number in it. Then
                 # nothing sent before was applied, and since the number only grows, nothing ever
                 # will be.
@@ -500,18 +500,18 @@ class Commit:
                     await self._announcement.renew(deadline)
             # A heartbeat may learn of a push while we wait below. The commit must be sent for the
             # lock that its timestamp was compared with, and for no other.
-            min_commit, commit = lock.min_commit, lock.commit
+            min_commit, commit_ts = lock.min_commit, lock.commit_ts
             if write.weak_notifications:
-                await self._notify(commit, deadline)
+                await self._notify(commit_ts, deadline)
             schema = await env.schema(table_id, deadline)
             if not self.is_unanswered:  # else it may be committed: only the same step can tell
                 require_same_codecs(write.writes, write.tables, env.schemas.get)
-            step = write.commit_primary(schema, min_commit, commit)
+            step = write.commit_primary_step(schema, min_commit, commit_ts)
             self._sent()
             self._statistics.round_trips += 1
             (answer,) = await env.cells.mutate((step,), deadline)
             if answer is APPLIED:
-                return commit
+                return commit_ts
             if isinstance(answer, Refused):
                 if answer.condition == steps.OWN_COMMIT:
                     return answer.offender.timestamp
@@ -539,27 +539,27 @@ class Commit:
         if left <= 0:
             raise _out_of_time()
         self._statistics.round_trips += 1
-        before, in_use = max(self._write.start, lock.commit), lock.min_commit - 1
-        lock.commit = await self._env.timestamps.get(timeout_seconds=left)
+        before, in_use = max(self._write.start, lock.commit_ts), lock.min_commit - 1
+        lock.commit_ts = await self._env.timestamps.get(timeout_seconds=left)
         # Compared with what was in use before we asked. In the meantime, a heartbeat may have
         # learned of a push by a reader that began after this timestamp was issued; that is no
         # regression, and `commit_primary` takes a later timestamp.
         # A heartbeat may have raised it, perhaps one of another committer: not too far.
-        wait = seconds_until(in_use + 1, lock.commit)
-        if lock.commit <= before or wait > 2 * LEAD_SECONDS_MAX:
+        wait = seconds_until(in_use + 1, lock.commit_ts)
+        if lock.commit_ts <= before or wait > 2 * LEAD_SECONDS_MAX:
             in_use = max(in_use, before)
-            raise TimestampRegression(f"the oracle gave {lock.commit} after {in_use} was in use")
+            raise TimestampRegression(f"the oracle gave {lock.commit_ts} after {in_use} was in use")
         if wait:
             await self._env.clock.sleep(min(wait, left))
 
-    async def _notify(self, commit: int, deadline: float) -> None:
+    async def _notify(self, commit_ts: int, deadline: float) -> None:
         """Writes the weak notifications at the commit timestamp, again whenever that has changed.
 
         This happens before the commit point, or a crash right after it would lose them. It happens
         after all locks are held, so that an observer that runs too early meets a lock and waits.
         """
         await notify_weak_observers(
-            self._env, self._write.weak_notifications, commit, deadline, self._statistics
+            self._env, self._write.weak_notifications, commit_ts, deadline, self._statistics
         )
 
     async def _no_lock(self, answer: Refused, deadline: float) -> int:
@@ -569,9 +569,9 @@ class Commit:
             self._env.verdicts.put(self._write.start, ROLLED_BACK)
         else:
             # Neither record nor marker: that alone proves nothing, so put the marker, which does.
-            commit = await mark_primary(self._env, self._write, deadline)
-            if commit:
-                return commit
+            commit_ts = await mark_primary(self._env, self._write, deadline)
+            if commit_ts:
+                return commit_ts
         self.is_unanswered = self.is_out = False  # nothing that was sent can be applied now
         raise conflicts.rolled_back_by_others(self._env, self._write, self._write.primary)
 
@@ -592,7 +592,7 @@ class Commit:
         if self.state is State.UNSENT:
             raise problem
         self.state = State.GIVING_UP
-        if self._is_lost:
+        if self._met_newer_commit:
             self._end(State.ROLLED_BACK)
             # This is as final as a marker. The marker is still written if locks may be left on
             # other cells: clients that meet them will look for it on the primary.
@@ -601,15 +601,15 @@ class Commit:
             raise problem
         if env.verdicts.get(write.start) != ROLLED_BACK:
             try:
-                commit = await mark_primary(env, write, deadline)
+                commit_ts = await mark_primary(env, write, deadline)
             except PercolatorError as unmarked:
                 env.background.start(roll_back_all(env, write, touched))
                 is_safe = self._alone or write.primary not in touched
                 if is_safe and not self.is_out:
                     raise problem from None
                 raise self._unknown(unmarked) from problem
-            if commit:
-                return commit
+            if commit_ts:
+                return commit_ts
         self._end(State.ROLLED_BACK)
         if touched:
             env.background.start(roll_back_others(env, write, touched))
@@ -771,7 +771,7 @@ def _out_of_time() -> PercolatorError:
 # ---------------------------------------------------------------- the cells that do not decide
 
 
-async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -> None:
+async def commit_secondaries(env: Environment, write: WriteSteps, commit_ts: int) -> None:
     """Commits the other cells after the commit point, trying for `background_seconds`.
 
     Below the safe point it stops: there, all locks are resolved before anything is collected, and a
@@ -786,11 +786,11 @@ async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -
             requests = []
             for cell in cells:
                 schema = await env.schema(cell.table_id, deadline)
-                requests.append(write.commit_secondary(cell, schema, commit))
+                requests.append(write.commit_secondary_step(cell, schema, commit_ts))
             answers = await env.cells.mutate(requests, deadline)
             for cell, answer in zip(cells, answers, strict=True):
                 if isinstance(answer, Refused):
-                    _check_secondary(write, cell, commit, answer)
+                    _check_secondary(write, cell, commit_ts, answer)
                 elif isinstance(answer, PercolatorError) and not isinstance(answer, SnapshotTooOld):
                     again.append(cell)
             await env.refresh_schemas(requests, answers, deadline)
@@ -801,12 +801,12 @@ async def commit_secondaries(env: Environment, write: WriteSteps, commit: int) -
                 return
 
 
-def _check_secondary(write: WriteSteps, cell: CellAddress, commit: int, answer: Refused) -> None:
+def _check_secondary(write: WriteSteps, cell: CellAddress, commit_ts: int, answer: Refused) -> None:
     """Another client may have committed it, at the same timestamp; otherwise the commit is torn."""
-    if answer.condition == steps.OWN_COMMIT and answer.offender.timestamp == commit:
+    if answer.condition == steps.OWN_COMMIT and answer.offender.timestamp == commit_ts:
         return
     raise InvariantViolation(
-        f"transaction {write.start} is committed at {commit}, but {cell} holds neither its lock "
+        f"transaction {write.start} is committed at {commit_ts}, but {cell} holds neither its lock "
         "nor that commit"
     )
 
@@ -820,7 +820,7 @@ async def mark_primary(env: Environment, write: WriteSteps, deadline: float) -> 
     the outcome with it.
     """
     backoff = env.backoff()
-    mark = write.roll_back(write.primary, not_below=write.start)
+    mark = write.roll_back_step(write.primary, not_below=write.start)
     primaries = Primaries(env)
     while True:
         (answer,) = await primaries.mutate([mark], deadline)
@@ -858,11 +858,11 @@ async def roll_back_all(
     env: Environment, write: WriteSteps, touched: Sequence[CellAddress]
 ) -> None:
     """Puts the marker on the primary, then rolls back the other cells that may carry a lock."""
-    commit = await mark_primary(env, write, background_deadline(env))
-    if commit:
+    commit_ts = await mark_primary(env, write, background_deadline(env))
+    if commit_ts:
         # Another committer of this transaction was first. It was not reported as aborted, so this
         # is no contradiction.
-        env.verdicts.put(write.start, commit)
+        env.verdicts.put(write.start, commit_ts)
     else:
         await roll_back_others(env, write, touched)
 
@@ -877,7 +877,7 @@ async def roll_back_others(
     while pending:
         again: list[CellAddress] = []
         for cells in portions(pending):
-            requests: list[CellMutation] = [write.roll_back(cell) for cell in cells]
+            requests: list[CellMutation] = [write.roll_back_step(cell) for cell in cells]
             answers = await env.cells.mutate(requests, deadline)
             for cell, answer in zip(cells, answers, strict=True):
                 if isinstance(answer, Refused):

@@ -57,9 +57,11 @@ class Handover(NamedTuple):
     """The writes of that transaction."""
 
     @classmethod
-    def after(cls, commit: int, writes: Mapping[CellAddress, tuple[int, bytes]]) -> Handover | None:
+    def after(
+        cls, commit_ts: int, writes: Mapping[CellAddress, tuple[int, bytes]]
+    ) -> Handover | None:
         """None if no timestamp was set aside."""
-        return cls(commit + 1, writes) if isinstance(commit, FollowedCommit) else None
+        return cls(commit_ts + 1, writes) if isinstance(commit_ts, FollowedCommit) else None
 
     def known(self, cell: CellAddress) -> KnownRow | None:
         """The cell at the new start, if the transaction before has written it."""

@@ -39,10 +39,10 @@ async def former_outcome(env: Environment, write: WriteSteps, deadline: float) -
     if known == ROLLED_BACK:
         return ROLLED_BACK
     answers = dict(zip(write.cells, await _status(env, write, write.cells, deadline), strict=True))
-    commit = 0
+    commit_ts = 0
     for cell, answer in answers.items():
-        commit = _checked(write, cell, answer) or commit
-    if commit:
+        commit_ts = _checked(write, cell, answer) or commit_ts
+    if commit_ts:
         # Ask again, now that the commit is known: the first time, it may have been in progress.
         missing = [cell for cell, answer in answers.items() if not _has_trace(answer)]
         again = await _status(env, write, missing, deadline)
@@ -50,9 +50,9 @@ async def former_outcome(env: Environment, write: WriteSteps, deadline: float) -
             _checked(write, cell, answer)
             if not _has_trace(answer):
                 raise another(write, cell, "was not among its writes")
-        env.verdicts.put(write.start, commit)
-        env.background.start(commit_secondaries(env, write, commit))
-        return commit
+        env.verdicts.put(write.start, commit_ts)
+        env.background.start(commit_secondaries(env, write, commit_ts))
+        return commit_ts
     of_primary = answers[write.primary]
     if isinstance(of_primary, Refused) and of_primary.condition == steps.OWN_ROLLBACK:
         env.verdicts.put(write.start, ROLLED_BACK)

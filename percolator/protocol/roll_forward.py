@@ -136,16 +136,16 @@ class Rolling:
         known to have committed at or below the snapshot. Nothing newer can be there while the cell
         is locked. None if the cell has to be read again."""
         lock = met.lock
-        commit = self._env.verdicts.get(lock.start_timestamp)
-        if commit is None or commit == ROLLED_BACK or commit > read_at or met.on_primary:
+        commit_ts = self._env.verdicts.get(lock.start_timestamp)
+        if commit_ts is None or commit_ts == ROLLED_BACK or commit_ts > read_at or met.on_primary:
             return None
         if lock.kind not in (KIND_PUT, KIND_DELETE):
             return None
         # As the tablet judges it once the cell is rolled forward: else the same snapshot would see
         # the value before, and not after.
         ttl = met.ttl_milliseconds
-        gone = lock.kind == KIND_DELETE or (ttl and is_expired(commit, read_at, ttl))
-        return FoundCell(commit, None if gone else lock.value)
+        gone = lock.kind == KIND_DELETE or (ttl and is_expired(commit_ts, read_at, ttl))
+        return FoundCell(commit_ts, None if gone else lock.value)
 
     async def roll(self, met: Sequence[MetLock], deadline: float) -> list[MetLock]:
         """Rolls the locked cells forward or back, as the verdicts on their transactions say.
@@ -240,9 +240,9 @@ class Rolling:
     async def _tell_tablet(self, table_id: int, met: Sequence[MetLock], await_cells: int) -> None:
         env = self._env
         commits = {
-            start: commit
+            start: commit_ts
             for start in {one.lock.start_timestamp for one in met}
-            if (commit := env.verdicts.get(start)) is not None and commit != ROLLED_BACK
+            if (commit_ts := env.verdicts.get(start)) is not None and commit_ts != ROLLED_BACK
         }
         row = min(one.address.row for one in met)
         deadline = env.now() + env.limits.background_seconds

@@ -105,18 +105,18 @@ def prewrite_since(
     return step
 
 
-def commit_part(row: bytes, column: bytes, start: int, commit: int, record: bytes) -> Mutation:
+def commit_part(row: bytes, column: bytes, start: int, commit_ts: int, record: bytes) -> Mutation:
     """Commits the primary of one part of a shared transaction, together with those of the others.
 
     Unlike at another commit point, the lock need not be as it was last seen, as long as no reader
-    has pushed it above `commit`: with hundreds of primaries, one or the other is pushed all the
+    has pushed it above `commit_ts`: with hundreds of primaries, one or the other is pushed all the
     time. A second commit timestamp may follow only if one was pushed above the first; that part,
     and with it the group, can never be committed at the first.
     """
-    step = commit_primary(row, column, start, 0, commit, record, ())
+    step = commit_primary(row, column, start, 0, commit_ts, record, ())
     own_lock = step.conditions[OWN_LOCK]
     own_lock.expectation = _AT_MOST
-    own_lock.prefix, own_lock.required = timestamp_bytes(start), timestamp_bytes(commit)
+    own_lock.prefix, own_lock.required = timestamp_bytes(start), timestamp_bytes(commit_ts)
     return step
 
 
@@ -128,10 +128,12 @@ def require_open(row: bytes, column: bytes, start: int) -> Mutation:
     return step
 
 
-def close_committed(row: bytes, column: bytes, start: int, commit: int, record: bytes) -> Mutation:
+def close_committed(
+    row: bytes, column: bytes, start: int, commit_ts: int, record: bytes
+) -> Mutation:
     """Ends a shared transaction with the commits of its parts, unless it was given up before."""
     step = require_open(row, column, start)
-    step.changes.add(kind=_PUT, space=_WRITE, timestamp=commit, value=record)
+    step.changes.add(kind=_PUT, space=_WRITE, timestamp=commit_ts, value=record)
     return step
 
 
@@ -162,15 +164,15 @@ def commit_primary(
     column: bytes,
     start: int,
     min_commit_seen: int,
-    commit: int,
+    commit_ts: int,
     record: bytes,
     observers: tuple[bytes, ...],
 ) -> Mutation:
     """The commit point.
 
-    The lock must still carry the min_commit_timestamp that we saw, which is at most `commit`. If it
-    does not, a reader above `commit` has pushed the lock and read past it, and would have missed
-    our write. Only after a push may a second attempt use another commit timestamp: since
+    The lock must still carry the min_commit_timestamp that we saw, which is at most `commit_ts`.
+    If it does not, a reader above `commit_ts` has pushed the lock and read past it, and would have
+    missed our write. Only after a push may a second attempt use another commit timestamp: since
     min_commit_timestamp only grows, the first attempt can no longer succeed.
     """
     own = timestamp_bytes(start)
@@ -180,7 +182,7 @@ def commit_primary(
     own_commit.from_timestamp, own_commit.prefix = start, own
     own_rollback.from_timestamp, own_rollback.until_timestamp = start, start + 1
     own_lock.prefix = own + timestamp_bytes(min_commit_seen)
-    _set_record(step, commit, record, observers)
+    _set_record(step, commit_ts, record, observers)
     return step
 
 
@@ -188,7 +190,7 @@ def commit_secondary(
     row: bytes,
     column: bytes,
     start: int,
-    commit: int,
+    commit_ts: int,
     record: bytes,
     observers: tuple[bytes, ...],
 ) -> Mutation:
@@ -203,7 +205,7 @@ def commit_secondary(
     own_commit, own_lock = step.conditions
     own_commit.from_timestamp, own_commit.prefix = start, own
     own_lock.prefix = own
-    _set_record(step, commit, record, observers)
+    _set_record(step, commit_ts, record, observers)
     return step
 
 
@@ -249,10 +251,10 @@ def status(row: bytes, column: bytes, start: int) -> Mutation:
     return step
 
 
-def notify(row: bytes, column: bytes, commit: int, observers: tuple[bytes, ...]) -> Mutation:
+def notify(row: bytes, column: bytes, commit_ts: int, observers: tuple[bytes, ...]) -> Mutation:
     """Writes weak notifications, which carry no data and take no lock."""
     step = Mutation(row=row, column=column)
-    _notify(step, commit, observers)
+    _notify(step, commit_ts, observers)
     return step
 
 
@@ -286,12 +288,14 @@ def _no_own_rollback(step: Mutation, start: int) -> None:
     )
 
 
-def _set_record(step: Mutation, commit: int, record: bytes, observers: tuple[bytes, ...]) -> None:
+def _set_record(
+    step: Mutation, commit_ts: int, record: bytes, observers: tuple[bytes, ...]
+) -> None:
     """The notifications land with the record: an observed commit without one would be lost work."""
     put = step.changes[1]
-    put.timestamp, put.value = commit, record
+    put.timestamp, put.value = commit_ts, record
     if observers:
-        _notify(step, commit, observers)
+        _notify(step, commit_ts, observers)
 
 
 def _roll_back(step: Mutation, start: int) -> None:
@@ -300,6 +304,6 @@ def _roll_back(step: Mutation, start: int) -> None:
     step.changes.add(kind=_PUT, space=_ROLLBACK, timestamp=start)
 
 
-def _notify(step: Mutation, commit: int, observers: tuple[bytes, ...]) -> None:
+def _notify(step: Mutation, commit_ts: int, observers: tuple[bytes, ...]) -> None:
     for observer in observers:
-        step.changes.add(kind=_PUT, space=_NOTIFY, timestamp=commit, qualifier=observer)
+        step.changes.add(kind=_PUT, space=_NOTIFY, timestamp=commit_ts, qualifier=observer)

@@ -193,7 +193,9 @@ class WriteSteps:
             is_followed,
         )
 
-    def prewrite(self, cell: CellAddress, min_commit: int, ttl_milliseconds: int) -> CellMutation:
+    def prewrite_step(
+        self, cell: CellAddress, min_commit: int, ttl_milliseconds: int
+    ) -> CellMutation:
         kind, value = self.writes[cell]
         data = None
         if len(value) > self.inline_bytes_max:
@@ -210,7 +212,7 @@ class WriteSteps:
         header = LOCK_HEADER.pack(self.start, min_commit, ttl_milliseconds, kind)
         return b"".join((header, self._shared, value))
 
-    def heartbeat(
+    def heartbeat_step(
         self, min_commit_seen: int, ttl_seen: int, min_commit: int, ttl_milliseconds: int
     ) -> CellMutation:
         """Raises the time to live: of the lock as it was seen or, with a `min_commit` above what
@@ -227,20 +229,24 @@ class WriteSteps:
             step = steps.replace_lock(row, column, seen, lock)
         return CellMutation(table_id, step)
 
-    def commit_primary(self, schema: TableSchema, min_commit: int, commit: int) -> CellMutation:
+    def commit_primary_step(
+        self, schema: TableSchema, min_commit: int, commit_ts: int
+    ) -> CellMutation:
         table_id, row, column = self.primary
         record, observers = self._record(self.primary, schema)
-        step = CommitPrimary(row, column, record, self.start, commit, min_commit, observers)
+        step = CommitPrimary(row, column, record, self.start, commit_ts, min_commit, observers)
         return CellMutation(table_id, step, schema.version)
 
-    def commit_secondary(self, cell: CellAddress, schema: TableSchema, commit: int) -> CellMutation:
+    def commit_secondary_step(
+        self, cell: CellAddress, schema: TableSchema, commit_ts: int
+    ) -> CellMutation:
         """Refused below the safe point, unlike when others roll the cell forward."""
         table_id, row, column = cell
         record, observers = self._record(cell, schema)
-        step = CommitSecondary(row, column, record, self.start, commit, observers=observers)
+        step = CommitSecondary(row, column, record, self.start, commit_ts, observers=observers)
         return CellMutation(table_id, step, schema.version)
 
-    def roll_back(self, cell: CellAddress, *, not_below: int = 0) -> CellMutation:
+    def roll_back_step(self, cell: CellAddress, *, not_below: int = 0) -> CellMutation:
         table_id, row, column = cell
         step = steps.roll_back(row, column, self.start)
         step.not_below = not_below
@@ -580,14 +586,14 @@ class Raises:
         self.lead = Lead(limits)
         self._highest = 0
 
-    def least(self, seen: int, commit: int, oracle: int) -> int:
+    def least(self, seen: int, commit_ts: int, oracle: int) -> int:
         """The least commit timestamp that the next heartbeat sets, given that of the lock when it
         was last seen, the commit timestamp, if one was taken, and about where the oracle is. It
         leaves the lock as it is unless it has to raise it.
         """
         least = seen
         if self.lead.is_needed and seen <= later(oracle, _ORACLE_SECONDS):
-            least = commit if commit >= seen else self.lead.above(seen)
+            least = commit_ts if commit_ts >= seen else self.lead.above(seen)
         # One that was sent and not answered may still arrive.
         least = max(least, self._highest)
         if least > seen:
@@ -607,10 +613,10 @@ class PrimaryLock:
         "_raises",
         "_started_seconds",
         "_write",
-        "commit",
+        "commit_ts",
         "is_awaited",
+        "is_gone",
         "is_locked",
-        "is_lost",
         "min_commit",
         "ttl",
     )
@@ -621,7 +627,7 @@ class PrimaryLock:
         self._write = write
         self._started_seconds = started_seconds
         self._raises = Raises(env.limits)
-        self.commit = 0
+        self.commit_ts = 0
         """The commit timestamp that was taken for it."""
         self.min_commit = write.start + 1
         """The least commit timestamp in the stored lock; readers raise it."""
@@ -630,7 +636,7 @@ class PrimaryLock:
         self.is_locked = False
         self.is_awaited = False
         """A prewrite of the primary was sent, with others, and they are not all answered."""
-        self.is_lost = False
+        self.is_gone = False
         """A heartbeat found the lock gone."""
 
     def choose_ttl(self) -> None:
@@ -670,15 +676,15 @@ class PrimaryLock:
         limits = self._env.limits
         set_at = self._started_seconds + self.ttl / 1000 - limits.lock_ttl_seconds
         is_due = now >= set_at + limits.heartbeat_seconds / 2
-        return is_due and (self.is_locked or self.is_awaited) and not self.is_lost
+        return is_due and (self.is_locked or self.is_awaited) and not self.is_gone
 
     def heartbeat(self) -> Heartbeat:
         """The step that raises the time to live."""
         now = self._env.now()
         ttl = max(self.ttl, self._ttl_from(now))
         oracle = later(self._write.start, now - self._started_seconds)
-        least = self._raises.least(self.min_commit, self.commit, oracle)
-        step = self._write.heartbeat(self.min_commit, self.ttl, least, ttl)
+        least = self._raises.least(self.min_commit, self.commit_ts, oracle)
+        step = self._write.heartbeat_step(self.min_commit, self.ttl, least, ttl)
         return Heartbeat(step, least, ttl, self.is_locked)
 
     def after_heartbeat(self, beat: Heartbeat, answer: Answer, took_seconds: float) -> bool:
@@ -695,7 +701,7 @@ class PrimaryLock:
                 self.is_locked = True
                 return True
             # Otherwise it may have overtaken the prewrite, which may have been answered since.
-            self.is_lost = self.is_lost or beat.is_for_lock
+            self.is_gone = self.is_gone or beat.is_for_lock
         return False
 
 

@@ -215,10 +215,10 @@ class ExportQueue(Queue[K, V]):
         They are those of the import: what was put after it has higher ones. `last` is the last one
         that was given.
         """
-        commit = entries[0].sequence >> _PLACE_BITS
-        after = last & _PLACES if last >> _PLACE_BITS == commit else _NUMBERED
+        commit_ts = entries[0].sequence >> _PLACE_BITS
+        after = last & _PLACES if last >> _PLACE_BITS == commit_ts else _NUMBERED
         puts = [
-            (self._rows.entry(part, commit, place), self._entry, self._value_of(entry))
+            (self._rows.entry(part, commit_ts, place), self._entry, self._value_of(entry))
             for place, entry in enumerate(entries, after + 1)
         ]
         await tx.internal.write_together(puts, [(entry.row, self._entry) for entry in entries])
@@ -277,12 +277,12 @@ class _Entries:
 
     def add(self, entry: _Entry, start: int) -> None:
         """Adds an entry that a transaction with this start timestamp has put."""
-        commit = entry.sequence >> _PLACE_BITS
+        commit_ts = entry.sequence >> _PLACE_BITS
         if entry.sequence & _NUMBERED:
             self.last_numbered = max(self.last_numbered, entry.sequence)
-        elif not self._commit or commit < self._commit:
-            self._commit, self._start, self._have_same_numbers = commit, start, False
-        elif commit == self._commit and start != self._start:
+        elif not self._commit or commit_ts < self._commit:
+            self._commit, self._start, self._have_same_numbers = commit_ts, start, False
+        elif commit_ts == self._commit and start != self._start:
             self._have_same_numbers = True
         self._kept.append(entry)
         self._size += len(entry.value)

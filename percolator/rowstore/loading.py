@@ -54,7 +54,7 @@ class RowLoader:
         self._calls = asyncio.Semaphore(CALLS_IN_FLIGHT)
 
     async def load(
-        self, table_id: int, cells: Sequence[Cell], start: int, commit: int, seconds: float
+        self, table_id: int, cells: Sequence[Cell], start: int, commit_ts: int, seconds: float
     ) -> None:
         """Writes cells, which must be in the order of their rows. Each call is tried for so many
         seconds. To be repeated, with the same cells, if it raises something."""
@@ -62,7 +62,7 @@ class RowLoader:
             _require_storable(cell, self._limits)
         try:
             async with asyncio.TaskGroup() as group:
-                for rows in self._calls_of(cells, start, commit):
+                for rows in self._calls_of(cells, start, commit_ts):
                     await self._calls.acquire()
                     call = group.create_task(self._call(table_id, rows, seconds))
                     # Not in the call itself: cancelled before it has begun, it would stay in
@@ -78,10 +78,10 @@ class RowLoader:
         await patience.repeated(partial(self._store.write, table_id, rows))
 
     def _calls_of(
-        self, cells: Sequence[Cell], start: int, commit: int
+        self, cells: Sequence[Cell], start: int, commit_ts: int
     ) -> Iterator[list[RowChange]]:
         """The rows of each call."""
-        note = SetCell(COLLECTED, LOADED, self._times.time(commit), b"")
+        note = SetCell(COLLECTED, LOADED, self._times.time(commit_ts), b"")
         rows: list[RowChange] = []
         changes: list[Change] = []
         before: bytes | None = None
@@ -94,15 +94,15 @@ class RowLoader:
                 changes, before = [note], row
                 rows.append(RowChange(row_key(row), changes))
                 count += 1
-            added = self._changes(column, value, start, commit)
+            added = self._changes(column, value, start, commit_ts)
             changes += added
             size += len(row) + len(column) + len(value)
             count += len(added)
         if rows:
             yield rows
 
-    def _changes(self, column: bytes, value: bytes, start: int, commit: int) -> list[Change]:
-        stored, time = stored_column(column), self._times.time(commit)
+    def _changes(self, column: bytes, value: bytes, start: int, commit_ts: int) -> list[Change]:
+        stored, time = stored_column(column), self._times.time(commit_ts)
         if len(value) <= self._limits.value_inline_bytes_max:
             record = WRITE_HEADER.pack(start, KIND_PUT) + value
             return [SetCell(WRITES, stored, time, record)]

@@ -242,15 +242,15 @@ def _is_in_the_way(record: bytes, timestamp: int, passing: Container[int]) -> bo
 
 def _note(result: Seen, column: bytes, cell: StoredCell, wanted: Wanted, times: Times) -> None:
     start, kind = WRITE_HEADER.unpack_from(cell.value)
-    commit = times.timestamp(cell.time)
+    commit_ts = times.timestamp(cell.time)
     if kind == KIND_PUT:
-        result.found[column] = FoundCell(commit, cell.value[WRITE_HEADER_BYTES:])
+        result.found[column] = FoundCell(commit_ts, cell.value[WRITE_HEADER_BYTES:])
     elif kind == KIND_PUT_IN_DATA:
-        result.in_data[column] = commit, start
+        result.in_data[column] = commit_ts, start
     elif kind != KIND_DELETE:
         raise InvariantViolation(f"a record of kind {kind} is among puts and deletions")
     elif wanted.report_deletes:
-        result.found[column] = FoundCell(commit, None)
+        result.found[column] = FoundCell(commit_ts, None)
 
 
 def _require_kept(cells: Iterable[StoredCell], wanted: Wanted, times: Times) -> None:
@@ -280,14 +280,14 @@ def add_data(
     `InvariantViolation` if a value is missing without that."""
     _require_kept(cells, wanted, times)
     values = {(cell.column, cell.time): cell.value for cell in cells if cell.family == DATA}
-    for column, (commit, start) in result.in_data.items():
+    for column, (commit_ts, start) in result.in_data.items():
         value = values.get((stored_column(column), times.time(start)))
         if value is None:
             raise InvariantViolation(
-                f"row {quoted(row)} has a commit at {commit} in column {quoted(column)} "
+                f"row {quoted(row)} has a commit at {commit_ts} in column {quoted(column)} "
                 "without its value"
             )
-        result.found[column] = FoundCell(commit, value)
+        result.found[column] = FoundCell(commit_ts, value)
     result.in_data = {}
 
 

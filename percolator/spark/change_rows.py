@@ -122,19 +122,19 @@ class RowImages:
         known = await self._before(changes)
         found = []
         self._last_commit = changes[-1].commit_timestamp
-        for (commit, row), cells in groupby(changes, _commit_and_row):
+        for (commit_ts, row), cells in groupby(changes, _commit_and_row):
             after = list(known.get(row, self._no_cells))
-            existed = self._values(after, commit - 1) != self._nothing
+            existed = self._values(after, commit_ts - 1) != self._nothing
             for one in cells:
-                cell = None if one.value is None else FoundCell(commit, one.value)
+                cell = None if one.value is None else FoundCell(commit_ts, one.value)
                 after[self._places[one.column]] = cell
             known[row] = tuple(after)
-            values = self._values(after, commit)
+            values = self._values(after, commit_ts)
             exists = values != self._nothing
             if exists:
-                found.append(RowImage(commit, row, UPDATE if existed else INSERT, values))
+                found.append(RowImage(commit_ts, row, UPDATE if existed else INSERT, values))
             elif existed:
-                found.append(RowImage(commit, row, DELETE, values))
+                found.append(RowImage(commit_ts, row, DELETE, values))
         return found
 
     def _values(self, cells: Sequence[FoundCell | None], at: int) -> Values:
@@ -272,8 +272,8 @@ class RowChanges:
         """The rows for the cells of a snapshot. Each has the timestamp of its newest cell."""
         rows, values = by_field(page, self._fields)
         commits = dict.fromkeys(rows, 0)
-        for row, commit in zip(page.rows, page.commit_timestamps, strict=True):
-            commits[row] = max(commits[row], commit)
+        for row, commit_ts in zip(page.rows, page.commit_timestamps, strict=True):
+            commits[row] = max(commits[row], commit_ts)
         return self._batch(rows, values, [SNAPSHOT_KIND] * len(rows), list(commits.values()))
 
     def of_images(self, images: Sequence[RowImage]) -> pa.RecordBatch:

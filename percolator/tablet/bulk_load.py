@@ -350,14 +350,14 @@ async def _lift(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     present = state.load_fences.get(asked.name)
     if present is None:
         return pb.FenceResponse()  # it was already lifted
-    commit = present.commit_timestamp
+    commit_ts = present.commit_timestamp
     _of_run(state, asked)
-    if not commit:
+    if not commit_ts:
         obstacle = _first_cell(state, present)
         if obstacle is not None:
             return pb.FenceResponse(obstacle=obstacle)
     recent = state.recent
-    newest = max(commit, recent.newest_commit), recent.newest_marker
+    newest = max(commit_ts, recent.newest_commit), recent.newest_marker
     batch = state.storage.batch()
     floor = max(state.load_fences.floor, present.run)
     batch.delete(present.key)
@@ -365,14 +365,14 @@ async def _lift(state: TabletState, asked: LoadFence) -> pb.FenceResponse:
     batch.put(NEWEST_KEY, NEWEST.pack(*newest))
     batch.put(STATISTICS_KEY, opening.counts_record(state))
     feed = state.feed
-    if commit > feed.complete_from and present.run <= feed.loads_before:
-        feed = replace(feed, complete_from=commit)
+    if commit_ts > feed.complete_from and present.run <= feed.loads_before:
+        feed = replace(feed, complete_from=commit_ts)
         feed.note(batch, beside_read_locks=state.read_locks.used)
     await state.write(batch)
     state.feed = feed
-    if commit:
+    if commit_ts:
         # What is remembered about single cells may be wrong for the loaded ones.
-        recent.forget(commit)
+        recent.forget(commit_ts)
         state.last_changes.forget()
         state.collected = replace(state.collected, missed_load=True)
     state.load_fences.remove(present.name)
@@ -399,9 +399,9 @@ async def load(
     """Puts cells behind the fence. Raises as `fence` does, and `SchemaChanged`."""
     if not len(request.rows) == len(request.columns) == len(request.values):
         raise InvalidArgument("rows", "rows, columns and values differ in number")
-    start, commit = request.start_timestamp, request.commit_timestamp
-    if not 0 < start < commit:
-        raise InvalidArgument("commit_timestamp", f"expected {start} < {commit}, and both above 0")
+    start, commit_ts = request.start_timestamp, request.commit_timestamp
+    if not 0 < start < commit_ts:
+        raise InvalidArgument("commit_timestamp", f"expected {start} < {commit_ts}, both above 0")
     stop, count = 0, len(request.rows)
     async with latch.between:
         while True:

@@ -852,7 +852,7 @@ class Holder(Protocol):
     def start(self) -> int: ...
 
     @property
-    def commit(self) -> int:
+    def commit_ts(self) -> int:
         """Its commit timestamp; 0 while it is not known."""
 
     @property
@@ -946,4 +946,4 @@ class HeldCells:
 
 
 def _is_in_the_way(holder: Holder, timestamp: int) -> bool:
-    return holder.start <= timestamp and holder.commit <= timestamp
+    return holder.start <= timestamp and holder.commit_ts <= timestamp

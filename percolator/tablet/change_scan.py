@@ -280,17 +280,17 @@ class _ChangeScan:
             ended = True
             looked_at = 0
             while (key := cursor.key()) < behind:
-                commit, cell = split_change(key)
-                if commit != self._commit:
-                    self._reached = commit - 1
+                commit_ts, cell = split_change(key)
+                if commit_ts != self._commit:
+                    self._reached = commit_ts - 1
                     if plan.changes_max and self._changes >= plan.changes_max:
                         break
-                    self._commit = commit
+                    self._commit = commit_ts
                 if found.bytes >= plan.bytes_max:
                     self._at, ended = key, False
                     break
                 if self._is_wanted(cell):
-                    found.take(commit, cell, cursor.item()[1])
+                    found.take(commit_ts, cell, cursor.item()[1])
                     self._changes += 1
                 cursor.next()
                 looked_at += 1
@@ -335,7 +335,7 @@ class _Found:
         self._before: list[bytes] = []
         self._new_cells: list[int] = []
 
-    def take(self, commit: int, cell: bytes, record: bytes) -> None:
+    def take(self, commit_ts: int, cell: bytes, record: bytes) -> None:
         kind = record[WRITE_KIND_OFFSET]
         if kind == KIND_DELETE:
             self._deletes.append(len(self.rows))
@@ -343,17 +343,17 @@ class _Found:
         elif kind == KIND_PUT:
             value = record[WRITE_HEADER_BYTES:]
         else:
-            value = self._value_of_write(cell, commit)
+            value = self._value_of_write(cell, commit_ts)
         row, at = split_component(cell, 0)
         if self._cells is not None:
-            before = self._value_before(self._cells, cell, commit)
+            before = self._value_before(self._cells, cell, commit_ts)
             if before is None:
                 self._new_cells.append(len(self.rows))
             self._before.append(before or b"")
             self.bytes += len(before or b"")
         self.rows.append(row)
         self._columns.append(unescaped(cell[at:-2]))
-        self._commits.append(commit)
+        self._commits.append(commit_ts)
         self._values.append(value)
         self.bytes += len(cell) + len(value) + 9
 
@@ -366,18 +366,18 @@ class _Found:
         found.values_before.extend(self._before)
         found.new_cells.extend(self._new_cells)
 
-    def _value_of_write(self, cell: bytes, commit: int) -> bytes:
+    def _value_of_write(self, cell: bytes, commit_ts: int) -> bytes:
         """The value of a commit whose entry in the feed does not have it."""
-        record = self._state.storage.get(W + cell + inverted(commit))
+        record = self._state.storage.get(W + cell + inverted(commit_ts))
         if record is None:
-            raise self._missing(commit)
-        return self._value(cell, record, commit)
+            raise self._missing(commit_ts)
+        return self._value(cell, record, commit_ts)
 
-    def _value_before(self, cursor: Cursor, cell: bytes, commit: int) -> bytes | None:
+    def _value_before(self, cursor: Cursor, cell: bytes, commit_ts: int) -> bytes | None:
         """The value that the cell had just below this commit; None if it had none, or if it had
         expired by then."""
         prefix = W + cell
-        cursor.seek(prefix + inverted(commit - 1))
+        cursor.seek(prefix + inverted(commit_ts - 1))
         while True:
             key, record = cursor.item()
             if not key.startswith(prefix) or record[WRITE_KIND_OFFSET] == KIND_DELETE:
@@ -385,29 +385,29 @@ class _Found:
             if record[WRITE_KIND_OFFSET] != KIND_LOCK_ONLY:
                 if self._lifetimes:
                     end = self._lifetimes.end_of(cell, timestamp_of(key))
-                    if end is not None and end < commit:
+                    if end is not None and end < commit_ts:
                         return None
-                return self._value(cell, record, commit)
+                return self._value(cell, record, commit_ts)
             named = last_change(record)
             if named is None:
                 cursor.next()
             else:
                 cursor.seek(prefix + inverted(named))
 
-    def _value(self, cell: bytes, record: bytes, commit: int) -> bytes:
+    def _value(self, cell: bytes, record: bytes, commit_ts: int) -> bytes:
         if record[WRITE_KIND_OFFSET] == KIND_PUT:
             return record[WRITE_HEADER_BYTES:]
         try:
             return value_in_data(self._state.storage.get, cell, record)
         except InvariantViolation:
-            raise self._missing(commit) from None
+            raise self._missing(commit_ts) from None
 
-    def _missing(self, commit: int) -> Exception:
+    def _missing(self, commit_ts: int) -> Exception:
         """The error that a missing commit, or a missing value of one, means."""
         state, after = self._state, self._after
         if after < state.safe_points.reads:
             return too_old(after, state.safe_points.reads)
         state.require_lifetimes(self._lifetimes)
         return InvariantViolation(
-            f"{state.identity} has a change at {commit} in its feed whose value is missing"
+            f"{state.identity} has a change at {commit_ts} in its feed whose value is missing"
         )

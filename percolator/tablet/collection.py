@@ -562,9 +562,9 @@ class _WalkOfVersions:
                 self._keep_in_mind(key, value, kind)
         return None
 
-    def _has_expired(self, cell: bytes, commit: int) -> bool:
+    def _has_expired(self, cell: bytes, commit_ts: int) -> bool:
         """True if no snapshot at or above the safe point sees this value."""
-        end = self._lifetimes.end_of(cell, commit)
+        end = self._lifetimes.end_of(cell, commit_ts)
         if end is None:
             return False
         if end > self._below:

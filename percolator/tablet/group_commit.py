@@ -672,9 +672,9 @@ class OneRoundTransactions:
             self._state.guard.heard(first)
             in_time: list[OneRoundTransaction] = []
             early: list[OneRoundTransaction] = []
-            for commit, transaction in commit_timestamps(holders, first):
-                if commit > transaction.start:
-                    transaction.commit = commit
+            for commit_ts, transaction in commit_timestamps(holders, first):
+                if commit_ts > transaction.start:
+                    transaction.commit_ts = commit_ts
                     in_time.append(transaction)
                 else:
                     early.append(transaction)

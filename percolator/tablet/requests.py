@@ -378,11 +378,11 @@ class StepChecker:
         weight = 0
         locked, head = PrewriteConditions(-1, ()), b""
         for at, step in enumerate(zip(*lists, strict=True)):
-            kind, row, column, value, start, commit, min_commit = step
+            kind, row, column, value, start, commit_ts, min_commit = step
             cell = self._cells.cell("steps.", at, row, column, is_new=kind in _NEW)
             # Most locks of a transaction begin as the one before, which was checked.
-            if kind != PREWRITE or commit or not value.startswith(head) or start != locked.start:
-                self._check(at, kind, value, start, commit)
+            if kind != PREWRITE or commit_ts or not value.startswith(head) or start != locked.start:
+                self._check(at, kind, value, start, commit_ts)
             elif len(value) > self._limits.value_bytes_max:
                 self._refuse_length(at, value)
             changes: list[CheckedChange]
@@ -396,13 +396,13 @@ class StepChecker:
                 if READ_LOCK_MARK in cell:
                     self._read_locks.note(cell)
             elif kind == WRITE_STEP:
-                conditions = [(SPACE_WRITE, ABSENT, commit, 0, b"", b"", b"")]
-                changes = [(PUT, WRITE, commit, value, b"")]
+                conditions = [(SPACE_WRITE, ABSENT, commit_ts, 0, b"", b"", b"")]
+                changes = [(PUT, WRITE, commit_ts, value, b"")]
             else:
                 conditions = commit_conditions(kind, start, min_commit)
-                changes = [(DELETE, LOCK, 0, b"", b""), (PUT, WRITE, commit, value, b"")]
+                changes = [(DELETE, LOCK, 0, b"", b""), (PUT, WRITE, commit_ts, value, b"")]
                 if column in observed and value[WRITE_KIND_OFFSET] != KIND_LOCK_ONLY:
-                    changes += [(PUT, NOTIFY, commit, b"", name) for name in observed[column]]
+                    changes += [(PUT, NOTIFY, commit_ts, b"", name) for name in observed[column]]
             found.append((row, column, cell, start, conditions, changes))
             weight += len(row) + len(value) + MUTATION_BYTES
         return found, weight
@@ -410,7 +410,7 @@ class StepChecker:
     def _refuse_length(self, at: int, value: bytes) -> NoReturn:
         refuse_listed("steps.values", at, too_long(value, self._limits.value_bytes_max))
 
-    def _check(self, at: int, kind: int, value: bytes, start: int, commit: int) -> None:
+    def _check(self, at: int, kind: int, value: bytes, start: int, commit_ts: int) -> None:
         admitted_to, limits = self._guard.admitted_to, self._limits
         if not PREWRITE <= kind <= WRITE_STEP:
             refuse_listed("steps.kinds", at, f"{kind} is not a kind of step")
@@ -418,18 +418,18 @@ class StepChecker:
             self._refuse_length(at, value)
         if (start == 0) is not (kind == WRITE_STEP):
             refuse_listed("steps.start_timestamps", at, "unexpected" if start else "missing")
-        if (commit == 0) is not (kind == PREWRITE):
-            refuse_listed("steps.commit_timestamps", at, "unexpected" if commit else "missing")
-        fault = record_fault(LOCK if kind == PREWRITE else WRITE, commit, value)
+        if (commit_ts == 0) is not (kind == PREWRITE):
+            refuse_listed("steps.commit_timestamps", at, "unexpected" if commit_ts else "missing")
+        fault = record_fault(LOCK if kind == PREWRITE else WRITE, commit_ts, value)
         if fault is not None:
             refuse_listed(_LIST_OF[fault[0]], at, fault[1])
         if start and not value.startswith(timestamp_bytes(start)):
             refuse_listed("steps.values", at, "of another transaction than start_timestamps")
         # Beyond what was handed out, a lock could never be committed.
         min_commit = LOCK_HEADER.unpack_from(value)[1] if kind == PREWRITE else 0
-        if start > admitted_to or commit > admitted_to or min_commit > admitted_to:
+        if start > admitted_to or commit_ts > admitted_to or min_commit > admitted_to:
             self._guard.admit(start, "steps.start_timestamps[%d]", at)
-            self._guard.admit(commit, "steps.commit_timestamps[%d]", at)
+            self._guard.admit(commit_ts, "steps.commit_timestamps[%d]", at)
             self._guard.admit(min_commit, "steps.values[%d]", at)
 
 
@@ -501,11 +501,11 @@ class TransactionWork:
         )
 
     def ended(
-        self, index: int, commit: int, result: pb.MutationResult | None, *, is_followed: bool
+        self, index: int, commit_ts: int, result: pb.MutationResult | None, *, is_followed: bool
     ) -> bool:
         """Notes how a transaction ended. Returns True, and answers, when it was the last one."""
         if result is None:
-            self.commit_timestamps[index] = commit
+            self.commit_timestamps[index] = commit_ts
             if is_followed:
                 self.followed.append(index)
         else:
@@ -530,7 +530,7 @@ class OneRoundTransaction:
 
     __slots__ = (
         "cells",
-        "commit",
+        "commit_ts",
         "index",
         "is_followed",
         "read_locked",
@@ -558,7 +558,7 @@ class OneRoundTransaction:
         self.cells = [write[2] for write in writes]
         self.read_locked: Sequence[bytes] = ()
         """The cells of which it sets read locks."""
-        self.commit = 0
+        self.commit_ts = 0
         self.is_followed = False
         """The timestamp after its commit is set aside for another transaction of its client."""
         self.refusal: pb.MutationResult | None = None
@@ -566,30 +566,30 @@ class OneRoundTransaction:
 
     def mutations(self) -> list[CheckedMutation]:
         """Its mutations, once the commit timestamp is known."""
-        start, commit = self.start, self.commit
+        start, commit_ts = self.start, self.commit_ts
         found: list[CheckedMutation] = []
         for row, column, cell, kind, value, observers in self.writes:
             header = WRITE_HEADER.pack(start, kind)
             changes: list[CheckedChange]
             if kind == KIND_PUT:
-                changes = [(PUT, WRITE, commit, header + value, b"")]
+                changes = [(PUT, WRITE, commit_ts, header + value, b"")]
             else:
-                changes = [(PUT, WRITE, commit, header, b"")]
+                changes = [(PUT, WRITE, commit_ts, header, b"")]
                 if kind == KIND_PUT_IN_DATA:
                     changes.append((PUT, DATA, start, value, b""))
             if observers:
-                changes += [(PUT, NOTIFY, commit, b"", observer) for observer in observers]
+                changes += [(PUT, NOTIFY, commit_ts, b"", observer) for observer in observers]
             found.append((row, column, cell, start, [], changes))
         for row, column, cell, _, _, observers in self.weak:
             notified: list[CheckedChange] = [
-                (PUT, NOTIFY, commit, b"", observer) for observer in observers
+                (PUT, NOTIFY, commit_ts, b"", observer) for observer in observers
             ]
             found.append((row, column, cell, start, [], notified))
         return found
 
     def end(self, result: pb.MutationResult | None) -> bool:
         """Ends it: committed, or with this result. True if its request is answered with it."""
-        return self.work.ended(self.index, self.commit, result, is_followed=self.is_followed)
+        return self.work.ended(self.index, self.commit_ts, result, is_followed=self.is_followed)
 
 
 class TransactionChecker:

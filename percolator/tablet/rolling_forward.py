@@ -89,12 +89,12 @@ _log = logging.getLogger(__name__)
 class _Fate:
     """Fate of the locks of one transaction."""
 
-    __slots__ = ("commit", "conditions", "primary", "shared", "start")
+    __slots__ = ("commit_ts", "conditions", "primary", "shared", "start")
 
-    def __init__(self, start: int, commit: int) -> None:
+    def __init__(self, start: int, commit_ts: int) -> None:
         own = timestamp_bytes(start)
         self.start = start
-        self.commit = commit
+        self.commit_ts = commit_ts
         self.primary = _NONE
         """The cell that decides, as its first lock names it."""
         self.conditions: list[CheckedCondition] = [(SPACE_LOCK, PRESENT, 0, 0, own, b"", b"")]
@@ -188,11 +188,11 @@ class RollingForward:
         if len(starts) != len(commits):
             raise InvalidArgument("commit_timestamps", f"{len(commits)} for {len(starts)} starts")
         fates: dict[bytes, _Fate] = {}
-        for at, (start, commit) in enumerate(zip(starts, commits, strict=True)):
-            if not 0 < start < commit:
-                refuse_listed("commit_timestamps", at, f"{commit} is not above {start}")
-            self._state.guard.admit(commit, "commit_timestamps[%d]", at)
-            fates[timestamp_bytes(start)] = _Fate(start, commit)
+        for at, (start, commit_ts) in enumerate(zip(starts, commits, strict=True)):
+            if not 0 < start < commit_ts:
+                refuse_listed("commit_timestamps", at, f"{commit_ts} is not above {start}")
+            self._state.guard.admit(commit_ts, "commit_timestamps[%d]", at)
+            fates[timestamp_bytes(start)] = _Fate(start, commit_ts)
         observed = self._cells.observed("observed", request.observed)
         return _Order(fates, [], observed, request.target.schema_version, request.row)
 
@@ -250,7 +250,7 @@ class RollingForward:
         order.unproven.clear()
         ask, asked = self._state.commits, [(fate.primary, fate.start) for fate in fates]
         commits = await ask(asked) if asked and ask is not None else [0] * len(asked)
-        wrong = [fate for fate, commit in zip(fates, commits, strict=True) if commit != fate.commit]
+        wrong = [fate for fate, seen in zip(fates, commits, strict=True) if seen != fate.commit_ts]
         for fate in wrong:
             del order.fates[timestamp_bytes(fate.start)]
         if wrong:
@@ -293,10 +293,10 @@ class RollingForward:
             column = columns[cell[behind_row:]]
             changes: list[CheckedChange] = [
                 (DELETE, LOCK, 0, b"", b""),
-                (PUT, WRITE, fate.commit, record, b""),
+                (PUT, WRITE, fate.commit_ts, record, b""),
             ]
             if column in observed and kind[0] != KIND_LOCK_ONLY:
-                changes += [(PUT, NOTIFY, fate.commit, b"", name) for name in observed[column]]
+                changes += [(PUT, NOTIFY, fate.commit_ts, b"", name) for name in observed[column]]
             found.append((row, column, cell, 0, fate.conditions, changes))
             weight += len(row) + len(record) + MUTATION_BYTES
         return (cell + b"\0" if looked_at == most else None), weight

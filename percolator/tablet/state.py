@@ -196,15 +196,15 @@ class Lifetimes:
     def __bool__(self) -> bool:
         return bool(self.ttls)
 
-    def hides(self, column: bytes, commit: int, timestamp: int) -> bool:
+    def hides(self, column: bytes, commit_ts: int, timestamp: int) -> bool:
         """True if a value of this column is expired at the timestamp."""
         ttl = self.by_column.get(column)
-        return ttl is not None and is_expired(commit, timestamp, ttl)
+        return ttl is not None and is_expired(commit_ts, timestamp, ttl)
 
-    def hides_component(self, encoded: bytes, commit: int, timestamp: int) -> bool:
+    def hides_component(self, encoded: bytes, commit_ts: int, timestamp: int) -> bool:
         """As `hides`, for an encoded column."""
         ttl = self.by_component.get(encoded)
-        return ttl is not None and is_expired(commit, timestamp, ttl)
+        return ttl is not None and is_expired(commit_ts, timestamp, ttl)
 
     def lasting(self, timestamp: int) -> dict[bytes, int]:
         """By encoded column: the oldest commit whose value is not expired at the timestamp."""
@@ -212,11 +212,11 @@ class Lifetimes:
             column: oldest_unexpired(timestamp, ttl) for column, ttl in self.by_component.items()
         }
 
-    def end_of(self, cell: bytes, commit: int) -> int | None:
+    def end_of(self, cell: bytes, commit_ts: int) -> int | None:
         """The timestamp from which on a value of this cell (`cell_prefix`) is invisible; None if
         that is never."""
         ttl = self.by_component.get(cell[split_component(cell, 0)[1] :])
-        return None if ttl is None else expires_at(commit, ttl)
+        return None if ttl is None else expires_at(commit_ts, ttl)
 
 
 FOREVER = Lifetimes()

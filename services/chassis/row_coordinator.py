@@ -520,8 +520,8 @@ class RowCoordinator(OwnProcess[RowLeadership]):
         if stamp is not None and stamp.token == token:
             return stamp  # an earlier attempt, whose answer was lost
         if stamp is not None and LEADER in seen.cells:
-            is_lost = seen.cells[LEADER] == lost().encode()
-            if not silence.lasts(stamp) and not is_lost:
+            holder_is_lost = seen.cells[LEADER] == lost().encode()
+            if not silence.lasts(stamp) and not holder_is_lost:
                 return None
         new = Stamp(1 if stamp is None else stamp.epoch + 1, token, 0)
         try:

@@ -420,14 +420,14 @@ class Commits:
         for cell in writes.notified:
             transaction.internal.buffer.notify_cell(cell)
         try:
-            commit = await transaction.commit()
+            commit_ts = await transaction.commit()
         except OutcomeUnknown:
             raise
         except PercolatorError as problem:
             return await self._after_failure(start, writes, problem, deadline)
-        if commit is None:
+        if commit_ts is None:
             raise InvariantViolation("a commit with writes returned no timestamp")
-        return commit
+        return commit_ts
 
     async def _look_up(
         self, start: int, writes: Writes, deadline: float
@@ -468,7 +468,7 @@ class Commits:
             return problem
         if self._env.verdicts.get(start) != ROLLED_BACK and not _lost(problem, primary):
             try:
-                commit = await repeat.resolve(self._env, start, primary, "writes", deadline)
+                commit_ts = await repeat.resolve(self._env, start, primary, "writes", deadline)
             except PercolatorError as trouble:
                 return OutcomeUnknown(
                     f"{problem.message}; whether it was rolled back could not be learned: "
@@ -476,8 +476,8 @@ class Commits:
                     start_timestamp=start,
                     primary=primary,
                 )
-            if commit != ROLLED_BACK:
-                return commit
+            if commit_ts != ROLLED_BACK:
+                return commit_ts
         if isinstance(problem, ConflictError):
             return problem
         return ConflictError(

@@ -319,11 +319,11 @@ def _sent() -> list[CellMutation]:
         steps = WriteSteps(START, {cell: write}, inline_bytes_max=10)
         steps.session = b"session"
         found += [
-            steps.prewrite(cell, 0, 1000),
-            steps.prewrite(cell, PUSHED, 1000),
-            steps.commit_primary(SCHEMA, 0, COMMIT),
-            steps.commit_primary(SCHEMA, PUSHED, COMMIT),
-            steps.commit_secondary(cell, SCHEMA, COMMIT),
+            steps.prewrite_step(cell, 0, 1000),
+            steps.prewrite_step(cell, PUSHED, 1000),
+            steps.commit_primary_step(SCHEMA, 0, COMMIT),
+            steps.commit_primary_step(SCHEMA, PUSHED, COMMIT),
+            steps.commit_secondary_step(cell, SCHEMA, COMMIT),
         ]
     return found
 

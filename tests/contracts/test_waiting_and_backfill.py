@@ -358,14 +358,14 @@ def test_a_lock_on_an_observed_column_is_waited_for(pages: Pages) -> None:
         if context.env.announcing is not None:
             announcement = Announcement(context.env, context.env.announcing, write)
             await announcement.announce(write.cells, context.env.deadline())
-        step = write.prewrite(cell, start + 1, 60_000)
+        step = write.prewrite_step(cell, start + 1, 60_000)
         assert await context.env.cells.mutate([step], context.env.deadline()) == [APPLIED]
         return write
 
     async def commit(context: WorkerContext, table: str, write: WriteSteps) -> None:
         schema = await context.env.schema(write.primary.table_id, context.env.deadline())
         end = await context.env.timestamps.get()
-        step = write.commit_primary(schema, write.start + 1, end)
+        step = write.commit_primary_step(schema, write.start + 1, end)
         assert await context.env.cells.mutate([step], context.env.deadline()) == [APPLIED]
 
     write = pages.call(lock)

@@ -86,9 +86,9 @@ _LATE_SECONDS = 0.01
 
 def heartbeat_raises_the_lock_whatever_it_is(patch: Patch) -> None:
     """It lowers what a reader has pushed, and the reader has passed."""
-    correct = WriteSteps.heartbeat
+    correct = WriteSteps.heartbeat_step
 
-    @in_place_of(patch, WriteSteps, "heartbeat")
+    @in_place_of(patch, WriteSteps, "heartbeat_step")
     def wrong(
         self: WriteSteps, seen: int, ttl_seen: int, min_commit: int, ttl: int
     ) -> CellMutation:
@@ -222,14 +222,14 @@ def new_commit_timestamp_after_a_time_out(patch: Patch) -> None:
         while True:
             await self.take_commit_timestamp(deadline)
             schema = await self._env.schema(self._write.primary.table_id, deadline)
-            step = self._write.commit_primary(schema, lock.min_commit, lock.commit)
+            step = self._write.commit_primary_step(schema, lock.min_commit, lock.commit_ts)
             self.is_unanswered = True
             (answer,) = await self._env.cells.mutate((step,), deadline)
             if answer is APPLIED:
-                return lock.commit
+                return lock.commit_ts
             if isinstance(answer, Refused):
                 if answer.condition == steps.OWN_COMMIT:
-                    return lock.commit
+                    return lock.commit_ts
                 if not lock.is_ours(answer):
                     return await self._no_lock(answer, deadline)
                 lock.learn(answer)
@@ -258,7 +258,7 @@ def abort_not_primary_first(patch: Patch) -> None:
         for cell in reversed(self._write.cells):
             # Each as late as a network may make it.
             await asyncio.sleep(_LATE_SECONDS)
-            await self._env.cells.mutate((self._write.roll_back(cell),), deadline)
+            await self._env.cells.mutate((self._write.roll_back_step(cell),), deadline)
         raise problem
 
 
@@ -608,7 +608,7 @@ def timestamp_fetched_before_the_cells_are_held(patch: Patch) -> None:
             self._end_all(transactions, not_executed(NotExecuted(error.message)))
             return
         for timestamp, transaction in server.commit_timestamps(transactions, first):
-            transaction.commit = timestamp
+            transaction.commit_ts = timestamp
         correct(self, transactions)
 
     @in_place_of(patch, OneRoundTransactions, "arrive")

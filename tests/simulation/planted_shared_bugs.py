@@ -286,7 +286,7 @@ def tablets_roll_any_lock_forward(patch: Patch) -> None:
         stop: bytes | None,
         found: list[CheckedMutation],
     ) -> tuple[bytes | None, int]:
-        commit = next(iter(order.fates.values())).commit
+        commit = next(iter(order.fates.values())).commit_ts
         headers = self._state.mirror.headers.values()
         all_starts = {header[:START_TIMESTAMP_BYTES] for header in headers}
         fates = {start: _Fate(int.from_bytes(start, "big"), commit) for start in all_starts}

@@ -97,10 +97,10 @@ def test_reads_settle_abandoned_locks(read: Read, db: percolator.Database) -> No
             for url in ("a00001", "c00001", "d00001")
         }
         write = WriteSteps(start, writes, 1024)
-        steps = [write.prewrite(cell, start + 1, 50) for cell in write.cells]
+        steps = [write.prewrite_step(cell, start + 1, 50) for cell in write.cells]
         assert await engine.router.mutate(steps, deadline) == [APPLIED] * 3
         commit = await engine.env.timestamps.get()
-        step = write.commit_primary(info.schema, start + 1, commit)
+        step = write.commit_primary_step(info.schema, start + 1, commit)
         assert await engine.router.mutate([step], deadline) == [APPLIED]
 
     loop_thread.shared().call(leave_behind)

@@ -221,7 +221,7 @@ class Attempt:
     async def _participant(self, deadline: float) -> Participant:
         """The participant under which to lock cells now; begins one if there is none."""
         if self._current is not None:
-            if self._current.is_lost:
+            if self._current.is_gone:
                 raise self._current.gone()
             return self._current
         if len(self.participants) >= PARTICIPANTS_MAX:
@@ -443,7 +443,7 @@ class Attempt:
         """Keeps the participants alive: all at once, since one may be lost, or its tablet
         silent."""
         deadline = self._env.now() + self._job.beat_seconds
-        beats = [one.beat(deadline) for one in self.participants if not one.is_lost]
+        beats = [one.beat(deadline) for one in self.participants if not one.is_gone]
         for outcome in await asyncio.gather(*beats, return_exceptions=True):
             if outcome is not None:
                 raise outcome

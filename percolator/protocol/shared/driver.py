@@ -87,15 +87,15 @@ class SharedCommit:
         `OutcomeUnknown` when it is not known; then this may be called again. After any other error,
         too, it may still be committed if `is_out`, until a marker is durable."""
         try:
-            commit = await self._reach(deadline)
+            commit_ts = await self._reach(deadline)
         except PercolatorError as problem:
             if not self._sent or isinstance(problem, ConflictError | OtherDriverCommitted):
                 raise
             raise self.unknown(problem) from problem
         self._sent = self.is_out = False
         for participant in self._participants:
-            self._env.verdicts.put(participant.start, commit)
-        return commit
+            self._env.verdicts.put(participant.start, commit_ts)
+        return commit_ts
 
     def unknown(self, problem: PercolatorError) -> OutcomeUnknown:
         """The error for a caller who cannot be told the outcome because of this problem."""
@@ -109,15 +109,15 @@ class SharedCommit:
         backoff = self._env.backoff()
         while True:
             if not self._commit:
-                commit = await self._new_timestamp(deadline)
+                commit_ts = await self._new_timestamp(deadline)
                 await self._renew_announcement(deadline)
-                self._commit = commit
-            commit = self._commit
+                self._commit = commit_ts
+            commit_ts = self._commit
             sent_before, self._sent = self._sent, True
             self.is_out = True
             try:
                 answers = await self._groups.mutate_together(
-                    self._job.table_id, self._steps(commit), deadline
+                    self._job.table_id, self._steps(commit_ts), deadline
                 )
             except PercolatorError as error:
                 if error.retry is not Retry.UNKNOWN:
@@ -127,13 +127,13 @@ class SharedCommit:
                     raise
                 continue
             if all(answer is APPLIED for answer in answers):
-                return commit
+                return commit_ts
             self._sent = sent_before
             committed = self._committed_before(answers)
             if committed:
                 return await self._require_committed(committed, deadline)
             self._require_open(answers[0])
-            lost = self._lost(answers[1:], commit)
+            lost = self._lost(answers[1:], commit_ts)
             if lost is not None:
                 return await self._give_up(lost, deadline)
             # One was pushed above the timestamp: nothing that was sent can still be applied.
@@ -151,11 +151,11 @@ class SharedCommit:
         left = deadline - self._env.now()
         if left <= 0:
             raise DeadlineExceeded("no time was left to commit")
-        commit = await self._env.timestamps.get(timeout_seconds=left)
+        commit_ts = await self._env.timestamps.get(timeout_seconds=left)
         newest = max(participant.start for participant in self._participants)
-        if commit <= newest:
-            raise TimestampRegression(f"the oracle gave {commit} after {newest} was in use")
-        return commit
+        if commit_ts <= newest:
+            raise TimestampRegression(f"the oracle gave {commit_ts} after {newest} was in use")
+        return commit_ts
 
     async def _renew_announcement(self, deadline: float) -> None:
         """Announces what is locked to observers that were registered meanwhile. Called after the
@@ -172,13 +172,13 @@ class SharedCommit:
                 await store.announce_locked(table_id, missing, starts, deadline)
                 self._announced[table_id] = known | missing
 
-    def _steps(self, commit: int) -> list[Mutation]:
+    def _steps(self, commit_ts: int) -> list[Mutation]:
         job = self._job
         record = WRITE_HEADER.pack(job.began, KIND_LOCK_ONLY)
-        found = [steps.close_committed(job.row, CLOSED, job.began, commit, record)]
+        found = [steps.close_committed(job.row, CLOSED, job.began, commit_ts, record)]
         for start, column in self._participants:
             record = WRITE_HEADER.pack(start, KIND_LOCK_ONLY)
-            found.append(steps.commit_part(job.row, column, start, commit, record))
+            found.append(steps.commit_part(job.row, column, start, commit_ts, record))
         return found
 
     def _committed_before(self, answers: Sequence[Answer]) -> int:
@@ -206,7 +206,7 @@ class SharedCommit:
         if isinstance(answer, PercolatorError) and answer.retry is Retry.USELESS:
             raise answer
 
-    def _lost(self, answers: Sequence[Answer], commit: int) -> ParticipantKey | None:
+    def _lost(self, answers: Sequence[Answer], commit_ts: int) -> ParticipantKey | None:
         """A participant that was rolled back, or has lost its lock. Raises if sending is
         useless."""
         for participant, answer in zip(self._participants, answers, strict=True):
@@ -216,7 +216,7 @@ class SharedCommit:
                 lock = lock_in(answer, participant.start)
                 if lock is None:
                     return participant
-                if lock.min_commit_timestamp <= commit:
+                if lock.min_commit_timestamp <= commit_ts:
                     raise InvariantViolation(
                         f"the lock of {participant} was refused without a reason"
                     )
@@ -225,9 +225,9 @@ class SharedCommit:
     async def _give_up(self, lost: ParticipantKey, deadline: float) -> int:
         """Makes sure that it is rolled back. The absence of a lock alone proves nothing."""
         primary = self._job.primary_of(lost)
-        (commit,) = await roll_back(self._env, [(primary, lost.start)], deadline)
-        if commit:
-            return await self._require_committed(commit, deadline)
+        (commit_ts,) = await roll_back(self._env, [(primary, lost.start)], deadline)
+        if commit_ts:
+            return await self._require_committed(commit_ts, deadline)
         self._sent = self.is_out = False
         raise ConflictError(
             f"a participant in the shared transaction (begun at {lost.start}) was presumed dead, "
@@ -236,10 +236,10 @@ class SharedCommit:
             start_timestamp=lost.start,
         )
 
-    async def _require_committed(self, commit: int, deadline: float) -> int:
+    async def _require_committed(self, commit_ts: int, deadline: float) -> int:
         self._sent = True  # until each participant has been asked for, this may be its commit
-        await require_committed(self._env, self._job, self._participants, commit, deadline)
-        return commit
+        await require_committed(self._env, self._job, self._participants, commit_ts, deadline)
+        return commit_ts
 
 
 def announced_by_all(attempts: Iterable[Mapping[int, Observed]]) -> dict[int, Observed]:
@@ -261,17 +261,17 @@ async def roll_back_all(
     committed. Raises `OtherDriverCommitted` if the transaction was committed without one of them.
     """
     closed = CellAddress(job.table_id, job.row, CLOSED)
-    (commit,) = await roll_back(env, [(closed, job.began)], deadline)
-    if commit:
-        await require_committed(env, job, named, commit, deadline)
-        return commit
+    (commit_ts,) = await roll_back(env, [(closed, job.began)], deadline)
+    if commit_ts:
+        await require_committed(env, job, named, commit_ts, deadline)
+        return commit_ts
     await roll_back(env, [(job.primary_of(one), one.start) for one in named], deadline)
     await roll_back_left(env, job, deadline)
     return 0
 
 
 async def require_committed(
-    env: Environment, job: Job, named: Sequence[ParticipantKey], commit: int, deadline: float
+    env: Environment, job: Job, named: Sequence[ParticipantKey], commit_ts: int, deadline: float
 ) -> None:
     """Returns if all these participants of a transaction that was committed are committed with it.
     Rolls back the others, which never can be, and raises `OtherDriverCommitted`."""
@@ -283,7 +283,7 @@ async def require_committed(
         if not own
     ]
     if without:
-        raise OtherDriverCommitted(commit, without, of=len(named))
+        raise OtherDriverCommitted(commit_ts, without, of=len(named))
 
 
 async def roll_back_left(env: Environment, job: Job, deadline: float) -> None:

@@ -189,7 +189,7 @@ class Participant:
         self._lead = Lead(env.limits)
         self._has_begun = False
         self._is_finishing = False
-        self.is_lost = False
+        self.is_gone = False
         """The lock is gone: the participant was rolled back by others."""
 
     async def begin(self, deadline: float) -> None:
@@ -255,7 +255,7 @@ class Participant:
             raise answer
         self._lead.refused(self._env.now() - began)
         if not self._learn(answer):
-            self.is_lost = True
+            self.is_gone = True
             raise self.gone()
         return False
 

@@ -537,7 +537,7 @@ async def test_an_unknown_outcome_may_prove_to_be_a_rollback(here: World, client
     await asyncio.gather(waiting, return_exceptions=True)
     client.network.before_send = None
     client.heartbeats.close()
-    here.store.apply(commit._write.roll_back(A))
+    here.store.apply(commit._write.roll_back_step(A))
     with pytest.raises(ConflictError, match="presumed"):
         await commit.settle(client.deadline())
 

@@ -443,7 +443,9 @@ async def test_for_a_caller_cancelled_while_it_waits_for_a_lock_the_marker_decid
 
 
 async def test_a_marker_on_the_primary_ends_it(here: World, client: Client, commit: Commit) -> None:
-    await here.client(PATIENT).env.cells.mutate([commit._write.roll_back(A)], client.deadline())
+    await here.client(PATIENT).env.cells.mutate(
+        [commit._write.roll_back_step(A)], client.deadline()
+    )
     with pytest.raises(ConflictError, match="rolled it back"):
         await commit.run(client.deadline())
 

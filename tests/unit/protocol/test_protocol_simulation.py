@@ -93,13 +93,13 @@ def heartbeat_undoes_pushes(patch: Patch) -> None:
     def heartbeat(
         self: WriteSteps, seen: int, ttl_seen: int, min_commit: int, ttl: int
     ) -> CellMutation:
-        lock = self.prewrite(self.primary, self.start + 1, ttl).message().changes[0].value
+        lock = self.prewrite_step(self.primary, self.start + 1, ttl).message().changes[0].value
         table_id, row, column = self.primary
         return CellMutation(
             table_id, steps.replace_lock(row, column, timestamp_bytes(self.start), lock)
         )
 
-    patch.setattr(WriteSteps, "heartbeat", heartbeat)
+    patch.setattr(WriteSteps, "heartbeat_step", heartbeat)
 
 
 def commit_by_somebody_else_is_not_adopted(patch: Patch) -> None:
@@ -107,7 +107,7 @@ def commit_by_somebody_else_is_not_adopted(patch: Patch) -> None:
 
     async def wrong(self: Commit, deadline: float) -> int:
         await correct(self, deadline)
-        return self.begin_two_phases().commit
+        return self.begin_two_phases().commit_ts
 
     patch.setattr(Commit, "commit_primary", wrong)
 
@@ -166,11 +166,11 @@ def each_settling_by_itself_with_a_shared_commit_timestamp(patch: Patch) -> None
 
     async def take(self: Commit, deadline: float) -> None:
         await correct_take(self, deadline)
-        taken.add(self.begin_two_phases().commit)
+        taken.add(self.begin_two_phases().commit_ts)
 
     async def wrong(self: Commit, deadline: float) -> int:
         at = await correct(self, deadline)
-        return self.begin_two_phases().commit if at in taken else at
+        return self.begin_two_phases().commit_ts if at in taken else at
 
     def settle(self: Commit, deadline: float) -> Coroutine[None, None, int]:
         return self._reach_outcome(deadline, is_settling=True)

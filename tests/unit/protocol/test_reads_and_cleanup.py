@@ -121,7 +121,7 @@ async def test_a_reader_waits_for_a_live_writer(here: World) -> None:
     assert not reading.done()
     await commit.commit_primary(writer.deadline())
     assert await reading is None  # it committed above the reader
-    assert commit.begin_two_phases().commit > timestamp
+    assert commit.begin_two_phases().commit_ts > timestamp
 
 
 async def test_waiting_for_a_lock_ends_with_the_deadline_and_names_its_holder(here: World) -> None:

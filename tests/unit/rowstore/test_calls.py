@@ -403,9 +403,9 @@ def test_a_common_step_means_what_its_message_means(
     steps = WriteSteps(at(5), {cell: write}, 100)
     steps.session = b"session"
     for asked in (
-        steps.prewrite(cell, at(5) + 1, 1_000),
-        steps.commit_primary(NO_OBSERVERS, at(5) + 1, at(9)),
-        steps.commit_secondary(cell, NO_OBSERVERS, at(9)),
+        steps.prewrite_step(cell, at(5) + 1, 1_000),
+        steps.commit_primary_step(NO_OBSERVERS, at(5) + 1, at(9)),
+        steps.commit_secondary_step(cell, NO_OBSERVERS, at(9)),
     ):
         assert isinstance(asked.mutation, CommonStep)
         common, plain = mapped_step(asked.mutation, TIMES), mapped(asked.message(), TIMES)
@@ -418,7 +418,7 @@ def test_the_lock_of_a_reader_asks_about_the_cell() -> None:
     cell = CellAddress(TABLE, b"row", read_lock_column(b"c", at(5)))
     steps = WriteSteps(at(5), {cell: (KIND_LOCK_ONLY, b"")}, 100)
     steps.session = b"session"
-    asked = steps.prewrite(cell, at(5) + 1, 1_000)
+    asked = steps.prewrite_step(cell, at(5) + 1, 1_000)
     common, plain = mapped_step(asked.mutation, TIMES), mapped(asked.message(), TIMES)
     assert common.mutation == asked.message()
     assert check_of([common]) == check_of([plain])
@@ -428,7 +428,7 @@ def test_a_timestamp_that_cannot_be_stored_is_refused() -> None:
     cell = CellAddress(TABLE, b"row", b"c")
     steps = WriteSteps(at(5) + 1, {cell: (KIND_PUT, b"value")}, 100)
     with pytest.raises(InvalidArgument, match="multiples of 64"):
-        mapped_step(steps.prewrite(cell, at(6), 1_000).mutation, TIMES)
+        mapped_step(steps.prewrite_step(cell, at(6), 1_000).mutation, TIMES)
 
 
 # Reads that begin together share a call; each is answered for itself.

@@ -367,7 +367,7 @@ class Committing:
     looks: int = 0
 
     @property
-    def commit(self) -> int:
+    def commit_ts(self) -> int:
         self.looks += 1
         return 0
 
