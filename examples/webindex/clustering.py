@@ -97,7 +97,7 @@ class Groups:
         """Handles a notified group: it has messages, or has something to learn."""
         self._mail.setdefault(group, {})
 
-    async def settle(self) -> None:
+    async def handle_news(self) -> None:
         for level in range(KEYS):
             here = [group for group in self._mail if group.level == level]
             await asyncio.gather(*(self._gather(group, self._mail.pop(group)) for group in here))
@@ -141,8 +141,8 @@ class Groups:
         await self._tx.notify(group.row(), tables.state)
 
     async def _messages(self, group: Group, mail: Mapping[Child, Member]) -> list[Row[Any]]:
-        """Messages to a notified group; with news of members, only those that it outdates. `tend`
-        has been notified of all others. These are read together with the state."""
+        """Messages to a notified group; with news of members, only those that it outdates.
+        `update_group` has been notified of all others. These are read together with the state."""
         if mail:
             rows = [group.row(), *(child.row(group, MESSAGE) for child in mail)]
             state, *found = await self._tx.get_many(groups, rows, [tables.state, tables.message])

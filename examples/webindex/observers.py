@@ -2,14 +2,14 @@
 
     percolator worker --observers examples.webindex.observers:observers
 
-    documents.body --parse--> pages, groups (--tend--> groups)* --> serving
-                                        --settle--> links --> inlinks
+    documents.body --parse--> pages, groups (--update_group--> groups)* --> serving
+                                        --update_links--> links --> inlinks
 
 - `parse` runs when a document is written or deleted. It sends news to the document's groups and, as
   long as these are small, does everything that follows; see `clustering.py`. It places the links.
-- `tend` runs when a group is notified: it has messages, or must learn its canonical URL.
-- `settle` runs when a page is notified: it must learn its canonical URL, or has more links to place
-  or to move than fit into one transaction; see `linking.py`.
+- `update_group` runs when a group is notified: it has messages, or must learn its canonical URL.
+- `update_links` runs when a page is notified: it must learn its canonical URL, or has more links to
+  place or to move than fit into one transaction; see `linking.py`.
 
 The last two are weak: they look at the current state, and do a bounded part of the remaining work.
 The work for a changed document depends only on its own links, and on the pages whose canonical URL
@@ -61,7 +61,7 @@ async def parse(tx: aio.Transaction, url: str) -> None:
 
 
 @observes(tables.state, weak=True)
-async def tend(tx: aio.Transaction, row: GroupRow) -> None:
+async def update_group(tx: aio.Transaction, row: GroupRow) -> None:
     """Runs when a group is notified."""
     groups = Groups(tx)
     groups.look_at(Group(row[0], row[1]))
@@ -70,7 +70,7 @@ async def tend(tx: aio.Transaction, row: GroupRow) -> None:
 
 async def _finish(tx: aio.Transaction, groups: Groups, known: dict[str, StoredPage]) -> None:
     """Handles all news of groups, and updates what is served of them."""
-    await groups.settle()
+    await groups.handle_news()
     visited, unserved = sorted(groups.visited), sorted(groups.unserved)
     # Independent reads run concurrently to save round trips, here and elsewhere.
     found, rows = await asyncio.gather(
@@ -85,7 +85,7 @@ async def _finish(tx: aio.Transaction, groups: Groups, known: dict[str, StoredPa
 
 
 @observes(tables.canonical, weak=True)
-async def settle(tx: aio.Transaction, url: str) -> None:
+async def update_links(tx: aio.Transaction, url: str) -> None:
     """Runs when a page is notified."""
     stored = (await stored_pages(tx, [url]))[url]
     groups = Groups(tx)
@@ -95,4 +95,4 @@ async def settle(tx: aio.Transaction, url: str) -> None:
         await place_links(tx, url, stored, stored.parsed)
 
 
-observers = [parse, tend, settle]
+observers = [parse, update_group, update_links]

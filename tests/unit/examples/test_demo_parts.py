@@ -41,7 +41,7 @@ def state() -> State:
         chapter="a crawl",
         to_write=400,
         written=150,
-        observers={"tend": Runs(20, 3), "parse": Runs(1_400, 9, 1)},
+        observers={"update_group": Runs(20, 3), "parse": Runs(1_400, 9, 1)},
         notifications=33,
         pages=70,
         documents_served=140,
@@ -67,7 +67,7 @@ def test_the_view_shows_every_figure(state: State) -> None:
     assert "served 70 pages, for 140 documents" in lines
     assert "written → served median 0.10 s, 95 of 100 within 1.91 s" in lines
     assert "backlog 33 notifications wait for observers" in lines
-    assert lines.index("parse 1,400 9 1") + 1 == lines.index("tend 20 3 0")
+    assert lines.index("parse 1,400 9 1") + 1 == lines.index("update_group 20 3 0")
 
 
 def test_tablets_stand_at_their_servers_marked_if_taken_over_or_not_served(state: State) -> None:
@@ -78,13 +78,13 @@ def test_tablets_stand_at_their_servers_marked_if_taken_over_or_not_served(state
 
 def test_a_line_holds_the_same_figures(state: State) -> None:
     assert line(state, 12.3) == (
-        " 12.3 s  150 of 400 changes written; runs parse 1,400, tend 20, 12 repeated; "
+        " 12.3 s  150 of 400 changes written; runs parse 1,400, update_group 20, 12 repeated; "
         "70 pages for 140 documents; median 0.10 s, 95 of 100 within 1.91 s; "
         "33 notifications wait; 3 of 4 tablets served"
     )
 
 
-def test_what_does_not_answer_is_named_beside_its_older_figures(state: State) -> None:
+def test_what_does_not_answer_is_named_next_to_its_older_figures(state: State) -> None:
     state.silent.add("serving table")
     assert line(state, 0.0).endswith("tablets served (no answer yet: serving table)")
     assert any(one.endswith("(no answer yet: serving table)") for one in seen(state))

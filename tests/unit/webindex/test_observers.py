@@ -19,7 +19,7 @@ from examples.webindex.documents import Document, Link, read_text
 from examples.webindex.documents import parse as parse_document
 from examples.webindex.load import Crawling
 from examples.webindex.load import write as load_document
-from examples.webindex.observers import observers, parse, settle
+from examples.webindex.observers import observers, parse, update_links
 from examples.webindex.served import served_table, served_table_async
 from percolator import OutcomeUnknown, Table, aio, codecs
 
@@ -303,7 +303,7 @@ def test_links_to_a_popular_page_do_not_keep_its_canonical_url_from_being_writte
         opened = db._asynchronous
         await opened.run(parse.function, "http://a")  # announces it
         moving, placing = opened.transaction(), opened.transaction()
-        await settle.function(moving, "http://bb")
+        await update_links.function(moving, "http://bb")
         await parse.function(placing, "http://linking/3")
         await placing.commit()
         await moving.commit()
@@ -327,9 +327,9 @@ def test_an_announcement_conflicts_with_whoever_writes_the_canonical_url_without
         opened = db._asynchronous
         await opened.run(parse.function, "http://a")  # notifies http://bb
         writing, announcing = opened.transaction(), opened.transaction()
-        await settle.function(writing, "http://bb")
+        await update_links.function(writing, "http://bb")
         monkeypatch.setattr(linking, "AT_ONCE_MAX", 0)
-        await settle.function(announcing, "http://bb")
+        await update_links.function(announcing, "http://bb")
         await announcing.commit()
         with pytest.raises(percolator.ConflictError):
             await writing.commit()
