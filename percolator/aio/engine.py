@@ -35,7 +35,7 @@ from percolator.routing.lanes import CellAnswer
 from percolator.routing.range_scan import SentPage
 from percolator.routing.ranges import Ranges, TabletRanges
 from percolator.routing.router import Router
-from percolator.rowstore.cells import DroppedTables, RowContents, RowStoreCells, SampledRanges
+from percolator.rowstore.adapter import DroppedTables, RowContents, RowStoreCells, SampledRanges
 from percolator.rowstore.intents import Intents
 from percolator.rowstore.layout import KEY_BYTES_MAX, SpacedTimestamps, Times, row_key
 from percolator.rowstore.loading import RowLoader

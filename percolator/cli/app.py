@@ -16,11 +16,11 @@ from typer.core import TyperGroup
 import percolator
 from percolator.cli import (
     backup,
-    cells,
     dev,
     notifications,
     observers,
     pins,
+    rows,
     sessions,
     status,
     store,
@@ -116,16 +116,16 @@ app.command("notifications")(notifications.notifications)
 app.add_typer(notifications.app, name="dead-letters")
 app.command("wait")(notifications.wait)
 app.command("worker")(worker.worker)
-app.command("get")(cells.get)
-app.command("set")(cells.set_cells)
-app.command("delete")(cells.delete)
-app.command("scan")(cells.scan)
-app.command("changes")(cells.changes)
+app.command("get")(rows.get)
+app.command("set")(rows.set_cells)
+app.command("delete")(rows.delete)
+app.command("scan")(rows.scan)
+app.command("changes")(rows.changes)
 app.command("locks")(sessions.locks)
 app.add_typer(tokens.app, name="tokens")
 app.command("export")(backup.export)
 app.command("import")(backup.import_export)
-app.command("history")(cells.history)
+app.command("history")(rows.history)
 app.add_typer(pins.app, name="pins")
 app.add_typer(pins.gc_app, name="gc")
 app.command("sessions")(sessions.sessions)

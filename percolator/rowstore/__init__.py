@@ -1,8 +1,7 @@
 """Cells in a row store: a store that others run, such as Bigtable, in place of tablet servers.
 
 A row store changes one row at a time, atomically, if a check of that row passes, and reads rows
-through filters: `port.py`. `cells.py` is
-`percolator.routing.cells.Cells` on it.
+through filters: `port.py`. `adapter.py` is `percolator.routing.cells.Cells` on it.
 
     layout.py       how cells lie in rows: names, timestamps, proofs, notes of collection
     mapping.py      a step as a check and changes, and the steps of one row in one call

@@ -22,7 +22,7 @@ from percolator.history.rows import Decided, RowHistory, TableProgress
 from percolator.limits import Limits
 from percolator.protocol.environment import Environment, Timestamps, Verdicts
 from percolator.routing.catalog import TableSchema
-from percolator.rowstore.cells import DroppedTables, RowStoreCells
+from percolator.rowstore.adapter import DroppedTables, RowStoreCells
 from percolator.rowstore.intents import Intents
 from percolator.rowstore.layout import Numbers, SpacedTimestamps, Times
 from percolator.services.chassis.cluster_store import RowClusterStore
@@ -73,7 +73,7 @@ class RowDrops:
     4. The store's table is deleted, and then the catalogue's.
 
     A lock that comes after 3, with its primary in the table, is of a transaction that never
-    commits. Whoever meets it finds no table, and rolls it back (percolator/rowstore/cells.py).
+    commits. Whoever meets it finds no table, and rolls it back (percolator/rowstore/adapter.py).
 
     All of this stays true once it is, and ids are not used again. So a leader that was replaced
     does no harm by going on, and a new one begins with 1.

@@ -32,7 +32,7 @@ from percolator.errors import NotReady, PercolatorError, Retry, StoreFault, Stor
 from percolator.formats.records import START_TIMESTAMP_BYTES
 from percolator.history.rows import Decided, RowHistory
 from percolator.routing.catalog import TableSchema
-from percolator.rowstore.cells import stored_cells
+from percolator.rowstore.adapter import stored_cells
 from percolator.rowstore.identity import TABLE_ID
 from percolator.rowstore.intents import BUCKETS, INTENTS_TABLE, intent_of, key_from
 from percolator.rowstore.layout import LOCK_ONLY, WRITES, Times

@@ -36,7 +36,7 @@ from percolator.errors import (
 )
 from percolator.limits import Limits
 from percolator.routing.cells import APPLIED, Answer, RowRequest
-from percolator.rowstore.cells import RowStoreCells
+from percolator.rowstore.adapter import RowStoreCells
 from percolator.rowstore.intents import Intents
 from percolator.rowstore.layout import WRITES, Times
 from percolator.rowstore.port import Selection

@@ -18,12 +18,12 @@ from rich.console import Console
 
 from percolator import Change, ChangeKind, Table, Timestamp, codecs
 from percolator.cli import app as program
-from percolator.cli import cells, pins
+from percolator.cli import pins
 from percolator.cli.app import app
-from percolator.cli.cells import _line
 from percolator.cli.connection import make_connection, plain
 from percolator.cli.notifications import Shown, _changed, _data, _is_of
 from percolator.cli.options import timestamp_of
+from percolator.cli.rows import _line, _show
 from percolator.cli.sessions import _as_table, as_data
 from percolator.cli.status import Overview, _as_text
 from percolator.cli.tables import column_ttls
@@ -620,6 +620,6 @@ def test_a_consumer_of_changes_can_go_on_after_the_last_one(
         ends_commit=True,
     )
     here = make_connection("127.0.0.1:7100", 1.0, True)
-    cells._show(here, change, Forms(CodecNames()), before=False)
+    _show(here, change, Forms(CodecNames()), before=False)
     shown = json.loads(capsys.readouterr().out, parse_int=float)
     assert Timestamp.parse(str(shown["commit_timestamp"])) == AT

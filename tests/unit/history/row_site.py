@@ -19,7 +19,7 @@ from percolator.protocol import steps
 from percolator.retries import RetryPolicy
 from percolator.routing.catalog import TableSchema
 from percolator.routing.cells import APPLIED, Answer, CellMutation
-from percolator.rowstore.cells import stored_cells
+from percolator.rowstore.adapter import stored_cells
 from percolator.rowstore.intents import Intent, Intents
 from percolator.rowstore.layout import Times
 from percolator.rowstore.port import Change, Check

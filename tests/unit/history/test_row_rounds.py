@@ -25,8 +25,7 @@ from percolator.protocol import steps
 from percolator.protocol.steps import OWN_ROLLBACK
 from percolator.routing.cells import APPLIED, CellMutation, Refused
 from percolator.routing.ranges import TableRange
-from percolator.rowstore import cells, collection
-from percolator.rowstore import cells as sampled
+from percolator.rowstore import adapter, collection
 from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.intents import Intent
 from percolator.rowstore.layout import WRITES
@@ -380,7 +379,7 @@ async def test_a_small_table_is_one_range_and_parts_cover_it(
     part = whole._replace(start=b"010", end=b"031")
     assert await engine.ranges.cut(part, 1, SECONDS) == [b"015", b"023"]
     assert await engine.ranges.cut(part, 1 << 30, SECONDS) == []
-    monkeypatch.setattr(sampled, "RANGE_BYTES", 300)
+    monkeypatch.setattr(adapter, "RANGE_BYTES", 300)
     several = await engine.ranges.of_table(whole.table_id, deadline)
     assert len(several) > 2
     assert [one.start for one in several[1:]] == [one.end for one in several[:-1]]
@@ -389,7 +388,7 @@ async def test_a_small_table_is_one_range_and_parts_cover_it(
 
 async def test_samples_that_repeat_or_are_empty_make_no_empty_ranges() -> None:
     samples = [Sample(b"a", 5), Sample(b"a", 9), Sample(b"b", 9), Sample(b"c", 20), Sample(b"", 30)]
-    assert list(sampled._borders(samples, 5)) == [b"a", b"c"]
+    assert list(adapter._borders(samples, 5)) == [b"a", b"c"]
 
 
 async def test_stored_cells_of_each_space_are_listed_in_order(here: Site) -> None:
@@ -427,7 +426,7 @@ async def test_stored_cells_do_not_include_notes_of_collection(here: Site) -> No
 async def test_every_range_is_a_file_and_all_files_are_the_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells, "RANGE_BYTES", 300)
+    monkeypatch.setattr(adapter, "RANGE_BYTES", 300)
     async with site() as here:
         for number in range(40):
             await here.set(f"{number:03}", number)

@@ -16,7 +16,7 @@ from percolator.bigtable.place import Place
 from percolator.bigtable.store import BigtableStore
 from percolator.limits import Limits
 from percolator.retries import RetryPolicy
-from percolator.rowstore.cells import RowStoreCells
+from percolator.rowstore.adapter import RowStoreCells
 from percolator.rowstore.intents import INTENTS_TABLE, Intents
 from percolator.rowstore.layout import Times
 from percolator.services.master.cluster_map import (

@@ -30,7 +30,7 @@ from percolator.routing.cells import (
     RowRequest,
 )
 from percolator.rowstore import mapping
-from percolator.rowstore.cells import stored_cells
+from percolator.rowstore.adapter import stored_cells
 from percolator.rowstore.collection import Bounds, Collected, RowCollector
 from percolator.rowstore.layout import (
     COLLECTED,

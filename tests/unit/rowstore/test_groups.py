@@ -28,7 +28,7 @@ from percolator.observers.intent_notifications import _NO_TRACE_SECONDS, IntentN
 from percolator.protocol import steps
 from percolator.routing.cells import APPLIED, Answer, CellMutation, Refused
 from percolator.rowstore import mapping, mutations
-from percolator.rowstore.cells import stored_cells
+from percolator.rowstore.adapter import stored_cells
 from percolator.rowstore.collection import Bounds, collectable, no_older_lock, planned
 from percolator.rowstore.intents import (
     BUCKETS,

@@ -1,4 +1,10 @@
-"""`percolator.routing.cells.Cells` on a row store."""
+"""A row store in the place of tablets: what the rest of the library asks of either.
+
+RowStoreCells  reads, writes and scans: `percolator.routing.cells.Cells`
+RowContents    what a table holds, for operators and audits
+DroppedTables  tables whose cells decide nothing any more
+SampledRanges  ranges of rows to divide work by
+"""
 
 from __future__ import annotations
 
