@@ -87,8 +87,9 @@ class NewerSchemas:
             self._tasks.start(self._fetch(table_id))
 
     def codec_was_refused(self, table_id: int) -> None:
-        """The table's may have been changed since: otherwise a program that runs would be refused
-        for ever. Programs of the blocking API call this in their own threads."""
+        """Fetches the schema again, since the table's codecs may have changed: otherwise a running
+        program would be refused forever. Programs of the blocking API call this in their own
+        threads."""
         if threading.get_ident() != self._thread:
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self.codec_was_refused, table_id)
@@ -103,8 +104,8 @@ class NewerSchemas:
         await self._tasks.cancel()
 
     async def _fetch(self, table_id: int) -> None:
-        """Until it has the newest version that was named: the tablets, asked under their own by
-        now, will not say again that there is a newer one."""
+        """Fetches schemas until it has the newest version that was named: the tablets, asked under
+        their own by now, will not say again that there is a newer one."""
         try:
             while True:
                 deadline = self._clock.monotonic_seconds() + self._limits.call_seconds
@@ -211,7 +212,7 @@ class Engine:
         self.locks = locks
         self._rows = rows
         self.row_bytes_max = limits.row_bytes_max
-        """No shorter row is too long."""
+        """Row keys up to this size are accepted."""
         self.cells: StoredCells = self._router
         self.groups: Groups = self._router
         """Mutations of one row that are made together or not at all."""
@@ -256,7 +257,7 @@ class Engine:
         self._closing = closing
 
     def _use(self, rows: Rows, intents: Intents) -> None:
-        """Has the cells in a row store, in place of tablets."""
+        """Keeps the cells in a row store, in place of tablets."""
         world, limits = self.world, self.limits
         rows.store.name_of = self.catalog.name_of
         self.row_bytes_max = min(limits.row_bytes_max, KEY_BYTES_MAX)

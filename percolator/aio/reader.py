@@ -220,7 +220,7 @@ class Awaits:
 
     def _forget_calls(self, loop: asyncio.AbstractEventLoop) -> None:
         """Closes the calls that have not begun, at the end: Python would warn of each of them,
-        beside the error that says more. Tasks that were created may still begin, and see that the
+        next to the error that says more. Tasks that were created may still begin, and see that the
         transaction has ended. Works in any thread."""
         calls, self._calls = self._calls, None
         if calls and not loop.is_closed():

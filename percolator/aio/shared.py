@@ -492,7 +492,7 @@ class SharedTransaction(Awaits):
             await asyncio.wait((self._telling,), timeout=seconds)
 
     async def _tell_tablets(self, commit_ts: int) -> None:
-        """Has the tablets turn what the parts have locked into commits."""
+        """Makes the tablets roll forward what the parts have locked."""
         env = self._engine.env
         commits = {part.start: commit_ts for part in self._named}
         deadline = env.now() + env.limits.background_seconds

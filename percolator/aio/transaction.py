@@ -241,7 +241,7 @@ class WriteBuffer:
         self._waits: ClusterWaits | None = None
 
     def count_in(self, waits: ClusterWaits) -> None:
-        """Has the time counted in which a write waits for the cluster."""
+        """Counts the time in which a write waits for the cluster."""
         self._waits = waits
 
     def updating(self) -> asyncio.Lock:
@@ -643,7 +643,8 @@ class Transaction(Reads):
         return self.commit_timestamp
 
     async def _complete(self, deadline: float) -> None:
-        """Has all writes take effect. Refuses calls that have done nothing so far, or not all."""
+        """Waits until all writes have taken effect. Refuses calls that have done nothing so far, or
+        only a part of their work."""
         error: BaseException | None
         try:
             error = await self._forgotten()

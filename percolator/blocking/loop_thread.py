@@ -462,7 +462,7 @@ class LoopThread(LoopCalls):
             self._loop.run_forever()
         except (SystemExit, KeyboardInterrupt):
             # Of a task that an observer has started, for instance: no signal comes here. As in any
-            # thread but the main one, it ends nothing else: all callers would wait for ever.
+            # thread but the main one, it ends nothing else: all callers would wait forever.
             _log.exception("a task was to end the process, and has only ended itself")
             return False
         return True

@@ -205,5 +205,5 @@ def _run(store: str, work: Callable[[Connection], Awaitable[T]]) -> T:
 
 
 def _tell(text: str) -> None:
-    """Progress, beside the result."""
+    """Shows progress, apart from the result."""
     errors_console.print(Text(text), highlight=False, soft_wrap=True)

@@ -212,7 +212,7 @@ def last_change(lock_only: bytes) -> int | None:
     return int.from_bytes(lock_only[WRITE_HEADER_BYTES:], "big")
 
 
-# Hidden cells of a row: what observers and transactions note beside its other cells
+# Hidden cells of a row: what observers and transactions note next to its other cells
 # (docs/formats.md).
 #
 #     column   00 "ack" 00 | length of the observer's name 2 | the observer's name | observed column

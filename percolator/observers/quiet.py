@@ -53,7 +53,7 @@ _PAUSE_SECONDS_MIN = 0.02
 _PAUSE_SECONDS_MAX = 1.0
 _CALL_SECONDS_MIN = 0.001
 _WORKERS_SECONDS = 3.0
-"""How often it is asked which observers run."""
+"""The interval at which workers are asked which observers run."""
 
 Name = tuple[str, str]
 """A table and one of its observers."""

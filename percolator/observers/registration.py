@@ -96,7 +96,7 @@ async def register(
 async def _register_in_advance(
     context: WorkerContext, table: str, own: Sequence[Observer], before: dict[str, None]
 ) -> None:
-    """Has a table that does not exist yet created with these observers.
+    """Makes sure that a table that does not exist yet is created with these observers.
 
     The first time, it replaces what an earlier version of the program may have left: nothing was
     notified yet. After that, another worker that means something else is refused, or refuses this

@@ -6,8 +6,8 @@ transaction first leaves an *intent* for each observed cell and observer, which 
 Rules, each with the failure that it prevents:
 - Before a commit is sent, all intents of its transaction are durable: `renew` sees to it. A change
   without an intent would never be found.
-- They are written beside the prewrites, which are not taken for answered without them. This is only
-  for speed and for precise errors: so `renew` hardly ever has anything left to write.
+- They are written at the same time as the prewrites, which do not count as answered without them.
+  This is only for speed and for precise errors: so `renew` hardly ever has anything left to write.
 - Whoever may commit announces: a second committer of the same transaction does not rely on the
   first, whose intents may not be there yet, or may be those of an older schema.
 - An intent says only that something may have happened. It is never withdrawn.
@@ -95,7 +95,7 @@ class Announcement:
         self._done: set[tuple[CellAddress, bytes]] = set()
         """The cells and observers whose intents are durable."""
 
-    async def beside(
+    async def with_prewrites(
         self, cells: Sequence[CellAddress], prewrites: Awaitable[list[Answer]], deadline: float
     ) -> list[Answer]:
         """The answers to the prewrites of these cells, once their intents are durable. If they
@@ -132,7 +132,8 @@ class Announcement:
         return None
 
     async def renew(self, deadline: float) -> None:
-        """To be called after the commit timestamp was received, and before it is used."""
+        """Writes the intents that are missing. Call it after the commit timestamp was received, and
+        before it is used."""
         await learn_schemas(self._env, (cell.table_id for cell in self._write.cells), deadline)
         await self.announce(self._write.cells, deadline)
 

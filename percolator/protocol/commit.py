@@ -106,10 +106,12 @@ STEPS_AT_ONCE_MAX = 4_096
 """A large transaction is sent in portions, so that its messages do not all exist at one time."""
 
 _NO_COPY_IS_READ = (NotSent, UsageError, PermissionDenied, Unauthenticated)
-"""It was not sent at all; or its sender was refused, before anything of it was read."""
+"""Errors after which no copy is read: the message was not sent at all, or its sender was refused
+before anything of it was read."""
 _NO_COPY_IS_EXECUTED = (SnapshotTooOld, SchemaError, InvalidArgument)
-"""Neither now nor later: safe points only rise, tables do not come back, and each copy says the
-same. This is as final as a marker, except for what an unanswered message may have done."""
+"""Errors after which no copy is executed, now or later: safe points only rise, tables do not come
+back, and each copy says the same. This is as final as a marker, except for what an unanswered
+message may have done."""
 
 _LAST_SECONDS_MAX = 1.0
 _LAST_SHARE = 0.2
@@ -193,7 +195,7 @@ class Commit:
         """A message that commits was sent, even if its answer was that it was not executed: a copy
         may be executed late, as long as no lock, commit or marker stops it."""
         self._unanswered_before = self._out_before = False
-        """Both of these, of the messages before the last one."""
+        """`is_unanswered` and `is_out` as they were before the last message was sent."""
         self.in_one_round = False
         """No lock was set, so none is left to resolve."""
         self._met_newer_commit = False
@@ -432,7 +434,7 @@ class Commit:
         answers = self._env.cells.mutate(prewrites, deadline)
         if self._announcement is None:
             return await answers
-        return await self._announcement.beside(cells, answers, deadline)
+        return await self._announcement.with_prewrites(cells, answers, deadline)
 
     def _sort_out(
         self,

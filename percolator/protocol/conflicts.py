@@ -98,7 +98,7 @@ class MetLock(NamedTuple):
     address: CellAddress
     lock: LockRecord
     ttl_milliseconds: int = 0
-    """For how long the value in it is visible once it is committed; 0: for ever."""
+    """For how long the value in it is visible once it is committed; 0: forever."""
 
     @classmethod
     def of(cls, table_id: int, cell: Cell) -> MetLock:

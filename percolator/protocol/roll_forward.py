@@ -187,7 +187,7 @@ class Rolling:
         return again
 
     async def leave_behind(self, met: Sequence[MetLock]) -> Sequence[MetLock]:
-        """Has the cells rolled forward in the background, by their tablets if they are many.
+        """Starts to roll the cells forward in the background: by their tablets if they are many.
         Returns the locks that are left to the caller, since too much of that is going on."""
         env = self._env
         if not env.background_is_full:

@@ -530,8 +530,8 @@ class Catalog:
         self._learn(response.table)
 
     async def declare(self, info: TableInfo, column: Readable[Any], deadline: float) -> None:
-        """Has the cluster keep the codec of a column that is to be written. Raises `SchemaError` if
-        it has another one by now."""
+        """Makes the cluster keep the codec of a column that is to be written. Raises `SchemaError`
+        if it has another one by now."""
         left = deadline - self._clock.monotonic_seconds()
         try:
             async with asyncio.timeout(max(left, 0.001)), self._declaring:

@@ -1,5 +1,10 @@
 """The kinds of calls that carry rows to a tablet server.
 
+PendingRequest, PendingRow  a caller's request, and each of its rows
+PendingCell, PendingCommit  a request for one cell, and a commit in one round: also their own rows
+Lane                        one kind of calls to one server: of commits, mutations or reads
+SchemaVersions              the schema version that each tablet asks for
+
 A call answers each row individually. Rows that it could not answer are returned, with the error of
 their tablet's batch or of the whole call. What a response does not say clearly is unknown: if it is
 malformed, its rows may have been executed.

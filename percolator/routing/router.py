@@ -1,5 +1,8 @@
 """All cells of all tables, wherever they are served: maps rows to tablets, and tablets to servers.
 
+Dispatcher  the queue of one tablet server: batches rows into calls, and bounds what is in flight
+Router      finds the tablet and the server of each row, and repeats what was not executed
+
 What a server did not execute is sent again, to the tablet's current server: after a split, rows of
 one batch may go to different servers. What it may have executed is sent again only if it is a read.
 A mutation fails with that error, because only the protocol knows what repeating it would mean.
@@ -640,7 +643,7 @@ class Router:
         return groups.mutate(table_id, mutations, deadline)
 
     async def roll_forward(self, order: RollForward, deadline: float) -> None:
-        """Has tablets roll the locks of committed transactions forward."""
+        """Asks tablets to roll the locks of committed transactions forward."""
         await RollForwardOrders(self._world, self.tablets, self._limits).give(order, deadline)
 
     def read(

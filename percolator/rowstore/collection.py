@@ -7,7 +7,7 @@ the row has a lock below the safe point; it is collected another time. Such a tr
 only above the safe point, because its timestamp is younger than the round. So what was decided from
 an earlier reading of the row still holds when the change is made.
 
-What the rules beside those of records.py prevent:
+What each rule prevents, besides those of records.py:
 
 * A deletion stays while an observer may have to see it: from `awaited_from` on, the start of the
   oldest transaction whose observers have not run, and while its cell has a dead letter.

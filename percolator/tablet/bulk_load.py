@@ -214,8 +214,9 @@ CLEARED_BYTES_PER_WRITE = 16 << 20
 WRITES_PER_CALL = 16
 LOADED_PER_WRITE = 1_024
 LOADED_BYTES_PER_WRITE = 128 << 10
-"""A load that has the tablet to itself is written with one sync per request. Beside commits, it
-takes many, and each of them about as long as a batch does: so either has half of the time."""
+"""A load that has the tablet to itself is written with one sync per request. While transactions
+commit, it takes many, and each of them about as long as a batch does: so either has half of the
+time."""
 _CLEARED_SPACES = (W, D, N)
 
 

@@ -1,5 +1,11 @@
 """Cells of a tablet: their keys, and what an open tablet has in memory about them.
 
+LockMirror, ReadLocks      all locks, and which cells read locks lock
+RecentWrites, LastChanges  how new the commits of a cell can be, and where its newest change is
+NotifyIndex                live notifications
+HeldCells                  cells that transactions hold while they commit in one round
+Tombstones, TabletCounts   what was deleted, and what was done
+
 A key is the address of a cell, in bytes that sort in the order of the cells:
 
     key        space 1 | row | column | [qualifier, only in N] | [~timestamp 8, not in L]
@@ -74,7 +80,7 @@ TIMESTAMP_BYTES = 8
 
 RESERVED = b"\0\xff"
 """How a reserved column, whose name begins with 00, begins as a component. It holds what an
-observer notes beside a cell. It is read only if it is named, and is not part of "all columns"."""
+observer notes next to a cell. It is read only if it is named, and is not part of "all columns"."""
 
 READ_LOCK_MARK = READ_LOCKS.replace(b"\0", b"\0\xff")
 """In an encoded cell that is a read lock; hardly ever in another one."""
@@ -423,7 +429,7 @@ class RecentWrites:
 #
 # * Nothing is kept, and nothing is looked up, in a tablet that has never had a read lock.
 # * A tablet that has had one has format 3. A release that does not know read locks would commit
-# writes beside them. So that release has to refuse the tablet.
+# writes in spite of them. So that release has to refuse the tablet.
 
 FORMAT_WITH_READ_LOCKS = b"3"
 

@@ -152,7 +152,7 @@ def may_be_put_aside(mirror: LockMirror, storage: Storage[Any], cell: bytes) -> 
     """True if a change of the cell may have become a dead letter: then its newest record has to
     stay. `cell` is an encoded row and column. No lock may be added or removed meanwhile.
 
-    By then, its notifications are gone. What is left is the observer's note beside the cell. While
+    By then, its notifications are gone. What is left is the observer's note next to the cell. While
     the note's cell is locked, a note may be about to be committed: the notifications are deleted
     when the note is committed, which is before its lock is removed.
     """

@@ -1,5 +1,9 @@
 """Group commit: many mutations, one synced write, and the rules that make it safe.
 
+GroupCommit           the task that judges and writes one batch after another
+MutationQueue         the mutations that wait to be judged
+OneRoundTransactions  transactions: judged, given a commit timestamp, then written with a batch
+
 A batch is judged and written with one synced write; then the ownership of the tablet is checked,
 mirror and index are updated, and only then the answers of the batch leave. Then the next batch is
 judged. (Transactions in one round, below, are judged earlier.) What each rule prevents:

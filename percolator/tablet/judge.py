@@ -1,5 +1,11 @@
 """Judges mutations against what is durable, in the order in which they may have their cells.
 
+Lines        the queues in which mutations and transactions wait for cells
+WriteLatch   the right to write to the tablet: for a batch, or between two batches
+Exclusion    what read locks and writers of one cell refuse each other
+Judge        the verdict on one mutation
+JudgedBatch  the changes of those that passed, for the storage and then for memory
+
 The first condition that fails decides about a mutation. What passes is collected for its batch.
 Nothing is in flight while the judge works (group_commit.py): the mirror and the storage agree, and
 nothing but the batch being judged will change them.
@@ -121,9 +127,9 @@ class Place(Generic[T]):
         self.read_locked = read_locked
         """Cells that it needs only for reading."""
         self.called = called
-        """Where it goes when it has all its cells."""
+        """The queue to which the place is added when it has all its cells."""
         self.lacks = 0
-        """How many of the cells are not free, or have others first in their line."""
+        """The number of cells that are not free, or have others first in their line."""
 
 
 class Lines:
@@ -179,8 +185,8 @@ class Lines:
         return not place.lacks
 
     def give_up(self, place: Place[Any]) -> None:
-        """Ends a place wherever it stands: its waiter no longer waits. Whoever called it has to
-        ignore the call."""
+        """Removes a place from all of its lines, because its waiter no longer waits. If it was
+        called already, that call has to be ignored."""
         for cell in place.cells:
             line = self._lines[cell]
             was_first = line[0] is place
@@ -193,7 +199,7 @@ class Lines:
                 self._offer(cell)
 
     def leave(self, place: Place[Any]) -> None:
-        """Ends a place that was called: its cells are taken now, or no longer needed."""
+        """Removes a place that was called: its cells are taken now, or no longer needed."""
         for cell in place.cells:
             line = self._lines[cell]
             line.popleft()
@@ -466,7 +472,7 @@ def _refused(
     timestamp: int,
     record: bytes,
 ) -> pb.MutationResult:
-    """As the judge refuses, because of a cell on the other side."""
+    """The refusal of a mutation because of a cell on the other side."""
     result = pb.MutationResult(outcome=pb.OUTCOME_REFUSED, failed_condition=index)
     result.cell.space = space
     result.cell.row, result.cell.column = mutation[0], mutation[1]

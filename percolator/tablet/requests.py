@@ -376,22 +376,29 @@ class StepChecker:
         observed = self._cells.observed("steps.observed", steps.observed)
         found: list[CheckedMutation] = []
         weight = 0
-        locked, head = PrewriteConditions(-1, ()), b""
+        # The conditions of the prewrite before, and the header of its lock: within a transaction,
+        # both are the same for each of its cells.
+        last, last_header = PrewriteConditions(-1, ()), b""
         for at, step in enumerate(zip(*lists, strict=True)):
             kind, row, column, value, start, commit_ts, min_commit = step
             cell = self._cells.cell("steps.", at, row, column, is_new=kind in _NEW)
             # Most locks of a transaction begin as the one before, which was checked.
-            if kind != PREWRITE or commit_ts or not value.startswith(head) or start != locked.start:
+            if (
+                kind != PREWRITE
+                or commit_ts
+                or not value.startswith(last_header)
+                or start != last.start
+            ):
                 self._check(at, kind, value, start, commit_ts)
             elif len(value) > self._limits.value_bytes_max:
                 self._refuse_length(at, value)
             changes: list[CheckedChange]
             conditions: list[CheckedCondition]
             if kind == PREWRITE:
-                if start != locked.start:
-                    locked = prewrite_conditions(start)
-                head = value[:LOCK_HEADER_BYTES]
-                conditions = locked
+                if start != last.start:
+                    last = prewrite_conditions(start)
+                last_header = value[:LOCK_HEADER_BYTES]
+                conditions = last
                 changes = [(PUT, LOCK, 0, value, b"")]
                 if READ_LOCK_MARK in cell:
                     self._read_locks.note(cell)
@@ -493,7 +500,7 @@ class TransactionWork:
         self.followed: list[int] = []
         self.left = transactions
         self.timer: asyncio.TimerHandle | None = None
-        """Ends those of its transactions that wait for cells at the deadline."""
+        """At the deadline, ends those of its transactions that wait for cells."""
         self.refusal_bytes = 0
         """The size of the cells that made conditions fail."""
         self.done: asyncio.Future[pb.TransactionBatchResult] = (
@@ -588,7 +595,7 @@ class OneRoundTransaction:
         return found
 
     def end(self, result: pb.MutationResult | None) -> bool:
-        """Ends it: committed, or with this result. True if its request is answered with it."""
+        """Ends the transaction: committed, or with this result. True if its request is answered."""
         return self.work.ended(self.index, self.commit_ts, result, is_followed=self.is_followed)
 
 

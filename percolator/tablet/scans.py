@@ -406,8 +406,8 @@ def _entries(
 
 
 def _locks(state: TabletState, locks: Iterable[tuple[bytes, bytes]], until: int) -> Iterator[Entry]:
-    """The stored locks of these cells. Those of younger transactions are not read: beside one old
-    lock, there may be millions of a job that is under way."""
+    """The stored locks of these cells. Those of younger transactions are not read: besides one
+    old lock, there may be millions of a job that is under way."""
     before = until.to_bytes(START_TIMESTAMP_BYTES, "big") if until else None
     get = state.storage.get
     for cell, header in locks:

@@ -1,4 +1,11 @@
-"""The state that the parts of an open tablet share."""
+"""The state that the parts of an open tablet share: `TabletState`, and what it consists of.
+
+TabletIdentity, Ownership, TabletLimits  which tablet this is, whether it is still ours, its limits
+SafePoints, Collected, ChangeFeed        how far back it answers, and what was collected
+Lifetimes                                the times to live of the table's cells
+TimestampGuard                           refuses timestamps that the oracle has not handed out
+LoadFences                               ranges that are closed for bulk loads
+"""
 
 from __future__ import annotations
 
@@ -134,7 +141,7 @@ class TabletLimits:
     does not fit is refused, and has to be requested again."""
     read_bytes_max: int = 31 * MEBIBYTE
     """The result of one read, which is as much as a scan can return of one row: messages end at 32
-    MiB. The last read in a response may exceed `answer_bytes_max`; one that does not fit beside the
+    MiB. The last read in a response may exceed `answer_bytes_max`; one that does not fit after the
     others has to be requested again."""
     columns_max: int = 10_000
     """The number of columns that one read can name."""
@@ -376,7 +383,7 @@ RETRY_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class LoadFence:
-    """One of them."""
+    """A range of rows that is closed for one bulk load."""
 
     name: str
     run: int

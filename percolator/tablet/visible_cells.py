@@ -199,7 +199,9 @@ def chosen_columns(
     where = f"{field}column_prefixes"
     if read.all_columns:
         if read.columns or given:
-            raise InvalidArgument(f"{field}all_columns", "beside columns or prefixes")
+            raise InvalidArgument(
+                f"{field}all_columns", "cannot be combined with columns or prefixes"
+            )
         return None
     if not given:
         return frozenset(encoder[c] for c in read.columns)

@@ -126,7 +126,7 @@ class MemoryStorage:
         return sum(len(key) + len(value) for key, value in _range(self._view, start, stop))
 
     async def compact(self, start: bytes, stop: bytes) -> None:
-        """Has nothing to do: a map in memory keeps nothing of what was deleted."""
+        """Does nothing: a map in memory keeps nothing of what was deleted."""
         self._check()
 
     async def close(self) -> None:

@@ -409,7 +409,7 @@ class FrameConnection(asyncio.Protocol):
 
 
 def _expect_acknowledgements(sock: socket.socket) -> None:
-    """Has the system end a connection over TCP on which everything is lost."""
+    """Makes the system end a TCP connection on which everything is lost."""
     if sys.platform == "linux" and sock.family != socket.AF_UNIX:
         milliseconds = round(UNACKNOWLEDGED_SECONDS * 1000)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)

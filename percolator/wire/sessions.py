@@ -140,7 +140,7 @@ class Sessions:
         return self.session_id
 
     def begin(self) -> None:
-        """Has the session opened in the background, and kept alive from then on. May be repeated;
+        """Opens the session in the background, and keeps it alive from then on. May be repeated;
         after `close`, it does nothing."""
         if self._keeper is None and not self._closed:
             self._keeper = asyncio.create_task(self._keep())

@@ -222,7 +222,7 @@ def require_same_cluster(found: ClusterIdentity, store: str, cluster_id: str) ->
 
 async def refuse_other_cluster(files: Files, root: Path, cluster_id: str) -> None:
     """Refuses a root of another cluster or an unknown format, and one of no cluster if there is a
-    cluster: an oracle on a mistyped root would lead there, beside the one that leads on the store.
+    cluster: an oracle on a mistyped root would lead there, while another one leads on the store.
 
     Without masters, the cluster's id is empty. Then the root may be a private disk, where no master
     ever wrote an identity.

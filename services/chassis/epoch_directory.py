@@ -15,8 +15,8 @@ Invariants:
   removed.
 - An epoch that was served stays, live or sealed, until a later one is published. So a caller that
   knows which one was served (`Inheritance.served_epoch`) can tell if it was lost.
-- A live name beside the sealed directory of the same epoch is a ghost, made by something that knows
-  only paths. It is never read.
+- A live name next to the sealed directory of the same epoch is a ghost, made by something that
+  knows only paths. It is never read.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ class _Takeover:
                 await self._rename_away(name, sealed)
 
     async def _withdraw_ghost(self, name: EpochName, names: list[EpochName]) -> None:
-        """An epoch is used once, so a live name beside its sealed one holds nothing that was ever
+        """An epoch is used once, so a live name next to its sealed one holds nothing that was ever
         acknowledged. If it stayed, it could not be sealed, and every takeover would fail."""
         withdrawn = EpochName(name.epoch, Stage.WITHDRAWN)
         if withdrawn in names:

@@ -116,7 +116,7 @@ class Files(Protocol):
         """Locks a file, created if missing; `BlockingIOError` if another holder has it."""
 
     async def free_bytes(self, path: Path) -> int:
-        """How many bytes an unprivileged process may still write beside `path`."""
+        """How many bytes an unprivileged process may still write to the file system of `path`."""
 
     async def file_system(self, path: Path) -> str:
         """The type of the file system that holds `path`, which need not be there yet, as

@@ -1,4 +1,4 @@
-"""The port for frames, beside that of gRPC: who is connected, and its start and end."""
+"""The port for frames, next to that of gRPC: who is connected, and its start and end."""
 
 from __future__ import annotations
 

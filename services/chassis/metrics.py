@@ -211,7 +211,7 @@ def _logging_failures(app: Callable[..., Iterable[bytes]]) -> Callable[..., Iter
 
 
 class _Endpoint(ThreadingMixIn, WSGIServer):
-    """The HTTP endpoint of the metrics, on threads beside the event loop.
+    """The HTTP endpoint of the metrics, on threads of its own.
 
     Each connection has its own thread from the first byte on. The server of prometheus_client does
     the handshake on the thread that accepts connections: there, a single peer that connects over

@@ -1,5 +1,11 @@
 """The edge of a server: handlers on one side, bytes on the other, by gRPC or in frames.
 
+RpcEdge             the services that are exposed, and their calls
+Gate, Quotas        whether a call may begin, and how many at once
+Arrivals, Held      the memory that requests take, from before they arrive
+MethodMetrics       the figures of one method
+Forwarder           calls that are meant for other servers
+
 A handler is an object with one method per RPC, in snake_case. It knows messages and
 `PercolatorError`s, but not gRPC, so that a simulation can call the very same object. This module
 counts and times a call, checks it against the limits, decodes it, and maps its error. Read
@@ -381,7 +387,7 @@ class Arrivals:
         return True
 
     def admit_waiting(self) -> None:
-        """To be called when there may be memory for more."""
+        """Lets waiting requests arrive. Call it when there may be memory for more."""
         while self.waiting and self.admit(next(iter(self.waiting))):
             self.waiting.popitem(last=False)[0].grant()
 
@@ -463,7 +469,7 @@ class Held:
         self._arrivals = arrivals
         self._shares = shares
         self._reserved = 0
-        """In how many of the shares its bytes are counted."""
+        """The number of shares in which its bytes are counted."""
         self._bytes = len(raw)
         self._is_counted = False
         """True while its bytes are part of the budget in use."""
@@ -504,18 +510,18 @@ class Held:
             self._granted.set_result(None)
 
     def reserve(self) -> None:
-        """From now on its bytes are part of the next share."""
+        """Counts the bytes of the request in the next share."""
         self._shares[self._reserved].used += self._bytes
         self._reserved += 1
 
     def count(self) -> None:
-        """From now on its bytes are part of the budget in use."""
+        """Counts the bytes of the request in the budget."""
         self._is_counted = True
         self._arrivals.used += self._bytes
         self._settle()
 
     def hurry(self) -> None:
-        """It arrives above the budget."""
+        """Lets the request arrive although the budget is used up."""
         self.is_hasty = True
         self._arrivals.hasty += 1
 
@@ -526,7 +532,7 @@ class Held:
             self._arrivals.admit_waiting()
 
     def resize(self, size: int) -> None:
-        """It takes so many bytes now."""
+        """Sets the size of the request, and lets others use the memory that this frees."""
         change, self._bytes = size - self._bytes, size
         for share in self._shares[: self._reserved]:
             share.used += change
@@ -539,7 +545,7 @@ class Held:
             self._arrivals.admit_waiting()
 
     def release(self) -> None:
-        """It is answered, or refused."""
+        """Gives the memory of the request back: it was answered, or refused."""
         self._settle()
         self.resize(0)
         shares, self._shares, self._reserved = self._shares, [], 0

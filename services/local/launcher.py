@@ -38,8 +38,8 @@ class Sources:
     """Notices changes in the files of the observers that workers run: then workers restart.
 
     For `shop:observers`, these are `shop.py` or everything in the package `shop`, and whatever they
-    import from beside them. Nothing is executed: a module that does not import is exactly what is
-    about to be corrected.
+    import from the same directory. Nothing is executed: a module that does not import is exactly
+    what is about to be corrected.
     """
 
     def __init__(self, references: Sequence[str], here: Path) -> None:
@@ -65,7 +65,7 @@ class Sources:
         return found
 
     def _add(self, base: Path, module: str, found: dict[Path, Stamp], added: set[str]) -> None:
-        """Adds the files of a module, and of the modules beside it that it imports."""
+        """Adds the files of a module, and of the modules in its directory that it imports."""
         if module in added:
             return
         added.add(module)

@@ -1,7 +1,7 @@
 """The lock service's remote procedures: checks requests, then asks the cores.
 
 It knows nothing of sockets, so a simulation calls the same object. `expire_forever` has to run
-beside it: it makes time advance (see `LivedTime`), and it forgets what has expired.
+in a task: it makes time advance (see `LivedTime`), and it forgets what has expired.
 """
 
 from __future__ import annotations

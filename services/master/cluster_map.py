@@ -149,19 +149,19 @@ class Catalogue:
         return found
 
     def without_table(self, table_id: int) -> Self:
-        """Without the table, of which nothing is left."""
+        """The tables without this one, of which nothing is left."""
         return replace(
             self, tables={key: one for key, one in self.tables.items() if key != table_id}
         )
 
     def with_deletion(self, request_id: bytes) -> Self:
-        """After a table was deleted by that request."""
+        """The tables after that request has deleted one."""
         if not request_id:
             return self
         return replace(self, deletions=(*self.deletions, request_id)[-DELETIONS_KEPT:])
 
     def with_awaited(self, name: str, observers: tuple[Observer, ...]) -> Self:
-        """With these observers of a table that does not exist yet."""
+        """The tables, with these observers of one that does not exist yet."""
         awaited = {**self.awaited, name: observers}
         return replace(self, awaited={key: found for key, found in awaited.items() if found})
 
@@ -622,7 +622,7 @@ class ClusterMap(Catalogue):
         return changed, lower, upper
 
     def with_existing(self, served: Iterable[Tablet]) -> ClusterMap:
-        """After these were served: their own directories hold all of their data from now on."""
+        """The map after these tablets were served: their own directories hold all of their data."""
         settled = [
             replace(
                 tablet,
@@ -643,7 +643,7 @@ class ClusterMap(Catalogue):
         return replace(changed, retired=(*changed.retired, *sorted(parents)))
 
     def without_table(self, table_id: int) -> ClusterMap:
-        """Without the table, whose directories are no longer needed."""
+        """The map without the table, whose directories are no longer needed."""
         gone = [tablet for tablet in self.tablets.values() if tablet.table_id == table_id]
         origins = {tablet.origin_tablet_id for tablet in gone if tablet.origin_tablet_id}
         retired = sorted({tablet.tablet_id for tablet in gone} | origins)

@@ -321,7 +321,7 @@ REPORT_INTERVAL_MILLISECONDS = 1_000
 class ClusterHandler:
     """Describes the cluster, and refuses processes of other clusters and releases.
 
-    `watch_forever` has to run beside it: it advances time, and forgets servers that fell silent.
+    `watch_forever` has to run in a task: it advances time, and forgets servers that fell silent.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ _log = structlog.get_logger("percolator.master")
 
 
 class Master(Generic[MapT, TermT]):
-    """`run` has to run beside it."""
+    """A master, leading or on standby. A task has to run `run` as long as it serves."""
 
     def __init__(
         self,

@@ -250,7 +250,7 @@ class Site:
 
 
 class Candidate:
-    """`run` has to run beside it."""
+    """An oracle, leading or on standby. A task has to run `run` as long as it serves."""
 
     def __init__(
         self,

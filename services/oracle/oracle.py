@@ -405,7 +405,7 @@ class OracleCounts:
 
 
 class Oracle:
-    """Hands out timestamps once `extend` has succeeded; `keep_extended` has to run beside it."""
+    """Hands out timestamps once `extend` has succeeded; `keep_extended` has to run in a task."""
 
     def __init__(
         self,

@@ -1,5 +1,9 @@
 """All tablets of this server: opened and closed as the master orders, and the calls to them.
 
+ServedTablet         one tablet: opened, serving, failed, reopened
+Tablets              all of them, and the master's orders
+TabletServerHandler  the RPCs of a tablet server
+
 If a tablet fails to open, or fails later, it is listed with its error; the others keep serving.
 Orders about one tablet are carried out one after another.
 """
@@ -71,8 +75,11 @@ class _Orders:
 
 
 class OrderQueues:
-    """Belongs to one event loop. Keeps nothing of a tablet without orders: a server sees any number
-    of tablets in its life, and any number in orders to close what it does not have."""
+    """Runs orders about one tablet one after another. Belongs to one event loop.
+
+    Keeps nothing of a tablet without orders: a server sees any number of tablets in its life, and
+    any number in orders to close what it does not have.
+    """
 
     def __init__(self) -> None:
         self._tablets: dict[int, _Orders] = {}
