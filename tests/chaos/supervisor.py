@@ -338,7 +338,7 @@ RUNS = ROOT / "var" / "chaos"
 RECORDED = Path(__file__).parent / "recovery.json"
 DOCUMENT = ROOT / "docs" / "operating.md"
 _PLACE = re.compile(r"(?<=<!-- recovery -->\n).*?(?=<!-- end of recovery -->)", re.DOTALL)
-_COLUMNS = (("alone", 0, 0), ("beside 1 or 2 others", 1, 2), ("beside 3 or more", 3, 1_000))
+_COLUMNS = (("alone", 0, 0), ("with 1 or 2 others", 1, 2), ("with 3 or more", 3, 1_000))
 
 
 @dataclass(frozen=True)
