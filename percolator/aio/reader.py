@@ -270,6 +270,9 @@ class Unsettled(Protocol):
     async def settle(self, deadline: float) -> None: ...
 
 
+_NO_VALUE = FoundCell(0, None)
+
+
 class Reader:
     """Reads at one timestamp, which is fetched with the first read."""
 
@@ -516,25 +519,40 @@ class Reader:
         address = self.known_address(row, column) or await self.address(row, column, deadline)
         if self.late:
             await self.late.settle(deadline)
-        if self._own is not None and self._own.cells:
-            written = self._own.own_value(address)
-            if written is not None:
-                value = written.value
-                return default if value is None else decoded_value(column, row, value)
-        start = self.start or await self._begin_at(address, deadline)
-        table_id, row_bytes, name = address
-        found: CellAnswer
-        if self.known is not None and self.known.has(address):
-            found = self.known[name]
-        else:
-            self.statistics.round_trips += 1
-            self.statistics.rows_read += 1
-            found = await self.engine.cells.read_cell(table_id, row_bytes, name, start, deadline)
-        if isinstance(found, RowResult):
-            found = await self._past_locks(address, found, start, deadline)
+        found = self._at_hand(address)
+        if found is None:
+            start = self.start or await self._begin_at(address, deadline)
+            # Whoever stood in front of it in a line hands the cell over.
+            found = self._at_hand(address)
+            if found is None:
+                self.statistics.round_trips += 1
+                self.statistics.rows_read += 1
+                answer: CellAnswer = await self.engine.cells.read_cell(*address, start, deadline)
+                if isinstance(answer, RowResult):
+                    answer = await self._past_locks(address, answer, start, deadline)
+                found = answer
         if found is None or found.value is None:
             return default
         return decoded_value(column, row, found.value)
+
+    def _at_hand(self, address: CellAddress) -> FoundCell | None:
+        """The cell, if no server has to be asked for it: the transaction has written it, or knows
+        the row. A missing cell is one without a value."""
+        if self._own is not None and self._own.cells:
+            written = self._own.own_value(address)
+            if written is not None:
+                return written
+        if self.known is not None and self.start and self.known.has(address):
+            return self.known[address.column] or _NO_VALUE
+        return None
+
+    def at_hand(self, row: object, column: Readable[Any]) -> FoundCell | None:
+        """The cell, if `get` would ask nobody for it. Works in the transaction's thread, too: a
+        trip to the event loop costs more than most observers."""
+        if self.late or (self.known is None and not (self._own and self._own.cells)):
+            return None
+        address = self.known_address(row, column)
+        return None if address is None else self._at_hand(address)
 
     async def get_now(
         self, row: object, column: Readable[Any], default: object, timeout: float | None

@@ -43,7 +43,7 @@ from percolator.observers.watched import Counters
 from percolator.observers.worker import WorkerLimits
 from percolator.protocol.environment import Statistics
 from percolator.retries import RetryPolicy, finished, require_runnable
-from percolator.schema import Column, Columns, Readable, Row, Table
+from percolator.schema import Column, Columns, Readable, Row, Table, decoded_value
 from percolator.timestamps import Timestamp
 from percolator.wire.tls import Tls
 
@@ -134,6 +134,11 @@ class Reads(Wrapper[S]):
 
         >>> tx.get("bob", balance, default=0)
         """
+        # By hand: what is at hand needs no trip to the event loop.
+        self._check()
+        found = self._asynchronous._reader.at_hand(row, column) if timeout is None else None
+        if found is not None:
+            return default if found.value is None else decoded_value(column, row, found.value)
         return self._call(partial(self._asynchronous.get, row, column, default, timeout=timeout))
 
     @overload

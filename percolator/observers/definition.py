@@ -27,8 +27,10 @@ from percolator.arguments import require_bool, require_function, require_seconds
 from percolator.errors import InvalidArgument, UsageError
 from percolator.schema import OBSERVER_BYTES_MAX, Column, Table
 
-ASYNC_CONCURRENCY = 128
-BLOCKING_CONCURRENCY = 16
+CONCURRENCY = 128
+"""Most of a run is messages, which runs share: a change costs least if many are in progress."""
+BLOCKING_THREADS = 16
+"""Half of a worker's threads, so that a slow observer leaves some for others."""
 DEADLINE_SECONDS = 30.0
 ATTEMPTS = 5
 PAUSE_SECONDS_MAX = 60.0
@@ -60,6 +62,8 @@ class Observer:
     """Once it is registered, it also handles the cells that are there already."""
     concurrency: int
     """The most runs at a time in one worker."""
+    threads: int
+    """The most runs that are inside a blocking function, while others begin and commit."""
     deadline_seconds: float
     """How long the function may take, not counting calls that the cluster leaves unanswered. A run
     that takes longer is given up, and counts as failed."""
@@ -129,7 +133,8 @@ def observer_of(
         weak,
         deletes,
         not weak if backfill is None else backfill,
-        concurrency or (ASYNC_CONCURRENCY if is_async else BLOCKING_CONCURRENCY),
+        concurrency or CONCURRENCY,
+        concurrency or BLOCKING_THREADS,
         deadline,
         attempts,
         pause,

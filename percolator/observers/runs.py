@@ -34,7 +34,14 @@ from percolator.errors import (
 from percolator.observers import trace
 from percolator.observers.context import RunTransaction, Waiting, WorkerContext
 from percolator.observers.dead_letters import DeadLetters
-from percolator.observers.time_limits import RunTime, Threads, TimeLimit, TimeLimits, TookTooLong
+from percolator.observers.time_limits import (
+    NoThreadLeft,
+    RunTime,
+    Threads,
+    TimeLimit,
+    TimeLimits,
+    TookTooLong,
+)
 from percolator.observers.watched_cell import NOTHING_SEEN, Acknowledgement, WatchedCell, look
 from percolator.observers.work_queue import Work, WorkQueue
 from percolator.protocol.contention import Contender, Loss
@@ -259,6 +266,9 @@ class RunPool:
                 self._repeat(work, _CONFLICT_SECONDS)
             else:
                 self._results.queue.again(work, 0.0)
+        except NoThreadLeft:
+            counters.runs -= 1
+            self._results.queue.again(work, 0.0)
         except Exception as error:  # noqa: BLE001 - whatever an observer may raise
             if _will_pass(error):
                 self._note(run, work, trace.Ended.POSTPONED, began)
@@ -311,18 +321,19 @@ class RunPool:
             raise RuntimeError(f"the observer raised {summary_of(error)}") from error
 
     async def _call_function(self, run: ObserverRun, work: Work, task: asyncio.Task[Any]) -> None:
-        observer, waits = work.watched.observer, run.transaction.waits
+        watched, waits = work.watched, run.transaction.waits
+        observer, counters = watched.observer, watched.counters
         arguments: list[object] = [observer.table.key.decode(work.row)]
         if observer.wants_column:
-            arguments.append(work.watched.column(work.column))
+            arguments.append(watched.column(work.column))
         if not observer.is_async:
             blocking = self._context.blocking
             call = partial(
                 _inside, work, partial(blocking.call, observer, run.transaction, arguments)
             )
-            counters = work.watched.counters
             try:
                 await self._threads.call(
+                    watched.threads,
                     call,
                     observer.deadline_seconds,
                     partial(self._returned_late, work),
@@ -332,13 +343,15 @@ class RunPool:
                 counters.abandoned += 1
                 counters.hung += 1
                 raise
+            finally:
+                watched.runs_max = min(watched.threads.runs_max, observer.concurrency)
             return
         time = RunTime(observer.deadline_seconds, waits.seconds)
         try:
             with TimeLimit(self._time_limits, time, task), Inside(work):
                 await observer.function(run.transaction, *arguments)
         except TookTooLong:
-            work.watched.counters.abandoned += 1
+            counters.abandoned += 1
             raise
 
     def _returned_late(self, work: Work) -> None:

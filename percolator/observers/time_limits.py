@@ -2,6 +2,11 @@
 
 The time lost to a silent cluster does not count, nor that in which the event loop was busy with
 others.
+
+    RunTime       the time of one run
+    TimeLimits    looks at the time of all runs of a worker
+    TimeLimit     interrupts an asynchronous function
+    Threads       call blocking functions, and are given up with those that take too long
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from types import TracebackType
+from typing import Protocol
 
 _LOOK_SECONDS_MIN = 0.01
 """While a call is in progress, its run is not given up; this is how often it is looked at."""
@@ -96,14 +102,23 @@ class RunTime:
         self._loop = asyncio.get_running_loop()
         self._begun = self._loop.time()
 
+    def begin(self) -> None:
+        """It begins only now. Works in any thread."""
+        self._begun = self._loop.time()
+
     @property
     def ends_no_sooner_than(self) -> float:
         """The time of the event loop at which it is over if no seconds turn out not to count."""
         return self._begun + self.seconds
 
+    @property
+    def elapsed(self) -> float:
+        """The seconds since it has begun, whether they count or not."""
+        return self._loop.time() - self._begun
+
     def look_again_seconds(self, late_seconds: float = 0.0) -> float:
         """The time until the next look; 0 if the time is over. `late_seconds` do not count."""
-        left = self.seconds + self._waited() + late_seconds - (self._loop.time() - self._begun)
+        left = self.seconds + self._waited() + late_seconds - self.elapsed
         return max(left, _LOOK_SECONDS_MIN) if left > _OVER_SECONDS else 0.0
 
 
@@ -115,6 +130,19 @@ LATE_PARTS_MAX = 9
 
 class TookTooLong(Exception):
     """The function did not return by its deadline."""
+
+
+class _Limited(Protocol):
+    """A function in progress."""
+
+    @property
+    def time(self) -> RunTime: ...
+
+    def look_again_seconds(self) -> float:
+        """The time until the next look; 0 if the time is over."""
+
+    def interrupt(self) -> None:
+        """Its time is over."""
 
 
 class TimeLimits:
@@ -132,7 +160,7 @@ class TimeLimits:
     """
 
     def __init__(self) -> None:
-        self._open: dict[TimeLimit, None] = {}
+        self._open: dict[_Limited, None] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._looks_at = inf
         """When the timer fires: never later than the end of the first time that may be over."""
@@ -147,7 +175,7 @@ class TimeLimits:
         late = 0.0 if self._ticking is None else self._loop.time() - self._ticking.when()
         return self._late_seconds + (late if late >= _LATE_SECONDS_MIN else 0.0)
 
-    def add(self, limit: TimeLimit) -> None:
+    def add(self, limit: _Limited) -> None:
         self._open[limit] = None
         if self._ticking is None:
             self._tick_after(TICK_SECONDS)
@@ -155,7 +183,7 @@ class TimeLimits:
         if ends < self._looks_at:
             self._look_at(ends)
 
-    def discard(self, limit: TimeLimit) -> None:
+    def discard(self, limit: _Limited) -> None:
         self._open.pop(limit, None)
 
     def close(self) -> None:
@@ -236,18 +264,88 @@ class TimeLimit:
 
 _IDLE_SECONDS = 10.0
 """How long an idle thread is kept; another one is started when needed."""
+_AHEAD_SECONDS = 0.05
+"""For about how long a run that has begun may wait for a thread: its snapshot gets older meanwhile,
+and it would conflict more often."""
+_WEIGHT_OF_NEWEST = 0.1
+"""The weight of the last call in the mean of all."""
+
+
+class NoThreadLeft(Exception):
+    """All threads of this observer hang, so its function was not called."""
+
+
+class ThreadShare:
+    """The threads that one observer may use at a time."""
+
+    __slots__ = ("hung", "mean_seconds", "most", "used", "waiting")
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.used = 0
+        """Jobs that are queued or in progress, and those that were given up and are not back."""
+        self.hung = 0
+        """Jobs that were given up and are not back."""
+        self.waiting: deque[_Job] = deque()
+        """Jobs above `most`."""
+        self.mean_seconds = 0.0
+        """How long its function takes, roughly; 0 if it was not called yet."""
+
+    def took(self, seconds: float) -> None:
+        mean = self.mean_seconds
+        self.mean_seconds = mean + _WEIGHT_OF_NEWEST * (seconds - mean) if mean else seconds
+
+    @property
+    def runs_max(self) -> int:
+        """How many runs to begin: no more than would soon get a thread."""
+        ahead = _AHEAD_SECONDS / max(self.mean_seconds, 1e-6) if self.mean_seconds else 0.0
+        return self.most + int(self.most * ahead)
 
 
 class _Job:
-    __slots__ = ("function", "future", "is_back", "is_given_up", "on_late_return")
+    """A function for a thread to call, and its time, which begins when it is called."""
 
-    def __init__(self, function: Callable[[], object], future: asyncio.Future[None]) -> None:
+    __slots__ = (
+        "_threads",
+        "error",
+        "function",
+        "future",
+        "has_begun",
+        "is_back",
+        "is_given_up",
+        "on_late_return",
+        "share",
+        "time",
+    )
+
+    def __init__(
+        self,
+        threads: Threads,
+        share: ThreadShare,
+        function: Callable[[], object],
+        time: RunTime,
+        on_late_return: Callable[[], None],
+    ) -> None:
+        self._threads = threads
+        self.share = share
         self.function = function
-        self.future = future
-        self.is_given_up = False
+        self.time = time
+        self.on_late_return = on_late_return
+        self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.has_begun = False
+        """A thread calls it, or was woken or started for it. If none comes, its time ends, too."""
         self.is_back = False
         """The function has returned."""
-        self.on_late_return: Callable[[], None] = _nothing
+        self.is_given_up = False
+        self.error: BaseException | None = None
+
+    def look_again_seconds(self) -> float:
+        return self.time.look_again_seconds() if self.has_begun else self.time.seconds
+
+    def interrupt(self) -> None:
+        if not self.future.done() and self._threads.give_up(self):
+            late = f"it did not return within {self.time.seconds:g} s"
+            self.future.set_exception(TookTooLong(late))
 
 
 def _nothing() -> None:
@@ -259,139 +357,199 @@ class Threads:
     good.
 
     A thread cannot be stopped from outside. If a run takes too long, its thread is given up. Until
-    it returns, it counts against its own observer's concurrency, which bounds how many there can
-    be. It no longer counts against other observers, since another thread takes its place.
+    it returns, it counts against its own observer's share, which bounds how many there can be. It
+    no longer counts against other observers, since another thread takes its place.
+
+    Most functions are short, and waking a thread costs more than they do. So jobs that are queued
+    together wake one thread. It calls one after another, and wakes the next thread as long as it
+    leaves jobs behind: short functions have been called by then, and while one takes long, others
+    are called. The event loop is woken once for all results that it has not seen yet.
     """
 
     def __init__(self, threads_max: int) -> None:
         self._threads_max = threads_max
-        self._places = asyncio.Semaphore(threads_max)
         self._jobs: deque[_Job] = deque()
+        """Jobs for the next free threads."""
         self._changed = threading.Condition()
         self._threads = 0
         """Threads that have not been given up."""
         self._idle = 0
+        self._is_waking = False
+        """An idle thread was woken, and has not looked yet."""
+        self._back: list[_Job] = []
+        """Jobs that have ended, and whose results the event loop has not seen."""
         self._closed = False
         self._loop = asyncio.get_running_loop()
+        self._limits = TimeLimits()
 
     async def call(
         self,
+        share: ThreadShare,
         function: Callable[[], object],
         seconds: float,
         on_late_return: Callable[[], None],
         waited: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """Returns when the function has returned. Raises what it raised, or `TookTooLong`.
+        """Returns when the function has returned. Raises what it raised, or `TookTooLong`, or
+        `NoThreadLeft`.
 
         `waited` returns the seconds so far that do not count.
 
         After `TookTooLong`, `on_late_return` is called in the loop once the function returns. Time
         spent waiting for a thread does not count, since others may be using all of them.
         """
-        async with self._places:
-            job = _Job(function, self._loop.create_future())
-            await self._call(job, seconds, on_late_return, waited)
-
-    async def _call(
-        self,
-        job: _Job,
-        seconds: float,
-        on_late_return: Callable[[], None],
-        waited: Callable[[], float],
-    ) -> None:
+        job = _Job(self, share, function, RunTime(seconds, waited), on_late_return)
         with self._changed:
-            self._jobs.append(job)
-            try:
-                self._staff()
-            except RuntimeError:  # no further thread can be started: the caller tries again
-                self._jobs.remove(job)
-                raise
+            self._add(job)
+        self._limits.add(job)
         try:
-            time = RunTime(seconds, waited)
-            while not job.future.done() and (left := time.look_again_seconds()):
-                await asyncio.wait([job.future], timeout=left)
+            await job.future
         except asyncio.CancelledError:
-            self._give_up(job, _nothing)
+            job.on_late_return = _nothing
+            self.give_up(job)
             raise
-        if not job.future.done():
-            self._give_up(job, on_late_return)
-            raise TookTooLong(f"it did not return within {seconds:g} s")
-        job.future.result()
+        finally:
+            self._limits.discard(job)
 
-    def _give_up(self, job: _Job, on_late_return: Callable[[], None]) -> None:
-        with self._changed:
-            if job in self._jobs:  # no thread has taken it yet
-                self._jobs.remove(job)
-                self._loop.call_soon(on_late_return)
-                return
-            job.is_given_up = True
-            job.on_late_return = on_late_return
-            if not job.is_back:
-                self._threads -= 1
-                # If no further thread can be started, the next job tries again.
-                with suppress(RuntimeError):
-                    self._staff()
+    def _add(self, job: _Job) -> None:
+        share = job.share
+        if share.used >= share.most:
+            if share.hung >= share.most:
+                raise NoThreadLeft
+            share.waiting.append(job)
+            return
+        self._jobs.append(job)
+        try:
+            job.has_begun = self._staff()
+        except RuntimeError:  # no further thread can be started: the caller tries again
+            self._jobs.remove(job)
+            raise
+        share.used += 1
 
-    def _staff(self) -> None:
-        """Makes sure that a thread takes the newest job, if the bound allows one."""
+    def _staff(self) -> bool:
+        """Makes sure that a thread takes the newest job. Returns False if the bound allows none."""
         if len(self._jobs) <= self._idle:
-            self._changed.notify()
+            self._wake()
         elif self._threads < self._threads_max:
             threading.Thread(target=self._serve, name="observer", daemon=True).start()
             self._threads += 1  # not before: the machine may refuse it
+        else:
+            return False
+        return True
+
+    def _wake(self) -> None:
+        """Wakes one idle thread, unless one is about to look anyway."""
+        if self._idle and not self._is_waking:
+            self._is_waking = True
+            self._changed.notify()
+
+    def _leave(self, share: ThreadShare) -> None:
+        """A job of this share no longer counts, so the next one may be called."""
+        if share.waiting:
+            self._jobs.append(share.waiting.popleft())
+        else:
+            share.used -= 1
+
+    def give_up(self, job: _Job) -> bool:
+        """Leaves the job to its thread, in whose place another one is started. Returns False if the
+        job has just ended."""
+        share = job.share
+        with self._changed:
+            if job.is_back:
+                return False
+            if job in share.waiting:
+                share.waiting.remove(job)
+            elif job in self._jobs:  # no thread has taken it yet
+                self._jobs.remove(job)
+                self._leave(share)
+                self._loop.call_soon(job.on_late_return)
+            else:
+                job.is_given_up = True
+                share.hung += 1
+                self._threads -= 1
+                if share.hung >= share.most:
+                    for one in share.waiting:
+                        if not one.future.done():
+                            one.future.set_exception(NoThreadLeft())
+                    share.waiting.clear()
+                # If no further thread can be started, the next job tries again.
+                with suppress(RuntimeError):
+                    self._staff()
+        return True
 
     def close(self) -> None:
         """Ends idle threads. Those that were given up end when they return, or with the process."""
+        self._limits.close()
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
+    def _finish(self) -> None:
+        """Delivers the results of the jobs that have ended."""
+        with self._changed:
+            back, self._back = self._back, []
+        for job in back:
+            error, job.error = job.error, None
+            if job.is_given_up:
+                job.on_late_return()
+            elif job.future.done():
+                continue  # its caller was cancelled
+            elif error is None:
+                job.future.set_result(None)
+            elif isinstance(error, StopIteration | KeyboardInterrupt):
+                # No future can carry the first. The second was not Ctrl-C, which only the main
+                # thread gets, and would end the event loop.
+                name = type(error).__name__
+                job.future.set_exception(RuntimeError(f"the observer raised {name}"))
+            else:
+                job.future.set_exception(error)
+
     # ------------------------------------------------------------------ in the threads
 
     def _serve(self) -> None:
-        while True:
-            job = self._next()
-            if job is None:
-                return
-            error: BaseException | None = None
+        job: _Job | None = None
+        while (job := self._next(job)) is not None:
             try:
                 job.function()
             except BaseException as problem:  # noqa: BLE001 - raised again in `call`
-                error = problem
-            with self._changed:
-                job.is_back = True
-                is_given_up = job.is_given_up
-            try:
-                self._loop.call_soon_threadsafe(_finish, job, error)
-            except RuntimeError:  # the loop has ended, so nothing waits for the result
-                return
-            if is_given_up:
-                return  # another thread has taken this one's place
+                job.error = problem
 
-    def _next(self) -> _Job | None:
+    def _next(self, done: _Job | None) -> _Job | None:
+        """The next job, once the last one is noted as done; None if this thread is to end."""
         with self._changed:
+            if done is not None and not self._note_end(done):
+                return None
             self._idle += 1
             try:
                 while not self._jobs:
                     # A job may arrive after the wait has timed out and before it returns.
                     in_time = not self._closed and self._changed.wait(_IDLE_SECONDS)
+                    self._is_waking = False
                     if not in_time and not self._jobs:
                         self._threads -= 1
                         return None
-                return self._jobs.popleft()
+                job = self._jobs.popleft()
             finally:
                 self._idle -= 1
+            if self._jobs:
+                self._wake()
+            job.time.begin()
+            job.has_begun = True
+            return job
 
-
-def _finish(job: _Job, error: BaseException | None) -> None:
-    """Delivers the result of a job. Runs in the event loop."""
-    if job.is_given_up:
-        job.on_late_return()
-    elif error is None:
-        job.future.set_result(None)
-    elif isinstance(error, StopIteration | KeyboardInterrupt):
-        # No future can carry the first. The second was not Ctrl-C, which only the main thread gets,
-        # and would end the event loop.
-        job.future.set_exception(RuntimeError(f"the observer raised {type(error).__name__}"))
-    else:
-        job.future.set_exception(error)
+    def _note_end(self, job: _Job) -> bool:
+        """Returns whether the thread goes on."""
+        job.is_back = True
+        job.share.took(job.time.elapsed)
+        if job.is_given_up:
+            job.share.hung -= 1
+        self._leave(job.share)
+        self._back.append(job)
+        if len(self._back) == 1:
+            try:
+                self._loop.call_soon_threadsafe(self._finish)
+            except RuntimeError:  # the loop has ended, so nothing waits for the result
+                return False
+        if job.is_given_up and self._jobs:
+            self._wake()  # for what has waited until this one's thread is back
+        return not job.is_given_up  # if it was, another thread has taken this one's place

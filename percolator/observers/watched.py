@@ -9,6 +9,7 @@ from itertools import islice
 from percolator.errors import CellAddress
 from percolator.formats.records import acknowledgement_column
 from percolator.observers.definition import Observer
+from percolator.observers.time_limits import ThreadShare
 from percolator.protocol.environment import ContendedCells
 from percolator.schema import Column
 from percolator.v1.master_pb2 import OwedBackfill
@@ -30,7 +31,9 @@ class Watched:
         "is_gone",
         "observer",
         "owed",
+        "runs_max",
         "table_id",
+        "threads",
     )
 
     def __init__(self, observer: Observer, table_id: int) -> None:
@@ -44,6 +47,10 @@ class Watched:
         """It was removed from the table, or the table was dropped. Others may have its name now."""
         self.owed: OwedBackfill | None = None
         """The backfill that is not finished yet."""
+        self.threads = ThreadShare(observer.threads)
+        """For its function, if that is blocking."""
+        self.runs_max = observer.concurrency if observer.is_async else observer.threads
+        """How many runs may be in progress, of which those that hang are a part."""
         self.counters = Counters()
         self.columns_read: Sequence[bytes] = ()
         """The columns of the row of its change that the last run has read."""

@@ -144,9 +144,9 @@ class _Lane:
 
     @property
     def may_run(self) -> bool:
-        watched = self.watched
-        running = self.running + watched.counters.hung
-        return watched.is_active and running < watched.observer.concurrency
+        watched, hung = self.watched, self.watched.counters.hung
+        has_place = hung < watched.observer.threads and self.running + hung < watched.runs_max
+        return watched.is_active and has_place
 
 
 class _Finished(NamedTuple):

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import percolator.testing
 from percolator import Limits, Table, codecs, observes
 from percolator.aio import Database
 from percolator.errors import UsageError
-from percolator.observers.time_limits import Threads, TookTooLong
+from percolator.observers.time_limits import NoThreadLeft, Threads, ThreadShare, TookTooLong
 from percolator.observers.worker import WorkerLimits
 from percolator.world import MachineClock
 
@@ -55,12 +56,12 @@ async def test_a_thread_that_is_given_up_is_replaced_and_ends_when_it_returns(
     came_back = asyncio.Event()
     with gate() as hangs:
         with pytest.raises(TookTooLong):
-            await threads.call(hangs.wait, 0.05, came_back.set)
-        await threads.call(nothing, WAIT_SECONDS, nothing)
+            await threads.call(ThreadShare(9), hangs.wait, 0.05, came_back.set)
+        await threads.call(ThreadShare(9), nothing, WAIT_SECONDS, nothing)
         assert not came_back.is_set()
         hangs.set()
         await asyncio.wait_for(came_back.wait(), WAIT_SECONDS)
-        await threads.call(nothing, WAIT_SECONDS, nothing)
+        await threads.call(ThreadShare(9), nothing, WAIT_SECONDS, nothing)
 
 
 async def test_a_job_that_arrives_when_an_idle_thread_is_about_to_end_is_done_by_it() -> None:
@@ -73,10 +74,10 @@ async def test_a_job_that_arrives_when_an_idle_thread_is_about_to_end_is_done_by
 
     threads = Threads(1)
     threads._changed = Late()
-    await threads.call(nothing, WAIT_SECONDS, nothing)
+    await threads.call(ThreadShare(9), nothing, WAIT_SECONDS, nothing)
     while threads._idle == 0:  # noqa: ASYNC110 - no event signals it
         await asyncio.sleep(0.001)
-    await threads.call(nothing, 1.0, nothing)
+    await threads.call(ThreadShare(9), nothing, 1.0, nothing)
     threads.close()
 
 
@@ -95,7 +96,9 @@ async def test_no_more_threads_run_than_are_allowed() -> None:
         with lock:
             running -= 1
 
-    await asyncio.gather(*(threads.call(run, WAIT_SECONDS, nothing) for _ in range(8)))
+    await asyncio.gather(
+        *(threads.call(ThreadShare(9), run, WAIT_SECONDS, nothing) for _ in range(8))
+    )
     assert most == 2
     threads.close()
 
@@ -112,9 +115,11 @@ async def test_a_machine_that_has_no_room_for_a_thread_costs_none_for_good(
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_room)
         with pytest.raises(RuntimeError, match="can't start new thread"):
-            await threads.call(lambda: calls.append("failed"), WAIT_SECONDS, nothing)
-    await threads.call(lambda: calls.append("first"), WAIT_SECONDS, nothing)
-    await threads.call(lambda: calls.append("second"), WAIT_SECONDS, nothing)
+            await threads.call(
+                ThreadShare(9), lambda: calls.append("failed"), WAIT_SECONDS, nothing
+            )
+    await threads.call(ThreadShare(9), lambda: calls.append("first"), WAIT_SECONDS, nothing)
+    await threads.call(ThreadShare(9), lambda: calls.append("second"), WAIT_SECONDS, nothing)
     assert calls == ["first", "second"]
     threads.close()
 
@@ -131,10 +136,10 @@ async def test_a_run_takes_too_long_also_where_there_is_no_room_for_a_thread_in_
             raise RuntimeError("can't start new thread")
 
     with gate() as hangs, monkeypatch.context() as patch:
-        hanging = asyncio.ensure_future(threads.call(hangs.wait, 0.05, nothing))
+        hanging = asyncio.ensure_future(threads.call(ThreadShare(9), hangs.wait, 0.05, nothing))
         await asyncio.sleep(0)
         patch.setattr(threading.Thread, "start", slow_then_refused)
-        waiting = asyncio.ensure_future(threads.call(nothing, 0.2, nothing))
+        waiting = asyncio.ensure_future(threads.call(ThreadShare(9), nothing, 0.2, nothing))
         with pytest.raises(TookTooLong):
             await hanging
         with pytest.raises(TookTooLong):
@@ -145,8 +150,12 @@ async def test_a_run_takes_too_long_also_where_there_is_no_room_for_a_thread_in_
 
 async def test_waiting_for_a_thread_is_not_a_failure(threads: Threads) -> None:
     with gate() as hangs:
-        first = asyncio.ensure_future(threads.call(hangs.wait, WAIT_SECONDS, nothing))
-        second = asyncio.ensure_future(threads.call(nothing, WAIT_SECONDS / 2, nothing))
+        first = asyncio.ensure_future(
+            threads.call(ThreadShare(9), hangs.wait, WAIT_SECONDS, nothing)
+        )
+        second = asyncio.ensure_future(
+            threads.call(ThreadShare(9), nothing, WAIT_SECONDS / 2, nothing)
+        )
         await asyncio.sleep(0.05)
         assert not second.done()
         hangs.set()
@@ -157,13 +166,15 @@ async def test_a_caller_that_is_cancelled_while_waiting_takes_no_thread_from_oth
     threads: Threads,
 ) -> None:
     with gate() as hangs:
-        first = asyncio.ensure_future(threads.call(hangs.wait, WAIT_SECONDS, nothing))
-        second = asyncio.ensure_future(threads.call(nothing, WAIT_SECONDS, nothing))
+        first = asyncio.ensure_future(
+            threads.call(ThreadShare(9), hangs.wait, WAIT_SECONDS, nothing)
+        )
+        second = asyncio.ensure_future(threads.call(ThreadShare(9), nothing, WAIT_SECONDS, nothing))
         await asyncio.sleep(0.05)
         second.cancel()
         hangs.set()
         await first
-        await threads.call(nothing, WAIT_SECONDS, nothing)
+        await threads.call(ThreadShare(9), nothing, WAIT_SECONDS, nothing)
         assert second.cancelled()
 
 
@@ -180,8 +191,80 @@ async def test_whatever_a_function_raises_propagates(
     cannot = isinstance(error, StopIteration | KeyboardInterrupt)
     expected = RuntimeError if cannot else type(error)
     with pytest.raises(expected):
-        await threads.call(fail, WAIT_SECONDS, nothing)
-    await threads.call(nothing, WAIT_SECONDS, nothing)
+        await threads.call(ThreadShare(9), fail, WAIT_SECONDS, nothing)
+    await threads.call(ThreadShare(9), nothing, WAIT_SECONDS, nothing)
+
+
+async def test_one_observer_has_no_more_threads_than_its_share_and_the_rest_wait() -> None:
+    threads, share, ends = Threads(4), ThreadShare(2), list[str]()
+    with gate() as hangs:
+
+        def wait(name: str) -> None:
+            hangs.wait(WAIT_SECONDS)
+            ends.append(name)
+
+        slow = [threads.call(share, partial(wait, name), 0.2, nothing) for name in "abc"]
+        waiting = [asyncio.ensure_future(one) for one in slow]
+        await threads.call(ThreadShare(2), partial(ends.append, "other"), WAIT_SECONDS, nothing)
+        assert (share.used, len(share.waiting), ends) == (2, 1, ["other"])
+        hangs.set()
+        await asyncio.gather(*waiting)
+    assert (share.used, len(share.waiting)) == (0, 0)
+    assert sorted(ends) == ["a", "b", "c", "other"]
+    threads.close()
+
+
+async def test_what_waits_for_threads_that_all_hang_is_sent_back() -> None:
+    threads, share, came_back = Threads(4), ThreadShare(2), asyncio.Event()
+    with gate() as hangs:
+        calls = [threads.call(share, hangs.wait, 0.05, came_back.set) for _ in range(2)]
+        calls += [threads.call(share, nothing, 0.05, nothing) for _ in range(2)]
+        ended = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(one) for one in ended] == [TookTooLong] * 2 + [NoThreadLeft] * 2
+        with pytest.raises(NoThreadLeft):
+            await threads.call(share, nothing, WAIT_SECONDS, nothing)
+        # Others have all four threads.
+        all_four = threading.Barrier(4)
+        others = ThreadShare(4)
+        wait = partial(all_four.wait, WAIT_SECONDS)
+        await asyncio.gather(*(threads.call(others, wait, 30.0, nothing) for _ in range(4)))
+        hangs.set()
+        await asyncio.wait_for(came_back.wait(), WAIT_SECONDS)
+        while share.hung:  # noqa: ASYNC110 - no event signals it
+            await asyncio.sleep(0.001)
+        await threads.call(share, nothing, WAIT_SECONDS, nothing)
+    threads.close()
+
+
+async def test_short_jobs_are_done_by_few_threads_and_many_results_wake_the_loop_once() -> None:
+    threads, used = Threads(16), set[int]()
+    share, wakes = ThreadShare(16), 0
+    deliver = threads._finish
+
+    def count() -> None:
+        nonlocal wakes
+        wakes += 1
+        deliver()
+
+    threads._finish = count  # type: ignore[method-assign]
+    calls = [
+        threads.call(share, lambda: used.add(threading.get_ident()), WAIT_SECONDS, nothing)
+        for _ in range(500)
+    ]
+    await asyncio.gather(*calls)
+    assert len(used) <= 16
+    assert wakes < 250
+    threads.close()
+
+
+def test_the_longer_a_function_takes_the_fewer_runs_begin_before_they_have_a_thread() -> None:
+    share = ThreadShare(16)
+    assert share.runs_max == 16
+    share.took(0.01)
+    assert share.runs_max == 16 + 80
+    for _ in range(100):
+        share.took(1.0)
+    assert share.runs_max == 16
 
 
 async def until_copied(db: Database, row: str) -> None:
@@ -229,7 +312,7 @@ async def test_a_hanging_blocking_observer_is_given_up_and_the_others_continue()
 async def test_a_thread_that_waits_for_a_silent_cluster_is_not_given_up(threads: Threads) -> None:
     waited = 0.0
     with gate() as hangs:
-        call = threads.call(hangs.wait, 0.05, nothing, lambda: waited)
+        call = threads.call(ThreadShare(9), hangs.wait, 0.05, nothing, lambda: waited)
         waited = WAIT_SECONDS
         running = asyncio.ensure_future(call)
         await asyncio.sleep(0.2)
