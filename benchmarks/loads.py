@@ -8,10 +8,11 @@ psycopg in 64 threads, and from psycopg alone. Conflicts are retried on both sid
 transaction's latency includes its retries.
 
 *Observed changes* are writes of a row with the smallest observer: it copies the cell. It is written
-as `def` and as `async def`, and run by two workers: on a backlog of 10,000 changes, with 100
-writers at the same time, and on changes so far apart that each is alone. The latency of a change is
-the time from its commit to its observer's, by their timestamps (to the millisecond); a backlog has
-none, since its changes wait for the workers to start. PostgreSQL has nothing to compare with this.
+as `def` and as `async def`, and run by two workers: on a backlog of 10,000 changes, with 1,000 and
+with 100 writers at the same time, and on changes so far apart that each is alone. The latency of a
+change is the time from its commit to its observer's, by their timestamps (to the millisecond); a
+backlog has none, since its changes wait for the workers to start. PostgreSQL has nothing like it:
+its transfers show what a transaction costs there.
 
 A *message* is a call that a process of the cluster has answered; a *sync* is a write that a tablet
 server or the oracle waited for. Figures of a slice are medians over the runs, in which all slices
@@ -63,7 +64,7 @@ BLOCKING_TRANSFERS = 3_000
 LONE_TRANSFERS = 100
 
 BACKLOG = 10_000
-WRITERS = 100
+WRITERS = (1_000, 100)
 WRITTEN = 5_000
 LONE_CHANGES = 60
 APART_SECONDS = 0.05
@@ -293,11 +294,11 @@ def backlog(cluster: LocalCluster, way: str, rows: list[int]) -> Cost:
     return cost
 
 
-def trickle(cluster: LocalCluster, meter: Meter, way: str, rows: list[int]) -> Cost:
-    """Changes of 100 writers at the same time, until the last one is handled."""
+def trickle(cluster: LocalCluster, meter: Meter, way: str, rows: list[int], writers: int) -> Cost:
+    """Changes of so many writers at the same time, until the last one is handled."""
     before = meter.handled()
     with meter.measured(len(rows)) as cost:
-        asyncio.run(write(cluster.address, way, rows, WRITERS))
+        asyncio.run(write(cluster.address, way, rows, writers))
         wait_handled(meter, before + len(rows))
     cost.latencies = asyncio.run(delays(cluster.address, way, rows))
     return cost
@@ -350,8 +351,9 @@ class Measurements:
             cost = backlog(cluster, way, rows.take(way, BACKLOG))
             self.ours[f"{name}, backlog of {BACKLOG:,}"].append(cost)
             meter = Meter(cluster)
-            cost = trickle(cluster, meter, way, rows.take(way, WRITTEN))
-            self.ours[f"{name}, {WRITERS} in flight"].append(cost)
+            for writers in WRITERS:
+                cost = trickle(cluster, meter, way, rows.take(way, WRITTEN), writers)
+                self.ours[f"{name}, {writers:,} in flight"].append(cost)
             cost = lone(cluster, meter, way, rows.take(way, LONE_CHANGES))
             self.ours[f"{name}, alone"].append(cost)
 
@@ -360,7 +362,7 @@ class Rows:
     """Rows for the slices of observed changes: in random order, and none of them twice."""
 
     def __init__(self, runs: int) -> None:
-        self.count = (BACKLOG + WRITTEN + LONE_CHANGES) * runs
+        self.count = (BACKLOG + WRITTEN * len(WRITERS) + LONE_CHANGES) * runs
         self._left = {
             way: iter(random.Random(1).sample(range(self.count), self.count)) for way in changes
         }
@@ -446,14 +448,33 @@ def _ratios(report: Report, measured: Measurements) -> None:
     def cpu(name: str) -> float:
         return _each(measured.ours[name], lambda cost: sum(cost.cpu_seconds.values()))
 
-    for load in (f"backlog of {BACKLOG:,}", f"{WRITERS} in flight"):
+    in_flight = [f"{writers:,} in flight" for writers in WRITERS]
+    for load in (f"backlog of {BACKLOG:,}", *in_flight):
         plain, asynchronous = (f"observed changes, {way}, {load}" for way in changes)
         ratio = rate(plain) / rate(asynchronous)
         report.add(f"rate: observed changes, {load}, def / async def", ratio, "×")
         ratio = cpu(plain) / cpu(asynchronous)
         report.add(f"CPU: observed changes, {load}, def / async def", ratio, "×")
+    many, few = in_flight
+    for way in changes:
+        name = f"observed changes, {way}"
+        ratio = cpu(f"{name}, {few}") / cpu(f"{name}, {many}")
+        report.add(f"CPU: {name}, {few} / {many}", ratio, "×")
+    many, few = (f"transfers among {one.rows:,}, {IN_FLIGHT:,} in flight" for one in (MANY, FEW))
+    report.add(f"rate: {few} / among {MANY.rows:,}", rate(few) / rate(many), "×")
     if not measured.postgresql:
         return
+    (transfers,) = (
+        others
+        for name, others in measured.postgresql.items()
+        if "pgbench" in name and f"{MANY.rows:,}" in name
+    )
+    for way in changes:
+        name = f"observed changes, {way}, backlog of {BACKLOG:,}"
+        ratio = rate(name) / median(other.rate for other in transfers)
+        report.add(f"rate: {name} / PostgreSQL's transfers, pgbench", ratio, "×")
+        ratio = cpu(name) / median(other.cpu_micros for other in transfers)
+        report.add(f"CPU: {name} / PostgreSQL's transfers, pgbench", ratio, "×")
     for accounts in (MANY, FEW):
         name = f"transfers among {accounts.rows:,}"
         for ours, theirs in (
